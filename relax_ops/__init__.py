@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binding of the operator family to Relax (apache-tvm 0.26 and 0.27)."""

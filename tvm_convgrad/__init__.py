@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution gradients for Apache TVM: what this package offers, loaded when first used.
+
+    ConvProblem          one convolution: shapes, strides, padding, dilation, groups, layouts, dtypes
+    op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
+    reference            float64 numpy: forward, wgrad, dgrad
+    evaluate             compile one op and run it on numpy arrays
+    register             put the operators, gradients and rules into TVM (`import tvm` does it by itself)
+    ConvGradError        the base of every error raised here
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tvm_convgrad.errors import ConvGradError
+from tvm_convgrad.problem import ConvProblem
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "op": "tvm_convgrad.op",
+    "reference": "tvm_convgrad.reference",
+    "catalogue": "tvm_convgrad.catalogue",
+    "evaluate": "tvm_convgrad.evaluate:evaluate",
+}
+
+__all__ = ["ConvGradError", "ConvProblem", "__version__", "evaluate", "op", "reference", "register"]
+
+
+def register() -> None:
+    """Register operators, gradients, layout rules and legalizations with the TVM in use; repeating is harmless.
+
+    Raises:
+        SetupError: TVM is missing, or is a version without Relax operators that this package knows.
+    """
+    importlib.import_module("relax_ops.register").register_all()
+
+
+def _autoload() -> None:
+    """Entry point of group `tvm.backends`: TVM calls it at the end of `import tvm`."""
+    register()
+
+
+def __getattr__(name: str) -> Any:
+    where = _LAZY.get(name)
+    if where is None:
+        raise AttributeError(f"module 'tvm_convgrad' has no attribute {name!r}")
+    module_name, _, attribute = where.partition(":")
+    module = importlib.import_module(module_name)
+    value = getattr(module, attribute) if attribute else module
+    globals()[name] = value
+    return value

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of this package: one family, each also a ValueError or TypeError, so that old handlers catch them."""
+
+
+class ConvGradError(Exception):
+    """Base of every error that tvm-convgrad raises on purpose; its text is a sentence with the remedy."""
+
+
+class ProblemError(ConvGradError, ValueError):
+    """A convolution that cannot exist: extents, channels, groups, padding, strides or layouts that contradict."""
+
+
+class DTypeError(ConvGradError, TypeError):
+    """An element type that the operation does not accept."""
+
+
+class DescriptorError(ConvGradError, ValueError):
+    """A problem descriptor string that does not parse."""
+
+
+class UnsupportedError(ConvGradError, ValueError):
+    """A valid request that this version does not serve; the text says what to do instead."""
+
+
+class SetupError(ConvGradError, RuntimeError):
+    """Something of the surroundings (TVM version, optional package, compiler) is missing or does not fit."""
+
+
+class ModelError(ConvGradError, ValueError):
+    """A model file or program that cannot be read or turned into a training step."""
+
+
+class ArtifactError(ConvGradError, ValueError):
+    """A compiled step, checkpoint or data file that is truncated, foreign or of another version."""
