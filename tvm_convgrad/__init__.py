@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolution gradients for Apache TVM: what this package offers, loaded when first used.
 
-    ConvProblem          one convolution: shapes, strides, padding, dilation, groups, layouts, dtypes
-    op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
-    reference            float64 numpy: forward, wgrad, dgrad
-    evaluate             compile one op and run it on numpy arrays
-    register             put the operators, gradients and rules into TVM (`import tvm` does it by itself)
-    ConvGradError        the base of every error raised here
+ConvProblem          one convolution: shapes, strides, padding, dilation, groups, layouts, dtypes
+op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
+reference            float64 numpy: forward, wgrad, dgrad
+evaluate             compile one op and run it on numpy arrays
+register             put the operators, gradients and rules into TVM (`import tvm` does it by itself)
+ConvGradError        the base of every error raised here
 """
 
 from __future__ import annotations
