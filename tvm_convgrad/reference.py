@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The in-house oracle: the three faces of a convolution in numpy, summed in float64, for every ConvProblem.
+
+All three walk over the taps of the kernel and multiply whole matrices for each, so that their one formula,
+
+    Y[n, o, y] = sum over i, k of  X[n, i, y * stride + k * dilation - low] * W[o, i, k]      (per group),
+
+stands in one place (`_windows`), and the gradients are its literal transposes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_convgrad.errors import ProblemError
+from tvm_convgrad.geometry import data_layout_of, kernel_layout_of
+from tvm_convgrad.problem import ConvProblem
+
+Array = npt.NDArray[Any]
+
+
+def forward(problem: ConvProblem, data: Array, weight: Array) -> Array:
+    """Y in float64, in `grad_layout`.
+
+    Args:
+        problem: with static extents.
+        data: X, of `problem.data_shape`.
+        weight: W, of `problem.weight_shape`.
+
+    Raises:
+        ProblemError: an array's shape is not the problem's.
+    """
+    x = _grouped_data(problem, data, "data")
+    w = _grouped_weight(problem, weight)
+    padded = np.pad(x, _pad_widths(problem))
+    y = np.zeros(_canonical_grad(problem))
+    for tap, window in _windows(problem):
+        y += np.einsum("ngi...,goi->ngo...", padded[window], w[(..., *tap)], optimize=True)
+    return _from_grouped(y, problem.grad_layout)
+
+
+def backward_weight(problem: ConvProblem, grad: Array, data: Array) -> Array:
+    """dW in float64, in `kernel_layout`, from dY (`problem.grad_shape`) and X (`problem.data_shape`).
+
+    Raises:
+        ProblemError: an array's shape is not the problem's.
+    """
+    dy = _grouped_data(problem, grad, "grad")
+    padded = np.pad(_grouped_data(problem, data, "data"), _pad_widths(problem))
+    groups = problem.groups
+    dw = np.zeros((groups, problem.out_channels // groups, problem.in_channels // groups, *problem.kernel))
+    flat_dy = dy.reshape(*dy.shape[:3], -1)
+    for tap, window in _windows(problem):
+        x = padded[window]
+        dw[(..., *tap)] = np.einsum("ngoy,ngiy->goi", flat_dy, x.reshape(*x.shape[:3], -1), optimize=True)
+    ungrouped = dw.reshape(problem.out_channels, problem.in_channels // groups, *problem.kernel)
+    return _permute(ungrouped, kernel_layout_of(problem.rank), problem.kernel_layout)
+
+
+def backward_data(problem: ConvProblem, grad: Array, weight: Array) -> Array:
+    """dX in float64, in `data_layout`, from dY (`problem.grad_shape`) and W (`problem.weight_shape`).
+
+    Raises:
+        ProblemError: an array's shape is not the problem's.
+    """
+    dy = _grouped_data(problem, grad, "grad")
+    w = _grouped_weight(problem, weight)
+    groups, spatial = problem.groups, [int(e) for e in problem.data_extents]
+    widths = _pad_widths(problem)[3:]
+    padded = np.zeros(
+        (
+            dy.shape[0],
+            groups,
+            problem.in_channels // groups,
+            *(e + sum(p) for e, p in zip(spatial, widths, strict=True)),
+        )
+    )
+    for tap, window in _windows(problem):
+        padded[window] += np.einsum("ngo...,goi->ngi...", dy, w[(..., *tap)], optimize=True)
+    crop = tuple(slice(low, low + e) for e, (low, _) in zip(spatial, widths, strict=True))
+    return _from_grouped(padded[(..., *crop)], problem.data_layout)
+
+
+FACES = {"forward": forward, "backward_weight": backward_weight, "backward_data": backward_data}
+"""The oracle of each face, by its name in the catalogue."""
+
+
+def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
+    """For each tap of the kernel, the index of the padded data elements that it meets, one for each output."""
+    for tap in itertools.product(*(range(k) for k in problem.kernel)):
+        yield (
+            tap,
+            (
+                ...,
+                *(
+                    slice(t * d, t * d + (int(y) - 1) * s + 1, s)
+                    for t, d, s, y in zip(tap, problem.dilation, problem.strides, problem.grad_extents, strict=True)
+                ),
+            ),
+        )
+
+
+def _pad_widths(problem: ConvProblem) -> list[tuple[int, int]]:
+    return [(0, 0)] * 3 + list(problem.padding)
+
+
+def _canonical_grad(problem: ConvProblem) -> tuple[int, ...]:
+    groups = problem.groups
+    return (int(problem.batch), groups, problem.out_channels // groups, *(int(y) for y in problem.grad_extents))
+
+
+def _permute(array: Array, source: str, target: str) -> Array:
+    return np.ascontiguousarray(array.transpose([source.index(letter) for letter in target]))
+
+
+def _grouped_data(problem: ConvProblem, array: Array, name: str) -> Array:
+    """X or dY as (N, G, C/G, spatial…) in float64."""
+    problem.require_static("the reference")
+    shape, layout = (
+        (problem.data_shape, problem.data_layout) if name == "data" else (problem.grad_shape, problem.grad_layout)
+    )
+    _check_shape(array, shape, name, problem)
+    canonical = _permute(np.asarray(array, np.float64), layout, data_layout_of(problem.rank))
+    n, c, *spatial = canonical.shape
+    return canonical.reshape(n, problem.groups, c // problem.groups, *spatial)
+
+
+def _grouped_weight(problem: ConvProblem, array: Array) -> Array:
+    """W as (G, O/G, I/G, kernel…) in float64."""
+    _check_shape(array, problem.weight_shape, "weight", problem)
+    canonical = _permute(np.asarray(array, np.float64), problem.kernel_layout, kernel_layout_of(problem.rank))
+    o, i, *kernel = canonical.shape
+    return canonical.reshape(problem.groups, o // problem.groups, i, *kernel)
+
+
+def _from_grouped(array: Array, layout: str) -> Array:
+    n, g, c, *spatial = array.shape
+    return _permute(array.reshape(n, g * c, *spatial), data_layout_of(len(spatial)), layout)
+
+
+def _check_shape(array: Array, shape: tuple[Any, ...], name: str, problem: ConvProblem) -> None:
+    if tuple(array.shape) != tuple(shape):
+        raise ProblemError(
+            f"{name} has shape {tuple(array.shape)}, but {problem.descriptor} needs {tuple(shape)}; "
+            f"check the layout and the extents"
+        )

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model in the one form that the step builder reads: inputs, parameters and states apart, states returned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_convgrad.errors import ModelError
+from tvm_convgrad.training.graph import Environment, calls_of, element_type, replay, static_shape
+from tvm_convgrad.training.initialise import initial_value, roles_of
+
+Array = np.ndarray[Any, Any]
+BATCH_NORM = "relax.nn.batch_norm"
+FLOATS = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class TensorSchema:
+    """Name, extents (int, or the name of a symbolic extent) and element type of one tensor."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    def describe(self) -> str:
+        """The schema as text, such as `x: float32[n, 3, 32, 32]`."""
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A differentiable model: `function` of `module` takes inputs, parameters, states, in this order.
+
+    It returns a tuple: the predictions, then the new value of each state. `states` are tensors that the forward
+    pass itself updates (running statistics of batch norm and what else the framework's buffers were).
+    """
+
+    module: Any
+    function: str
+    inputs: tuple[TensorSchema, ...]
+    parameters: dict[str, Array]
+    states: dict[str, Array]
+    source: str
+
+    @property
+    def relax_function(self) -> Any:
+        """The Relax function itself."""
+        return self.module[self.function]
+
+
+def schema_of(var: Any, name: str | None = None) -> TensorSchema:
+    """The schema of a Relax tensor variable."""
+    extents = tuple(extent if isinstance(extent, int) else str(extent) for extent in static_shape(var))
+    return TensorSchema(name or str(var.name), extents, element_type(var))
+
+
+def from_module(
+    module: Any,
+    *,
+    function: str = "main",
+    num_inputs: int | None = None,
+    parameters: Mapping[str, Array] | None = None,
+    state_outputs: Sequence[str] = (),
+    frozen: Collection[str] = (),
+    source: str = "IRModule",
+    seed: int = 0,
+) -> Model:
+    """Bring any straight-line Relax function into the form of `Model`.
+
+    Args:
+        module: holds `function`, whose parameters are the inputs, then the weights.
+        num_inputs: how many leading parameters are inputs; default: the function attribute `num_input`, or 1.
+        parameters: initial values by parameter name; missing ones are initialised (see `initialise`, `seed`).
+        state_outputs: names of the parameters whose new values the function returns before its predictions.
+        frozen: names of parameters that become constants.
+
+    Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become states, and
+    so do those that `state_outputs` names; integer and scalar parameters become constants; parameters that
+    nothing uses are left out.
+
+    Raises:
+        ModelError: no such function, no tensor result, unknown extents, a value of the wrong shape or dtype.
+    """
+    original = _relax_function(module, function, source)
+    count = _input_count(original, num_inputs, source)
+    inputs, weights = list(original.params[:count]), list(original.params[count:])
+    values = _values_of(original, weights, dict(parameters or {}), source, seed)
+    statistics, used = _running_statistics(original), set(relax.analysis.free_vars(original.body))
+
+    environment = Environment()
+    trained: dict[str, Any] = {}
+    states: dict[str, Any] = {}
+    for weight in weights:
+        name, dtype = str(weight.name), element_type(weight)
+        if name in state_outputs or weight in statistics:
+            states[name] = weight
+        elif weight not in used:
+            continue
+        elif name in frozen or dtype not in FLOATS or not static_shape(weight):
+            if dtype in ("float16", "bfloat16"):
+                raise ModelError(
+                    f"{source}: parameter {name!r} is {dtype}; weights are kept in float32 (dtype={dtype!r} of the "
+                    "step computes in the narrow type), so export the model in float32."
+                )
+            environment[weight] = relax.const(values[name], dtype)
+        else:
+            trained[name] = weight
+    if not trained:
+        raise ModelError(
+            f"{source} has no floating-point parameter to train; export it with its weights as inputs or initializers."
+        )
+    baked = _baked_statistics(original)
+    fresh = {param: relax.Var(str(param.name), param.ty) for param in [*inputs, *trained.values(), *states.values()]}
+    for param, var in fresh.items():
+        environment[param] = var
+    state_vars = {name: fresh[param] for name, param in states.items()}
+    state_vars |= {name: relax.Var(name, constant.ty) for name, constant in baked}
+    values |= {name: constant.value.numpy() for name, constant in baked}
+
+    flow = _StateFlow(list(state_vars.values()), [state_vars[name] for name, _ in baked])
+    builder = _builder_with_tir(module)
+    with builder.function(function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
+        with builder.dataflow():
+            results = _fields(builder, replay(builder, original, environment, {BATCH_NORM: flow.rewrite}))
+            for name, result in zip(state_outputs, results, strict=False):
+                if name in state_vars:
+                    flow.newest[state_vars[name]] = result
+            results = results[len(state_outputs) :]
+            if not results or not isinstance(results[0].ty, relax.TensorType):
+                raise ModelError(f"{source}: {function!r} must return a tensor of predictions first.")
+            outputs = [builder.emit_output(results[0])]
+            outputs += [builder.emit_output(flow.newest[var]) for var in state_vars.values()]
+        builder.emit_func_output(relax.Tuple(outputs))
+    return Model(
+        module=builder.get(),
+        function=function,
+        inputs=tuple(schema_of(param) for param in inputs),
+        parameters={name: values[name] for name in trained},
+        states={name: values[name] for name in state_vars},
+        source=source,
+    )
+
+
+class _StateFlow:
+    """Threads running statistics through the batch norms: each reads the newest and leaves its own."""
+
+    def __init__(self, states: list[Any], baked: list[Any]) -> None:
+        self.newest: dict[Any, Any] = {state: state for state in states}
+        self._owner: dict[Any, Any] = {state: state for state in states}
+        self._baked = iter(baked)
+
+    def rewrite(self, builder: Any, call: Any, _environment: Environment) -> Any:
+        """Bind one batch norm; a constant statistic is replaced by the state that was made of it."""
+        arguments = list(call.args)
+        owners: list[tuple[Any, int]] = []
+        for position in (3, 4):
+            if isinstance(arguments[position], tvm.ir.GenericConst):
+                arguments[position] = next(self._baked)
+            owner = self._owner.get(arguments[position])
+            if owner is not None:
+                arguments[position] = self.newest[owner]
+                owners.append((owner, position - 2))
+        bound = builder.emit(relax.Call(call.op, arguments, call.attrs, list(call.ty_args)), "batch_norm")
+        for owner, item in owners:
+            self.newest[owner] = builder.emit(relax.TupleGetItem(bound, item), f"{owner.name}_new")
+            self._owner[self.newest[owner]] = owner
+        return bound
+
+
+def _relax_function(module: Any, function: str, source: str) -> Any:
+    names = sorted(str(variable.name_hint) for variable in module.get_global_vars())
+    if function not in names:
+        raise ModelError(f"{source} has no function {function!r}; it has {', '.join(names) or 'none'}.")
+    found = module[function]
+    if not isinstance(found, relax.Function):
+        raise ModelError(f"{source}: {function!r} is a {type(found).__name__}, not a Relax function.")
+    return found
+
+
+def _input_count(function: Any, num_inputs: int | None, source: str) -> int:
+    if num_inputs is None:
+        attributes = function.attrs
+        num_inputs = int(attributes["num_input"]) if attributes and "num_input" in attributes else 1
+    if not 0 < num_inputs <= len(function.params):
+        raise ModelError(
+            f"{source} has a function of {len(function.params)} parameters, so {num_inputs} inputs are impossible; "
+            "give the attribute num_input between 1 and the number of parameters."
+        )
+    return num_inputs
+
+
+def _values_of(function: Any, weights: list[Any], given: dict[str, Array], source: str, seed: int) -> dict[str, Array]:
+    """The initial value of each weight: the given one, checked, or one of the initialiser."""
+    unknown = sorted(set(given) - {str(weight.name) for weight in weights})
+    if unknown:
+        raise ModelError(f"{source}: values were given for {', '.join(unknown)}, which are no parameters of it.")
+    roles = roles_of(function)
+    values: dict[str, Array] = {}
+    for weight in weights:
+        name, shape, dtype = str(weight.name), static_shape(weight), element_type(weight)
+        if not all(isinstance(extent, int) for extent in shape):
+            raise ModelError(
+                f"{source}: parameter {name!r} has the extents {list(map(str, shape))}; only inputs may be symbolic "
+                "(with several inputs set the function attribute num_input)."
+            )
+        if name not in given:
+            values[name] = initial_value(name, shape, dtype, roles.get(weight, "weight"), seed)
+            continue
+        values[name] = value = np.array(given[name], order="C")
+        if value.shape != shape or str(value.dtype) != dtype:
+            raise ModelError(
+                f"{source}: parameter {name!r} is {dtype}{list(shape)}, but its value is "
+                f"{value.dtype}{list(value.shape)}."
+            )
+    return values
+
+
+def _builder_with_tir(module: Any) -> Any:
+    """A block builder that already holds the module's TIR functions, so that call_tir keeps working."""
+    builder = relax.BlockBuilder()
+    for variable in module.get_global_vars():
+        if isinstance(module[variable], tvm.tirx.PrimFunc):
+            builder.add_func(module[variable], variable.name_hint)
+    return builder
+
+
+def _fields(builder: Any, result: Any) -> list[Any]:
+    """The results of a function as a list, whether it returns a tensor, a tuple or a variable bound to one."""
+    if isinstance(result, relax.Tuple):
+        return list(result.fields)
+    if isinstance(result.ty, relax.TupleType):
+        return [builder.emit(relax.TupleGetItem(result, index)) for index in range(len(result.ty.fields))]
+    return [result]
+
+
+def _running_statistics(function: Any) -> set[Any]:
+    """The parameters that a batch norm reads as running mean or variance."""
+    params = set(function.params)
+    return {call.args[i] for call in calls_of(function, BATCH_NORM) for i in (3, 4) if call.args[i] in params}
+
+
+def _baked_statistics(function: Any) -> list[tuple[str, Any]]:
+    """Running statistics that a frontend made constants: a name and the constant for each, in call order."""
+    return [
+        (f"batch_norm{number}_{what}", call.args[position])
+        for number, call in enumerate(calls_of(function, BATCH_NORM))
+        for position, what in ((3, "running_mean"), (4, "running_var"))
+        if isinstance(call.args[position], tvm.ir.GenericConst)
+    ]
