@@ -165,9 +165,8 @@ class ConvAttributes:
             check_layout(self.grad_layout, self.rank, "data", "grad_layout")
             check_layout(self.data_layout, self.rank, "data", "data_layout")
             check_layout(self.kernel_layout, self.rank, "kernel", "kernel_layout")
-            if self.out_dtype is not None:
-                if self.out_dtype not in FLOAT_DTYPES:
-                    raise DTypeError(f"out_dtype={self.out_dtype!r} is unknown; give one of {', '.join(FLOAT_DTYPES)}")
+            if self.out_dtype is not None and self.out_dtype not in FLOAT_DTYPES:
+                raise DTypeError(f"out_dtype={self.out_dtype!r} is unknown; give one of {', '.join(FLOAT_DTYPES)}")
 
     def layout(self, operand: str) -> str:
         """The layout of operand "grad", "data" or "weight"."""
@@ -297,7 +296,7 @@ def canonical_layouts(rank: int) -> tuple[str, str, str]:
 # ------------------------------------------------------------------------------------------------- checks
 
 
-class _speaking_for:  # noqa: N801 - reads as a statement
+class _speaking_for:
     """Put the operator's name before the sentence of any error raised inside."""
 
     def __init__(self, op: str) -> None:

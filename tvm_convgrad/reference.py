@@ -40,7 +40,7 @@ def forward(problem: ConvProblem, data: Array, weight: Array) -> Array:
     padded = np.pad(x, _pad_widths(problem))
     y = np.zeros(_canonical_grad(problem))
     for tap, window in _windows(problem):
-        y += np.einsum("ngi...,goi->ngo...", padded[window], w[(..., *tap)], optimize=True)
+        y += np.einsum("ngi...,goi->ngo...", padded[window], w[tap], optimize=True)
     return _from_grouped(y, problem.grad_layout)
 
 
@@ -57,7 +57,7 @@ def backward_weight(problem: ConvProblem, grad: Array, data: Array) -> Array:
     flat_dy = dy.reshape(*dy.shape[:3], -1)
     for tap, window in _windows(problem):
         x = padded[window]
-        dw[(..., *tap)] = np.einsum("ngoy,ngiy->goi", flat_dy, x.reshape(*x.shape[:3], -1), optimize=True)
+        dw[tap] = np.einsum("ngoy,ngiy->goi", flat_dy, x.reshape(*x.shape[:3], -1), optimize=True)
     ungrouped = dw.reshape(problem.out_channels, problem.in_channels // groups, *problem.kernel)
     return _permute(ungrouped, kernel_layout_of(problem.rank), problem.kernel_layout)
 
@@ -81,28 +81,21 @@ def backward_data(problem: ConvProblem, grad: Array, weight: Array) -> Array:
         )
     )
     for tap, window in _windows(problem):
-        padded[window] += np.einsum("ngo...,goi->ngi...", dy, w[(..., *tap)], optimize=True)
-    crop = tuple(slice(low, low + e) for e, (low, _) in zip(spatial, widths, strict=True))
-    return _from_grouped(padded[(..., *crop)], problem.data_layout)
+        padded[window] += np.einsum("ngo...,goi->ngi...", dy, w[tap], optimize=True)
+    crop: Any = (..., *(slice(low, low + e) for e, (low, _) in zip(spatial, widths, strict=True)))
+    return _from_grouped(padded[crop], problem.data_layout)
 
 
 FACES = {"forward": forward, "backward_weight": backward_weight, "backward_data": backward_data}
 """The oracle of each face, by its name in the catalogue."""
 
 
-def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """For each tap of the kernel, the index of the padded data elements that it meets, one for each output."""
+def _windows(problem: ConvProblem) -> Iterator[tuple[Any, Any]]:
+    """For each tap of the kernel: its index, and that of the padded data elements it meets, one for each output."""
+    axes = list(zip(problem.dilation, problem.strides, problem.grad_extents, strict=True))
     for tap in itertools.product(*(range(k) for k in problem.kernel)):
-        yield (
-            tap,
-            (
-                ...,
-                *(
-                    slice(t * d, t * d + (int(y) - 1) * s + 1, s)
-                    for t, d, s, y in zip(tap, problem.dilation, problem.strides, problem.grad_extents, strict=True)
-                ),
-            ),
-        )
+        window = (slice(t * d, t * d + (int(y) - 1) * s + 1, s) for t, (d, s, y) in zip(tap, axes, strict=True))
+        yield (..., *tap), (..., *window)
 
 
 def _pad_widths(problem: ConvProblem) -> list[tuple[int, int]]:
