@@ -32,3 +32,7 @@ class ModelError(ConvGradError, ValueError):
 
 class ArtifactError(ConvGradError, ValueError):
     """A compiled step, checkpoint or data file that is truncated, foreign or of another version."""
+
+
+class TrainingError(ConvGradError, ArithmeticError):
+    """A training run that cannot go on, such as one whose loss is no longer a number."""

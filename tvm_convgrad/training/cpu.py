@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compilation targets by name, and the CPU features that code for them needs and that this machine has."""
+
+from __future__ import annotations
+
+import json
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tvm_convgrad.errors import UnsupportedError
+
+# LLVM's names of instruction sets that code may need, and Linux's in /proc/cpuinfo.
+_X86_FLAGS = {
+    name: name.replace(".", "_").replace("-", "_")
+    for name in ("sse4.1", "sse4.2", "avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+} | {
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "avxvnni": "avx_vnni",
+    "amx-tile": "amx_tile",
+    "amx-bf16": "amx_bf16",
+}
+
+
+def parse_target(text: str) -> Any:
+    """A TVM target: "llvm" (any CPU of this architecture), "native" (this CPU), or TVM's JSON form of one.
+
+    Raises:
+        UnsupportedError: no such target, or not one for CPUs, which is all that this version compiles steps for.
+    """
+    import tvm
+
+    if text == "native":
+        return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+    try:
+        target = tvm.target.Target(json.loads(text) if text.lstrip().startswith("{") else text)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UnsupportedError(
+            f'target {text!r} is not one that TVM knows; use llvm, native, or JSON such as {{"kind": "llvm", "mcpu": '
+            f'"haswell"}} ({str(error).splitlines()[0]})'
+        ) from error
+    if target.kind.name != "llvm":
+        raise UnsupportedError(
+            f"target {text!r} is not a CPU; this version compiles training steps for kind llvm only, use llvm or native."
+        )
+    return target
+
+
+def required_features(target: Any) -> list[str]:
+    """The instruction sets beyond the architecture's base that LLVM may use for `target`."""
+    from tvm.target import codegen
+
+    return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & set(_X86_FLAGS))
+
+
+@cache
+def local_features() -> frozenset[str]:
+    """The instruction sets of this CPU, by LLVM's names."""
+    if platform.machine() != "x86_64":
+        return frozenset()  # none is ever required there: see required_features
+    info = Path("/proc/cpuinfo").read_text()
+    flags = set(next((line for line in info.splitlines() if line.startswith("flags")), "").split())
+    return frozenset(name for name, flag in _X86_FLAGS.items() if flag in flags)
