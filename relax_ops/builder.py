@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The legalize.Builder on Relax: every operation is a stock Relax op emitted into a BlockBuilder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from legalize.builder import Extent, Value
+from relax_ops.ir import dtype_of, spec_of
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
+
+_CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+_TRANSPOSED = {1: relax.op.nn.conv1d_transpose, 2: relax.op.nn.conv2d_transpose, 3: relax.op.nn.conv3d_transpose}
+
+
+class RelaxBuilder:
+    """Emits stock Relax operations through `block_builder`."""
+
+    def __init__(self, block_builder: Any) -> None:
+        self._bb = block_builder
+
+    def shape(self, value: Value) -> tuple[Extent, ...]:
+        """Extents of `value`, ints wherever they are constants.
+
+        Raises:
+            UnsupportedError: the shape is not known at compile time.
+        """
+        shape = spec_of(value, "operand", "composition").shape
+        if shape is None:
+            raise UnsupportedError(f"composition: the shape of {value} is not known; give it by R.match_cast")
+        return shape
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        """`value` as `dtype`."""
+        return value if dtype_of(value.ty) == dtype else self._emit(relax.op.astype(value, dtype))
+
+    def transpose(self, value: Value, permutation: Sequence[int]) -> Value:
+        """relax.permute_dims, unless it changes nothing."""
+        if list(permutation) == list(range(len(permutation))):
+            return value
+        return self._emit(relax.op.permute_dims(value, list(permutation)))
+
+    def reshape(self, value: Value, shape: Sequence[Extent]) -> Value:
+        """relax.reshape."""
+        return self._emit(relax.op.reshape(value, relax.ShapeExpr(list(shape))))
+
+    def tile(self, value: Value, times: Sequence[int]) -> Value:
+        """relax.tile."""
+        return value if all(t == 1 for t in times) else self._emit(relax.op.tile(value, list(times)))
+
+    def pad(self, value: Value, pairs: Sequence[tuple[int, int]]) -> Value:
+        """relax.nn.pad with zeros."""
+        if not any(any(pair) for pair in pairs):
+            return value
+        return self._emit(relax.op.nn.pad(value, [p for pair in pairs for p in pair]))
+
+    def slice(self, value: Value, begin: Sequence[Extent], end: Sequence[Extent]) -> Value:
+        """relax.strided_slice over the axes that are really cut."""
+        shape = self.shape(value)
+        cut = [i for i, (b, e) in enumerate(zip(begin, end, strict=True)) if not (_is(b, 0) and _is(e, shape[i]))]
+        if not cut:
+            return value
+        return self._emit(
+            relax.op.strided_slice(
+                value, axes=cut, begin=[begin[i] for i in cut], end=[end[i] for i in cut], assume_inbound=True
+            )
+        )
+
+    def flip(self, value: Value, axes: Sequence[int]) -> Value:
+        """relax.flip, an axis at a time, where there is more than one element."""
+        shape = self.shape(value)
+        for axis in axes:
+            if not _is(shape[axis], 1):
+                value = self._emit(relax.op.flip(value, axis))
+        return value
+
+    def sum(self, value: Value, axis: int) -> Value:
+        """relax.sum over one axis."""
+        return self._emit(relax.op.sum(value, axis))
+
+    def convolution(
+        self,
+        data: Value,
+        weight: Value,
+        *,
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        dilation: Sequence[int],
+        groups: int,
+        out_dtype: str,
+    ) -> Value:
+        """relax.nn.conv{1,2,3}d."""
+        rank = len(strides)
+        return self._emit(
+            _CONVOLUTIONS[rank](
+                data,
+                weight,
+                strides=list(strides),
+                padding=list(flat_padding(padding)),
+                dilation=list(dilation),
+                groups=groups,
+                data_layout=data_layout_of(rank),
+                kernel_layout=kernel_layout_of(rank),
+                out_dtype=out_dtype,
+            )
+        )
+
+    def transposed_convolution(
+        self,
+        data: Value,
+        weight: Value,
+        *,
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        output_padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        out_dtype: str,
+    ) -> Value:
+        """relax.nn.conv{1,2,3}d_transpose."""
+        rank = len(strides)
+        return self._emit(
+            _TRANSPOSED[rank](
+                data,
+                weight,
+                strides=list(strides),
+                padding=list(flat_padding(padding)),
+                output_padding=list(output_padding),
+                dilation=list(dilation),
+                groups=groups,
+                data_layout=data_layout_of(rank),
+                kernel_layout="IO" + SPATIAL[rank],
+                out_dtype=out_dtype,
+            )
+        )
+
+    def _emit(self, expr: Value) -> Value:
+        return self._bb.emit(expr)
+
+
+def _is(extent: Extent, want: Extent) -> bool:
+    return isinstance(extent, int) and isinstance(want, int) and extent == want

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between Relax and the core: types to TensorSpec, calls to ConvAttributes and ConvProblem, extents and proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_convgrad.catalogue import BY_NAME, ConvAttributes, OpEntry, TensorSpec, result_dtype
+from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.problem import ConvProblem
+
+PREFIX = "relax.nn."
+
+
+class AnalyzerProver:
+    """The catalogue's Prover on TVM's arithmetic analyzer."""
+
+    def __init__(self) -> None:
+        self._analyzer = tvm.sym.Analyzer()
+
+    def equal(self, a: Any, b: Any) -> bool | None:
+        """Whether two extents are equal: proven, disproven, or None."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a == b
+        if self._analyzer.can_prove_equal(a, b):
+            return True
+        if self._analyzer.can_prove(tvm.tirx.NE(_expr(a), _expr(b))):
+            return False
+        return None
+
+
+def extent_of(value: Any) -> Any:
+    """An int where the extent is a constant, else the IR expression."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tvm.tirx.IntImm):
+        return int(value.value)
+    return value
+
+
+def extents_of(shape: Any) -> tuple[Any, ...]:
+    """Extents of a ShapeExpr, a shape's values, or any sequence of them."""
+    values = shape.values if hasattr(shape, "values") and not isinstance(shape, dict) else shape
+    return tuple(extent_of(v) for v in values)
+
+
+def dtype_of(value: Any) -> str | None:
+    """The element type of a tensor type, None if it is not known."""
+    dtype = value.dtype
+    text = "" if dtype is None else str(getattr(dtype, "dtype", dtype))
+    return None if text in ("", "void") else text
+
+
+def spec_of(expr: Any, name: str, op: str) -> TensorSpec:
+    """What the type of a Relax expression says.
+
+    Raises:
+        DTypeError: it is not a tensor.
+    """
+    ty = expr.ty
+    if not isinstance(ty, relax.TensorType):
+        raise DTypeError(f"{op}: {name} must be a tensor, but is {ty}")
+    ndim = None if ty.ndim < 0 else int(ty.ndim)
+    shape = None if ty.shape is None else shape_values(ty.shape)
+    return TensorSpec(shape, ndim, dtype_of(ty))
+
+
+def shape_values(shape: Any) -> tuple[Any, ...] | None:
+    """Extents of a shape expression: those written in it, or those of its type; None if they are not known."""
+    if isinstance(shape, relax.ShapeExpr):
+        return extents_of(shape.values)
+    ty = shape.ty
+    return None if not isinstance(ty, relax.ShapeType) or ty.values is None else extents_of(ty.values)
+
+
+def entry_of(call: Any) -> OpEntry:
+    """The catalogue's entry of a call to one of the family's operators or to a stock convolution."""
+    return BY_NAME[str(call.op.name).removeprefix(PREFIX)]
+
+
+def pairs_of(flat: Sequence[Any], rank: int) -> tuple[tuple[int, int], ...]:
+    """TVM's flat padding (all lows, then all highs) as (low, high) pairs."""
+    ints = [int(p) for p in flat]
+    return tuple(zip(ints[:rank], ints[rank:], strict=True))
+
+
+def attributes_of(call: Any) -> ConvAttributes:
+    """The checked attributes of a call to one of the six operators.
+
+    Raises:
+        ProblemError, DTypeError: an attribute breaks a rule.
+    """
+    entry, attrs = entry_of(call), call.attrs
+    for name in ("strides", "dilation"):
+        if len(getattr(attrs, name)) != entry.rank:
+            raise ProblemError(f"{entry.name}: {name} needs {entry.rank} entries, but has {len(getattr(attrs, name))}")
+    if len(attrs.padding) != 2 * entry.rank:
+        raise ProblemError(f"{entry.name}: padding needs {2 * entry.rank} entries, but has {len(attrs.padding)}")
+    return ConvAttributes(
+        op=entry.name,
+        rank=entry.rank,
+        strides=tuple(int(s) for s in attrs.strides),
+        padding=pairs_of(attrs.padding, entry.rank),
+        dilation=tuple(int(d) for d in attrs.dilation),
+        groups=int(attrs.groups),
+        grad_layout=str(attrs.grad_layout),
+        data_layout=str(attrs.data_layout),
+        kernel_layout=str(attrs.kernel_layout),
+        out_dtype=str(attrs.out_dtype) or None,
+        kernel_size=tuple(int(k) for k in attrs.kernel_size) if "kernel_size" in entry.attributes else None,
+    )
+
+
+def problem_of(call: Any) -> ConvProblem:
+    """The ConvProblem of a well-typed call to one of the six operators or to a stock convolution.
+
+    Symbolic extents become their text.
+
+    Raises:
+        UnsupportedError: a shape or type is not known.
+    """
+    entry = entry_of(call)
+    shapes: dict[str, tuple[Any, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for name, operand in zip(entry.face.operands, call.args, strict=False):
+        spec = spec_of(operand, name, entry.name)
+        if spec.shape is None or spec.dtype is None:
+            raise UnsupportedError(
+                f"{entry.name}: the shape or dtype of {name} is not known at compile time ({operand.ty}); "
+                f"give it by R.match_cast"
+            )
+        shapes[name], dtypes[name] = spec.shape, spec.dtype
+    if entry.face.name == "forward":
+        return _forward_problem(call, entry, shapes, dtypes)
+    attributes = attributes_of(call)
+    out_dtype = result_dtype(attributes, [TensorSpec(None, None, d) for d in dtypes.values()])
+    assert out_dtype is not None  # both operands' types are known
+    dtypes[entry.face.result] = out_dtype
+    if entry.face.name == "backward_data":
+        values = shape_values(call.args[2])
+        if values is None:
+            raise UnsupportedError(f"{entry.name}: data_shape is not known at compile time; give it by R.match_cast")
+        shapes["data"] = values
+        w = dict(zip(attributes.kernel_layout, shapes["weight"], strict=True))
+        kernel, out_channels = tuple(w[a] for a in SPATIAL[entry.rank]), w["O"]
+    else:
+        assert attributes.kernel_size is not None
+        kernel = attributes.kernel_size
+        out_channels = shapes["grad"][attributes.grad_layout.index("C")]
+    x = dict(zip(attributes.data_layout, shapes["data"], strict=True))
+    return ConvProblem(
+        batch=_name(x["N"]),
+        in_channels=x["C"],
+        out_channels=out_channels,
+        data_extents=tuple(_name(x[a]) for a in SPATIAL[entry.rank]),
+        kernel=kernel,
+        strides=attributes.strides,
+        padding=attributes.padding,
+        dilation=attributes.dilation,
+        groups=attributes.groups,
+        data_layout=attributes.data_layout,
+        kernel_layout=attributes.kernel_layout,
+        grad_layout=attributes.grad_layout,
+        data_dtype=dtypes["data"],
+        kernel_dtype=dtypes["weight"],
+        grad_dtype=dtypes["grad"],
+    )
+
+
+def _forward_problem(
+    call: Any, entry: OpEntry, shapes: dict[str, tuple[Any, ...]], dtypes: dict[str, str]
+) -> ConvProblem:
+    attrs = call.attrs
+    return ConvProblem.from_shapes(
+        tuple(_name(e) for e in shapes["data"]),
+        shapes["weight"],
+        strides=tuple(int(s) for s in attrs.strides),
+        padding=pairs_of(attrs.padding, entry.rank),
+        dilation=tuple(int(d) for d in attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=str(attrs.data_layout),
+        kernel_layout=str(attrs.kernel_layout),
+        grad_layout=str(attrs.out_layout) or str(attrs.data_layout),
+        dtypes=(dtypes["data"], dtypes["weight"], dtype_of(call.ty) or dtypes["data"]),
+    )
+
+
+def _name(extent: Any) -> int | str:
+    return extent if isinstance(extent, int) else str(extent)
+
+
+def _expr(extent: Any) -> Any:
+    return tvm.tirx.IntImm("int64", extent) if isinstance(extent, int) else extent

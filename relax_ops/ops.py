@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The six operators in Relax: type rule, purity, mixed precision, and the Python functions that make their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from relax_ops.attrs import ATTRS
+from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, entry_of, shape_values, spec_of
+from tvm_convgrad.catalogue import (
+    BACKWARD_WEIGHT,
+    NEW_OPS,
+    ConvAttributes,
+    OpEntry,
+    canonical_layouts,
+    infer_backward_data,
+    infer_backward_weight,
+)
+from tvm_convgrad.errors import DTypeError, ProblemError
+from tvm_convgrad.geometry import SPATIAL, Extent, check_layout, flat_padding, normalize_axes, normalize_padding
+
+LEVEL = 11
+"""Above the stock level of 10, so that what is registered here wins."""
+
+
+def infer_type(call: Any, block_builder: Any) -> Any:
+    """FInferType of all six operators: the catalogue's type relation on Relax types."""
+    entry = entry_of(call)
+    wanted = 2 if entry.face is BACKWARD_WEIGHT else 3
+    if len(call.args) != wanted:
+        raise ProblemError(f"{entry.name}: {len(call.args)} arguments were given; it takes {wanted}")
+    attributes, prover = attributes_of(call), AnalyzerProver()
+    first, second = (spec_of(arg, name, entry.name) for name, arg in zip(entry.face.operands, call.args, strict=False))
+    if entry.face is BACKWARD_WEIGHT:
+        result = infer_backward_weight(attributes, first, second, prover)
+    else:
+        if not isinstance(call.args[2].ty, relax.ShapeType):
+            raise DTypeError(
+                f"{entry.name}: data_shape must be a shape, but is {call.args[2].ty}; write R.shape([...])"
+            )
+        result = infer_backward_data(attributes, first, second, shape_values(call.args[2]), prover)
+    device = call.args[0].ty.vdevice
+    if result.shape is None:
+        return relax.TensorType(dtype=result.dtype, ndim=result.ndim, vdevice=device)
+    return relax.TensorType(result.shape, result.dtype, device)
+
+
+def infer_mixed_precision(call: Any, out_dtype: Any) -> Any:
+    """FInferMixedPrecision: the same call with another result type; sums stay in float32 either way."""
+    entry = entry_of(call)
+    attrs = {name: getattr(call.attrs, name) for name in entry.attributes}
+    return relax.Call(call.op, call.args, ATTRS[entry.face.name](**{**attrs, "out_dtype": str(out_dtype)}))
+
+
+def make_call(
+    entry: OpEntry,
+    first: Any,
+    second: Any,
+    *,
+    kernel_size: int | Sequence[int] | None = None,
+    data_shape: Any = None,
+    strides: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] | Sequence[Sequence[int]] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    grad_layout: str | None = None,
+    data_layout: str | None = None,
+    kernel_layout: str | None = None,
+    out_dtype: str | None = None,
+) -> Any:
+    """A call to one of the six operators, with every accepted form of an argument made canonical.
+
+    Args:
+        entry: the catalogue's entry.
+        first, second: the operands, Relax tensors.
+        kernel_size: wgrad only.
+        data_shape: dgrad only: full shape of the data in `data_layout`; ints, symbolic extents, or a Relax shape.
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see tvm_convgrad.op.
+
+    Raises:
+        ProblemError, DTypeError: an argument breaks a rule; those of the operands are checked when types are inferred.
+    """
+    rank = entry.rank
+    layouts = dict(zip(("grad_layout", "data_layout", "kernel_layout"), canonical_layouts(rank), strict=True))
+    given = {"grad_layout": grad_layout, "data_layout": data_layout, "kernel_layout": kernel_layout}
+    layouts.update({name: value for name, value in given.items() if value is not None})
+    try:
+        for name, layout in layouts.items():
+            check_layout(layout, rank, "kernel" if name == "kernel_layout" else "data", name)
+        strides = normalize_axes(_plain(strides), rank, "strides")
+        dilation = normalize_axes(_plain(dilation), rank, "dilation")
+        if entry.face is BACKWARD_WEIGHT:
+            if kernel_size is None:
+                raise ProblemError("kernel_size is missing; grad and data do not determine it")
+            kernel: Sequence[int] = normalize_axes(_plain(kernel_size), rank, "kernel_size")
+        else:
+            if data_shape is None:
+                raise ProblemError("data_shape is missing; grad and weight do not determine it where strides exceed 1")
+            if not isinstance(data_shape, relax.Expr):
+                data_shape = relax.ShapeExpr(list(data_shape))
+            kernel = (
+                _kernel_of(second, layouts["kernel_layout"], rank) if padding_needs_shapes(padding) else (1,) * rank
+            )
+        extents: Sequence[Extent] = [0] * rank
+        if padding_needs_shapes(padding):
+            extents = _data_extents(entry, second, data_shape, layouts["data_layout"])
+        pairs = normalize_padding(
+            _plain(padding), data_extents=extents, kernel=kernel, strides=strides, dilation=dilation
+        )
+    except (ProblemError, DTypeError) as error:
+        raise type(error)(f"{entry.name}: {error}") from None
+    attributes = ConvAttributes(
+        op=entry.name,
+        rank=rank,
+        strides=strides,
+        padding=pairs,
+        dilation=dilation,
+        groups=int(groups),
+        out_dtype=None if out_dtype in (None, "") else str(out_dtype),
+        kernel_size=tuple(kernel) if entry.face is BACKWARD_WEIGHT else None,
+        **layouts,
+    )
+    values = {
+        "strides": attributes.strides,
+        "padding": flat_padding(pairs),
+        "dilation": attributes.dilation,
+        "groups": attributes.groups,
+        "out_dtype": attributes.out_dtype or "",
+        **layouts,
+    }
+    if entry.face is BACKWARD_WEIGHT:
+        values["kernel_size"] = attributes.kernel_size
+    operands = [first, second] if entry.face is BACKWARD_WEIGHT else [first, second, data_shape]
+    return relax.Call(tvm.ir.Op.get(PREFIX + entry.name), operands, ATTRS[entry.face.name](**values))
+
+
+def padding_needs_shapes(padding: Any) -> bool:
+    """Whether the padding is a name, which only the extents turn into numbers."""
+    return isinstance(padding, str)
+
+
+def register_ops() -> None:
+    """Register the six operators with the TVM in use, and their functions under relax.op.nn for the script parser."""
+    register = tvm_ffi.get_global_func("ir.RegisterOp")
+    known = set(tvm.ir.Op.list_op_names())
+    for entry in NEW_OPS:
+        name = PREFIX + entry.name
+        if name not in known:
+            register(name, f"{entry.face.result}'s gradient of a {entry.rank}-d convolution")
+        op = tvm.ir.Op.get(name)
+        op.set_attr("FInferType", infer_type, LEVEL)
+        op.set_attr("FPurity", True, LEVEL)
+        op.set_attr("TMixedPrecisionPolicy", 0, LEVEL)
+        op.set_attr("FInferMixedPrecision", infer_mixed_precision, LEVEL)
+        setattr(relax.op.nn, entry.name, script_function(entry))
+
+
+def script_function(entry: OpEntry) -> Callable[..., Any]:
+    """The function that TVMScript calls as R.nn.<name>; keywords are named as the attributes."""
+    if entry.face is BACKWARD_WEIGHT:
+
+        def weight(grad: Any, data: Any, **attributes: Any) -> Any:
+            return make_call(entry, grad, data, **attributes)
+
+        function: Callable[..., Any] = weight
+    else:
+
+        def data(grad: Any, weight: Any, data_shape: Any, **attributes: Any) -> Any:
+            return make_call(entry, grad, weight, data_shape=data_shape, **attributes)
+
+        function = data
+    function.__name__ = function.__qualname__ = entry.name
+    function.__doc__ = f"See tvm_convgrad.op.{entry.name}."
+    return function
+
+
+def _plain(value: Any) -> Any:
+    """TVM integers and arrays as Python ones, to any depth; strings and ints as they are."""
+    if isinstance(value, (int, str)):
+        return value
+    if isinstance(value, tvm.tirx.IntImm):
+        return int(value.value)
+    return tuple(_plain(v) for v in value)
+
+
+def _kernel_of(weight: Any, layout: str, rank: int) -> tuple[int, ...]:
+    shape = spec_of(weight, "weight", "padding").shape
+    if shape is None or len(shape) != rank + 2:
+        raise ProblemError(f"padding by name needs the weight's shape, but its type is {weight.ty}; give numbers")
+    return tuple(int(shape[layout.index(axis)]) for axis in SPATIAL[rank])
+
+
+def _data_extents(entry: OpEntry, second: Any, data_shape: Any, layout: str) -> list[Extent]:
+    shape = spec_of(second, "data", entry.name).shape if entry.face is BACKWARD_WEIGHT else shape_values(data_shape)
+    if shape is None or len(shape) != entry.rank + 2:
+        raise ProblemError("padding by name needs the data's shape, which is not known; give the padding as numbers")
+    return [e if isinstance(e, int) else str(e) for e in (shape[layout.index(axis)] for axis in SPATIAL[entry.rank])]
