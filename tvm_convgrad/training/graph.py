@@ -128,3 +128,12 @@ def element_type(expr: Any) -> str:
     """The dtype of a tensor expression as a string, such as "float32"."""
     dtype = expr.ty.dtype
     return str(getattr(dtype, "dtype", dtype))
+
+
+def builder_with_tir(module: Any) -> Any:
+    """A block builder that already holds the module's TIR functions, so that call_tir keeps working."""
+    builder = relax.BlockBuilder()
+    for variable in module.get_global_vars():
+        if isinstance(module[variable], tvm.tirx.PrimFunc):
+            builder.add_func(module[variable], variable.name_hint)
+    return builder

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.graph import Environment, calls_of, element_type, replay, static_shape
+from tvm_convgrad.training.graph import Environment, builder_with_tir, calls_of, element_type, replay, static_shape
 from tvm_convgrad.training.initialise import initial_value, roles_of
 
 Array = np.ndarray[Any, Any]
@@ -124,7 +124,7 @@ def from_module(
     values |= {name: constant.value.numpy() for name, constant in baked}
 
     flow = _StateFlow(list(state_vars.values()), [state_vars[name] for name, _ in baked])
-    builder = _builder_with_tir(module)
+    builder = builder_with_tir(module)
     with builder.function(function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
         with builder.dataflow():
             results = _fields(builder, replay(builder, original, environment, {BATCH_NORM: flow.rewrite}))
@@ -219,15 +219,6 @@ def _values_of(function: Any, weights: list[Any], given: dict[str, Array], sourc
                 f"{value.dtype}{list(value.shape)}."
             )
     return values
-
-
-def _builder_with_tir(module: Any) -> Any:
-    """A block builder that already holds the module's TIR functions, so that call_tir keeps working."""
-    builder = relax.BlockBuilder()
-    for variable in module.get_global_vars():
-        if isinstance(module[variable], tvm.tirx.PrimFunc):
-            builder.add_func(module[variable], variable.name_hint)
-    return builder
 
 
 def _fields(builder: Any, result: Any) -> list[Any]:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch normalisation written out: with batch statistics for training, with running ones for prediction.
+
+Train mode is that of PyTorch (torch.nn.BatchNorm2d): the batch is normalised with its biased variance, and
+running <- (1 - momentum) * running + momentum * batch, where the running variance takes the unbiased variance.
+The attribute `momentum` of `relax.nn.batch_norm` has this sense too; frontends convert other conventions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from tvm_convgrad.errors import ModelError
+from tvm_convgrad.training.counting import count_of, scalar, scaled_sum
+from tvm_convgrad.training.graph import Environment, element_type, static_shape
+
+OP = "relax.nn.batch_norm"
+
+
+def _along_channel(builder: Any, vector: Any, rank: int, axis: int) -> Any:
+    """A vector over channels as a tensor that broadcasts against the data."""
+    return builder.emit(relax.op.expand_dims(vector, [other for other in range(rank) if other != axis]))
+
+
+def _affine(builder: Any, call: Any, centred: Any, inverse_deviation: Any) -> Any:
+    """`centred * inverse_deviation * gamma + beta`; both factors over channels are multiplied first."""
+    _, gamma, beta, _, _ = call.args
+    rank, axis = len(static_shape(centred)), _axis(call)
+    factor = inverse_deviation
+    if call.attrs.scale:
+        factor = builder.emit(relax.op.multiply(factor, _along_channel(builder, gamma, rank, axis)))
+    result = builder.emit(relax.op.multiply(centred, factor))
+    if call.attrs.center:
+        result = builder.emit(relax.op.add(result, _along_channel(builder, beta, rank, axis)))
+    return result
+
+
+def _axis(call: Any) -> int:
+    return int(call.attrs.axis) % len(static_shape(call.args[0]))
+
+
+def training(builder: Any, call: Any, _environment: Environment) -> Any:
+    """The call as basic operators with batch statistics: (output, new running mean, new running variance).
+
+    Raises:
+        ModelError: a channel has one value only, so that no variance exists.
+    """
+    data, _, _, running_mean, running_var = call.args
+    dtype, axis, rank = element_type(data), _axis(call), len(static_shape(data))
+    axes = [other for other in range(rank) if other != axis]
+    count = count_of(builder, data, axes)
+    if count == 1 and isinstance(count, int):
+        raise ModelError(
+            f"batch_norm in training mode needs more than one value for each channel, but its data is "
+            f"{list(static_shape(data))}; use a larger batch, or bn='frozen'."
+        )
+    mean = scaled_sum(builder, data, axes, count, keepdims=True)
+    centred = builder.emit(relax.op.subtract(data, mean))
+    variance = scaled_sum(builder, relax.op.multiply(centred, centred), axes, count, keepdims=True)
+    shifted = builder.emit(relax.op.add(variance, scalar(float(call.attrs.epsilon), dtype)))
+    inverse_deviation = builder.emit(relax.op.divide(scalar(1.0, dtype), relax.op.sqrt(shifted)))
+    output = _affine(builder, call, centred, inverse_deviation)
+    if isinstance(count, int):
+        correction = scalar(count / (count - 1), dtype)
+    else:
+        correction = builder.emit(relax.op.divide(count, relax.op.subtract(count, scalar(1.0, dtype))))
+    unbiased = builder.emit(relax.op.multiply(variance, correction))
+    momentum = float(call.attrs.momentum)
+    return relax.Tuple(
+        [
+            output,
+            _moved(builder, running_mean, mean, momentum),
+            _moved(builder, running_var, unbiased, momentum),
+        ]
+    )
+
+
+def _moved(builder: Any, running: Any, batch: Any, momentum: float) -> Any:
+    """(1 - momentum) * running + momentum * batch."""
+    dtype = element_type(running)
+    flat = builder.emit(relax.op.reshape(batch, list(static_shape(running))))
+    old = builder.emit(relax.op.multiply(running, scalar(1.0 - momentum, dtype)))
+    new = builder.emit(relax.op.multiply(flat, scalar(momentum, dtype)))
+    return builder.emit(relax.op.add(old, new))
+
+
+def inference(builder: Any, call: Any, _environment: Environment) -> Any:
+    """The call as basic operators with the running statistics, which stay as they are."""
+    data, _, _, running_mean, running_var = call.args
+    dtype, axis, rank = element_type(data), _axis(call), len(static_shape(data))
+    centred = builder.emit(relax.op.subtract(data, _along_channel(builder, running_mean, rank, axis)))
+    shifted = builder.emit(relax.op.add(running_var, scalar(float(call.attrs.epsilon), dtype)))
+    inverse = builder.emit(relax.op.divide(scalar(1.0, dtype), relax.op.sqrt(shifted)))
+    output = _affine(builder, call, centred, _along_channel(builder, inverse, rank, axis))
+    return relax.Tuple([output, running_mean, running_var])

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converting the convolutions of a training step, forward and backward, to another layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+_NHWC = ["NHWC", "OHWI"]
+NHWC_LAYOUTS = {
+    "relax.nn.conv2d": _NHWC,
+    "relax.nn.conv2d_backward_weight": _NHWC,
+    "relax.nn.conv2d_backward_data": _NHWC,
+}
+
+
+def convert_layout(module: Any, layout: str) -> Any:
+    """The module with 2-D convolutions in `layout`: "NCHW" leaves it, "NHWC" takes NHWC data and OHWI kernels.
+
+    Inputs, parameters and results keep the layout that the model has; transforms stand at the borders.
+    """
+    if layout == "NCHW":
+        return module
+    return relax.transform.ConvertLayout(NHWC_LAYOUTS)(module)

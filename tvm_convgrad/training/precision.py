@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Half-precision operands for convolutions and matrix products of a finished float32 step.
+
+TVM's Gradient pass refuses bfloat16, so the step is differentiated in float32 and narrowed afterwards: operands of
+convolutions (forward, wgrad, dgrad) and of matmul are cast, the result is accumulated and stored in float32.
+Weights, statistics, losses and the optimizer stay float32 (master weights).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.training.graph import Environment, element_type, operator_name, replay
+
+DTYPES = ("float32", "float16", "bfloat16")
+_DEFAULT_SCALE = {"float32": 1.0, "float16": 1024.0, "bfloat16": 1.0}
+_RANKS = (1, 2, 3)
+NARROWED = (
+    "relax.matmul",
+    *(f"relax.nn.conv{rank}d" for rank in _RANKS),
+    *(f"relax.nn.conv{rank}d_transpose" for rank in _RANKS),
+    *(f"relax.nn.conv{rank}d_backward_weight" for rank in _RANKS),
+    *(f"relax.nn.conv{rank}d_backward_data" for rank in _RANKS),
+)
+
+
+def loss_scale(dtype: str, chosen: float | None) -> float:
+    """The static factor on the loss: the chosen one, or 1024 for float16 and 1 otherwise.
+
+    Raises:
+        UnsupportedError: the factor is not a positive number.
+    """
+    value = _DEFAULT_SCALE[dtype] if chosen is None else float(chosen)
+    if not (math.isfinite(value) and value > 0):
+        raise UnsupportedError(f"build_step: loss_scale must be a positive number, but is {value}.")
+    return value
+
+
+def narrow(module: Any, dtype: str) -> Any:
+    """The module with operands of convolutions and matrix products in `dtype`; "float32" leaves it as it is."""
+    if dtype == "float32":
+        return module
+    builder = relax.BlockBuilder()
+    for variable in module.get_global_vars():
+        function = module[variable]
+        if not isinstance(function, relax.Function):
+            builder.add_func(function, variable.name_hint)
+    for variable in module.get_global_vars():
+        function = module[variable]
+        if isinstance(function, relax.Function):
+            _narrow_function(builder, variable.name_hint, function, dtype)
+    return builder.get()
+
+
+def _narrow_function(builder: Any, name: str, function: Any, dtype: str) -> None:
+    environment = Environment()
+    fresh = [relax.Var(str(param.name), param.ty) for param in function.params]
+    for param, var in zip(function.params, fresh, strict=True):
+        environment[param] = var
+    narrowed: dict[Any, Any] = {}
+
+    def cast(tensor: Any) -> Any:
+        if element_type(tensor) != "float32":
+            return tensor
+        if tensor not in narrowed:
+            narrowed[tensor] = builder.emit(relax.op.astype(tensor, dtype))
+        return narrowed[tensor]
+
+    def rewrite(_builder: Any, call: Any, _environment: Environment) -> Any:
+        if element_type(call.args[0]) != "float32":
+            return None
+        operands = [cast(argument) if isinstance(argument.ty, relax.TensorType) else argument for argument in call.args]
+        fields = {key: getattr(call.attrs, key) for key in call.attrs.keys()}
+        fields["out_dtype"] = "float32"
+        attributes = tvm.ir.make_node(str(call.attrs.__class__._tvm_ffi_type_key), **fields)
+        return relax.Call(call.op, operands, attributes, list(call.ty_args))
+
+    with builder.function(name, fresh):
+        with builder.dataflow():
+            result = replay(builder, function, environment, dict.fromkeys(NARROWED, rewrite))
+            output = builder.emit_output(result)
+        builder.emit_func_output(output)

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model to the IRModule of one training step: loss, gradients, optimizer, new state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from tvm import relax
+
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.training import batch_norm, dropout, precision
+from tvm_convgrad.training.counting import scalar
+from tvm_convgrad.training.gradient_ops import gradient_descriptors
+from tvm_convgrad.training.differentiate import Adjoint, differentiate
+from tvm_convgrad.training.graph import Environment, Rewrite, builder_with_tir, element_type, operator_counts, replay
+from tvm_convgrad.training.layout import convert_layout
+from tvm_convgrad.training.losses import Loss, find_loss
+from tvm_convgrad.training.model import Model, TensorSchema, schema_of
+from tvm_convgrad.training.optimizers import Optimizer, make_optimizer
+
+Role = Literal["parameter", "running_stat", "optimizer", "counter"]
+Array = np.ndarray[Any, Any]
+STEP_COUNTER = "step"
+FUNCTIONS = ("step", "predict", "init")
+
+
+@dataclass(frozen=True)
+class StateSchema:
+    """One tensor of the state: what it is called, its fixed extents, its dtype and what it is for."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class StepModule:
+    """A training step: `module` has the functions step, predict and init (see `tvm_convgrad.training`).
+
+    `gradients` lists every backward convolution of the step in order: operator name and problem descriptor.
+    `options` are those that the step was built with, plain enough for JSON.
+    """
+
+    module: Any
+    inputs: tuple[TensorSchema, ...]
+    target: TensorSchema
+    prediction: TensorSchema
+    state: tuple[StateSchema, ...]
+    initial_state: list[Array]
+    options: dict[str, Any]
+    gradients: list[tuple[str, str]] = field(default_factory=list)
+
+
+def build_step(
+    model: Model,
+    *,
+    loss: str = "cross_entropy",
+    optimizer: str = "sgd",
+    lr: float | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    nesterov: bool | None = None,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    dtype: str = "float32",
+    loss_scale: float | None = None,
+    layout: str = "NCHW",
+    bn: str = "train",
+    dropout_mode: str = "train",
+    seed: int = 0,
+) -> StepModule:
+    """The training step of a model.
+
+    Args:
+        loss: "cross_entropy" (int64 class labels) or "mse".
+        optimizer: "sgd", "adam" or "adamw", with torch.optim's meaning of `lr`, `momentum`, `weight_decay`,
+            `nesterov`, `betas`, `eps`; None takes the optimizer's default.
+        dtype: "float32", or "float16"/"bfloat16" for the operands of convolutions and matrix products, which
+            accumulate in float32; weights and everything else stay float32.
+        loss_scale: factor on the loss during the backward pass, undone before the optimizer (default: 1024 for
+            float16, else 1).
+        layout: "NCHW", or "NHWC" to convert convolutions to NHWC/OHWI.
+        bn: "train" normalises with batch statistics, whatever mode the model was exported in; "frozen" keeps the
+            running statistics.
+        dropout_mode: "train" makes every dropout real (seeded by `seed` and the step counter); "off" drops nothing.
+
+    Raises:
+        UnsupportedError: an option that does not exist.
+        ModelError: operators without gradient (all of them are named), or a shape that the loss does not fit.
+    """
+    chosen = make_optimizer(
+        optimizer,
+        {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "betas": betas,
+            "eps": eps,
+        },
+    )
+    criterion = find_loss(loss)
+    _one_of("bn", bn, ("train", "frozen"))
+    _one_of("dropout_mode", dropout_mode, ("train", "off"))
+    _one_of("layout", layout, ("NCHW", "NHWC"))
+    _one_of("dtype", dtype, precision.DTYPES)
+    scale = precision.loss_scale(dtype, loss_scale)
+
+    drops = dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
+    counted = chosen.needs_step or drops
+    forward = _loss_function(model, criterion, scale, bn=bn, drop=drops, counted=counted, seed=seed)
+    adjoint = differentiate(forward, parameters=_span(model, "parameters"), source=model.source)
+    state = _state_of(model, chosen, counted)
+    module = _assemble(model, adjoint, chosen, scale, counted, state)
+    module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(module)
+    module = precision.narrow(module, dtype)
+    module = convert_layout(module, layout)
+    predict_type = module["predict"].ret_ty
+    target = schema_of(adjoint.params[len(model.inputs)], "target")
+    return StepModule(
+        module=module,
+        inputs=model.inputs,
+        target=target,
+        prediction=schema_of(relax.Var("prediction", predict_type), "prediction"),
+        state=tuple(schema for schema, _ in state),
+        initial_state=[value for _, value in state],
+        options={
+            "loss": loss,
+            "optimizer": optimizer,
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in chosen.settings.items()},
+            "dtype": dtype,
+            "loss_scale": scale,
+            "layout": layout,
+            "bn": bn,
+            "dropout": dropout_mode,
+            "seed": seed,
+            "source": model.source,
+        },
+        gradients=gradient_descriptors(module["step"]),
+    )
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UnsupportedError(f"build_step: {option} = {value!r} is unknown; choose one of {', '.join(allowed)}.")
+
+
+def _span(model: Model, part: Literal["parameters", "states"]) -> slice:
+    """Where the parameters or the states stand among the arguments (inputs, target, parameters, states, counter)."""
+    start = len(model.inputs) + 1
+    if part == "parameters":
+        return slice(start, start + len(model.parameters))
+    return slice(start + len(model.parameters), start + len(model.parameters) + len(model.states))
+
+
+def _state_of(model: Model, optimizer: Optimizer, counted: bool) -> list[tuple[StateSchema, Array]]:
+    """Every tensor of the state with its initial value, in the order of the state tuple."""
+
+    def entry(name: str, value: Array, role: Role) -> tuple[StateSchema, Array]:
+        return StateSchema(name, tuple(int(extent) for extent in value.shape), str(value.dtype), role), value
+
+    entries = [entry(name, value, "parameter") for name, value in model.parameters.items()]
+    entries += [entry(name, value, "running_stat") for name, value in model.states.items()]
+    for name, value in model.parameters.items():
+        entries += [entry(f"{name}.{slot}", np.zeros_like(value), "optimizer") for slot in optimizer.slots]
+    if counted:
+        entries.append(entry(STEP_COUNTER, np.zeros((), "int64"), "counter"))
+    return entries
+
+
+def _loss_function(
+    model: Model, loss: Loss, scale: float, *, bn: str, drop: bool, counted: bool, seed: int
+) -> Any:
+    """f(inputs, target, parameters, states, [step]) -> (scaled loss, loss, predictions, new states...)."""
+    original = model.relax_function
+    rewrites: dict[str, Rewrite] = {
+        batch_norm.OP: batch_norm.training if bn == "train" else batch_norm.inference,
+        dropout.OP: dropout.identity,
+    }
+    environment = Environment()
+    fresh = [relax.Var(str(param.name), param.ty) for param in original.params]
+    for param, var in zip(original.params, fresh, strict=True):
+        environment[param] = var
+    inputs, rest = fresh[: len(model.inputs)], fresh[len(model.inputs) :]
+    target = relax.Var("target", loss.target_type(_prediction_of(original)))
+    counter = [relax.Var(STEP_COUNTER, relax.TensorType((), "int64"))] if counted else []
+    if drop:
+        rewrites[dropout.OP] = dropout.seeded(seed, counter[0])
+    builder = builder_with_tir(model.module)
+    with builder.function("loss", [*inputs, target, *rest, *counter]):
+        with builder.dataflow():
+            result = replay(builder, original, environment, rewrites)
+            predictions, new_states = result.fields[0], list(result.fields[1:])
+            value = loss.value(builder, predictions, target)
+            scaled = builder.emit(relax.op.multiply(value, scalar(scale, element_type(value))))
+            outputs = [builder.emit_output(output) for output in (scaled, value, predictions, *new_states)]
+        builder.emit_func_output(relax.Tuple(outputs))
+    return builder.get()
+
+
+def _prediction_of(function: Any) -> Any:
+    """An expression with the type of the model's predictions."""
+    return relax.Var("predictions", function.ret_ty.fields[0])
+
+
+def _assemble(
+    model: Model,
+    adjoint: Adjoint,
+    optimizer: Optimizer,
+    scale: float,
+    counted: bool,
+    state: list[tuple[StateSchema, Array]],
+) -> Any:
+    """The module with step, predict and init."""
+    builder = builder_with_tir(model.module)
+    state_type = relax.TupleType([relax.TensorType(schema.shape, schema.dtype) for schema, _ in state])
+    _emit_step(builder, model, adjoint, optimizer, scale, counted, state_type)
+    _emit_predict(builder, model, state_type)
+    with builder.function("init", []):
+        with builder.dataflow():
+            values = [relax.const(value, schema.dtype) for schema, value in state]
+            output = builder.emit_output(relax.Tuple(values))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def _emit_step(
+    builder: Any, model: Model, adjoint: Adjoint, optimizer: Optimizer, scale: float, counted: bool, state_type: Any
+) -> None:
+    """step(inputs, target, lr, state) -> (loss, predictions, new state)."""
+    leading = [relax.Var(str(param.name), param.ty) for param in adjoint.params[: len(model.inputs) + 1]]
+    rate = relax.Var("lr", relax.TensorType((), "float32"))
+    state = relax.Var("state", state_type)
+    with builder.function("step", [*leading, rate, state]):
+        with builder.dataflow():
+            items = [builder.emit(relax.TupleGetItem(state, i)) for i in range(len(state_type.fields))]
+            count, states = len(model.parameters), len(model.states)
+            parameters = items[:count]
+            slots = items[count + states : len(items) - counted]
+            arguments = [*leading, *items[: count + states], *items[len(items) - counted :]]
+            results, gradients = adjoint.emit(builder, arguments)
+            _, loss, predictions, *new_states = results
+
+            step = next_step = None
+            if counted:
+                next_step = builder.emit(relax.op.add(items[-1], relax.const(1, "int64")))
+                step = builder.emit(relax.op.astype(next_step, "float64"))
+            new_parameters, new_slots = [], []
+            each = len(optimizer.slots)
+            for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                dtype = element_type(parameter)
+                if scale != 1.0:
+                    gradient = builder.emit(relax.op.multiply(gradient, scalar(1.0 / scale, dtype)))
+                own_rate = rate if dtype == "float32" else builder.emit(relax.op.astype(rate, dtype))
+                updated, kept = optimizer.update(
+                    builder, parameter, gradient, slots[index * each : (index + 1) * each], own_rate, step
+                )
+                new_parameters.append(updated)
+                new_slots += kept
+            counter = [next_step] if counted else []
+            new_state = relax.Tuple([*new_parameters, *new_states, *new_slots, *counter])
+            output = builder.emit_output(relax.Tuple([loss, predictions, new_state]))
+        builder.emit_func_output(output)
+
+
+def _emit_predict(builder: Any, model: Model, state_type: Any) -> None:
+    """predict(inputs, state) -> predictions, with running statistics and without dropout."""
+    original = model.relax_function
+    environment = Environment()
+    inputs = [relax.Var(str(param.name), param.ty) for param in original.params[: len(model.inputs)]]
+    state = relax.Var("state", state_type)
+    with builder.function("predict", [*inputs, state]):
+        with builder.dataflow():
+            items = [
+                builder.emit(relax.TupleGetItem(state, i)) for i in range(len(model.parameters) + len(model.states))
+            ]
+            for param, argument in zip(original.params, [*inputs, *items], strict=True):
+                environment[param] = argument
+            rewrites = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity}
+            predictions = replay(builder, original, environment, rewrites).fields[0]
+            output = builder.emit_output(predictions)
+        builder.emit_func_output(output)
