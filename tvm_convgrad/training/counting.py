@@ -20,19 +20,25 @@ def scalar(value: float, dtype: str) -> Any:
 def count_of(builder: Any, tensor: Any, axes: Sequence[int]) -> int | Any:
     """The product of the extents along `axes`: an int, or a float scalar tensor computed at run time.
 
-    A symbolic extent is counted by adding ones, which is exact below 2^24 in float32. The result is wrapped in `no_grad`, since extents have no gradient.
+    A symbolic extent is counted by adding a one for each row of a slice of the tensor (exact below 2^24 in
+    float32): TVM 0.27 fails to compile kernels that take a symbolic extent without a tensor that has it, as
+    `shape_to_tensor` and `full` do. The result is wrapped in `no_grad`, since extents have no gradient.
     """
     shape, dtype = static_shape(tensor), element_type(tensor)
-    extents = [shape[axis] for axis in axes]
-    fixed = math.prod(extent for extent in extents if isinstance(extent, int))
-    symbolic = [extent for extent in extents if not isinstance(extent, int)]
+    fixed = math.prod(shape[axis] for axis in axes if isinstance(shape[axis], int))
+    symbolic = [axis for axis in axes if not isinstance(shape[axis], int)]
     if not symbolic:
         return fixed
-    product = scalar(float(fixed), dtype)
-    for extent in symbolic:
-        ones = builder.emit(relax.op.full(relax.ShapeExpr([extent]), scalar(1.0, dtype), dtype))
-        product = builder.emit(relax.op.multiply(builder.emit(relax.op.sum(ones)), product))
-    return builder.emit(relax.op.grad.no_grad(product))
+    count = scalar(float(fixed), dtype)
+    for axis in symbolic:
+        others = [other for other in range(len(shape)) if other != axis]
+        line = tensor
+        if others:
+            begin, end = [0] * len(others), [1] * len(others)
+            line = builder.emit(relax.op.strided_slice(tensor, axes=others, begin=begin, end=end))
+        extent = builder.emit(relax.op.sum(builder.emit(relax.op.ones_like(line))))
+        count = builder.emit(relax.op.multiply(extent, count))
+    return builder.emit(relax.op.grad.no_grad(count))
 
 
 def mean(builder: Any, tensor: Any, axes: Sequence[int], *, keepdims: bool = False) -> Any:

@@ -88,7 +88,7 @@ def from_module(
         ModelError: no such function, no tensor result, unknown extents, a value of the wrong shape or dtype.
     """
     original = _relax_function(module, function, source)
-    count = _input_count(original, num_inputs, source)
+    count = input_count(original, num_inputs, source)
     inputs, weights = list(original.params[:count]), list(original.params[count:])
     values = _values_of(original, weights, dict(parameters or {}), source, seed)
     statistics, used = _running_statistics(original), set(relax.analysis.free_vars(original.body))
@@ -183,7 +183,7 @@ def _relax_function(module: Any, function: str, source: str) -> Any:
     return found
 
 
-def _input_count(function: Any, num_inputs: int | None, source: str) -> int:
+def input_count(function: Any, num_inputs: int | None, source: str) -> int:
     if num_inputs is None:
         attributes = function.attrs
         num_inputs = int(attributes["num_input"]) if attributes and "num_input" in attributes else 1

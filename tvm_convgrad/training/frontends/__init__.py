@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading models: ONNX, torch.export, a Python function that returns Relax, and Relax JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from tvm_convgrad.errors import ModelError
+from tvm_convgrad.training.model import Model
+
+Batch = int | Literal["dynamic"] | None
+_ENDINGS = ".onnx, .pt2, .json or file.py:function"
+
+
+def load_model(path: str | Path, *, batch: Batch = None) -> Model:
+    """Read a model file.
+
+    Args:
+        path: `.onnx`; `.pt2` (torch.export.save); `.json` (tvm.ir.save_json, parameters in an `.npz` of the same
+            stem, if any); or `file.py:function`, a function without required arguments (see `python_function`).
+        batch: extent of axis 0 of every input: an int, "dynamic" for a symbolic one, None for what the model says.
+
+    Raises:
+        ModelError: the file is missing, damaged or of another kind, uses operators that cannot be imported (all of
+            them are named), or has a batch that cannot be changed.
+        SetupError: the package that reads this kind of file is not installed.
+    """
+    text = str(path)
+    if batch is not None and batch != "dynamic" and (not isinstance(batch, int) or batch < 1):
+        raise ModelError(f"{text}: batch must be a positive integer or 'dynamic', but is {batch!r}.")
+    file, _, function = text.rpartition(":")
+    if file.endswith(".py"):
+        from tvm_convgrad.training.frontends.python_function import load_function
+
+        return load_function(require_file(file), function, batch)
+    suffix = Path(text).suffix.lower()
+    if suffix == ".py":
+        raise ModelError(f"{text} names no function; write {text}:FUNCTION, a function that returns an IRModule.")
+    if suffix not in (".onnx", ".pt2", ".json"):
+        raise ModelError(f"{text}: the ending {suffix!r} is not that of a model; give {_ENDINGS}.")
+    found = require_file(text)
+    if suffix == ".onnx":
+        from tvm_convgrad.training.frontends.onnx import load_onnx
+
+        return load_onnx(found, batch)
+    if suffix == ".pt2":
+        from tvm_convgrad.training.frontends.torch_export import load_pt2
+
+        return load_pt2(found, batch)
+    from tvm_convgrad.training.frontends.relax_json import load_json
+
+    return load_json(found, batch)
+
+
+def require_file(path: str | Path) -> Path:
+    """The path, if a file that can be read is there.
+
+    Raises:
+        ModelError: it is missing, or is a folder.
+    """
+    found = Path(path)
+    if not found.is_file():
+        what = "is a folder, not a model file" if found.is_dir() else "does not exist"
+        raise ModelError(f"{path} {what}; check the path of the model.")
+    return found

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Setting the batch extent of a finished Relax module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_convgrad.errors import ModelError
+from tvm_convgrad.training.graph import static_shape
+
+
+def bind_batch(module: Any, function: str, num_inputs: int, batch: int | str | None, remedy: str, source: str) -> Any:
+    """The module with `batch` as extent of axis 0 of its inputs, where that axis is symbolic.
+
+    Raises:
+        ModelError: the axis has another fixed extent; `remedy` says how to make a model with a free one.
+    """
+    if batch is None or function not in {variable.name_hint for variable in module.get_global_vars()}:
+        return module
+    for param in list(module[function].params[:num_inputs]):
+        shape = static_shape(param)
+        if not shape:
+            continue
+        extent = shape[0]
+        if isinstance(extent, int):
+            if batch == "dynamic" or extent != batch:
+                raise ModelError(
+                    f"{source}: input {param.name!r} has the fixed batch {extent}, which cannot become {batch}; {remedy}."
+                )
+        elif isinstance(batch, int):
+            if not isinstance(extent, tvm.ir.Var):
+                raise ModelError(f"{source}: the batch of input {param.name!r} is {extent}, so it cannot be set; {remedy}.")
+            module = relax.transform.BindSymbolicVars({extent: tvm.tirx.IntImm("int64", batch)}, function)(module)
+    return module

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models from torch.export: a .pt2 file, or an ExportedProgram in memory.
+
+TVM's translator bakes buffers into constants, drops what the forward pass writes into them, and makes dropout the
+identity. Here every buffer is an input, every mutated one (running statistics, num_batches_tracked, …) an output as
+well, and dropout becomes `relax.nn.dropout`, whatever mode the model was exported in.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_convgrad.errors import ModelError, SetupError
+from tvm_convgrad.training.frontends.batch import bind_batch
+from tvm_convgrad.training.model import Model, from_module
+
+_REMEDY = "export the model with torch.export.export(..., dynamic_shapes=({0: torch.export.Dim('n')},))"
+# The translator takes these for the identity or for constants, which would be wrong without a word.
+_RANDOM = ("bernoulli", "rand", "normal", "multinomial", "feature_dropout", "alpha_dropout")
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise SetupError(
+            "Reading a .pt2 model needs PyTorch, which is not installed; pip install 'tvm-convgrad[torch]'."
+        ) from error
+    return torch
+
+
+def load_pt2(path: Path, batch: int | str | None) -> Model:
+    """Read a file written by torch.export.save.
+
+    Raises:
+        ModelError: it is not one, or cannot be imported (see `from_exported_program`).
+        SetupError: PyTorch is not installed.
+    """
+    torch = _torch()
+    if not zipfile.is_zipfile(path):
+        raise ModelError(f"{path} is no .pt2 file (not an archive) or is truncated; write it with torch.export.save.")
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # torch raises many kinds here: RuntimeError, KeyError, pickle and JSON errors
+        raise ModelError(
+            f"{path} cannot be read as a torch.export program ({_first_line(error)}); write it with "
+            f"torch.export.save of torch {torch.__version__}."
+        ) from error
+    return from_exported_program(program, batch=batch, source=str(path))
+
+
+def from_exported_program(program: Any, *, batch: int | str | None = None, source: str = "ExportedProgram") -> Model:
+    """The model of a torch.export.ExportedProgram, exported in train or eval mode.
+
+    Raises:
+        ModelError: operators that cannot be imported (all of them are named), several outputs without a tensor
+            first, or a fixed batch that `batch` would change.
+    """
+    torch = _torch()
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    if not isinstance(program, torch.export.ExportedProgram):
+        raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
+    program = program.run_decompositions(_decompositions(torch))
+    _refuse_unsupported(program, source)
+    adapted, mutated = _buffers_as_inputs(torch, program)
+    importer = ExportedProgramImporter()
+    try:
+        module = importer.from_exported_program(
+            adapted,
+            keep_params_as_input=True,
+            unwrap_unit_return_tuple=False,
+            no_bind_return_tuple=False,
+            custom_convert_map=_converters(),
+        )
+    except (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {_first_line(error)}.") from error
+    values, frozen = _weights(program)
+    count = len(program.graph_signature.user_inputs)
+    module = bind_batch(module, "main", count, batch, _REMEDY, source)
+    return from_module(
+        module, num_inputs=count, parameters=values, state_outputs=mutated, frozen=frozen, source=source
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def _decompositions(torch: Any) -> dict[Any, Any]:
+    """PyTorch's decompositions without those of dropout, which would turn it into random numbers."""
+    table = torch.export.default_decompositions()
+    for packet in (torch.ops.aten.dropout, torch.ops.aten.native_dropout):
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    return dict(table)
+
+
+def _refuse_unsupported(program: Any, source: str) -> None:
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    known = set(ExportedProgramImporter().convert_map) | set(_converters())
+    unknown: Counter[str] = Counter()
+    random: Counter[str] = Counter()
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = str(getattr(node.target, "__name__", node.target))
+        if name.startswith(_RANDOM):
+            random[name] += 1
+        elif name not in known:
+            unknown[name] += 1
+    for kind, found in (("unsupported", unknown), ("random", random)):
+        if found:
+            listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(found.items()))
+            raise ModelError(f"{source} uses {kind} operators: {listed}; replace them in the model and export it again.")
+
+
+def _buffers_as_inputs(torch: Any, program: Any) -> tuple[Any, list[str]]:
+    """What the translator reads of a program, with buffers as inputs and mutations of them as first outputs."""
+    kinds, outputs = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
+    signature = program.graph_signature
+    constants = dict(program.constants)
+    tensors = {**program.state_dict, **{name: value for name, value in constants.items()}}
+    variable = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target is not None}
+    inputs = [
+        replace(spec, kind=kinds.PARAMETER) if spec.kind in (kinds.BUFFER, kinds.CONSTANT_TENSOR) else spec
+        for spec in signature.input_specs
+    ]
+    mutated = [variable[spec.target] for spec in signature.output_specs if spec.kind is outputs.BUFFER_MUTATION]
+    results = [
+        replace(spec, kind=outputs.USER_OUTPUT) if spec.kind is outputs.BUFFER_MUTATION else spec
+        for spec in signature.output_specs
+    ]
+    adapted = SimpleNamespace(
+        graph=program.graph,
+        graph_module=program.graph_module,
+        graph_signature=SimpleNamespace(input_specs=inputs, output_specs=results),
+        state_dict=tensors,
+        constants={},
+        tensor_constants={},
+        range_constraints=program.range_constraints,
+        named_buffers=dict,
+        named_parameters=dict,
+    )
+    # The translator calls .items() of what these return.
+    adapted.named_buffers = adapted.named_parameters = lambda: {}
+    return adapted, mutated
+
+
+def _weights(program: Any) -> tuple[dict[str, np.ndarray[Any, Any]], set[str]]:
+    """Initial values of parameters and buffers by variable name, and the names of those that are not trained."""
+    signature = program.graph_signature
+    tensors = {**program.state_dict, **program.constants}
+    trained = {name for name, parameter in program.named_parameters() if parameter.requires_grad}
+    values: dict[str, np.ndarray[Any, Any]] = {}
+    frozen: set[str] = set()
+    for spec in signature.input_specs:
+        if spec.target is None or spec.target not in tensors:
+            continue
+        values[spec.arg.name] = tensors[spec.target].detach().cpu().contiguous().numpy()
+        if spec.target not in trained:
+            frozen.add(spec.arg.name)
+    return values, frozen
+
+
+def _converters() -> dict[str, Any]:
+    """Translations that replace those of TVM, by operator."""
+    return {
+        "dropout.default": _dropout,
+        "native_dropout.default": _native_dropout,
+        "_native_batch_norm_legit_functional.default": _batch_norm_training,
+    }
+
+
+def _dropout(node: Any, importer: Any) -> Any:
+    data, rate = importer.env[node.args[0]], float(node.args[1])
+    return importer.block_builder.emit(_dropped(importer, data, rate)[0])
+
+
+def _native_dropout(node: Any, importer: Any) -> Any:
+    return _dropped(importer, importer.env[node.args[0]], float(node.args[1]))
+
+
+def _dropped(importer: Any, data: Any, rate: float) -> Any:
+    return importer.block_builder.emit(relax.op.nn.dropout(data, rate))
+
+
+def _batch_norm_training(node: Any, importer: Any) -> Any:
+    """(output, saved mean, saved deviation, new running mean, new running variance)."""
+    result = importer._batch_norm(node, training=True, return_tuple=True)
+    emit = importer.block_builder.emit
+    output, mean, variance = (emit(relax.TupleGetItem(result, index)) for index in range(3))
+    return emit(relax.Tuple([output, mean, variance, mean, variance]))
