@@ -17,13 +17,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm_convgrad
 from tvm_convgrad.errors import ArtifactError, SetupError
-from tvm_convgrad.training.cpu import local_features
+from tvm_convgrad.training.cpu import local_features, required_features
 from tvm_convgrad.training.envelope import Kind, seal, unseal, write_atomic
 from tvm_convgrad.training.schema import TensorSpec
+
+if TYPE_CHECKING:
+    from tvm_convgrad.training.model import TensorSchema
+    from tvm_convgrad.training.step import StateSchema, StepModule
 
 ARTIFACT = Kind(magic=b"CVGSTEP\x01", version=1, noun="a compiled training step", maker="convgrad build")
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -83,31 +87,23 @@ def versions() -> dict[str, str]:
     }
 
 
-def make_manifest(
-    *,
-    source: str,
-    target: str,
-    cpu_features: Sequence[str],
-    inputs: Sequence[TensorSpec],
-    labels: TensorSpec,
-    prediction: TensorSpec,
-    state: Sequence[TensorSpec],
-    options: dict[str, Any],
-    gradients: Sequence[dict[str, Any]],
-) -> dict[str, Any]:
-    """The manifest of a step; `labels` is the target of the loss, `target` what TVM compiled for."""
+def make_manifest(step: StepModule, target: Any, gradients: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest of `step` compiled for `target`, a TVM target, with one entry of `gradients` for each of its own."""
+
+    def entry(tensor: TensorSchema | StateSchema) -> dict[str, Any]:
+        return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, getattr(tensor, "role", "")).to_json()
+
     return {
         "versions": versions(),
-        "source": source,
-        "target": target,
-        "cpu_features": list(cpu_features),
+        "target": str(target),
+        "cpu_features": required_features(target),
         "schema": {
-            "inputs": [spec.to_json() for spec in inputs],
-            "target": labels.to_json(),
-            "prediction": prediction.to_json(),
-            "state": [spec.to_json() for spec in state],
+            "inputs": [entry(tensor) for tensor in step.inputs],
+            "target": entry(step.target),
+            "prediction": entry(step.prediction),
+            "state": [entry(tensor) for tensor in step.state],
         },
-        "options": options,
+        "options": step.options,
         "gradients": list(gradients),
     }
 
@@ -201,7 +197,8 @@ static const char manifest[] =
 #ifdef __cplusplus
 extern "C"
 #endif
-TVM_FFI_DLL_EXPORT int __tvm_ffi_convgrad_manifest(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {{
+TVM_FFI_DLL_EXPORT int
+__tvm_ffi_convgrad_manifest(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {{
   TVMFFIByteArray text = {{manifest, sizeof(manifest) - 1}};
   return TVMFFIStringFromByteArray(&text, result);
 }}

@@ -44,7 +44,7 @@ def parse_target(text: str) -> Any:
         ) from error
     if target.kind.name != "llvm":
         raise UnsupportedError(
-            f"target {text!r} is not a CPU; this version compiles training steps for kind llvm only, use llvm or native."
+            f"target {text!r} is not a CPU; steps are compiled for kind llvm only, so use llvm or native."
         )
     return target
 

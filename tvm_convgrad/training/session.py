@@ -62,7 +62,7 @@ class Session:
             missing = sorted({spec.name for spec in specs} - set(values))
             extra = sorted(set(values) - {spec.name for spec in specs})
             raise ArtifactError(
-                f"the state given is not one of this model: missing {missing or 'nothing'}, unknown {extra or 'nothing'}."
+                f"this is no state of this model: missing {missing or 'nothing'}, unknown {extra or 'nothing'}."
             )
         arrays = [spec.accept(values[spec.name], {}, f"state {spec.name!r}") for spec in specs]
         self._state = tuple(self._tensor(array) for array in arrays)
@@ -143,4 +143,3 @@ class Session:
             raise ArtifactError(
                 f"{self.artifact.path}: {function} failed: {first[0] if first else type(error).__name__}"
             ) from error
-

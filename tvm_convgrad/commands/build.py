@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convgrad build`: a model becomes one shared library with its training step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tvm_convgrad.commands import options
+
+
+def build(
+    model: Annotated[str, typer.Argument(help="Model: .onnx, .pt2, file.py:function, or .json of a Relax module.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The shared library to write.")],
+    target: options.Target = "llvm",
+    layout: options.Layout = "NCHW",
+    offload: options.Offload = "auto",
+    batch: options.Batch = None,
+    optimizer: options.Optimizer = "sgd",
+    lr: options.Rate = None,
+    momentum: options.Momentum = None,
+    weight_decay: options.WeightDecay = None,
+    loss: options.Loss = "cross_entropy",
+    dtype: options.DType = "float32",
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Compile the training step of MODEL into one shared library that Python and C++ load."""
+    options.check_offload(offload)
+    size = options.parse_batch(batch)
+    start = time.perf_counter()
+
+    from tvm_convgrad.report.gradients import describe_gradients
+    from tvm_convgrad.report.tables import byte_count, print_json, print_pairs, stderr
+    from tvm_convgrad.training.artifact import make_manifest, save_artifact
+    from tvm_convgrad.training.cpu import parse_target
+    from tvm_convgrad.training.frontends import load_model
+    from tvm_convgrad.training.lower import compile_step
+    from tvm_convgrad.training.step import build_step
+
+    compiled_for = parse_target(target)
+    with stderr().status(f"reading {model}") as status:
+        loaded = load_model(model, batch=size)
+        status.update("differentiating")
+        step = build_step(
+            loaded,
+            loss=loss,
+            optimizer=optimizer,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            dtype=dtype,
+            layout=layout,
+            seed=seed,
+        )
+        status.update("compiling")
+        executable = compile_step(step, compiled_for)
+        manifest = make_manifest(step, compiled_for, describe_gradients(step.gradients))
+        artifact = save_artifact(executable, manifest, output)
+    size_bytes = output.stat().st_size
+    seconds = time.perf_counter() - start
+    if json:
+        print_json({"output": str(output), "id": artifact.id, "bytes": size_bytes, "seconds": seconds} | manifest)
+        return
+    print_pairs(f"training step of {model}", _summary(artifact, seconds, byte_count(size_bytes)))
+
+
+def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
+    state = artifact.state
+    weights = sum(_count(spec.shape) for spec in state if spec.role == "parameter")
+    settings = ("loss", "optimizer", "lr", "dtype", "layout")
+    return [
+        ("library", f"{artifact.path} ({size}, {seconds:.1f} s)"),
+        ("sha256", artifact.id),
+        ("target", artifact.manifest["target"]),
+        ("input", ", ".join(f"{spec.name}: {spec}" for spec in artifact.inputs)),
+        ("prediction", artifact.prediction),
+        ("options", ", ".join(f"{name}={artifact.options[name]}" for name in settings)),
+        ("parameters", f"{weights:,} in {sum(spec.role == 'parameter' for spec in state)} tensors"),
+        ("gradient operators", len(artifact.gradients)),
+    ]
+
+
+def _count(shape: tuple[int | str, ...]) -> int:
+    product = 1
+    for extent in shape:
+        product *= int(extent)
+    return product

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convgrad env`: what this installation consists of, for reports of faults."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+from tvm_convgrad.commands import options
+
+_PACKAGES = ("tvm-convgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "ml_dtypes", "typer", "rich", "matplotlib")
+_EXTRAS = {"onnx": ("onnx",), "torch": ("torch",), "demo": ("onnx", "scikit-learn"), "test": ("pytest", "hypothesis")}
+
+
+def env(json: options.Json = False) -> None:
+    """Show versions, CPU, compilation target, cache folder and which extras are installed."""
+    import platformdirs
+
+    from tvm_convgrad.report.tables import print_json, print_pairs
+
+    report: dict[str, Any] = {name: _version(name) for name in _PACKAGES}
+    report |= {"python": f"{platform.python_implementation()} {platform.python_version()}"}
+    report["platform"] = platform.platform()
+    report["cores"] = len(os.sched_getaffinity(0))
+    report |= _compiler()
+    report["cache"] = platformdirs.user_cache_dir("tvm-convgrad")
+    report["extras"] = {extra: all(map(_version, packages)) for extra, packages in _EXTRAS.items()}
+    if json:
+        print_json(report)
+        return
+    extras = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in report.pop("extras").items())
+    rows = [
+        (name, ", ".join(value) if isinstance(value, list) else value or "missing") for name, value in report.items()
+    ]
+    print_pairs("tvm-convgrad environment", [*rows, ("extras", extras)])
+
+
+def _compiler() -> dict[str, Any]:
+    """What TVM says of this machine."""
+    from tvm.support import cc
+    from tvm.target import codegen
+
+    from tvm_convgrad.training.cpu import local_features
+
+    return {
+        "cpu": str(codegen.llvm_get_system_cpu()),
+        "cpu features": sorted(local_features()),
+        "triple": str(codegen.llvm_get_system_triple()),
+        "llvm": int(codegen.llvm_version_major()),
+        "c++ compiler": cc.get_cc(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

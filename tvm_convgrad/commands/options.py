@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, and what their values may be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from tvm_convgrad.errors import UnsupportedError
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Batch = Annotated[
+    str | None,
+    typer.Option(metavar="N|dynamic", help="Samples of a step; dynamic: any number. Default: as the model says."),
+]
+Layout = Annotated[str, typer.Option(metavar="NCHW|NHWC", help="Layout of the convolutions inside the step.")]
+DType = Annotated[str, typer.Option(metavar="float32|float16|bfloat16", help="Type that convolutions compute in.")]
+Target = Annotated[str, typer.Option(help="What to compile for: llvm, native (this CPU), or TVM's JSON form.")]
+Loss = Annotated[str, typer.Option(metavar="cross_entropy|mse", help="Loss of the step.")]
+Optimizer = Annotated[str, typer.Option(metavar="sgd|adam|adamw", help="Update rule.")]
+Rate = Annotated[float | None, typer.Option(min=0.0, help="Learning rate. Default: the optimizer's.")]
+Momentum = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Momentum of sgd.")]
+WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Weight decay.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and dropout.")]
+Offload = Annotated[str, typer.Option(metavar="auto|none", help="Vendor libraries to use; there are none so far.")]
+
+_VENDORS = ("onednn", "cudnn", "cutlass")
+
+
+def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
+    """The value of --batch: a number, "dynamic", or None for the model's own.
+
+    Raises:
+        typer.BadParameter: anything else.
+    """
+    if text is None:
+        return None
+    if text == "dynamic":
+        return "dynamic"
+    if not text.isdecimal() or int(text) == 0:
+        raise typer.BadParameter(f"--batch {text}: give a positive number, or dynamic.")
+    return int(text)
+
+
+def check_offload(text: str) -> None:
+    """Refuse vendor libraries.
+
+    Raises:
+        UnsupportedError: a vendor's name; this version has none.
+        typer.BadParameter: an unknown name.
+    """
+    for name in text.split(","):
+        if name in _VENDORS:
+            raise UnsupportedError(
+                f"--offload {name}: vendor libraries are not in this version; use auto or none, which compile every "
+                "operator with TVM."
+            )
+        if name not in ("auto", "none"):
+            raise typer.BadParameter(f"--offload {name}: use auto or none.")

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convgrad run`: trains with a compiled step, leaves checkpoints, and goes on from them."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_convgrad.commands import options
+from tvm_convgrad.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from tvm_convgrad.training.checkpoint import Progress
+    from tvm_convgrad.training.data import Samples
+    from tvm_convgrad.training.session import Session
+
+
+def run(
+    step: Annotated[Path, typer.Argument(help="The library that `convgrad build` wrote.")],
+    data: Annotated[Path, typer.Option(help=".npz with x_train, y_train (or x, y), and perhaps x_test, y_test.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs in all, those before a resume included.")],
+    lr: Annotated[float | None, typer.Option(min=0.0, help="Learning rate. Default: the one of the build.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a step, if the batch is dynamic. Default: 32.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data order.")] = 0,
+    test_data: Annotated[
+        Path | None, typer.Option(help=".npz with x_test, y_test. Default: those of --data, if there.")
+    ] = None,
+    checkpoint_dir: Annotated[Path | None, typer.Option(help="Folder for checkpoints; the last two stay.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, metavar="STEPS", help="Steps between checkpoints. Default: an epoch.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="PNG of the loss curve to write.")] = None,
+    save_state: Annotated[Path | None, typer.Option(help=".npz of parameters and statistics to write.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Train with the step for a number of epochs; the samples that do not fill a batch sit out (others each epoch)."""
+    if resume and checkpoint_dir is None:
+        raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
+
+    from tvm_convgrad.report.tables import print_json, print_pairs, stderr
+    from tvm_convgrad.training.data import load_samples
+    from tvm_convgrad.training.loop import batch_size_of, evaluate_samples
+    from tvm_convgrad.training.session import Session
+
+    for path in (plot, save_state):
+        if path is not None and not path.parent.is_dir():
+            raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+    start = time.perf_counter()
+    session = Session(step)
+    samples = load_samples(data, session.inputs, session.target, "train", session.classes)
+    test = load_samples(test_data or data, session.inputs, session.target, "test", session.classes)
+    if samples is None or (test is None and test_data is not None):
+        raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
+    size = batch_size_of(session, batch_size, len(samples))
+    progress = _begin(session, samples, size, seed, lr, checkpoint_dir, resume)
+    resumed = len(progress.losses)
+    _train(session, samples, progress, epochs, checkpoint_dir, checkpoint_every, json)
+    result: dict[str, Any] = {
+        "artifact": session.artifact.id,
+        "epochs": progress.epoch,
+        "steps": len(progress.losses),
+        "resumed_after": resumed,
+        "final_loss": progress.losses[-1],
+        "train_samples": len(samples),
+        "test_samples": len(test) if test else 0,
+    }
+    if test is not None:
+        result |= {f"test_{name}": value for name, value in evaluate_samples(session, test).items()}
+    if plot is not None:
+        from tvm_convgrad.report.plot import save_loss_curve
+
+        save_loss_curve(plot, progress.losses, len(samples) // size, f"{step.name}, batch {size}, lr {progress.lr:g}")
+        result["plot"] = str(plot)
+    if save_state is not None:
+        _save_state(session, save_state)
+        result["state"] = str(save_state)
+    result["seconds"] = time.perf_counter() - start
+    if json:
+        print_json(result | {"losses": progress.losses})
+        return
+    print_pairs(
+        f"{epochs} epochs of {step}", ((name.replace("_", " "), _shown(value)) for name, value in result.items())
+    )
+    if test is None:
+        stderr().print("no x_test, y_test in the data, so nothing was tested", markup=False)
+
+
+def _begin(
+    session: Session,
+    samples: Samples,
+    size: int,
+    seed: int,
+    lr: float | None,
+    folder: Path | None,
+    resume: bool,
+) -> Progress:
+    """The progress to start from: that of a checkpoint, whose state the session then has, or a new one."""
+    from tvm_convgrad.report.tables import stderr
+    from tvm_convgrad.training.checkpoint import Progress, load_latest
+
+    rate = float(session.artifact.options["lr"] if lr is None else lr)
+    fresh = Progress(session.artifact.id, samples.digest, seed, size, rate)
+    if folder is None:
+        return fresh
+    checkpoint, complaints = load_latest(folder)
+    for complaint in complaints:
+        stderr().print(f"passed over: {complaint}", markup=False)
+    if checkpoint is None:
+        return fresh
+    if not resume:
+        raise ArtifactError(f"{folder}: there are checkpoints already; add --resume to go on, or use another folder.")
+    found = checkpoint.progress
+    for what, name, old, new in (
+        ("the step", "artifact", found.artifact, fresh.artifact),
+        ("the training data", "data", found.data, fresh.data),
+        ("the seed", "seed", found.seed, fresh.seed),
+        ("the batch size", "batch_size", found.batch_size, fresh.batch_size),
+    ):
+        if old != new:
+            raise ArtifactError(
+                f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
+                "from it; use what it was started with, or another --checkpoint-dir."
+            )
+    session.state = checkpoint.state
+    found.lr = found.lr if lr is None else rate
+    stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
+    return found
+
+
+def _train(
+    session: Session,
+    samples: Samples,
+    progress: Progress,
+    epochs: int,
+    folder: Path | None,
+    every: int | None,
+    quiet: bool,
+) -> None:
+    """Train with a progress bar; a checkpoint each `every` steps, each epoch, and when interrupted."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from tvm_convgrad.report.tables import stderr
+    from tvm_convgrad.training.checkpoint import save
+    from tvm_convgrad.training.loop import train
+
+    per_epoch = len(samples) // progress.batch_size
+    console = stderr()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[state]}"),
+    )
+    right, seen = 0, 0
+    with Bar(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("steps", total=epochs * per_epoch, completed=len(progress.losses), state="")
+        saved = len(progress.losses)
+        try:
+            for report in train(session, samples, progress, epochs):
+                steps = len(progress.losses)
+                right, seen = right + (report.right or 0), seen + progress.batch_size
+                accuracy = f", accuracy {right / seen:.3f}" if report.right is not None else ""
+                bar.update(task, completed=steps, state=f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}")
+                if report.epoch_done:
+                    mean = sum(progress.losses[-per_epoch:]) / per_epoch
+                    if not quiet:
+                        line = f"epoch {progress.epoch}/{epochs}: mean loss {mean:.4f}{accuracy} (while training)"
+                        bar.console.print(line, markup=False)
+                    right, seen = 0, 0
+                if folder is not None and (report.epoch_done or (every is not None and steps % every == 0)):
+                    save(folder, progress, session.state)
+                    saved = steps
+        finally:  # also after Ctrl-C and after a loss that is not finite: what was good is kept
+            if folder is not None and len(progress.losses) > saved:
+                save(folder, progress, session.state)
+
+
+def _save_state(session: Session, path: Path) -> None:
+    import numpy as np
+
+    from tvm_convgrad.training.envelope import write_atomic
+
+    roles = {spec.name: spec.role for spec in session.artifact.state}
+    kept = {name: value for name, value in session.state.items() if roles[name] in ("parameter", "running_stat")}
+    archive = io.BytesIO()
+    np.savez(archive, allow_pickle=False, **kept)
+    write_atomic(path, archive.getvalue())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss curve of a run as a PNG picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvm_convgrad.training.envelope import write_atomic
+
+
+def save_loss_curve(path: Path, losses: Sequence[float], steps_per_epoch: int, title: str) -> None:
+    """Draw the loss of each step and the mean of each epoch into a PNG at `path`.
+
+    Raises:
+        ArtifactError: `path` cannot be written.
+    """
+    # The object interface with its own canvas: no global state, and no display is looked for.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(range(1, len(losses) + 1), losses, linewidth=0.7, alpha=0.5, label="step")
+    epochs = [losses[start : start + steps_per_epoch] for start in range(0, len(losses), steps_per_epoch)]
+    ends = [min((number + 1) * steps_per_epoch, len(losses)) for number in range(len(epochs))]
+    axes.plot(ends, [sum(epoch) / len(epoch) for epoch in epochs], marker="o", markersize=3, label="mean of epoch")
+    if min(losses) > 0 and max(losses) > 20 * min(losses):
+        axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel="loss", title=title)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_atomic(path, picture.getvalue())

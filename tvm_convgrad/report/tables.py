@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables for people and JSON for programs, of the same rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WIDTH_WITHOUT_TERMINAL = 160
+
+
+def stdout() -> Console:
+    """The console for results; wide where no terminal sets the width, so that logs are not folded."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+
+
+def stderr() -> Console:
+    """The console for progress and complaints."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = ()) -> None:
+    """Print a table; the columns named in `right` are aligned to the right. Cells are shown as they are."""
+    table = Table(title=Text(title), title_justify="left")
+    for column in columns:
+        table.add_column(Text(column), justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    stdout().print(table)
+
+
+def print_pairs(title: str, pairs: Iterable[tuple[str, Any]]) -> None:
+    """Print names with their values."""
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(Text(name), Text(str(value)))
+    stdout().print(table)
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as JSON, nothing else."""
+    print(json.dumps(value, indent=2))
+
+
+def quantity(value: float | None, digits: int = 3) -> str:
+    """A number with `digits` significant digits, or a dash for None."""
+    return "–" if value is None else f"{value:.{digits}g}"
+
+
+def byte_count(value: int | None) -> str:
+    """Bytes as KiB, MiB or GiB, or a dash for None."""
+    if value is None:
+        return "–"
+    size = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implementations against float64: small integers, whose sums every implementation must give exactly."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_convgrad.errors import ConvGradError, ProblemError
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.reference import FACES
+
+Array = np.ndarray[Any, Any]
+
+OPS = {"forward": "forward", "wgrad": "backward_weight", "dgrad": "backward_data"}
+"""The faces by the names that `verify --op` takes."""
+
+SUITE = (
+    "mb2ic4ih9oc6kh3ph1",  # plain
+    "mb1ic3ih8oc5kh3",  # no padding
+    "mb2ic4ih9oc6kh3sh2ph1",  # strided, nothing hidden
+    "mb2ic4ih10oc6kh3sh2ph1",  # strided, one row of X hidden from Y
+    "mb1ic2ih12oc3kh2sh4",  # stride longer than the kernel
+    "mb2ic3ih11oc4kh3dh1ph2",  # dilated
+    "mb2ic3ih13oc4kh3sh2dh2ph1",  # strided and dilated
+    "mb2ic4ih7oc4kh1",  # pointwise
+    "mb2ic4ih8oc8kh1sh2",  # strided pointwise
+    "g4mb2ic4ih9oc4kh3ph1",  # depthwise
+    "g4mb2ic4ih9oc12kh3sh2ph1",  # depthwise, multiplier 3, strided
+    "g2mb2ic8ih9oc6kh5ph2",  # grouped
+    "g2mb8ic6ih9oc4kh3sh2dh1ph1",  # grouped, strided, dilated
+    "mb2ic3ih7iw9oc4kh3kw2sh2sw1dh0dw1ph1pw0",  # axes that differ
+    "mb2ic3ih7oc4kh3ph0rh1",  # asymmetric padding
+    "mb1ic3ih5oc4kh5ph4",  # padding up to the kernel's reach
+    "mb1ic1ih1oc1kh1",  # one of everything
+    "mb2ic3ih9oc4kh3ph1_lay=NHWC:OHWI:NHWC",
+    "g2mb2ic4ih9oc6kh3sh2ph1_lay=NHWC:HWIO:NHWC",
+    "mb2ic3ih9oc4kh3ph1_lay=CNHW:IHWO:NCHW",
+    "mb2ic3iw17oc4kw5sw2pw2",  # 1-D
+    "g3mb2ic3iw16oc6kw3dw2pw1_lay=NWC:WIO:NWC",
+    "mb1ic2id5oc3kd3pd1",  # 3-D
+    "g2mb1ic4id6oc4kd2sd2",
+    "mb2ic4ih9oc6kh3ph1_dt=f16:f16:f16",
+    "mb2ic4ih9oc6kh3sh2ph1_dt=bf16:bf16:bf16",
+    "mb2ic4ih9oc6kh3ph1_dt=f64:f64:f64",
+)
+"""What `verify --all` runs: one problem for each thing that convolution gradients are known to get wrong."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One implementation of one face of one problem: status "right", "wrong" or "refused", and how or why."""
+
+    op: str
+    descriptor: str
+    impl: str
+    status: str
+    detail: str
+
+
+def verify_problems(
+    problems: Iterable[ConvProblem], ops: Sequence[str], impls: Sequence[str], *, seed: int = 0
+) -> Iterator[Verdict]:
+    """Compare each implementation of each of `ops` (keys of OPS) with float64, for equality."""
+    for problem in problems:
+        for op in ops:
+            yield from _verify_face(problem, op, impls, seed)
+
+
+def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int) -> Iterator[Verdict]:
+    from tvm_convgrad.evaluate import evaluate
+
+    face = OPS[op]
+    operands, wanted, name, attributes = _case(problem, face, seed)
+    for impl in impls:
+        try:
+            found = evaluate(name, *operands, impl=impl, **attributes)
+        except ConvGradError as error:
+            yield Verdict(op, problem.descriptor, impl, "refused", str(error))
+            continue
+        yield Verdict(op, problem.descriptor, impl, *_compare(np.asarray(found), wanted))
+
+
+def _case(problem: ConvProblem, face: str, seed: int) -> tuple[list[Array], Array, str, dict[str, Any]]:
+    """Operands, result by float64 (rounded once to the result's type), operator name, attributes."""
+    problem.require_static("verify")
+    shapes = {
+        "data": (problem.data_shape, problem.data_dtype),
+        "weight": (problem.weight_shape, problem.kernel_dtype),
+        "grad": (problem.grad_shape, problem.grad_dtype),
+    }
+    names, result = {
+        "forward": (("data", "weight"), "grad"),
+        "backward_weight": (("grad", "data"), "weight"),
+        "backward_data": (("grad", "weight"), "data"),
+    }[face]
+    terms = {
+        "forward": problem.in_channels // problem.groups * math.prod(problem.kernel),
+        "backward_weight": int(problem.batch) * math.prod(int(y) for y in problem.grad_extents),
+        "backward_data": problem.out_channels // problem.groups * math.prod(problem.kernel),
+    }[face]
+    if terms >= 2**24:
+        raise ProblemError(
+            f"{problem.descriptor}: sums of {terms} terms are not exact in float32; verify a smaller one"
+        )
+    # Products of integers up to `limit` add up to less than 2^24, so float32 holds every partial sum.
+    limit = max(1, min(3, math.isqrt((2**24 - 1) // terms)))
+    generator = np.random.default_rng([seed, zlib.crc32(f"{face} {problem.descriptor}".encode())])
+    operands = []
+    for name in names:
+        shape, dtype = shapes[name]
+        static = [int(extent) for extent in shape]
+        operands.append(generator.integers(-limit, limit + 1, static).astype(_numpy(dtype)))
+    wanted = FACES[face](problem, *operands).astype(_numpy(shapes[result][1]))
+    attributes: dict[str, Any] = {
+        "strides": problem.strides,
+        "padding": tuple(low for low, _ in problem.padding) + tuple(high for _, high in problem.padding),
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "data_layout": problem.data_layout,
+        "kernel_layout": problem.kernel_layout,
+        "out_dtype": shapes[result][1],
+    }
+    if face == "forward":
+        return operands, wanted, f"conv{problem.rank}d", attributes | {"out_layout": problem.grad_layout}
+    attributes["grad_layout"] = problem.grad_layout
+    if face == "backward_weight":
+        attributes["kernel_size"] = problem.kernel
+    else:
+        attributes["data_shape"] = problem.data_shape
+    return operands, wanted, f"conv{problem.rank}d_{face}", attributes
+
+
+def _compare(found: Array, wanted: Array) -> tuple[str, str]:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return "wrong", f"{found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
+    differing = found != wanted
+    if not differing.any():
+        return "right", f"{wanted.size} elements equal"
+    where = tuple(int(index) for index in np.argwhere(differing)[0])
+    return "wrong", (
+        f"{int(differing.sum())} of {wanted.size} elements differ, the first at {list(where)}: {found[where]} instead "
+        f"of {wanted[where]}"
+    )
+
+
+def _numpy(dtype: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
