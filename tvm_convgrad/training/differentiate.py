@@ -1,139 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running TVM's Gradient pass on a loss function, after naming every operator that has no gradient."""
+"""Reverse-mode differentiation of a straight-line function by the registered gradient rules (FPrimalGradient).
+
+The training step does not use TVM's Gradient pass, because that pass (0.27) fails with a KeyError on any symbolic
+extent in an operator's arguments (`reshape(x, [n, 256])`), computes the whole forward function a second time where
+extents are symbolic, and asks for gradients of inputs that nobody wants. The rules are the same.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.graph import Environment, bindings_of, builder_with_tir, calls_of, operator_name, replay
+from tvm_convgrad.training.graph import Environment, bindings_of, element_type, operator_name, static_shape
 
-_NO_GRADIENT_NEEDED = ("relax.grad.no_grad", "relax.shape_of", "relax.shape_to_tensor", "relax.one_hot")
+NO_GRAD = "relax.grad.no_grad"
+RULE = "FPrimalGradient"
 
 
-def differentiate(module: Any, *, parameters: slice, source: str) -> Adjoint:
-    """The adjoint of function `loss` of `module`, whose first result is differentiated.
+def emit_with_gradients(
+    builder: Any, function: Any, arguments: Sequence[Any], wanted: Sequence[int], source: str
+) -> tuple[list[Any], list[Any]]:
+    """Emit a function and the gradients of its first result into the builder's open dataflow block.
 
     Args:
-        parameters: which arguments to differentiate with respect to; one that the loss does not depend on gets zeros.
+        function: a Relax function that returns a tuple, a floating-point scalar first.
+        arguments: what its parameters stand for.
+        wanted: positions of the parameters to differentiate with respect to; one that the first result does not
+            depend on gets zeros.
         source: how messages call the model.
 
+    Returns:
+        The results of the function, and the gradients, as expressions.
+
     Raises:
-        ModelError: operators between parameters and loss have no gradient; all of them are named with counts.
+        ModelError: operators on the way have no gradient rule (all of them are named, with counts), or a rule fails.
     """
-    missing = _without_gradient(module["loss"], list(module["loss"].params[parameters]))
+    parameters = [function.params[position] for position in wanted]
+    target = function.body.body.fields[0]
+    trace = [binding for binding in bindings_of(function) if not isinstance(binding, relax.MatchCast)]
+    dependent = _dependents(trace, parameters)
+    _refuse_missing_rules(_reached(trace, dependent, target), source)
+
+    environment = Environment()
+    for param, argument in zip(function.params, arguments, strict=True):
+        environment[param] = argument
+    _emit_forward(builder, function, environment)
+    results = [environment.substitute(field) for field in function.body.body.fields]
+
+    adjoints = _Adjoints(builder, dependent)
+    adjoints.add(target, relax.op.ones(relax.ShapeExpr([]), element_type(target)))
+    for binding in reversed(trace):
+        if binding.var in dependent and adjoints.known(binding.var):
+            _propagate(builder, binding, environment, adjoints, source)
+    gradients = []
+    for parameter in parameters:
+        gradient = adjoints.value(parameter)
+        if gradient is None:
+            shape = relax.ShapeExpr(list(static_shape(parameter)))
+            gradient = builder.emit(relax.op.zeros(shape, element_type(parameter)))
+        gradients.append(gradient)
+    return results, gradients
+
+
+def _operands(value: Any) -> list[Any]:
+    """The variables that an expression in A-normal form reads as tensors or tuples."""
+    if isinstance(value, relax.Var):
+        return [value]
+    if isinstance(value, tvm.ir.Call):
+        return [variable for argument in value.args for variable in _operands(argument)]
+    if isinstance(value, relax.Tuple):
+        return [variable for field in value.fields for variable in _operands(field)]
+    return _operands(value.tuple_value) if isinstance(value, relax.TupleGetItem) else []
+
+
+def _is_call(value: Any, name: str) -> bool:
+    return isinstance(value, tvm.ir.Call) and operator_name(value) == name
+
+
+def _dependents(trace: list[Any], parameters: list[Any]) -> set[Any]:
+    """The parameters and all variables that depend on them other than through `no_grad`."""
+    dependent = set(parameters)
+    for binding in trace:
+        if not _is_call(binding.value, NO_GRAD) and any(operand in dependent for operand in _operands(binding.value)):
+            dependent.add(binding.var)
+    return dependent
+
+
+def _reached(trace: list[Any], dependent: set[Any], target: Any) -> list[Any]:
+    """The calls between parameters and target."""
+    needed = {target}
+    calls = []
+    for binding in reversed(trace):
+        if binding.var in needed and binding.var in dependent:
+            needed.update(_operands(binding.value))
+            if isinstance(binding.value, tvm.ir.Call):
+                calls.append(binding.value)
+    return calls
+
+
+def _refuse_missing_rules(calls: list[Any], source: str) -> None:
+    missing = Counter(
+        operator_name(call)
+        for call in calls
+        if not isinstance(call.op, tvm.ir.Op) or call.op.get_attr(RULE) is None
+    )
     if missing:
         listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(missing.items()))
         raise ModelError(f"{source} uses operators that have no gradient: {listed}; replace them in the model.")
-    arguments = len(module["loss"].params)
-    module, shapes = _shapes_as_parameters(module)
-    wanted = list(module["loss"].params[parameters])
-    module = relax.transform.Gradient("loss", require_grads=wanted, target_index=0)(module)
-    return Adjoint(module["loss_adjoint"], arguments, shapes)
 
 
-@dataclass(frozen=True)
-class Adjoint:
-    """f(arguments, shapes) -> ((results...), (gradients...)): the Relax function and the shapes that it ends with."""
-
-    function: Any
-    arguments: int
-    shapes: list[Any]
-
-    @property
-    def params(self) -> list[Any]:
-        """The parameters without the shapes: those of the function that was differentiated."""
-        return list(self.function.params[: self.arguments])
-
-    def emit(self, builder: Any, arguments: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Emit the body into the builder's dataflow block; gives the results and the gradients."""
-        environment = Environment()
-        for param, value in zip(self.function.params, [*arguments, *self.shapes], strict=True):
-            environment[param] = value
-        results, gradients = replay(builder, self.function, environment).fields
-        return list(results.fields), list(gradients.fields)
-
-
-def _shapes_as_parameters(module: Any) -> tuple[Any, list[Any]]:
-    """The module with each symbolic shape in `loss` as a further parameter, and these shapes.
-
-    TVM 0.27's Gradient pass fails with a KeyError on every symbolic extent within the arguments of an operator,
-    such as that of `reshape(x, [n, 256])`; a variable of shape type it takes.
-    """
-    function = module["loss"]
-    symbolic: dict[str, tuple[Any, Any]] = {}
-    for call in calls_of(function):
-        for argument in call.args:
-            if isinstance(argument, relax.ShapeExpr) and _is_symbolic(argument):
-                variable = relax.Var(f"shape{len(symbolic)}", relax.ShapeType(list(argument.values)))
-                symbolic.setdefault(str(argument), (argument, variable))
-    if not symbolic:
-        return module, []
-    environment = Environment()
-    fresh = [relax.Var(str(param.name), param.ty) for param in function.params]
-    for param, var in zip(function.params, fresh, strict=True):
-        environment[param] = var
-
-    def by_variable(argument: Any) -> Any:
-        if isinstance(argument, relax.ShapeExpr) and _is_symbolic(argument):
-            return symbolic[str(argument)][1]
-        return argument
-
-    def rewrite(_builder: Any, call: Any, _environment: Environment) -> Any:
-        return relax.Call(call.op, [by_variable(argument) for argument in call.args], call.attrs, list(call.ty_args))
-
-    builder = builder_with_tir(module)
-    operators = {operator_name(call) for call in calls_of(function)}
-    with builder.function("loss", [*fresh, *(variable for _, variable in symbolic.values())]):
-        with builder.dataflow():
-            result = replay(builder, function, environment, dict.fromkeys(operators, rewrite))
-            outputs = [builder.emit_output(field) for field in result.fields]
-        builder.emit_func_output(relax.Tuple(outputs))
-    return builder.get(), [shape for shape, _ in symbolic.values()]
-
-
-def _is_symbolic(shape: Any) -> bool:
-    return not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape.values)
-
-
-def _without_gradient(function: Any, parameters: list[Any]) -> Counter[str]:
-    """Operators on a path from a parameter to the loss for which TVM knows no gradient, counted."""
-    dependent = set(parameters)
-    producers: dict[Any, Any] = {}
+def _emit_forward(builder: Any, function: Any, environment: Environment) -> None:
     for binding in bindings_of(function):
-        value = binding.value
-        if any(variable in dependent for variable in _variables(value)) and not _stops(value):
-            dependent.add(binding.var)
-            producers[binding.var] = value
-    missing: Counter[str] = Counter()
-    reached: set[Any] = set()
-    open_ends = [function.body.body.fields[0]]
-    while open_ends:
-        variable = open_ends.pop()
-        if variable in reached or variable not in producers:
-            continue
-        reached.add(variable)
-        value = producers[variable]
-        if isinstance(value, tvm.ir.Call) and not _has_gradient(value):
-            missing[operator_name(value)] += 1
-        open_ends += [operand for operand in _variables(value) if operand in dependent]
-    return missing
+        value = environment.substitute(binding.value)
+        if isinstance(binding, relax.MatchCast):
+            environment[binding.var] = builder.match_cast(value, binding.ty)
+        elif _is_call(value, NO_GRAD):
+            environment[binding.var] = value.args[0]
+        elif isinstance(value, (tvm.ir.Call, relax.TupleGetItem)):
+            environment[binding.var] = builder.emit(value, binding.var.name)
+        else:
+            environment[binding.var] = value
 
 
-def _variables(value: Any) -> list[Any]:
-    """The variables that an expression in A-normal form reads."""
-    return list(relax.analysis.free_vars(value))
+def _propagate(builder: Any, binding: Any, environment: Environment, adjoints: _Adjoints, source: str) -> None:
+    """Add to the adjoints of what one binding reads, given the adjoint of what it binds."""
+    value = binding.value
+    if isinstance(value, tvm.ir.Call):
+        emitted = environment[binding.var]
+        call = builder.lookup_binding(emitted)
+        rule = value.op.get_attr(RULE)
+        try:
+            partials = rule(emitted, call, adjoints.value(binding.var), builder)
+        except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"{source}: the gradient of {operator_name(value)} fails: {reason}") from error
+        for argument, partial in zip(value.args, partials, strict=True):
+            if not _is_call(partial, NO_GRAD):
+                adjoints.add(argument, partial)
+    else:
+        adjoints.add(value, adjoints.value(binding.var))
 
 
-def _stops(value: Any) -> bool:
-    """Whether no gradient flows through the expression."""
-    return isinstance(value, tvm.ir.Call) and operator_name(value) in _NO_GRADIENT_NEEDED
+class _Adjoints:
+    """The sums of partial gradients that have arrived so far, field by field for tuples."""
 
+    def __init__(self, builder: Any, dependent: set[Any]) -> None:
+        self._builder = builder
+        self._dependent = dependent
+        self._sums: dict[Any, Any] = {}
+        self._fields: dict[Any, dict[int, Any]] = {}
 
-def _has_gradient(call: Any) -> bool:
-    return isinstance(call.op, tvm.ir.Op) and call.op.get_attr("FPrimalGradient") is not None
+    def known(self, variable: Any) -> bool:
+        """Whether any gradient has arrived."""
+        return variable in self._sums or variable in self._fields
+
+    def value(self, variable: Any) -> Any:
+        """The sum, None if nothing has arrived; fields of a tuple to which nothing came are zeros."""
+        if variable not in self._fields:
+            return self._sums.get(variable)
+        fields = []
+        for index, type_ in enumerate(variable.ty.fields):
+            field = self._fields[variable].get(index)
+            if field is None:
+                field = self._builder.emit(relax.op.zeros(type_.shape, str(type_.dtype)))
+            fields.append(field)
+        return self._builder.emit(relax.Tuple(fields))
+
+    def add(self, operand: Any, partial: Any) -> None:
+        """Add a partial gradient to an operand: a variable, a tuple of them, or a field of a tuple variable.
+
+        Operands that no parameter flows into are passed over, so that their partials are never emitted.
+        """
+        if not any(variable in self._dependent for variable in _operands(operand)):
+            return
+        if isinstance(operand, relax.Tuple):
+            bound = self._builder.emit(partial)
+            for index, field in enumerate(operand.fields):
+                self.add(field, relax.TupleGetItem(bound, index))
+        elif isinstance(operand, relax.TupleGetItem):
+            fields = self._fields.setdefault(operand.tuple_value, {})
+            fields[operand.index] = self._sum(fields.get(operand.index), partial)
+        elif isinstance(operand.ty, relax.TupleType):
+            bound = self._builder.emit(partial)
+            for index in range(len(operand.ty.fields)):
+                self.add(relax.TupleGetItem(operand, index), relax.TupleGetItem(bound, index))
+        else:
+            self._sums[operand] = self._sum(self._sums.get(operand), partial)
+
+    def _sum(self, before: Any, partial: Any) -> Any:
+        bound = self._builder.emit(partial)
+        return bound if before is None else self._builder.emit(relax.op.add(before, bound))

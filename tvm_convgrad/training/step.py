@@ -13,7 +13,7 @@ from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training import batch_norm, dropout, precision
 from tvm_convgrad.training.counting import scalar
 from tvm_convgrad.training.gradient_ops import gradient_descriptors
-from tvm_convgrad.training.differentiate import Adjoint, differentiate
+from tvm_convgrad.training.differentiate import emit_with_gradients
 from tvm_convgrad.training.graph import Environment, Rewrite, builder_with_tir, element_type, operator_counts, replay
 from tvm_convgrad.training.layout import convert_layout
 from tvm_convgrad.training.losses import Loss, find_loss
@@ -112,14 +112,13 @@ def build_step(
     drops = dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
     counted = chosen.needs_step or drops
     forward = _loss_function(model, criterion, scale, bn=bn, drop=drops, counted=counted, seed=seed)
-    adjoint = differentiate(forward, parameters=_span(model, "parameters"), source=model.source)
     state = _state_of(model, chosen, counted)
-    module = _assemble(model, adjoint, chosen, scale, counted, state)
+    module = _assemble(model, forward, chosen, scale, counted, state)
     module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(module)
     module = precision.narrow(module, dtype)
     module = convert_layout(module, layout)
     predict_type = module["predict"].ret_ty
-    target = schema_of(adjoint.params[len(model.inputs)], "target")
+    target = schema_of(forward.params[len(model.inputs)], "target")
     return StepModule(
         module=module,
         inputs=model.inputs,
@@ -146,14 +145,6 @@ def build_step(
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UnsupportedError(f"build_step: {option} = {value!r} is unknown; choose one of {', '.join(allowed)}.")
-
-
-def _span(model: Model, part: Literal["parameters", "states"]) -> slice:
-    """Where the parameters or the states stand among the arguments (inputs, target, parameters, states, counter)."""
-    start = len(model.inputs) + 1
-    if part == "parameters":
-        return slice(start, start + len(model.parameters))
-    return slice(start + len(model.parameters), start + len(model.parameters) + len(model.states))
 
 
 def _state_of(model: Model, optimizer: Optimizer, counted: bool) -> list[tuple[StateSchema, Array]]:
@@ -198,7 +189,7 @@ def _loss_function(
             scaled = builder.emit(relax.op.multiply(value, scalar(scale, element_type(value))))
             outputs = [builder.emit_output(output) for output in (scaled, value, predictions, *new_states)]
         builder.emit_func_output(relax.Tuple(outputs))
-    return builder.get()
+    return builder.get()["loss"]
 
 
 def _prediction_of(function: Any) -> Any:
@@ -208,7 +199,7 @@ def _prediction_of(function: Any) -> Any:
 
 def _assemble(
     model: Model,
-    adjoint: Adjoint,
+    forward: Any,
     optimizer: Optimizer,
     scale: float,
     counted: bool,
@@ -217,7 +208,7 @@ def _assemble(
     """The module with step, predict and init."""
     builder = builder_with_tir(model.module)
     state_type = relax.TupleType([relax.TensorType(schema.shape, schema.dtype) for schema, _ in state])
-    _emit_step(builder, model, adjoint, optimizer, scale, counted, state_type)
+    _emit_step(builder, model, forward, optimizer, scale, counted, state_type)
     _emit_predict(builder, model, state_type)
     with builder.function("init", []):
         with builder.dataflow():
@@ -228,10 +219,10 @@ def _assemble(
 
 
 def _emit_step(
-    builder: Any, model: Model, adjoint: Adjoint, optimizer: Optimizer, scale: float, counted: bool, state_type: Any
+    builder: Any, model: Model, forward: Any, optimizer: Optimizer, scale: float, counted: bool, state_type: Any
 ) -> None:
     """step(inputs, target, lr, state) -> (loss, predictions, new state)."""
-    leading = [relax.Var(str(param.name), param.ty) for param in adjoint.params[: len(model.inputs) + 1]]
+    leading = [relax.Var(str(param.name), param.ty) for param in forward.params[: len(model.inputs) + 1]]
     rate = relax.Var("lr", relax.TensorType((), "float32"))
     state = relax.Var("state", state_type)
     with builder.function("step", [*leading, rate, state]):
@@ -241,7 +232,8 @@ def _emit_step(
             parameters = items[:count]
             slots = items[count + states : len(items) - counted]
             arguments = [*leading, *items[: count + states], *items[len(items) - counted :]]
-            results, gradients = adjoint.emit(builder, arguments)
+            wanted = range(len(leading), len(leading) + count)
+            results, gradients = emit_with_gradients(builder, forward, arguments, wanted, model.source)
             _, loss, predictions, *new_states = results
 
             step = next_step = None
