@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gradient rules share: types and shapes of expressions, sums back to an operand's shape, element counts.
+
+A rule is `rule(orig_var, orig_call, output_grad, ctx) -> list of partials`, one for each argument of the call, each of
+that argument's shape and dtype. `ctx` is the block builder of the backward pass, with a dataflow block open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.op.grad import no_grad
+
+from tvm_convgrad.errors import UnsupportedError
+
+Rule = Callable[[Any, Any, Any, Any], list[Any]]
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SHORT_FLOATS = ("float16", "bfloat16")
+
+
+def dtype_of(expr: Any) -> str:
+    """The element type of a tensor expression, such as "float32"."""
+    dtype = expr.ty.dtype
+    return str(getattr(dtype, "dtype", dtype))
+
+
+def shape_of(expr: Any, op: str = "gradient") -> tuple[Any, ...]:
+    """The extents of a tensor expression: ints where constant, IR expressions elsewhere.
+
+    Raises:
+        UnsupportedError: the shape is not known at compile time.
+    """
+    shape = expr.ty.shape
+    if shape is None:
+        raise UnsupportedError(f"{op}: the gradient needs the shape of {expr}, which is not known; use R.match_cast")
+    return extents_of(shape if isinstance(shape, relax.ShapeExpr) else shape.ty.values)
+
+
+def extents_of(values: Any) -> tuple[Any, ...]:
+    """Extents of a sequence of IR expressions, ints where constant."""
+    return tuple(int(v.value) if isinstance(v, tvm.tirx.IntImm) else v for v in values)
+
+
+def axes_of(axes: Any, ndim: int) -> list[int]:
+    """The axes that an attribute names, all of them for None, counted from the front, in order."""
+    if axes is None:
+        return list(range(ndim))
+    items = [axes] if isinstance(axes, (int, tvm.tirx.IntImm)) else list(axes)
+    return sorted({int(a) % ndim for a in items}) if ndim else []
+
+
+def scalar(value: float, dtype: str) -> Any:
+    """A constant of rank 0."""
+    return relax.const(value, dtype)
+
+
+def same_extent(a: Any, b: Any) -> bool:
+    """Whether two extents are provably equal."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(tvm.sym.Analyzer().can_prove_equal(a, b))
+
+
+def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are provably equal."""
+    return len(a) == len(b) and all(map(same_extent, a, b))
+
+
+def cast(expr: Any, dtype: str, ctx: Any) -> Any:
+    """`expr` as `dtype`, itself if it is of that type already."""
+    expr = ctx.normalize(expr)
+    return expr if dtype_of(expr) == dtype else ctx.emit(relax.op.astype(expr, dtype))
+
+
+def wide(dtype: str) -> str:
+    """The type in which to sum elements of `dtype`: float32 for 16-bit floats, `dtype` otherwise."""
+    return "float32" if dtype in SHORT_FLOATS else dtype
+
+
+def widened(ctx: Any, *exprs: Any) -> list[Any]:
+    """The tensors with 16-bit floats as float32, so that what is computed from them keeps its digits."""
+    return [cast(e, wide(dtype_of(ctx.normalize(e))), ctx) for e in exprs]
+
+
+def zeros_like(expr: Any) -> Any:
+    """A scalar zero of the expression's dtype, for use in `where`."""
+    return scalar(0, dtype_of(expr))
+
+
+def sum_to(ctx: Any, expr: Any, shape: Sequence[Any]) -> Any:
+    """Sum `expr` over the axes along which `shape` was broadcast to it: the adjoint of broadcasting.
+
+    Built of relax.sum, through which layouts propagate, unless an axis can be proven neither equal nor 1: then
+    collapse_sum_to. 16-bit floats are summed in float32.
+    """
+    expr = ctx.normalize(expr)
+    have = shape_of(expr)
+    if same_shape(have, shape):
+        return expr
+    dtype = dtype_of(expr)
+    lead = len(have) - len(shape)
+    ones, doubtful = [], False
+    for axis, (extent, want) in enumerate(zip(have[lead:], shape, strict=True)):
+        if same_extent(extent, want):
+            continue
+        if same_extent(want, 1):
+            ones.append(axis)
+        else:
+            doubtful = True
+    expr = cast(expr, wide(dtype), ctx)
+    if doubtful:
+        expr = ctx.emit(relax.op.collapse_sum_to(expr, relax.ShapeExpr(list(shape))))
+        return cast(expr, dtype, ctx)
+    if ones:
+        expr = ctx.emit(relax.op.sum(expr, axis=[a + lead for a in ones], keepdims=True))
+    if lead:
+        expr = ctx.emit(relax.op.sum(expr, axis=list(range(lead))))
+    return cast(expr, dtype, ctx)
+
+
+def fit(ctx: Any, partial: Any, operand: Any) -> Any:
+    """`partial` with the shape and dtype of `operand`, which may have been broadcast."""
+    return cast(sum_to(ctx, partial, shape_of(operand)), dtype_of(operand), ctx)
+
+
+def count(ctx: Any, tensor: Any, axes: Sequence[int], dtype: str) -> Any:
+    """The product of the extents of `tensor` along `axes`: a Python int, or a scalar tensor computed at run time.
+
+    A symbolic extent is counted by summing a line of ones, as TVM 0.27 does not compile a kernel whose symbolic extent
+    occurs in none of its tensors. `dtype` is float32 (exact below 2^24 along one axis) or float64.
+    """
+    shape = shape_of(tensor)
+    fixed = math.prod(shape[a] for a in axes if isinstance(shape[a], int))
+    result: Any = fixed
+    for axis in (a for a in axes if not isinstance(shape[a], int)):
+        others = [a for a in range(len(shape)) if a != axis]
+        line = tensor
+        if others:
+            zeros, units = [0] * len(others), [1] * len(others)
+            line = ctx.emit(relax.op.strided_slice(tensor, axes=others, begin=zeros, end=units))
+        ones = ctx.emit(relax.op.astype(ctx.emit(relax.op.ones_like(line)), dtype))
+        extent = ctx.emit(relax.op.sum(ones))
+        result = ctx.emit(relax.op.multiply(extent, scalar(result, dtype) if isinstance(result, int) else result))
+    return result if isinstance(result, int) else ctx.emit(no_grad(result))
+
+
+def divide_by_count(ctx: Any, expr: Any, tensor: Any, axes: Sequence[int]) -> Any:
+    """`expr` over the number of elements of `tensor` along `axes`; `expr` is float32 or float64."""
+    dtype = dtype_of(ctx.normalize(expr))
+    number = count(ctx, tensor, axes, dtype)
+    return ctx.emit(relax.op.divide(expr, scalar(number, dtype) if isinstance(number, int) else number))
+
+
+def restore_axes(ctx: Any, expr: Any, axes: Sequence[int], keepdims: bool) -> Any:
+    """The result of a reduction with the reduced axes put back with extent 1."""
+    if keepdims or not axes:
+        return expr
+    return ctx.emit(relax.op.expand_dims(expr, list(axes)))
+
+
+def slice_axis(ctx: Any, expr: Any, axis: int, begin: Any, end: Any) -> Any:
+    """Elements begin ≤ i < end along one axis."""
+    return ctx.emit(relax.op.strided_slice(expr, axes=[axis], begin=[begin], end=[end], assume_inbound=True))
+
+
+def no_grads(arguments: Sequence[Any]) -> list[Any]:
+    """The mark "no gradient" for each of these arguments."""
+    return [no_grad(argument) for argument in arguments]
+
+
+def is_float(expr: Any) -> bool:
+    """Whether a tensor has a floating-point element type."""
+    return dtype_of(expr) in FLOATS
+
+
+def elementwise(derivative: Callable[[Any, Any, Any], Any]) -> Rule:
+    """The rule of a unary operator y = f(x) from `derivative(ctx, x, y)`, computed in float32 at least."""
+
+    def rule(orig_var: Any, orig_call: Any, output_grad: Any, ctx: Any) -> list[Any]:
+        x = orig_call.args[0]
+        wide_x, wide_y, wide_grad = widened(ctx, x, orig_var, output_grad)
+        return [cast(relax.op.multiply(wide_grad, derivative(ctx, wide_x, wide_y)), dtype_of(x), ctx)]
+
+    rule.__doc__ = derivative.__doc__
+    return rule
