@@ -1,18 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling a training step for a target."""
+"""Compiling a training step: legalization, fusion, a CPU schedule, memory planning, LLVM."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.training.cpu_schedule import cpu_schedule
 from tvm_convgrad.training.step import StepModule
+
+# LLVM's SLP vectorizer breaks small fused matrix products on plain x86-64 ("Instruction does not dominate all
+# uses"); vectors are made by the schedule, so nothing is lost without it.
+_LLVM_OPTIONS = ["-vectorize-slp:bool=0"]
 
 
 def compile_step(step: StepModule, target: Any = "llvm") -> Any:
-    """The executable of a step."""
-    target = tvm.target.Target(target)
-    return tvm.compile(step.module, target=target, relax_pipeline=cpu_pipeline.get_default_pipeline(target))
+    """The executable of a step, for a CPU.
+
+    Args:
+        target: a tvm Target, or what makes one; "native" is LLVM for the CPU of this machine.
+
+    Raises:
+        UnsupportedError: the target is not a CPU.
+    """
+    if isinstance(target, str) and target == "native":
+        target = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
+    target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
+    if target.kind.name != "llvm":
+        raise UnsupportedError(
+            f"compile_step: target {target.kind.name!r} is not a CPU; training steps are compiled for kind llvm only."
+        )
+    return tvm.compile(step.module, target=_with_options(target), relax_pipeline=pipeline(target))
+
+
+def _with_options(target: Any) -> Any:
+    """The target with our LLVM options added to those that it has."""
+    described = json.loads(str(target))
+    described["cl-opt"] = [*described.get("cl-opt", []), *_LLVM_OPTIONS]
+    return tvm.target.Target(described)
+
+
+def pipeline(target: Any) -> Any:
+    """The pass that lowers a step's module to what the virtual machine's code generator takes."""
+
+    @tvm.transform.module_pass(opt_level=0, name="ConvgradLower")
+    def lower(module: Any, _context: Any) -> Any:
+        with target:
+            return tvm.transform.Sequential(
+                [
+                    *cpu_pipeline.library_dispatch_passes(target),
+                    relax.transform.EliminateCommonSubexpr(),
+                    relax.transform.CanonicalizeBindings(),
+                    *cpu_pipeline.legalize_passes(target),
+                    relax.transform.DeadCodeElimination(),
+                    cpu_schedule,
+                    *cpu_pipeline.dataflow_lower_passes(target),
+                    *cpu_pipeline.finalize_passes(target),
+                ]
+            )(module)
+
+    return lower

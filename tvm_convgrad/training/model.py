@@ -68,6 +68,7 @@ def from_module(
     parameters: Mapping[str, Array] | None = None,
     state_outputs: Sequence[str] = (),
     frozen: Collection[str] = (),
+    names: Mapping[str, str] | None = None,
     source: str = "IRModule",
     seed: int = 0,
 ) -> Model:
@@ -79,6 +80,7 @@ def from_module(
         parameters: initial values by parameter name; missing ones are initialised (see `initialise`, `seed`).
         state_outputs: names of the parameters whose new values the function returns before its predictions.
         frozen: names of parameters that become constants.
+        names: what to call parameters in the result, by their names here (a framework's own dotted names).
 
     Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become states, and
     so do those that `state_outputs` names; integer and scalar parameters become constants; parameters that
@@ -137,12 +139,13 @@ def from_module(
             outputs = [builder.emit_output(results[0])]
             outputs += [builder.emit_output(flow.newest[var]) for var in state_vars.values()]
         builder.emit_func_output(relax.Tuple(outputs))
+    public = dict(names or {})
     return Model(
         module=builder.get(),
         function=function,
         inputs=tuple(schema_of(param) for param in inputs),
-        parameters={name: values[name] for name in trained},
-        states={name: values[name] for name in state_vars},
+        parameters={public.get(name, name): values[name] for name in trained},
+        states={public.get(name, name): values[name] for name in state_vars},
         source=source,
     )
 

@@ -86,8 +86,15 @@ def from_exported_program(program: Any, *, batch: int | str | None = None, sourc
     values, frozen = _weights(program)
     count = len(program.graph_signature.user_inputs)
     module = bind_batch(module, "main", count, batch, _REMEDY, source)
+    names = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None}
     return from_module(
-        module, num_inputs=count, parameters=values, state_outputs=mutated, frozen=frozen, source=source
+        module,
+        num_inputs=count,
+        parameters=values,
+        state_outputs=mutated,
+        frozen=frozen,
+        names=names,
+        source=source,
     )
 
 
@@ -129,8 +136,7 @@ def _buffers_as_inputs(torch: Any, program: Any) -> tuple[Any, list[str]]:
     """What the translator reads of a program, with buffers as inputs and mutations of them as first outputs."""
     kinds, outputs = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
     signature = program.graph_signature
-    constants = dict(program.constants)
-    tensors = {**program.state_dict, **{name: value for name, value in constants.items()}}
+    tensors = {**program.state_dict, **program.constants}
     variable = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target is not None}
     inputs = [
         replace(spec, kind=kinds.PARAMETER) if spec.kind in (kinds.BUFFER, kinds.CONSTANT_TENSOR) else spec
@@ -149,11 +155,9 @@ def _buffers_as_inputs(torch: Any, program: Any) -> tuple[Any, list[str]]:
         constants={},
         tensor_constants={},
         range_constraints=program.range_constraints,
-        named_buffers=dict,
+        named_buffers=dict,  # called without arguments: empty
         named_parameters=dict,
     )
-    # The translator calls .items() of what these return.
-    adapted.named_buffers = adapted.named_parameters = lambda: {}
     return adapted, mutated
 
 

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain CPU schedule for any TIR function of a training step: threads, vectors and registers, no tuning.
+
+TVM leaves functions on CPUs as one thread's loops with the reduction innermost. Here
+- cheap elementwise stages are inlined where that repeats no work,
+- elementwise stages run their outer loops on threads,
+- reductions keep a tile of sums in registers: vectors along the axis that is contiguous in every operand (an axis of
+  the result, or, for dot products, a reduction axis that is split into lanes), a few rows of another axis of the
+  result that share the loads of one operand, threads over the rest.
+
+A reduction is never split over threads, so results do not depend on their number. A function that does not have
+the expected form (root block, one loop for each iterator, constant extents where tiles are cut) keeps its loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import ScheduleError
+
+LANES = (16, 8, 4)
+ROWS = (8, 4, 2)
+ACCUMULATORS = 64  # of a register tile
+PARALLEL_FROM = 8192  # scalar operations; less is not worth waking threads for
+
+
+@tvm.transform.module_pass(opt_level=0, name="ConvgradCPUSchedule")
+def cpu_schedule(module: Any, _context: Any) -> Any:
+    """Schedule every TIR function of a module; those that are scheduled already stay as they are."""
+    changed = {}
+    for variable in module.get_global_vars():
+        function = module[variable]
+        if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
+            changed[variable] = scheduled(function)
+    for variable, function in changed.items():
+        module[variable] = function
+    return module
+
+
+def _is_scheduled(function: Any) -> bool:
+    attributes = function.attrs
+    return bool(attributes) and bool(attributes.get("tirx.is_scheduled", False))
+
+
+def scheduled(function: Any) -> Any:
+    """The function with the schedule of this module, or as it is where that does not apply."""
+    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    try:
+        blocks = _root_blocks(schedule)
+        if blocks is None:
+            return function
+        _inline(schedule, blocks)
+        for block in _root_blocks(schedule) or []:
+            _schedule_block(schedule, block)
+    except ScheduleError:
+        # A primitive's own precondition (such as a block that writes twice) is not met: the plain loops are right.
+        return function
+    return schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+
+
+def _root_blocks(schedule: Any) -> list[Any] | None:
+    """The blocks under the root, or None if the function is no sequence of plain loop nests."""
+    function = schedule.mod["main"]
+    body = function.body
+    if not isinstance(body, s_tir.SBlockRealize):
+        return None
+    root = schedule.get_sblock(body.block.name_hint)
+    blocks = schedule.get_child_blocks(root)
+    for block in blocks:
+        iterators = schedule.get(block).iter_vars
+        if schedule.get_child_blocks(block) or len(schedule.get_loops(block)) != len(iterators):
+            return None
+    return list(blocks)
+
+
+# ---------------------------------------------------------------------------------------------------- inlining
+
+
+def _kinds(schedule: Any, block: Any) -> str:
+    """One letter for each iterator: S for an axis of the result, R for a reduction, ? for others."""
+    letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
+    return "".join(letters.get(iterator.iter_type, "?") for iterator in schedule.get(block).iter_vars)
+
+
+def _extents(schedule: Any, block: Any) -> list[int | None]:
+    """The extent of each loop, None where symbolic."""
+    extents = [schedule.get(loop).extent for loop in schedule.get_loops(block)]
+    return [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in extents]
+
+
+def _work(schedule: Any, block: Any) -> int:
+    """The number of iterations; a symbolic extent counts as 16."""
+    return math.prod(extent or 16 for extent in _extents(schedule, block))
+
+
+def _inline(schedule: Any, blocks: list[Any]) -> None:
+    """Inline copies, and elementwise stages where that repeats no more than a single multiplication or addition."""
+    temporaries = schedule.mod["main"].body.block.alloc_buffers
+    for block in blocks:
+        statement = schedule.get(block)
+        if set(_kinds(schedule, block)) - {"S"} or len(statement.writes) != 1:
+            continue
+        result = statement.writes[0].source
+        if not isinstance(statement.body, tirx.BufferStore) or not any(result.same_as(b) for b in temporaries):
+            continue
+        consumers = schedule.get_consumers(block)
+        own = _work(schedule, block)
+        alone = len(consumers) == 1 and _work(schedule, consumers[0]) <= own
+        if consumers and (alone or _is_cheap(statement.body.value)):
+            schedule.compute_inline(block)
+
+
+def _is_cheap(value: Any) -> bool:
+    """Whether the value is a load, or one addition, subtraction or multiplication of loads and constants."""
+    simple = (tvm.ir.TensorLoad, tirx.FloatImm, tirx.IntImm)
+    if isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul)):
+        return isinstance(value.a, simple) and isinstance(value.b, simple)
+    return isinstance(value, simple)
+
+
+# ---------------------------------------------------------------------------------------------------- choosing
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """How to cut a reduction: positions among the iterators, and extents of the pieces."""
+
+    lanes_axis: int
+    lanes: int
+    rows_axis: int | None
+    rows: int
+    is_dot: bool
+
+
+def _strides(region: Any, variables: list[Any]) -> list[int | None] | None:
+    """For each variable how the address moves with it: 0 not at all, 1 by one element, None otherwise.
+
+    None for the whole if the region is more than one element.
+    """
+    if any(not isinstance(part.extent, tirx.IntImm) or int(part.extent) != 1 for part in region.region):
+        return None
+    starts = [part.min for part in region.region]
+    used = [set(tirx.analysis.undefined_vars(start)) for start in starts]
+    strides: list[int | None] = []
+    for variable in variables:
+        axes = [axis for axis, names in enumerate(used) if variable in names]
+        if not axes:
+            strides.append(0)
+            continue
+        linear = tvm.sym.detect_linear_equation(starts[-1], [variable]) if axes == [len(starts) - 1] else []
+        is_one = len(linear) == 2 and isinstance(linear[0], tirx.IntImm) and int(linear[0]) == 1
+        strides.append(1 if is_one else None)
+    return strides
+
+
+def _choose_tile(schedule: Any, block: Any) -> _Tile | None:
+    """The tile of a reduction, or None where no axis is contiguous in all operands."""
+    statement, kinds, extents = schedule.get(block), _kinds(schedule, block), _extents(schedule, block)
+    if len(statement.writes) != 1 or not statement.reads:
+        return None
+    variables = [iterator.var for iterator in statement.iter_vars]
+    result = _strides(statement.writes[0], variables)
+    operands = [
+        _strides(region, variables)
+        for region in statement.reads
+        if not region.source.same_as(statement.writes[0].source)
+    ]
+    if result is None or not operands or any(operand is None for operand in operands):
+        return None
+    strides = [operand for operand in operands if operand is not None]
+
+    candidates: list[tuple[int, int, bool]] = []
+    for axis, kind in enumerate(kinds):
+        steps = [operand[axis] for operand in strides]
+        lanes = _largest_factor(extents[axis], LANES)
+        if lanes and None not in steps and any(steps):
+            if kind == "S" and result[axis] == 1:
+                candidates.append((lanes, axis, False))
+            elif kind == "R" and all(steps):
+                candidates.append((lanes, axis, True))
+    if not candidates:
+        candidates = _gathering(kinds, extents, strides, result)
+    if not candidates:
+        return None
+    lanes, axis, is_dot = max(candidates, key=lambda candidate: (candidate[0], not candidate[2]))
+    rows_axis, rows = None, 1
+    for other, kind in enumerate(kinds):
+        shares = any(operand[other] == 0 and operand[axis] != 0 for operand in strides)
+        factor = _largest_factor(extents[other], [rows for rows in ROWS if rows * lanes <= ACCUMULATORS])
+        if other != axis and kind == "S" and shares and factor and factor > rows:
+            rows_axis, rows = other, factor
+    return _Tile(axis, lanes, rows_axis, rows, is_dot)
+
+
+def _gathering(
+    kinds: str, extents: list[int | None], operands: list[list[int | None]], result: list[int | None]
+) -> list[tuple[int, int, bool]]:
+    """The contiguous axis of the result, though an operand must be gathered (strides), if another does not move."""
+    return [
+        (lanes, axis, False)
+        for axis, kind in enumerate(kinds)
+        if kind == "S" and result[axis] == 1 and any(operand[axis] == 0 for operand in operands)
+        if (lanes := _largest_factor(extents[axis], LANES))
+    ]
+
+
+def _largest_factor(extent: int | None, factors: Sequence[int]) -> int | None:
+    return next((factor for factor in factors if extent and extent % factor == 0), None)
+
+
+# ---------------------------------------------------------------------------------------------------- scheduling
+
+
+def _schedule_block(schedule: Any, block: Any) -> None:
+    kinds = _kinds(schedule, block)
+    if not kinds or "?" in kinds:
+        return
+    if "R" not in kinds:
+        _parallelise(schedule, schedule.get_loops(block)[:-1] or schedule.get_loops(block), _work(schedule, block))
+        return
+    tile = _choose_tile(schedule, block)
+    if tile is not None and schedule.get(block).init is not None:
+        _tile_reduction(schedule, block, kinds, tile)
+        return
+    loops = schedule.get_loops(block)
+    leading = len(kinds) - len(kinds.lstrip("S"))
+    _parallelise(schedule, loops[:leading], _work(schedule, block))
+
+
+def _parallelise(schedule: Any, loops: list[Any], work: int) -> Any:
+    """Fuse the loops, and run them on threads if the work pays for it; gives the fused loop."""
+    if not loops:
+        return None
+    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+    if work >= PARALLEL_FROM:
+        schedule.parallel(fused)
+    return fused
+
+
+def _tile_reduction(schedule: Any, block: Any, kinds: str, tile: _Tile) -> None:
+    """Cut a reduction into register tiles.
+
+    The sums of a tile live in a local buffer, filled by one block; another block (a copy, or for dot products the sum
+    over lanes) brings them into the result.
+    """
+    work = _work(schedule, block)
+    if tile.is_dot:
+        _, lane_loop = schedule.split(schedule.get_loops(block)[tile.lanes_axis], [None, tile.lanes])
+        partial = schedule.rfactor(lane_loop, kinds.count("S"))
+        final = block
+        schedule.set_scope(partial, 0, "local")
+    else:
+        partial = block
+        final = schedule.cache_write(block, 0, "local")
+    spatial = [axis for axis, kind in enumerate(kinds) if kind == "S"]
+    loops = schedule.get_loops(final)
+    outer, rows, lanes = [], [], []
+    for position, axis in enumerate(spatial):
+        loop = loops[position]
+        if axis == tile.rows_axis:
+            loop, inner = schedule.split(loop, [None, tile.rows])
+            rows.append(inner)
+        elif axis == tile.lanes_axis:
+            loop, inner = schedule.split(loop, [None, tile.lanes])
+            lanes.append(inner)
+        outer.append(loop)
+    lanes += loops[len(spatial) :]  # of a dot product: the sum over lanes
+    schedule.reorder(*outer, *rows, *lanes)
+    fused = _parallelise(schedule, outer, work)
+    schedule.compute_at(partial, fused, preserve_unit_loops=True)
+    inner_kinds = _kinds(schedule, partial)
+    inner = schedule.get_loops(partial)[1:]
+    by_kind = {kind: [loop for loop, other in zip(inner, inner_kinds, strict=True) if other == kind] for kind in "SR"}
+    order = {axis: position for position, axis in enumerate(spatial)}
+    lane_loop = by_kind["S"][-1] if tile.is_dot else by_kind["S"][order[tile.lanes_axis]]
+    row_loops = [] if tile.rows_axis is None else [by_kind["S"][order[tile.rows_axis]]]
+    others = [loop for loop in by_kind["S"] if not any(loop is kept for kept in [lane_loop, *row_loops])]
+    schedule.reorder(*others, *by_kind["R"], *row_loops, lane_loop)
+    schedule.vectorize(lane_loop)
+    for loop in row_loops:
+        schedule.unroll(loop)
+    schedule.decompose_reduction(partial, by_kind["R"][0])
+    if not tile.is_dot:
+        schedule.vectorize(schedule.get_loops(final)[-1])
