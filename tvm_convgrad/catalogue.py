@@ -173,16 +173,19 @@ class ConvAttributes:
         return {"grad": self.grad_layout, "data": self.data_layout, "weight": self.kernel_layout}[operand]
 
 
-def result_dtype(attributes: ConvAttributes, operands: Sequence[TensorSpec]) -> str | None:
-    """`out_dtype` if given, else the operands' common type, else the wider of the two (f16 with bf16 gives f32)."""
-    if attributes.out_dtype is not None:
-        return attributes.out_dtype
+def common_dtype(operands: Sequence[TensorSpec]) -> str | None:
+    """The operands' common type, else the wider of the two (f16 with bf16 gives f32); None if one is not known."""
     dtypes = {spec.dtype for spec in operands}
     if None in dtypes:
         return None
     if len(dtypes) == 1:
         return operands[0].dtype
     return "float64" if "float64" in dtypes else "float32"
+
+
+def result_dtype(attributes: ConvAttributes, operands: Sequence[TensorSpec]) -> str | None:
+    """`out_dtype` if given, else the operands' common type."""
+    return attributes.out_dtype or common_dtype(operands)
 
 
 def infer_backward_weight(attributes: ConvAttributes, grad: TensorSpec, data: TensorSpec, prover: Prover) -> TensorSpec:

@@ -143,6 +143,15 @@ class ConvProblem:
         return self._arrange(self.grad_layout, N=self.batch, C=self.out_channels, spatial=self.grad_extents)
 
     @property
+    def tensors(self) -> dict[str, tuple[tuple[Extent, ...], str]]:
+        """Shape and element type of "data", "weight" and "grad"."""
+        return {
+            "data": (self.data_shape, self.data_dtype),
+            "weight": (self.weight_shape, self.kernel_dtype),
+            "grad": (self.grad_shape, self.grad_dtype),
+        }
+
+    @property
     def is_static(self) -> bool:
         """Whether every extent is a number."""
         return all(isinstance(e, int) for e in (self.batch, *self.data_extents))
@@ -172,14 +181,7 @@ class ConvProblem:
     def bytes(self) -> int:
         """Bytes of X, W and Y together: what each face has to move at the least; needs static extents."""
         self.require_static("bytes")
-        return sum(
-            math.prod(int(e) for e in shape) * DTYPE_BYTES[dtype]
-            for shape, dtype in (
-                (self.data_shape, self.data_dtype),
-                (self.weight_shape, self.kernel_dtype),
-                (self.grad_shape, self.grad_dtype),
-            )
-        )
+        return sum(math.prod(int(e) for e in shape) * DTYPE_BYTES[dtype] for shape, dtype in self.tensors.values())
 
     def require_static(self, what: str) -> None:
         """Raise ProblemError if an extent is symbolic, naming `what` needs numbers."""

@@ -12,16 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax
 from tvm.relax.op.grad import no_grad
 
 from relax_ops.ir import PREFIX, attributes_of, dtype_of, entry_of, pairs_of, shape_values, spec_of
 from relax_ops.ops import make_call
+from relax_ops.program import forward_call
 from tvm_convgrad.catalogue import BACKWARD_DATA, FACES, FORWARD, NEW_OPS, Face, OpEntry
 from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, check_layout, flat_padding
-
-_STOCK = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+from tvm_convgrad.geometry import SPATIAL, check_layout
 
 
 @dataclass(frozen=True)
@@ -40,49 +38,20 @@ class _Convolution:
 
     def call(self, face: Face, first: Any, second: Any, out_dtype: str | None, builder: Any) -> Any:
         """An expression for another face of the same convolution, of type `out_dtype`."""
+        geometry: dict[str, Any] = {
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "grad_layout": self.layouts["grad"],
+            "data_layout": self.layouts["data"],
+            "kernel_layout": self.layouts["weight"],
+            "out_dtype": out_dtype,
+        }
         if face is FORWARD:
-            return self._forward(first, second, out_dtype, builder)
+            return forward_call(builder, first, second, **geometry)
         own = {"data_shape": self.data_shape} if face is BACKWARD_DATA else {"kernel_size": self.kernel}
-        return make_call(
-            OpEntry(face, self.rank),
-            first,
-            second,
-            strides=self.strides,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-            grad_layout=self.layouts["grad"],
-            data_layout=self.layouts["data"],
-            kernel_layout=self.layouts["weight"],
-            out_dtype=out_dtype,
-            **own,
-        )
-
-    def _forward(self, data: Any, weight: Any, out_dtype: str | None, builder: Any) -> Any:
-        # Stock convolutions take operands of one type; products of 16-bit operands are summed in float32.
-        operand_dtypes = [dtype_of(builder.normalize(operand).ty) for operand in (data, weight)]
-        if operand_dtypes[0] != operand_dtypes[1]:
-            common = "float64" if "float64" in operand_dtypes else "float32"
-            data, weight = relax.op.astype(data, common), relax.op.astype(weight, common)
-            operand_dtypes = [common, common]
-        sum_dtype = "float32" if operand_dtypes[0] in ("float16", "bfloat16") else operand_dtypes[0]
-        layout = self.layouts["data"]
-        result = builder.emit(
-            _STOCK[self.rank](
-                data,
-                weight,
-                strides=list(self.strides),
-                padding=list(flat_padding(self.padding)),
-                dilation=list(self.dilation),
-                groups=self.groups,
-                data_layout=layout,
-                kernel_layout=self.layouts["weight"],
-                out_dtype=sum_dtype,
-            )
-        )
-        if layout != self.layouts["grad"]:
-            result = relax.op.permute_dims(result, [layout.index(letter) for letter in self.layouts["grad"]])
-        return result if out_dtype in (None, sum_dtype) else relax.op.astype(result, out_dtype)
+        return make_call(OpEntry(face, self.rank), first, second, **own, **geometry)
 
 
 def stock_gradient(orig_var: Any, orig_call: Any, output_grad: Any, builder: Any) -> list[Any]:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions and small programs for a face of a ConvProblem: what rules, evaluate and the fuzzer build from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tvm import relax
+
+from relax_ops.ir import dtype_of
+from relax_ops.ops import make_call
+from tvm_convgrad.catalogue import BACKWARD_DATA, FORWARD, Face, OpEntry
+from tvm_convgrad.geometry import flat_padding
+from tvm_convgrad.problem import ConvProblem
+
+_STOCK = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+
+
+def forward_call(
+    builder: Any,
+    data: Any,
+    weight: Any,
+    *,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+    data_layout: str,
+    kernel_layout: str,
+    grad_layout: str,
+    out_dtype: str | None,
+) -> Any:
+    """A stock convolution, with what stock lacks around it.
+
+    Operands of two types are cast to a common one (stock takes one type only), products of 16-bit operands are summed
+    in float32, and a result layout other than the data's is made by a transpose (stock does not legalize it).
+
+    Args:
+        builder: a BlockBuilder; all but the last operation are emitted into it.
+        data, weight: Relax tensors.
+        out_dtype: of the result; None leaves the type of the sum.
+    """
+    dtypes = {dtype_of(builder.normalize(operand).ty) for operand in (data, weight)}
+    operand_dtype = dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
+    data, weight = (
+        operand if dtype_of(builder.normalize(operand).ty) == operand_dtype else relax.op.astype(operand, operand_dtype)
+        for operand in (data, weight)
+    )
+    sum_dtype = "float32" if operand_dtype in ("float16", "bfloat16") else operand_dtype
+    result = _STOCK[len(strides)](
+        data,
+        weight,
+        strides=list(strides),
+        padding=list(flat_padding(padding)),
+        dilation=list(dilation),
+        groups=groups,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=sum_dtype,
+    )
+    if data_layout != grad_layout:
+        result = relax.op.permute_dims(builder.emit(result), [data_layout.index(letter) for letter in grad_layout])
+    if out_dtype not in (None, sum_dtype):
+        result = relax.op.astype(builder.emit(result), out_dtype)
+    return result
+
+
+def face_call(builder: Any, face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
+    """The call that computes `face` of a static problem from two operands of its shapes, layouts and types."""
+    geometry: dict[str, Any] = {
+        "strides": problem.strides,
+        "padding": problem.padding,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+        "grad_layout": problem.grad_layout,
+        "data_layout": problem.data_layout,
+        "kernel_layout": problem.kernel_layout,
+    }
+    if face is FORWARD:
+        return forward_call(builder, first, second, out_dtype=problem.grad_dtype, **geometry)
+    own = {"data_shape": problem.data_shape} if face is BACKWARD_DATA else {"kernel_size": problem.kernel}
+    out_dtype = problem.tensors[face.result][1]
+    return make_call(OpEntry(face, problem.rank), first, second, out_dtype=out_dtype, **own, **geometry)
+
+
+def faces_module(faces: Iterable[tuple[str, Face, ConvProblem]]) -> Any:
+    """An IRModule with one function for each (function name, face, static problem); parameters are the operands."""
+    builder = relax.BlockBuilder()
+    for name, face, problem in faces:
+        problem.require_static("running")
+        operands = [relax.Var(operand, relax.TensorType(*problem.tensors[operand])) for operand in face.operands]
+        with builder.function(name, operands):
+            with builder.dataflow():
+                result = builder.emit_output(face_call(builder, face, problem, *operands))
+            builder.emit_func_output(result)
+    return builder.get()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile one operator for one problem and run it on numpy arrays: `evaluate("conv2d_backward_weight", grad, data, …)`.
+
+Compiled programs are kept by problem, implementation and target, so that a second call only runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from legalize.forms import DATA_FORMS, WEIGHT_FORMS
+from tvm_convgrad.catalogue import BY_NAME, FACES, FORWARD, Face, OpEntry, TensorSpec, common_dtype
+from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.geometry import FLOAT_DTYPES
+from tvm_convgrad.problem import ConvProblem
+
+Array = npt.NDArray[Any]
+
+COMPOSITIONS = {
+    "forward": (),
+    "backward_weight": tuple(f"composition:{form}" for form in WEIGHT_FORMS),
+    "backward_data": tuple(f"composition:{form}" for form in DATA_FORMS),
+}
+"""The compositions of each face, as values of `impl`; the first is what "composition" means."""
+
+IMPLEMENTATIONS = ("auto", "composition", *(name for names in COMPOSITIONS.values() for name in names))
+"""All values of `impl`."""
+
+
+def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", **attributes: Any) -> Array:
+    """Compute one operator of the family on numpy arrays.
+
+    Args:
+        op: "conv{1,2,3}d" (forward: data, weight), "conv{1,2,3}d_backward_weight" (grad, data) or
+            "conv{1,2,3}d_backward_data" (grad, weight).
+        arrays: the two operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
+        impl: "auto" (what a compiled program would take), "composition" (the default one), or a composition by its
+            name, such as "composition:tiled".
+        target: a TVM target that this machine runs.
+        attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
+
+    Returns:
+        The result, in the layout and type that the attributes say.
+
+    Raises:
+        ProblemError, DTypeError: the operands and attributes are not of one convolution.
+        UnsupportedError: no such operator or implementation, or the implementation refuses the problem.
+    """
+    entry = BY_NAME.get(op)
+    if entry is None:
+        raise UnsupportedError(f"evaluate: there is no operator {op!r}; there are {', '.join(sorted(BY_NAME))}")
+    if len(arrays) != 2:
+        raise ProblemError(f"{op}: {len(arrays)} arrays were given; it takes two, {' and '.join(entry.face.operands)}")
+    operands = [np.asarray(array) for array in arrays]
+    problem = _problem(entry, operands, attributes)
+    return evaluate_problem(entry.face.name, problem, *operands, impl=impl, target=target)
+
+
+def evaluate_problem(
+    face: str, problem: ConvProblem, first: Array, second: Array, *, impl: str = "auto", target: Any = "llvm"
+) -> Array:
+    """Compute a face of a problem on numpy arrays of the problem's shapes, layouts and types.
+
+    Args:
+        face: "forward" (data, weight), "backward_weight" (grad, data) or "backward_data" (grad, weight).
+        problem: static.
+        first, second: the operands.
+        impl, target: as in `evaluate`.
+
+    Raises:
+        ProblemError: an operand's shape or type is not the problem's.
+        UnsupportedError: no such implementation for this face, or it refuses the problem.
+    """
+    import tvm
+
+    problem.require_static("evaluate")
+    for name, array in zip(FACES[face].operands, (first, second), strict=True):
+        shape, dtype = problem.tensors[name]
+        if array.shape != shape or str(array.dtype) != dtype:
+            raise ProblemError(
+                f"{face}: {name} is {array.dtype}{list(array.shape)}, but {problem.descriptor} needs "
+                f"{dtype}{list(shape)}; convert it, or use the descriptor of what you have"
+            )
+    function = _compiled(FACES[face], problem, impl, str(tvm.target.Target(target)))
+    operands = (tvm.runtime.tensor(np.ascontiguousarray(array)) for array in (first, second))
+    return cast(Array, function(*operands).numpy())
+
+
+@lru_cache(maxsize=512)
+def _compiled(face: Face, problem: ConvProblem, impl: str, target: str) -> Any:
+    import tvm
+    from tvm import relax
+
+    import tvm_convgrad
+
+    tvm_convgrad.register()
+    from relax_ops.program import faces_module
+
+    with forced(face.name, impl):
+        machine = tvm.target.Target(target)
+        executable = tvm.compile(faces_module([("main", face, problem)]), machine)
+    return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]
+
+
+def forced(face: str, impl: str) -> AbstractContextManager[None]:
+    """A context in which legalization of `face` uses `impl`.
+
+    Raises:
+        UnsupportedError: this face has no such implementation.
+    """
+    from relax_ops.lowering import forced_forms
+
+    if impl in ("auto", "composition"):
+        return nullcontext()
+    if impl not in COMPOSITIONS[face]:
+        known = ", ".join(("auto", "composition", *COMPOSITIONS[face]))
+        raise UnsupportedError(f"{face}: there is no implementation {impl!r}; there are {known}")
+    return forced_forms(**{face: impl.removeprefix("composition:")})
+
+
+def _problem(entry: OpEntry, operands: Sequence[Array], attributes: dict[str, Any]) -> ConvProblem:
+    """The problem of a call on arrays, after the operator's own type relation has had its say."""
+    from tvm import relax
+
+    import tvm_convgrad
+
+    tvm_convgrad.register()
+    from relax_ops.ir import problem_of
+    from tvm_convgrad import op
+
+    for name, array in zip(entry.face.operands, operands, strict=True):
+        if str(array.dtype) not in FLOAT_DTYPES:
+            raise DTypeError(f"{entry.name}: {name} has dtype {array.dtype}; accepted are {', '.join(FLOAT_DTYPES)}")
+    if entry.face is FORWARD:
+        unknown = set(attributes) - set(entry.attributes)
+        if unknown:
+            raise ProblemError(f"{entry.name}: {', '.join(sorted(unknown))} unknown; it takes {entry.attributes}")
+        data, weight = operands
+        types = str(data.dtype), str(weight.dtype)
+        suggested = common_dtype([TensorSpec(None, None, dtype) for dtype in types])
+        out_dtype = str(attributes.pop("out_dtype", None) or suggested)
+        return ConvProblem.from_shapes(data.shape, weight.shape, dtypes=(*types, out_dtype), **attributes)
+    function = getattr(op, entry.name)
+    variables = [
+        relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
+        for name, array in zip(entry.face.operands, operands, strict=True)
+    ]
+    return problem_of(relax.BlockBuilder().normalize(function(*variables, **attributes)))

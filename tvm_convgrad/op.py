@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as Python functions on Relax expressions: conv{1,2,3}d_backward_weight and conv{1,2,3}d_backward_data.
+
+Arguments that all of them share:
+
+    strides, dilation   an int, or one int an axis
+    padding             an int; one int an axis; lows then highs (top, left, bottom, right); pairs; "SAME" (TensorFlow's
+                        formula) or "VALID"; never negative
+    groups              divides both channel counts
+    grad_layout         permutation of NCW, NCHW or NCDHW: of Y and of grad, its gradient
+    data_layout         the same for the data
+    kernel_layout       permutation of OIW, OIHW or OIDHW
+    out_dtype           of the result: float16, bfloat16, float32 or float64; None is the operands' common type, or the
+                        wider one. Sums are in float32 (float64 if an operand is) whatever it says.
+
+A call is checked when its type is inferred: ProblemError and DTypeError name operator, argument, rule, values, remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union
+
+import tvm
+
+from tvm_convgrad.catalogue import BY_NAME
+from tvm_convgrad.errors import SetupError, UnsupportedError
+
+Ints = Union[int, Sequence[int]]
+Padding = Union[str, int, Sequence[int], Sequence[Sequence[int]]]
+
+
+def _call(name: str, first: Any, second: Any, **attributes: Any) -> Any:
+    if not hasattr(tvm, "relax"):
+        raise SetupError(f"{name}: TVM {tvm.__version__} has no Relax; install 'apache-tvm>=0.26,<0.28'")
+    for operand in (first, second):
+        if not isinstance(operand, tvm.relax.Expr):
+            raise UnsupportedError(
+                f"{name}: the operands must be Relax expressions, not {type(operand).__name__}; for numpy arrays "
+                f"there is tvm_convgrad.evaluate({name!r}, ...)"
+            )
+    from relax_ops.ops import make_call
+    from relax_ops.register import register_all
+
+    register_all()
+    return make_call(BY_NAME[name], first, second, **attributes)
+
+
+def conv1d_backward_weight(
+    grad: Any,
+    data: Any,
+    *,
+    kernel_size: Ints,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    grad_layout: str = "NCW",
+    data_layout: str = "NCW",
+    kernel_layout: str = "OIW",
+    out_dtype: str | None = None,
+) -> Any:
+    """dW of a 1-d convolution, in `kernel_layout`.
+
+    Args:
+        grad: dY, gradient of the convolution's result, in `grad_layout`.
+        data: X, what the convolution took, in `data_layout`.
+        kernel_size: extents of the kernel, (W,); strides larger than 1 make them ambiguous otherwise.
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
+    """
+    return _call(
+        "conv1d_backward_weight",
+        grad,
+        data,
+        kernel_size=kernel_size,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )
+
+
+def conv1d_backward_data(
+    grad: Any,
+    weight: Any,
+    *,
+    data_shape: Any,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    grad_layout: str = "NCW",
+    data_layout: str = "NCW",
+    kernel_layout: str = "OIW",
+    out_dtype: str | None = None,
+) -> Any:
+    """dX of a 1-d convolution, in `data_layout`.
+
+    Args:
+        grad: dY, gradient of the convolution's result, in `grad_layout`.
+        weight: W, in `kernel_layout`.
+        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression. With a
+            stride s, s different extents of X give one of Y, so that it cannot be guessed.
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
+    """
+    return _call(
+        "conv1d_backward_data",
+        grad,
+        weight,
+        data_shape=data_shape,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )
+
+
+def conv2d_backward_weight(
+    grad: Any,
+    data: Any,
+    *,
+    kernel_size: Ints,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    grad_layout: str = "NCHW",
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    out_dtype: str | None = None,
+) -> Any:
+    """dW of a 2-d convolution, in `kernel_layout`.
+
+    Args:
+        grad: dY, gradient of the convolution's result, in `grad_layout`.
+        data: X, what the convolution took, in `data_layout`.
+        kernel_size: extents of the kernel, (H, W); strides larger than 1 make them ambiguous otherwise.
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
+    """
+    return _call(
+        "conv2d_backward_weight",
+        grad,
+        data,
+        kernel_size=kernel_size,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )
+
+
+def conv2d_backward_data(
+    grad: Any,
+    weight: Any,
+    *,
+    data_shape: Any,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    grad_layout: str = "NCHW",
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    out_dtype: str | None = None,
+) -> Any:
+    """dX of a 2-d convolution, in `data_layout`.
+
+    Args:
+        grad: dY, gradient of the convolution's result, in `grad_layout`.
+        weight: W, in `kernel_layout`.
+        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression. With a
+            stride s, s different extents of X give one of Y, so that it cannot be guessed.
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
+    """
+    return _call(
+        "conv2d_backward_data",
+        grad,
+        weight,
+        data_shape=data_shape,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )
+
+
+def conv3d_backward_weight(
+    grad: Any,
+    data: Any,
+    *,
+    kernel_size: Ints,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    grad_layout: str = "NCDHW",
+    data_layout: str = "NCDHW",
+    kernel_layout: str = "OIDHW",
+    out_dtype: str | None = None,
+) -> Any:
+    """dW of a 3-d convolution, in `kernel_layout`.
+
+    Args:
+        grad: dY, gradient of the convolution's result, in `grad_layout`.
+        data: X, what the convolution took, in `data_layout`.
+        kernel_size: extents of the kernel, (D, H, W); strides larger than 1 make them ambiguous otherwise.
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
+    """
+    return _call(
+        "conv3d_backward_weight",
+        grad,
+        data,
+        kernel_size=kernel_size,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )
+
+
+def conv3d_backward_data(
+    grad: Any,
+    weight: Any,
+    *,
+    data_shape: Any,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    grad_layout: str = "NCDHW",
+    data_layout: str = "NCDHW",
+    kernel_layout: str = "OIDHW",
+    out_dtype: str | None = None,
+) -> Any:
+    """dX of a 3-d convolution, in `data_layout`.
+
+    Args:
+        grad: dY, gradient of the convolution's result, in `grad_layout`.
+        weight: W, in `kernel_layout`.
+        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression. With a
+            stride s, s different extents of X give one of Y, so that it cannot be guessed.
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
+    """
+    return _call(
+        "conv3d_backward_data",
+        grad,
+        weight,
+        data_shape=data_shape,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )
