@@ -11,7 +11,7 @@ from tvm import relax
 from relax_ops.ir import dtype_of
 from relax_ops.ops import make_call
 from tvm_convgrad.catalogue import BACKWARD_DATA, FORWARD, Face, OpEntry
-from tvm_convgrad.geometry import flat_padding
+from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
 from tvm_convgrad.problem import ConvProblem
 
 _STOCK = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
@@ -34,7 +34,8 @@ def forward_call(
     """A stock convolution, with what stock lacks around it.
 
     Operands of two types are cast to a common one (stock takes one type only), products of 16-bit operands are summed
-    in float32, and a result layout other than the data's is made by a transpose (stock does not legalize it).
+    in float32, a result layout other than the data's is made by a transpose (stock does not legalize it), and so is an
+    order of spatial axes other than DHW (stock's kernels then give each axis another one's stride and padding).
 
     Args:
         builder: a BlockBuilder; all but the last operation are emitted into it.
@@ -47,8 +48,13 @@ def forward_call(
         operand if dtype_of(builder.normalize(operand).ty) == operand_dtype else relax.op.astype(operand, operand_dtype)
         for operand in (data, weight)
     )
+    rank = len(strides)
+    if not all(_spatial(layout) == SPATIAL[rank] for layout in (data_layout, kernel_layout)):
+        data = builder.emit(relax.op.permute_dims(data, [data_layout.index(a) for a in data_layout_of(rank)]))
+        weight = builder.emit(relax.op.permute_dims(weight, [kernel_layout.index(a) for a in kernel_layout_of(rank)]))
+        data_layout, kernel_layout = data_layout_of(rank), kernel_layout_of(rank)
     sum_dtype = "float32" if operand_dtype in ("float16", "bfloat16") else operand_dtype
-    result = _STOCK[len(strides)](
+    result = _STOCK[rank](
         data,
         weight,
         strides=list(strides),
@@ -64,6 +70,10 @@ def forward_call(
     if out_dtype not in (None, sum_dtype):
         result = relax.op.astype(builder.emit(result), out_dtype)
     return result
+
+
+def _spatial(layout: str) -> str:
+    return "".join(letter for letter in layout if letter in "DHW")
 
 
 def face_call(builder: Any, face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_convgrad.bulk import numpy_dtype
+from tvm_convgrad.catalogue import FACES as CATALOGUE
 from tvm_convgrad.errors import ConvGradError, ProblemError
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.reference import FACES
@@ -72,38 +74,17 @@ def verify_problems(
             yield from _verify_face(problem, op, impls, seed)
 
 
-def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int) -> Iterator[Verdict]:
-    from tvm_convgrad.evaluate import evaluate
+def numbers_of(problem: ConvProblem, face: str, seed: int = 0) -> tuple[list[Array], Array]:
+    """Operands of small integers for a face of a problem, and its result by float64, rounded once to its type.
 
-    face = OPS[op]
-    operands, wanted, name, attributes = _case(problem, face, seed)
-    for impl in impls:
-        try:
-            found = evaluate(name, *operands, impl=impl, **attributes)
-        except ConvGradError as error:
-            yield Verdict(op, problem.descriptor, impl, "refused", str(error))
-            continue
-        yield Verdict(op, problem.descriptor, impl, *_compare(np.asarray(found), wanted))
+    The numbers depend on the seed, the face and the problem alone, so that a failure can be repeated by its descriptor.
 
-
-def _case(problem: ConvProblem, face: str, seed: int) -> tuple[list[Array], Array, str, dict[str, Any]]:
-    """Operands, result by float64 (rounded once to the result's type), operator name, attributes."""
-    problem.require_static("verify")
-    shapes = {
-        "data": (problem.data_shape, problem.data_dtype),
-        "weight": (problem.weight_shape, problem.kernel_dtype),
-        "grad": (problem.grad_shape, problem.grad_dtype),
-    }
-    names, result = {
-        "forward": (("data", "weight"), "grad"),
-        "backward_weight": (("grad", "data"), "weight"),
-        "backward_data": (("grad", "weight"), "data"),
-    }[face]
-    terms = {
-        "forward": problem.in_channels // problem.groups * math.prod(problem.kernel),
-        "backward_weight": int(problem.batch) * math.prod(int(y) for y in problem.grad_extents),
-        "backward_data": problem.out_channels // problem.groups * math.prod(problem.kernel),
-    }[face]
+    Raises:
+        ProblemError: symbolic extents, or sums too long to be exact in float32.
+    """
+    problem.require_static("verification")
+    shapes = problem.tensors
+    terms = reduction_length(problem, face)
     if terms >= 2**24:
         raise ProblemError(
             f"{problem.descriptor}: sums of {terms} terms are not exact in float32; verify a smaller one"
@@ -112,31 +93,22 @@ def _case(problem: ConvProblem, face: str, seed: int) -> tuple[list[Array], Arra
     limit = max(1, min(3, math.isqrt((2**24 - 1) // terms)))
     generator = np.random.default_rng([seed, zlib.crc32(f"{face} {problem.descriptor}".encode())])
     operands = []
-    for name in names:
+    for name in CATALOGUE[face].operands:
         shape, dtype = shapes[name]
-        static = [int(extent) for extent in shape]
-        operands.append(generator.integers(-limit, limit + 1, static).astype(_numpy(dtype)))
-    wanted = FACES[face](problem, *operands).astype(_numpy(shapes[result][1]))
-    attributes: dict[str, Any] = {
-        "strides": problem.strides,
-        "padding": tuple(low for low, _ in problem.padding) + tuple(high for _, high in problem.padding),
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "data_layout": problem.data_layout,
-        "kernel_layout": problem.kernel_layout,
-        "out_dtype": shapes[result][1],
-    }
-    if face == "forward":
-        return operands, wanted, f"conv{problem.rank}d", attributes | {"out_layout": problem.grad_layout}
-    attributes["grad_layout"] = problem.grad_layout
+        operands.append(generator.integers(-limit, limit + 1, [int(e) for e in shape]).astype(numpy_dtype(dtype)))
+    return operands, FACES[face](problem, *operands).astype(numpy_dtype(shapes[CATALOGUE[face].result][1]))
+
+
+def reduction_length(problem: ConvProblem, face: str) -> int:
+    """The most products that one element of a face's result sums."""
     if face == "backward_weight":
-        attributes["kernel_size"] = problem.kernel
-    else:
-        attributes["data_shape"] = problem.data_shape
-    return operands, wanted, f"conv{problem.rank}d_{face}", attributes
+        return int(problem.batch) * math.prod(int(y) for y in problem.grad_extents)
+    channels = problem.in_channels if face == "forward" else problem.out_channels
+    return channels // problem.groups * math.prod(problem.kernel)
 
 
-def _compare(found: Array, wanted: Array) -> tuple[str, str]:
+def compare(found: Array, wanted: Array) -> tuple[str, str]:
+    """Status and detail of a Verdict: every element, the shape and the type must be equal; NaN equals nothing."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return "wrong", f"{found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
     differing = found != wanted
@@ -149,7 +121,14 @@ def _compare(found: Array, wanted: Array) -> tuple[str, str]:
     )
 
 
-def _numpy(dtype: str) -> np.dtype[Any]:
-    import ml_dtypes
+def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int) -> Iterator[Verdict]:
+    from tvm_convgrad.evaluate import evaluate_problem
 
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    operands, wanted = numbers_of(problem, OPS[op], seed)
+    for impl in impls:
+        try:
+            found = evaluate_problem(OPS[op], problem, *operands, impl=impl)
+        except ConvGradError as error:
+            yield Verdict(op, problem.descriptor, impl, "refused", str(error))
+            continue
+        yield Verdict(op, problem.descriptor, impl, *compare(np.asarray(found), wanted))

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run many small convolutions with one compilation, on memory that is full of NaN: the engine of the fuzzer.
+
+Compiling is what a check costs: 0.35 s a case as users compile, most of it machine code for argument checks of a
+handful of kernels. One module for many cases, without those checks, fused, and without LLVM's optimiser, takes 0.06 s.
+Batches compiled as users compile are for the caller to mix in (`optimised=True`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.evaluate import forced
+from tvm_convgrad.problem import ConvProblem
+
+Array = np.ndarray[Any, Any]
+
+_QUICK_TARGET = {"kind": "llvm", "opt-level": 0}
+_QUICK_CONFIG = {"tirx.disable_assert": True}  # the virtual machine passes what the types say; memory is checked by NaN
+_PAGE_INTS = 1024  # the runtime's pool hands out memory in pages of 4 KiB
+
+
+@dataclass(frozen=True)
+class Case:
+    """One face of one problem by one implementation, a value of `tvm_convgrad.evaluate`'s `impl`."""
+
+    face: str
+    problem: ConvProblem
+    impl: str = "auto"
+
+    def __str__(self) -> str:
+        return f"{self.face} {self.problem.descriptor} [{self.impl}]"
+
+
+def run_cases(cases: Sequence[Case], operands: Sequence[Sequence[Array]], *, optimised: bool = False) -> list[Array]:
+    """The result of each case, from modules of as many functions as there are cases (one for each forced form).
+
+    Args:
+        cases: static problems.
+        operands: for each case its two arrays, in the catalogue's order and in the problem's dtypes.
+        optimised: compile as `tvm.compile(..., "llvm")` does.
+
+    Raises:
+        UnsupportedError: an implementation is unknown or refuses its problem.
+    """
+    results: dict[int, Array] = {}
+    for face, impl in sorted({(case.face, case.impl) for case in cases}):
+        chosen = [i for i, case in enumerate(cases) if (case.face, case.impl) == (face, impl)]
+        machine = _compile(face, impl, [cases[i].problem for i in chosen], optimised)
+        for slot, i in enumerate(chosen):
+            results[i] = _run(machine[f"case_{slot}"], operands[i], cases[i])
+    return [results[i] for i in range(len(cases))]
+
+
+def _compile(face: str, impl: str, problems: Sequence[ConvProblem], optimised: bool) -> Any:
+    import tvm
+    from tvm import relax
+
+    import tvm_convgrad
+
+    tvm_convgrad.register()
+    from relax_ops.program import faces_module
+
+    module = faces_module((f"case_{slot}", FACES[face], problem) for slot, problem in enumerate(problems))
+    with forced(face, impl):
+        if optimised:
+            return relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+        target = tvm.target.Target(_QUICK_TARGET)
+        with tvm.transform.PassContext(config=_QUICK_CONFIG), target:
+            for fuse in (
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FuseOps(),
+                relax.transform.FuseTIR(),
+            ):
+                module = fuse(module)
+            return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
+
+
+def _run(function: Any, operands: Sequence[Array], case: Case) -> Array:
+    import tvm
+
+    arguments = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in operands]
+    shape, dtype = case.problem.tensors[FACES[case.face].result]
+    poison_pool(math.prod(int(e) for e in shape) * numpy_dtype(dtype).itemsize)
+    return np.asarray(function(*arguments).numpy())
+
+
+def poison_pool(nbytes: int) -> None:
+    """Fill the memory that the next results of up to `nbytes` bytes will get with NaN (in every float type).
+
+    The virtual machine's pool gives freed pages out again as they are, so elements that a kernel forgets to write come
+    out as NaN instead of as the right values of an earlier run.
+    """
+    import tvm
+
+    pages = -(-max(nbytes, 1) // (4 * _PAGE_INTS))
+    held = [_poisoner()(tvm.runtime.ShapeTuple([count * _PAGE_INTS])) for count in sorted({1, pages}) for _ in range(4)]
+    del held  # back to the pool, full of NaN
+
+
+@cache
+def _poisoner() -> Any:
+    """A function of the virtual machine that returns n int32 of all one bits: NaN as any float type."""
+    import tvm
+    from tvm import relax
+
+    extent = tvm.tirx.Var("n", "int64")
+    shape = relax.Var("shape", relax.ShapeType([extent]))
+    builder = relax.BlockBuilder()
+    with builder.function("ones", [shape]):
+        with builder.dataflow():
+            full = relax.op.full(relax.ShapeExpr([extent]), relax.const(-1, "int32"), "int32")
+            result = builder.emit_output(full)
+        builder.emit_func_output(result)
+    return relax.VirtualMachine(tvm.compile(builder.get(), "llvm"), tvm.cpu())["ones"]
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy type of a dtype name; bfloat16 is that of ml_dtypes."""
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
