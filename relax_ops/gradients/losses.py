@@ -13,7 +13,6 @@ from relax_ops.gradients.common import (
     cast,
     divide_by_count,
     dtype_of,
-    scalar,
     shape_of,
     widened,
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of operators that only move elements: reshape-like, broadcast, slices, tile, repeat, stack, flip, triangles."""
+"""Gradients of operators that only move elements: reshape-like, broadcast, slices, tile, stack, flip, triangles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.gradients.common import Rule, extents_of, fit, no_grads, same_extent, shape_of, slice_axis
+from relax_ops.gradients.common import Rule, extents_of, fit, no_grads, same_extent, same_shape, shape_of, slice_axis
 from tvm_convgrad.errors import UnsupportedError
 
 
@@ -50,23 +50,49 @@ def strided_slice(_orig_var: Any, orig_call: Any, output_grad: Any, ctx: Any) ->
     if not all(isinstance(s, int) for s in strides):
         raise UnsupportedError(f"relax.strided_slice: the gradient needs constant strides, but they are {strides}")
     shape = shape_of(x, "relax.strided_slice")
+    axes = [axis % len(shape) for axis in axes]
     bases = [x]
     for axis, begin, end, stride in list(zip(axes, begins, ends, strides, strict=True))[:-1]:
         bases.append(ctx.emit(op.strided_slice(bases[-1], axes=[axis], begin=[begin], end=[end], strides=[stride])))
     grad = output_grad
     for base, axis, begin, stride in reversed(list(zip(bases, axes, begins, strides, strict=True))):
-        axis %= len(shape)
         length, extent = shape_of(ctx.normalize(grad))[axis], shape[axis]
         start = _start(begin, extent, stride)
         if stride < 0:
             grad = ctx.emit(op.flip(grad, axis))
             start, stride = start + (length - 1) * stride, -stride
-        if stride == 1 and same_extent(length, extent):
-            continue
-        zeros = ctx.emit(op.zeros_like(base))
-        end = start + (length - 1) * stride + 1
-        grad = ctx.emit(op.slice_scatter(zeros, grad, _index(start), _index(end), _index(stride), axis=axis))
+        if not (stride == 1 and same_extent(length, extent)):
+            grad = _put_back(ctx, grad, base, axis, start, stride)
     return [grad, *no_grads(orig_call.args[1:])]
+
+
+def _put_back(ctx: Any, grad: Any, base: Any, axis: int, start: Any, stride: int) -> Any:
+    """A tensor of the shape of `base`: `grad` at start, start + stride, … of the axis, zeros elsewhere."""
+    length, extent = shape_of(ctx.normalize(grad))[axis], shape_of(base)[axis]
+    end = start + (length - 1) * stride + 1
+    if isinstance(start, int) and isinstance(end, int) and isinstance(extent, int):
+        zeros = ctx.emit(op.zeros_like(base))
+        return ctx.emit(op.slice_scatter(zeros, grad, start, end, stride, axis=axis))
+    # slice_scatter takes constants only.
+    if stride > 1:
+        column = ctx.emit(op.expand_dims(grad, [axis + 1]))
+        gap = ctx.emit(op.zeros_like(column))
+        spread = ctx.emit(op.concat([column, *[gap] * (stride - 1)], axis + 1))
+        shape = list(shape_of(grad))
+        shape[axis] = length * stride
+        spread = ctx.emit(op.reshape(spread, relax.ShapeExpr(shape)))
+        grad = slice_axis(ctx, spread, axis, 0, (length - 1) * stride + 1)
+    parts = []
+    if not same_extent(start, 0):
+        parts.append(ctx.emit(op.zeros_like(slice_axis(ctx, base, axis, 0, start))))
+    parts.append(grad)
+    if not same_extent(end, extent):
+        parts.append(ctx.emit(op.zeros_like(slice_axis(ctx, base, axis, end, extent))))
+    whole = ctx.emit(op.concat(parts, axis)) if len(parts) > 1 else grad
+    if same_shape(shape_of(ctx.normalize(whole)), shape_of(base)):
+        return whole
+    # Equal to the extent, but by a sum of minima and floor divisions that cannot be proven to be.
+    return ctx.emit(op.reshape(whole, relax.ShapeExpr(list(shape_of(base)))))
 
 
 def _start(begin: Any, extent: Any, stride: int) -> Any:
@@ -124,16 +150,6 @@ def repeat(_orig_var: Any, orig_call: Any, output_grad: Any, _ctx: Any) -> list[
     return [op.sum(op.reshape(output_grad, relax.ShapeExpr(split)), axis=[where])]
 
 
-def pixel_shuffle(_orig_var: Any, orig_call: Any, output_grad: Any, _ctx: Any) -> list[Any]:
-    """y of (…, C, H·r, W·r) from x of (…, C·r², H, W): dx by the inverse permutation."""
-    x, r = orig_call.args[0], int(orig_call.attrs.upscale_factor)
-    *lead, channels, height, width = shape_of(x, "relax.nn.pixel_shuffle")
-    split = op.reshape(output_grad, relax.ShapeExpr([*lead, channels // (r * r), height, r, width, r]))
-    n = len(lead)
-    moved = op.permute_dims(split, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
-    return [op.reshape(moved, relax.ShapeExpr([*lead, channels, height, width]))]
-
-
 def triangle(_orig_var: Any, orig_call: Any, output_grad: Any, _ctx: Any) -> list[Any]:
     """y = upper or lower triangle of x: dx = the same triangle of dy. (Stock returns too few partials for triu.)"""
     make = {"relax.triu": op.triu, "relax.tril": op.tril}[str(orig_call.op.name)]
@@ -151,7 +167,6 @@ GRADIENTS: dict[str, Rule] = {
     "relax.flip": flip,
     "relax.tile": tile,
     "relax.repeat": repeat,
-    "relax.nn.pixel_shuffle": pixel_shuffle,
     "relax.triu": triangle,
     "relax.tril": triangle,
 }

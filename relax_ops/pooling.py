@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two operators for what stock pooling gradients lack: max_pool_backward and avg_pool_backward, of any rank.
+
+Stock TVM has gradients of 2-D pools without dilation only, and counts windows wrongly in avg_pool2d with ceil_mode and
+count_include_pad. These serve 1-D to 3-D, dilation, ceil_mode, both ways of counting, any layout, symbolic extents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, te
+from tvm_ffi.dataclasses import py_class
+
+from tvm_convgrad.errors import DTypeError, ProblemError
+
+MAX = "relax.nn.max_pool_backward"
+AVG = "relax.nn.avg_pool_backward"
+LEVEL = 11
+_LETTERS = {1: "W", 2: "HW", 3: "DHW"}
+
+
+@py_class("relax.attrs.PoolBackwardAttrs", frozen=True, structural_eq="tree")
+class PoolBackwardAttrs(tvm.ir.Attrs):  # type: ignore[misc]
+    """Attributes of the forward pool; padding is flat, all low sides before all high sides."""
+
+    pool_size: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    count_include_pad: bool
+    layout: str
+
+
+def max_pool_backward(
+    grad: Any,
+    data: Any,
+    *,
+    pool_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    layout: str,
+    count_include_pad: bool = False,
+) -> Any:
+    """dX of a max pool: dY goes to the first maximum of each window in scan order.
+
+    Args:
+        grad: dY, in `layout`.
+        data: X, in `layout`, of the same dtype.
+        pool_size, strides, dilation: one entry for each spatial axis.
+        padding: all low sides, then all high sides; padded places never win.
+        layout: a permutation of N, C and the spatial letters (W, HW or DHW).
+        count_include_pad: without meaning here.
+    """
+    return _call(MAX, grad, data, pool_size, strides, padding, dilation, layout, count_include_pad)
+
+
+def avg_pool_backward(
+    grad: Any,
+    data: Any,
+    *,
+    pool_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    layout: str,
+    count_include_pad: bool = False,
+) -> Any:
+    """dX of an average pool: dY over the window's count, summed over the windows that a place is in.
+
+    Args as those of max_pool_backward; `count_include_pad` counts padded places (but not those that ceil_mode adds
+    beyond the padding). Of `data` only the shape is read.
+    """
+    return _call(AVG, grad, data, pool_size, strides, padding, dilation, layout, count_include_pad)
+
+
+def _call(
+    name: str,
+    grad: Any,
+    data: Any,
+    pool_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    layout: str,
+    count_include_pad: bool,
+) -> Any:
+    attrs = PoolBackwardAttrs(
+        pool_size=tuple(int(v) for v in pool_size),
+        strides=tuple(int(v) for v in strides),
+        padding=tuple(int(v) for v in padding),
+        dilation=tuple(int(v) for v in dilation),
+        count_include_pad=bool(count_include_pad),
+        layout=str(layout),
+    )
+    return relax.Call(tvm.ir.Op.get(name), [grad, data], attrs)
+
+
+def infer_type(call: Any, _block_builder: Any) -> Any:
+    """FInferType: the type of `data`, after checks of ranks, dtypes and attributes."""
+    name, attrs = str(call.op.name).removeprefix("relax.nn."), call.attrs
+    grad, data = (argument.ty for argument in call.args)
+    for tensor, what in ((grad, "grad"), (data, "data")):
+        if not isinstance(tensor, relax.TensorType):
+            raise DTypeError(f"{name}: {what} must be a tensor, but is {tensor}")
+    rank = len(attrs.pool_size)
+    letters = _LETTERS.get(rank)
+    if letters is None or sorted(str(attrs.layout)) != sorted("NC" + letters):
+        raise ProblemError(
+            f"{name}: layout {attrs.layout!r} must be a permutation of N, C and the letters of {rank} spatial axes"
+        )
+    for key, length in (("strides", rank), ("dilation", rank), ("padding", 2 * rank)):
+        if len(getattr(attrs, key)) != length:
+            raise ProblemError(f"{name}: {key} needs {length} entries, but has {len(getattr(attrs, key))}")
+    if grad.dtype != data.dtype:
+        raise DTypeError(f"{name}: grad is {grad.dtype} and data {data.dtype}; cast one with relax.astype")
+    for tensor, what in ((grad, "grad"), (data, "data")):
+        if tensor.ndim not in (-1, rank + 2):
+            raise ProblemError(f"{name}: {what} must have {rank + 2} axes ({attrs.layout}), but has {tensor.ndim}")
+    return data
+
+
+def legalize(block_builder: Any, call: Any) -> Any:
+    """FLegalize: one tensor expression, for any target."""
+    is_max = str(call.op.name) == MAX
+    attrs = call.attrs
+    hint = str(call.op.name).removeprefix("relax.nn.")
+
+    def compute(grad: Any, data: Any) -> Any:
+        return _Pool(attrs, grad, data).gradient(is_max)
+
+    return block_builder.call_te(compute, *call.args, primfunc_name_hint=hint)
+
+
+class _Pool:
+    """The geometry of one pool on tensor expressions."""
+
+    def __init__(self, attrs: Any, grad: Any, data: Any) -> None:
+        rank = len(attrs.pool_size)
+        self.grad, self.data = grad, data
+        self.axes = [str(attrs.layout).index(letter) for letter in _LETTERS[rank]]
+        self.kernel = [int(v) for v in attrs.pool_size]
+        self.strides = [int(v) for v in attrs.strides]
+        self.low = [int(v) for v in attrs.padding[:rank]]
+        self.high = [int(v) for v in attrs.padding[rank:]]
+        self.dilation = [int(v) for v in attrs.dilation]
+        self.with_padding = bool(attrs.count_include_pad)
+
+    def gradient(self, is_max: bool) -> Any:
+        """dX[i] = Σ_k dY[o]·share(o, k) over the kernel offsets k for which a window o reads place i."""
+        winner = self._winner() if is_max else None
+        offsets = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(self.kernel)]
+        dtype = str(self.data.dtype)
+        sum_dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
+
+        def element(*place: Any) -> Any:
+            at, conditions = list(place), []
+            for axis, k, stride, low, dilation in zip(
+                self.axes, offsets, self.strides, self.low, self.dilation, strict=True
+            ):
+                # low, dilation and stride make this a division of a number that may be negative: test before.
+                shifted = place[axis] + low - k * dilation
+                window = tvm.tirx.floordiv(shifted, stride)
+                conditions += [shifted >= 0, window < self.grad.shape[axis]]
+                if stride > 1:
+                    conditions.append(tvm.tirx.floormod(shifted, stride) == 0)
+                at[axis] = window
+            value = self.grad(*at).astype(sum_dtype)
+            if winner is None:
+                value = value / self._count(at).astype(sum_dtype)
+            else:
+                value = tvm.tirx.if_then_else(winner(*at) == self._flat(offsets), value, tvm.tirx.const(0, sum_dtype))
+            value = tvm.tirx.if_then_else(tvm.tirx.all(*conditions), value, tvm.tirx.const(0, sum_dtype))
+            return te.sum(value, axis=offsets)
+
+        total = te.compute(self.data.shape, element, name="pool_gradient")
+        if sum_dtype == dtype:
+            return total
+        return te.compute(self.data.shape, lambda *i: total(*i).astype(dtype), name="pool_gradient_cast")
+
+    def _flat(self, offsets: Sequence[Any]) -> Any:
+        number: Any = tvm.tirx.const(0, "int32")
+        for offset, extent in zip(offsets, self.kernel, strict=True):
+            number = number * extent + tvm.tirx.Cast("int32", offset.var)
+        return number
+
+    def _winner(self) -> Any:
+        """For each window, the number of the kernel offset of its first maximum."""
+        dtype = str(self.data.dtype)
+        total = 1
+        for extent in self.kernel:
+            total *= extent
+
+        def better(left: Any, right: Any) -> Any:
+            right_wins = tvm.tirx.any(right[1] > left[1], tvm.tirx.all(right[1] == left[1], right[0] < left[0]))
+            return tvm.tirx.Select(right_wins, right[0], left[0]), tvm.tirx.Select(right_wins, right[1], left[1])
+
+        def nothing(number: Any, value: Any) -> Any:
+            return tvm.tirx.const(total, number), tvm.tirx.const(float("-inf"), value)
+
+        argmax = te.comm_reducer(better, nothing, name="first_max")
+        offsets = [te.reduce_axis((0, k), name=f"w{i}") for i, k in enumerate(self.kernel)]
+
+        def element(*window: Any) -> Any:
+            at, inside = list(window), []
+            for axis, k, stride, low, dilation in zip(
+                self.axes, offsets, self.strides, self.low, self.dilation, strict=True
+            ):
+                at[axis] = window[axis] * stride - low + k * dilation
+                inside += [at[axis] >= 0, at[axis] < self.data.shape[axis]]
+            number = tvm.tirx.if_then_else(tvm.tirx.all(*inside), self._flat(offsets), tvm.tirx.const(total, "int32"))
+            value = tvm.tirx.if_then_else(tvm.tirx.all(*inside), self.data(*at), tvm.tirx.const(float("-inf"), dtype))
+            return argmax((number, value), axis=offsets)
+
+        return te.compute(self.grad.shape, element, name="winner")[0]
+
+    def _count(self, window: Sequence[Any]) -> Any:
+        """How many places the window averages: those inside the image, or inside the padded image."""
+        number: Any = 1
+        for i, axis in enumerate(self.axes):
+            start = window[axis] * self.strides[i] - self.low[i]
+            extent = self.data.shape[axis]
+            last_place = extent + self.high[i] - 1 if self.with_padding else extent - 1
+            last = tvm.tirx.min(tvm.tirx.floordiv(last_place - start, self.dilation[i]), self.kernel[i] - 1)
+            first: Any = 0
+            if not self.with_padding and self.low[i] > 0:
+                first = tvm.tirx.max(tvm.tirx.floordiv(self.dilation[i] - 1 - start, self.dilation[i]), 0)
+            number = number * (last - first + 1)
+        return tvm.tirx.max(number, 1)
+
+
+_registered = False
+
+
+def declare() -> None:
+    """Register both operators; repeating is harmless."""
+    global _registered
+    if _registered:
+        return
+    register = tvm_ffi.get_global_func("ir.RegisterOp")
+    for name, function in ((MAX, max_pool_backward), (AVG, avg_pool_backward)):
+        register(name, "Gradient of a pool in its data")
+        op = tvm.ir.Op.get(name)
+        op.set_attr("FInferType", infer_type, LEVEL)
+        op.set_attr("FPurity", True, LEVEL)
+        op.set_attr("FLegalize", legalize, LEVEL)
+        setattr(relax.op.nn, function.__name__, function)
+    _registered = True
