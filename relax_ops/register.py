@@ -20,6 +20,8 @@ def register_all() -> None:
     if _done:
         return
     _check_tvm()
+    if _done:  # importing TVM has just called this function, through the entry point
+        return
     # Python exceptions keep their class through TVM's C++ only if it knows their names.
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, errors.ConvGradError):
