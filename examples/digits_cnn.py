@@ -4,7 +4,7 @@
     python examples/digits_cnn.py [--out FOLDER] [--batch N]
 
 writes FOLDER/digits_cnn.onnx and FOLDER/digits.npz (default: out). The network has an ordinary, a strided, a dilated
-and a depthwise convolution, batch norm, ReLU, two residual additions, a max pool and a linear layer.
+and a depthwise convolution, batch norm, ReLU, two residual additions, an average pool and a linear layer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def make_model(batch: int, seed: int = 0) -> onnx.ModelProto:
     x = net.relu(net.conv(down, "block2.depthwise", (32, 32), groups=32), "block2_relu")
     x = net.conv(x, "block2.pointwise", (32, 32), kernel=1)
     x = net.relu(net.add("Add", [x, down], "block2_sum"), "block2_out")
-    x = net.add("MaxPool", [x], "pool", kernel_shape=[2, 2], strides=[2, 2])
+    x = net.add("AveragePool", [x], "pool", kernel_shape=[2, 2], strides=[2, 2])
     x = net.add("Flatten", [x], "flat", axis=1)
     net.linear(x, "scores", (32 * 2 * 2, 10))
     graph = helper.make_graph(

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import io
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.errors import ArtifactError, TrainingError
 
 if TYPE_CHECKING:
     from tvm_convgrad.training.checkpoint import Progress
@@ -40,13 +44,16 @@ def run(
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="PNG of the loss curve to write.")] = None,
     save_state: Annotated[Path | None, typer.Option(help=".npz of parameters and statistics to write.")] = None,
+    require_accuracy: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Fail if the test accuracy is not above this.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Train with the step for a number of epochs; the samples that do not fill a batch sit out (others each epoch)."""
     if resume and checkpoint_dir is None:
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
 
-    from tvm_convgrad.report.tables import print_json, print_pairs, stderr
+    from tvm_convgrad.report.tables import print_json
     from tvm_convgrad.training.data import load_samples
     from tvm_convgrad.training.loop import batch_size_of, evaluate_samples
     from tvm_convgrad.training.session import Session
@@ -86,12 +93,29 @@ def run(
     result["seconds"] = time.perf_counter() - start
     if json:
         print_json(result | {"losses": progress.losses})
-        return
-    print_pairs(
-        f"{epochs} epochs of {step}", ((name.replace("_", " "), _shown(value)) for name, value in result.items())
-    )
-    if test is None:
+    else:
+        _show(f"{epochs} epochs of {step}", result)
+    if require_accuracy is not None:
+        _require(result.get("test_accuracy"), require_accuracy)
+
+
+def _show(title: str, result: dict[str, Any]) -> None:
+    from tvm_convgrad.report.tables import print_pairs, stderr
+
+    print_pairs(title, ((name.replace("_", " "), _shown(value)) for name, value in result.items()))
+    if not result["test_samples"]:
         stderr().print("no x_test, y_test in the data, so nothing was tested", markup=False)
+
+
+def _require(found: float | None, wanted: float) -> None:
+    if found is None:
+        raise ArtifactError(
+            "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
+        )
+    if found <= wanted:
+        raise TrainingError(
+            f"the test accuracy is {found:.4f}, not above the {wanted:g} that --require-accuracy asks for."
+        )
 
 
 def _begin(
@@ -163,27 +187,38 @@ def _train(
         TextColumn("{task.fields[state]}"),
     )
     right, seen = 0, 0
-    with Bar(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+    with (
+        _interruptions() as interrupted,
+        Bar(*columns, console=console, disable=quiet or not console.is_terminal) as bar,
+    ):
         task = bar.add_task("steps", total=epochs * per_epoch, completed=len(progress.losses), state="")
-        saved = len(progress.losses)
-        try:
-            for report in train(session, samples, progress, epochs):
-                steps = len(progress.losses)
-                right, seen = right + (report.right or 0), seen + progress.batch_size
-                accuracy = f", accuracy {right / seen:.3f}" if report.right is not None else ""
-                bar.update(task, completed=steps, state=f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}")
-                if report.epoch_done:
+        for report in train(session, samples, progress, epochs):
+            steps = len(progress.losses)
+            right, seen = right + (report.right or 0), seen + progress.batch_size
+            accuracy = f", accuracy {right / seen:.3f}" if report.right is not None else ""
+            bar.update(task, completed=steps, state=f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}")
+            if report.epoch_done:
+                if not quiet:
                     mean = sum(progress.losses[-per_epoch:]) / per_epoch
-                    if not quiet:
-                        line = f"epoch {progress.epoch}/{epochs}: mean loss {mean:.4f}{accuracy} (while training)"
-                        bar.console.print(line, markup=False)
-                    right, seen = 0, 0
-                if folder is not None and (report.epoch_done or (every is not None and steps % every == 0)):
-                    save(folder, progress, session.state)
-                    saved = steps
-        finally:  # also after Ctrl-C and after a loss that is not finite: what was good is kept
-            if folder is not None and len(progress.losses) > saved:
+                    line = f"epoch {progress.epoch}/{epochs}: mean loss {mean:.4f}{accuracy} (while training)"
+                    bar.console.print(line, markup=False)
+                right, seen = 0, 0
+            due = report.epoch_done or (every is not None and steps % every == 0) or interrupted.is_set()
+            if folder is not None and due:
                 save(folder, progress, session.state)
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def _interruptions() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that the step in progress is finished and its checkpoint written."""
+    event = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _save_state(session: Session, path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,9 @@ from tvm_convgrad.errors import ConvGradError
 
 if TYPE_CHECKING:
     from tvm_convgrad.verification import Verdict
+
+
+_SHORT = 60
 
 
 class VerificationError(ConvGradError, AssertionError):
@@ -36,19 +40,23 @@ def verify(
     if not (problem or all_problems or fuzz):
         raise typer.BadParameter("say what to verify: --problem DESC, --all, or --fuzz N.")
     from tvm_convgrad.evaluate import IMPLEMENTATIONS
+    from tvm_convgrad.fuzz import check_problems, random_problems
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import print_json
     from tvm_convgrad.verification import OPS, SUITE, verify_problems
 
     if op != "all" and op not in OPS:
         raise typer.BadParameter(f"--op {op}: use {', '.join(OPS)} or all.")
+    unknown = set(impl or ()) - set(IMPLEMENTATIONS)
+    if unknown:
+        raise typer.BadParameter(f"--impl {', '.join(sorted(unknown))}: use {', '.join(IMPLEMENTATIONS)}.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
-    if fuzz:
-        from tvm_convgrad.fuzz import random_problems
-
-        problems += random_problems(fuzz, seed)
     ops = list(OPS) if op == "all" else [op]
-    verdicts = list(_followed(verify_problems(problems, ops, impl or IMPLEMENTATIONS, seed=seed)))
+    work = verify_problems(problems, ops, impl or (), seed=seed)
+    if fuzz:
+        drawn = check_problems(random_problems(fuzz, seed), seed=seed, impls=impl or (), faces=[OPS[o] for o in ops])
+        work = chain(work, drawn)
+    verdicts = list(_followed(work))
     counts = Counter(verdict.status for verdict in verdicts)
     if json:
         print_json({"seed": seed, "counts": dict(counts), "verdicts": [asdict(verdict) for verdict in verdicts]})
@@ -72,11 +80,18 @@ def _followed(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
 
 
 def _show(verdicts: list[Verdict], counts: Counter[str]) -> None:
-    """A table of everything if that is short, else of what is not right; then the counts."""
+    """A table of everything if that is short, else of what is not right and the counts of each implementation."""
     from tvm_convgrad.report.tables import print_table, stdout
 
-    shown = verdicts if len(verdicts) <= 200 else [verdict for verdict in verdicts if verdict.status != "right"]
+    short = len(verdicts) <= _SHORT
+    shown = [verdict for verdict in verdicts if short or verdict.status != "right"]
     if shown:
         rows = ((v.op, v.descriptor, v.impl, v.status, v.detail) for v in shown)
         print_table("against float64", ("face", "problem", "implementation", "verdict", "detail"), rows)
+    if not short:
+        each = Counter((v.op, v.impl, v.status) for v in verdicts)
+        kinds = dict.fromkeys((v.op, v.impl) for v in verdicts)
+        statuses = ("right", "wrong", "refused")
+        counted = ((*kind, *(each[(*kind, status)] for status in statuses)) for kind in kinds)
+        print_table("against float64", ("face", "implementation", *statuses), counted, right=statuses)
     stdout().print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())), markup=False)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo        train a residual CNN on handwritten digits, from an ONNX file to a test accuracy (3 minutes)
+# make test        the test suite, without PyTorch
+# make test-torch  the tests that compare with PyTorch; installs it
+# make lint        formatting, lint and types
+# make clean       remove .venv, out and build leftovers
+#
+# Everything runs in .venv, which the first target makes. PYTHON is the interpreter to make it with.
+PYTHON ?= python3
+OUT ?= out
+EPOCHS ?= 8
+WORKERS ?= auto
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops legalize -name '*.py')
+
+.PHONY: demo test test-torch lint clean
+.DELETE_ON_ERROR:
+
+# One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
+$(VENV)/made:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/with-%: $(VENV)/made $(SOURCES)
+	rm -rf build
+	$(PIP) '.[$*]'
+	touch $@
+
+demo: $(VENV)/with-demo
+	@mkdir -p $(OUT) && rm -rf $(OUT)/checkpoints
+	$(BIN)/python examples/digits_cnn.py --out $(OUT)
+	$(BIN)/convgrad build $(OUT)/digits_cnn.onnx -o $(OUT)/step.so --lr 0.05 --momentum 0.9 --weight-decay 0.001
+	$(BIN)/convgrad explain $(OUT)/step.so
+	$(BIN)/convgrad run $(OUT)/step.so --data $(OUT)/digits.npz --epochs $(EPOCHS) --plot $(OUT)/loss.png \
+	    --checkpoint-dir $(OUT)/checkpoints --require-accuracy 0.97
+	$(BIN)/python examples/show_digits.py $(OUT)/step.so $(OUT)/digits.npz $(OUT)/checkpoints $(OUT)/digits.png
+	@echo "training step: $(OUT)/step.so    loss curve: $(OUT)/loss.png    test digits: $(OUT)/digits.png"
+
+test: $(VENV)/with-test
+	$(BIN)/pytest -n $(WORKERS)
+
+test-torch: $(VENV)/with-test $(VENV)/with-torch
+	$(BIN)/pytest -n $(WORKERS) -m torch
+
+lint: $(VENV)/with-lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
