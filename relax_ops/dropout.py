@@ -4,13 +4,15 @@
 TVM lowers nn.dropout to the identity. Here `nn.dropout_mask` is an operator without state: the same seed, step and
 stream give the same mask on every machine, in the forward and in the backward pass, whatever the thread count.
 
-The generator is SplitMix64's finaliser (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014) over key + place·γ, γ the odd fraction of the golden ratio; the key is the same hash of seed, stream and
-step. An element is kept if the hash's upper 24 bits, as a number in [0, 1), reach the rate.
+The generator is Philox2x32-10 (J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the place is
+its counter, its key comes from seed, stream and step by the same function. Its products of 32-bit numbers fit in 64
+bits: TVM compiles unsigned overflow to undefined behaviour, so a hash that wraps around cannot be used. An element is
+kept if the upper 24 bits, as a number in [0, 1), reach the rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,8 @@ from tvm_convgrad.errors import DTypeError, ProblemError
 MASK = "relax.nn.dropout_mask"
 DROPOUT = "relax.nn.dropout"
 LEVEL = 11
-_GAMMA = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MULTIPLIER, _WEYL, _ROUNDS = 0xD256D193, 0x9E3779B9, 10
+_WORD = 2**32 - 1
 _BITS = 24
 
 
@@ -114,61 +116,67 @@ class _Seeder(PyExprMutator):  # type: ignore[misc]
 
 def reference_mask(shape: tuple[int, ...], step: int, *, rate: float, seed: int = 0, stream: int = 0) -> NDArray[Any]:
     """The mask by numpy, as float64: what the operator must give, bit for bit."""
+    first, second = _seed_words(seed, stream)
+    key, salt = philox((step & _WORD) ^ second, (step >> 32) & _WORD, first)
     place = np.arange(int(np.prod(shape, dtype="int64")), dtype="uint64")
-    with np.errstate(over="ignore"):
-        key = _hash(_hash(np.uint64(seed % 2**64) + np.uint64(_GAMMA * (stream + 1) % 2**64)) + np.uint64(step % 2**64))
-        bits = _hash(key + place * np.uint64(_GAMMA))
-    return (bits >> np.uint64(64 - _BITS) >= np.uint64(_threshold(rate))).astype("float64").reshape(shape)
+    bits, _ = philox(place & np.uint64(_WORD), (place >> np.uint64(32)) ^ np.uint64(salt), key, np.uint64)
+    return (bits >> np.uint64(32 - _BITS) >= np.uint64(_threshold(rate))).astype("float64").reshape(shape)
+
+
+def philox(low: Any, high: Any, key: Any, constant: Callable[[int], Any] = int) -> tuple[Any, Any]:
+    """Philox2x32-10 of the counter (low, high): two 32-bit words, held in 64-bit ones.
+
+    Works on Python ints, numpy arrays of uint64 and TIR expressions; `constant` makes constants of their type.
+    """
+    for number in range(_ROUNDS):
+        product = low * constant(_MULTIPLIER)
+        step = (key + constant(number * _WEYL)) & constant(_WORD)
+        low, high = (product >> constant(32)) ^ step ^ high, product & constant(_WORD)
+    return low, high
+
+
+def _seed_words(seed: int, stream: int) -> tuple[int, int]:
+    return philox(seed & _WORD, (seed >> 32) & _WORD, stream & _WORD)
 
 
 def _threshold(rate: float) -> int:
     return round(rate * 2**_BITS)
 
 
-def _hash(z: Any) -> Any:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
-    return z ^ (z >> np.uint64(31))
-
-
 def _constant(value: int) -> Any:
     return tvm.tirx.IntImm("uint64", value)
-
-
-def _tir_hash(z: Any) -> Any:
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        z = (z ^ (z >> _constant(shift))) * _constant(factor)
-    return z ^ (z >> _constant(31))
 
 
 def legalize(block_builder: Any, call: Any) -> Any:
     """FLegalize: one tensor expression, for any target."""
     attrs = call.attrs
     threshold = _threshold(float(attrs.rate))
-    start = int(_hash_int((int(attrs.seed) + _GAMMA * (int(attrs.stream) + 1)) % 2**64))
+    first, second = _seed_words(int(attrs.seed), int(attrs.stream))
 
     def compute(like: Any, step: Any) -> Any:
         # The key is computed once, not for every element.
-        key = te.compute((1,), lambda _: _tir_hash(_constant(start) + step().astype("uint64")), name="dropout_key")
+        def key_word(word: Any) -> Any:
+            number = step().astype("uint64")
+            words = philox(
+                (number & _constant(_WORD)) ^ _constant(second), number >> _constant(32), _constant(first), _constant
+            )
+            return tvm.tirx.Select(word == 0, *words)
+
+        key = te.compute((2,), key_word, name="dropout_key")
 
         def element(*place: Any) -> Any:
             number: Any = tvm.tirx.IntImm("int64", 0)
             for index, extent in zip(place, like.shape, strict=True):
                 number = number * tvm.tirx.Cast("int64", extent) + tvm.tirx.Cast("int64", index)
-            bits = _tir_hash(key[0] + number.astype("uint64") * _constant(_GAMMA))
-            kept = (bits >> _constant(64 - _BITS)) >= _constant(threshold)
+            number = number.astype("uint64")
+            bits, _ = philox(number & _constant(_WORD), (number >> _constant(32)) ^ key[1], key[0], _constant)
+            kept = (bits >> _constant(32 - _BITS)) >= _constant(threshold)
             dtype = like.dtype
             return tvm.tirx.Select(kept, tvm.tirx.const(1, dtype), tvm.tirx.const(0, dtype))
 
         return te.compute(like.shape, element, name="dropout_mask")
 
     return block_builder.call_te(compute, *call.args, primfunc_name_hint="dropout_mask")
-
-
-def _hash_int(value: int) -> int:
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        value = ((value ^ (value >> shift)) * factor) % 2**64
-    return value ^ (value >> 31)
 
 
 def infer_type(call: Any, _block_builder: Any) -> Any:
