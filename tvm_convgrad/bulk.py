@@ -72,16 +72,19 @@ def _compile(face: str, impl: str, problems: Sequence[ConvProblem], optimised: b
     with forced(face, impl):
         if optimised:
             return relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-        target = tvm.target.Target(_QUICK_TARGET)
-        with tvm.transform.PassContext(config=_QUICK_CONFIG), target:
-            for fuse in (
-                relax.transform.LegalizeOps(),
-                relax.transform.AnnotateTIROpPattern(),
-                relax.transform.FuseOps(),
-                relax.transform.FuseTIR(),
-            ):
-                module = fuse(module)
-            return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
+        return quick_machine(module)
+
+
+def quick_machine(module: Any) -> Any:
+    """A VirtualMachine on this CPU for an IRModule, compiled for a single run: fused, checks and optimiser off."""
+    import tvm
+    from tvm import relax
+
+    target = tvm.target.Target(_QUICK_TARGET)
+    with tvm.transform.PassContext(config=_QUICK_CONFIG), target:
+        for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR"):
+            module = getattr(relax.transform, make)()(module)
+        return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
 
 
 def _run(function: Any, operands: Sequence[Array], case: Case) -> Array:
