@@ -36,6 +36,15 @@ def register_all() -> None:
     for name, function in LEGALIZATIONS.items():
         tvm.ir.register_op_attr(name, "FLegalize", function, LEVEL)
     register_gradients()
+
+    from relax_ops.layout import LAYOUT_RULES  # looks up operators that the lines above declare
+    from relax_ops.layouts.site import RULE
+    from relax_ops.lowering_stock import LEGALIZATIONS as STOCK_LEGALIZATIONS
+
+    for name, function in LAYOUT_RULES.items():
+        tvm.ir.register_op_attr(name, RULE, function, LEVEL)
+    for name, function in STOCK_LEGALIZATIONS.items():
+        tvm.ir.register_op_attr(name, "FLegalize", function, LEVEL)
     _done = True
 
 
