@@ -161,7 +161,7 @@ def _strides(region: Any, variables: list[Any]) -> list[int | None] | None:
 def _choose_tile(schedule: Any, block: Any) -> _Tile | None:
     """The tile of a reduction, or None where no axis is contiguous in all operands."""
     statement, kinds, extents = schedule.get(block), _kinds(schedule, block), _extents(schedule, block)
-    if len(statement.writes) != 1 or not statement.reads:
+    if len(statement.writes) != 1 or "S" not in kinds:
         return None
     variables = [iterator.var for iterator in statement.iter_vars]
     result = _strides(statement.writes[0], variables)

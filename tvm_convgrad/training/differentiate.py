@@ -105,9 +105,7 @@ def _reached(trace: list[Any], dependent: set[Any], target: Any) -> list[Any]:
 
 def _refuse_missing_rules(calls: list[Any], source: str) -> None:
     missing = Counter(
-        operator_name(call)
-        for call in calls
-        if not isinstance(call.op, tvm.ir.Op) or call.op.get_attr(RULE) is None
+        operator_name(call) for call in calls if not isinstance(call.op, tvm.ir.Op) or call.op.get_attr(RULE) is None
     )
     if missing:
         listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(missing.items()))

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from tvm import relax
 
-from tvm_convgrad.errors import UnsupportedError
+from relax_ops.dropout import dropout
 from tvm_convgrad.training.graph import Environment, Rewrite
 
 OP = "relax.nn.dropout"
@@ -18,6 +19,17 @@ def identity(builder: Any, call: Any, _environment: Environment) -> Any:
     return relax.Tuple([call.args[0], builder.emit(relax.op.ones_like(call.args[0]))])
 
 
-def seeded(seed: int, counter: Any) -> Rewrite:
-    """A rewrite that makes each dropout of a step drop by a mask of (seed, counter, number of the dropout)."""
-    raise UnsupportedError("dropout")
+def seeded(seed: int, step: Any) -> Rewrite:
+    """A rewrite that gives each dropout its own mask, drawn from the seed and the number of the step.
+
+    Args:
+        seed: of the whole run.
+        step: an int64 scalar, the number of steps done.
+    """
+    streams = count()
+
+    def rewrite(builder: Any, call: Any, _environment: Environment) -> Any:
+        rate = float(call.attrs.rate)
+        return relax.Tuple(list(dropout(builder, call.args[0], step, rate=rate, seed=seed, stream=next(streams))))
+
+    return rewrite

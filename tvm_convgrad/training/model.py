@@ -187,6 +187,11 @@ def _relax_function(module: Any, function: str, source: str) -> Any:
 
 
 def input_count(function: Any, num_inputs: int | None, source: str) -> int:
+    """How many leading parameters of a function are inputs: the number given, its attribute `num_input`, or 1.
+
+    Raises:
+        ModelError: the function has fewer parameters.
+    """
     if num_inputs is None:
         attributes = function.attrs
         num_inputs = int(attributes["num_input"]) if attributes and "num_input" in attributes else 1

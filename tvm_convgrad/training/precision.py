@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.training.graph import Environment, element_type, operator_name, replay
+from tvm_convgrad.training.graph import Environment, element_type, replay
 
 DTYPES = ("float32", "float16", "bfloat16")
 _DEFAULT_SCALE = {"float32": 1.0, "float16": 1024.0, "bfloat16": 1.0}
@@ -75,13 +75,19 @@ def _narrow_function(builder: Any, name: str, function: Any, dtype: str) -> None
         if element_type(call.args[0]) != "float32":
             return None
         operands = [cast(argument) if isinstance(argument.ty, relax.TensorType) else argument for argument in call.args]
-        fields = {key: getattr(call.attrs, key) for key in call.attrs.keys()}
-        fields["out_dtype"] = "float32"
-        attributes = tvm.ir.make_node(str(call.attrs.__class__._tvm_ffi_type_key), **fields)
-        return relax.Call(call.op, operands, attributes, list(call.ty_args))
+        return relax.Call(call.op, operands, _with_float32_result(call.attrs), list(call.ty_args))
 
     with builder.function(name, fresh):
         with builder.dataflow():
             result = replay(builder, function, environment, dict.fromkeys(NARROWED, rewrite))
             output = builder.emit_output(result)
         builder.emit_func_output(output)
+
+
+def _with_float32_result(attributes: Any) -> Any:
+    """The attributes with out_dtype float32."""
+    if hasattr(attributes, "__replace__"):  # declared in Python, with out_dtype as text: our own operators
+        return attributes.__replace__(out_dtype="float32")
+    info = type(attributes).__tvm_ffi_type_info__
+    fields = {field.name: getattr(attributes, field.name) for field in info.fields}
+    return tvm.ir.make_node(str(info.type_key), **{**fields, "out_dtype": tvm.DataType("float32")})

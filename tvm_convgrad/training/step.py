@@ -12,8 +12,8 @@ from tvm import relax
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training import batch_norm, dropout, precision
 from tvm_convgrad.training.counting import scalar
-from tvm_convgrad.training.gradient_ops import gradient_descriptors
 from tvm_convgrad.training.differentiate import emit_with_gradients
+from tvm_convgrad.training.gradient_ops import gradient_descriptors
 from tvm_convgrad.training.graph import Environment, Rewrite, builder_with_tir, element_type, operator_counts, replay
 from tvm_convgrad.training.layout import convert_layout
 from tvm_convgrad.training.losses import Loss, find_loss
@@ -162,9 +162,7 @@ def _state_of(model: Model, optimizer: Optimizer, counted: bool) -> list[tuple[S
     return entries
 
 
-def _loss_function(
-    model: Model, loss: Loss, scale: float, *, bn: str, drop: bool, counted: bool, seed: int
-) -> Any:
+def _loss_function(model: Model, loss: Loss, scale: float, *, bn: str, drop: bool, counted: bool, seed: int) -> Any:
     """f(inputs, target, parameters, states, [step]) -> (scaled loss, loss, predictions, new states...)."""
     original = model.relax_function
     rewrites: dict[str, Rewrite] = {

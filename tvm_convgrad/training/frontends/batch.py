@@ -28,10 +28,13 @@ def bind_batch(module: Any, function: str, num_inputs: int, batch: int | str | N
         if isinstance(extent, int):
             if batch == "dynamic" or extent != batch:
                 raise ModelError(
-                    f"{source}: input {param.name!r} has the fixed batch {extent}, which cannot become {batch}; {remedy}."
+                    f"{source}: input {param.name!r} has the fixed batch {extent}, which cannot become {batch}; "
+                    f"{remedy}."
                 )
         elif isinstance(batch, int):
             if not isinstance(extent, tvm.ir.Var):
-                raise ModelError(f"{source}: the batch of input {param.name!r} is {extent}, so it cannot be set; {remedy}.")
+                raise ModelError(
+                    f"{source}: the batch of input {param.name!r} is {extent}, so it cannot be set; {remedy}."
+                )
             module = relax.transform.BindSymbolicVars({extent: tvm.tirx.IntImm("int64", batch)}, function)(module)
     return module

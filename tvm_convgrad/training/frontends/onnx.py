@@ -94,7 +94,9 @@ def _refuse_unsupported(proto: Any, frontend: Any, source: str) -> None:
             unsupported[node.op_type] += 1
     if unsupported:
         listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(unsupported.items()))
-        raise ModelError(f"{source} uses unsupported operators: {listed}; replace them in the model and export it again.")
+        raise ModelError(
+            f"{source} uses unsupported operators: {listed}; replace them in the model and export it again."
+        )
 
 
 def _input_shapes(proto: Any, initializers: set[str], batch: int | str | None, source: str) -> dict[str, list[Any]]:
@@ -106,7 +108,9 @@ def _input_shapes(proto: Any, initializers: set[str], batch: int | str | None, s
             continue
         tensor = value.type.tensor_type
         if not tensor.HasField("shape") or not tensor.shape.dim:
-            raise ModelError(f"{source}: input {value.name!r} has no shape; export the model with shapes of its inputs.")
+            raise ModelError(
+                f"{source}: input {value.name!r} has no shape; export the model with shapes of its inputs."
+            )
         extents: list[Any] = []
         for axis, extent in enumerate(tensor.shape.dim):
             fixed = int(extent.dim_value) if extent.HasField("dim_value") and extent.dim_value > 0 else None

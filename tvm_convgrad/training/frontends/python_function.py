@@ -51,7 +51,9 @@ def _arguments(function: Any, batch: int | str | None, source: str) -> dict[str,
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = [p.name for p in parameters.values() if p.kind in kinds and p.default is p.empty and p.name not in given]
     if needed:
-        raise ModelError(f"{source} needs the arguments {', '.join(needed)}; give them defaults (batch comes from --batch).")
+        raise ModelError(
+            f"{source} needs the arguments {', '.join(needed)}; give them defaults (batch comes from --batch)."
+        )
     return given
 
 
@@ -65,5 +67,7 @@ def _as_model(result: Any, batch: int | str | None, source: str) -> Model:
         count = input_count(module["main"], None, source)
         remedy = "let the function take an argument batch, or use a symbolic extent"
         module = bind_batch(module, "main", count, batch, remedy, source)
-    arrays = {str(key): value.numpy() if hasattr(value, "numpy") else np.asarray(value) for key, value in values.items()}
+    arrays = {
+        str(key): value.numpy() if hasattr(value, "numpy") else np.asarray(value) for key, value in values.items()
+    }
     return from_module(module, parameters=arrays, source=source)

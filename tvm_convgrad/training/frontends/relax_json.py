@@ -28,7 +28,8 @@ def load_json(path: Path, batch: int | str | None) -> Model:
     except (UnicodeDecodeError, ValueError, RuntimeError, KeyError, TypeError, IndexError) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{path} is no Relax JSON that TVM {tvm.__version__} reads ({line}); write it with tvm.ir.save_json(module)."
+            f"{path} is no Relax JSON that TVM {tvm.__version__} reads ({line}); "
+            "write it with tvm.ir.save_json(module)."
         ) from error
     if not isinstance(module, tvm.IRModule):
         raise ModelError(f"{path} holds a {type(module).__name__}, not an IRModule; write tvm.ir.save_json(module).")

@@ -8,6 +8,7 @@ well, and dropout becomes `relax.nn.dropout`, whatever mode the model was export
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -69,7 +70,7 @@ def from_exported_program(program: Any, *, batch: int | str | None = None, sourc
 
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
-    program = program.run_decompositions(_decompositions(torch))
+    program = _with_dropout(torch, program).run_decompositions(_decompositions(torch))
     _refuse_unsupported(program, source)
     adapted, mutated = _buffers_as_inputs(torch, program)
     importer = ExportedProgramImporter()
@@ -112,6 +113,18 @@ def _decompositions(torch: Any) -> dict[Any, Any]:
     return dict(table)
 
 
+def _with_dropout(torch: Any, program: Any) -> Any:
+    """The program with every dropout in train mode; decomposing one in eval mode would lose its rate."""
+    dropout = torch.ops.aten.dropout.default
+    if not any(node.target is dropout and not node.args[2] for node in program.graph.nodes):
+        return program
+    program = copy.deepcopy(program)
+    for node in program.graph.nodes:
+        if node.target is dropout:
+            node.args = (*node.args[:2], True)
+    return program
+
+
 def _refuse_unsupported(program: Any, source: str) -> None:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -129,7 +142,9 @@ def _refuse_unsupported(program: Any, source: str) -> None:
     for kind, found in (("unsupported", unknown), ("random", random)):
         if found:
             listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(found.items()))
-            raise ModelError(f"{source} uses {kind} operators: {listed}; replace them in the model and export it again.")
+            raise ModelError(
+                f"{source} uses {kind} operators: {listed}; replace them in the model and export it again."
+            )
 
 
 def _buffers_as_inputs(torch: Any, program: Any) -> tuple[Any, list[str]]:

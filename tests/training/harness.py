@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a training step on numpy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_convgrad.training.lower import compile_step
+
+
+class Runner:
+    """A compiled step with its state."""
+
+    def __init__(self, step, target="native"):
+        self.step_module = step
+        self.machine = relax.VirtualMachine(compile_step(step, target), tvm.cpu())
+        self.state = self.machine["init"]()
+
+    def step(self, *arrays, lr):
+        """One step on inputs and target; gives loss and predictions."""
+        tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays]
+        loss, predictions, self.state = self.machine["step"](*tensors, tvm.runtime.tensor(np.float32(lr)), self.state)
+        return float(loss.numpy()), predictions.numpy()
+
+    def predict(self, *arrays):
+        tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays]
+        return self.machine["predict"](*tensors, self.state).numpy()
+
+    def named(self, *roles):
+        """The tensors of the state with these roles, by name."""
+        schemas = self.step_module.state
+        return {
+            schema.name: value.numpy()
+            for schema, value in zip(schemas, self.state, strict=True)
+            if not roles or schema.role in roles
+        }
+
+
+def relative_error(found, expected):
+    """The largest difference, relative to the largest value expected (at least 1e-6)."""
+    found, expected = np.asarray(found, "float64"), np.asarray(expected, "float64")
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), 1e-6))
