@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks the tests that need PyTorch, so that `pytest -m torch` runs them alone."""
+"""Marks the tests that need PyTorch, so that `pytest -m torch` runs them alone; fixtures of a tiny compiled step."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
+
+from tests import tiny
 
 _MODULE = re.compile(r"^(torch\w* = pytest\.importorskip\(\"torch\"|import torch|from torch)", re.MULTILINE)
 _FUNCTION = re.compile(r"importorskip\(\"torch\"|\bimport torch\b")
@@ -30,3 +33,43 @@ def _needs_torch(item: pytest.Function) -> bool:
     fixtures = (getattr(item.module, name, None) for name in item.fixturenames)
     used = [item.function, *(getattr(fixture, "_fixture_function", None) for fixture in fixtures)]
     return any(_FUNCTION.search(inspect.getsource(function)) for function in used if function is not None)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_data(tmp_path_factory.mktemp("data") / "data.npz")
+
+
+def build_tiny(model: str, path: Path, batch: int | str | None = None, **options: object) -> Path:
+    """Compile the tiny model into an artifact at `path`."""
+    from tvm_convgrad.report.gradients import describe_gradients
+    from tvm_convgrad.training.artifact import make_manifest, save_artifact
+    from tvm_convgrad.training.cpu import parse_target
+    from tvm_convgrad.training.frontends import load_model
+    from tvm_convgrad.training.lower import compile_step
+    from tvm_convgrad.training.step import build_step
+
+    step = build_step(load_model(model, batch=batch), **options)
+    target = parse_target("llvm")
+    manifest = make_manifest(step, target, describe_gradients(step.gradients))
+    save_artifact(compile_step(step, target), manifest, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_step(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of the tiny model, fixed batch. Tests must not write to it."""
+    path = tmp_path_factory.mktemp("step") / "step.so"
+    return build_tiny(tiny_model, path, lr=0.1, momentum=0.9)
+
+
+@pytest.fixture(scope="session")
+def tiny_dynamic_step(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a free batch."""
+    path = tmp_path_factory.mktemp("step") / "dynamic.so"
+    return build_tiny(tiny_model, path, batch="dynamic", lr=0.1, momentum=0.9)

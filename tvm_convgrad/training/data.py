@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +94,14 @@ def check_classes(target: Array, classes: int, what: str) -> None:
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ArtifactError(f"{path}: a single array, not an .npz archive; write it with numpy.savez.")
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ArtifactError(f"{path}: a single array, not an .npz archive; write it with numpy.savez.")
+        with archive:
             return {key: archive[key] for key in archive.files}
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such data file; it is an .npz archive with x_train and y_train.") from None
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, zipfile.LargeZipFile) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, ArtifactError):
             raise
         raise ArtifactError(

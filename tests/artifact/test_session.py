@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session steps, predicts, and refuses what does not fit with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tvm_convgrad.errors import ArtifactError, TrainingError
+from tvm_convgrad.training.checkpoint import Progress
+from tvm_convgrad.training.data import Samples, load_samples
+from tvm_convgrad.training.loop import batch_size_of, batches_of_epoch, evaluate_samples, train
+from tvm_convgrad.training.session import Session
+
+X, Y = tiny.make_arrays(tiny.BATCH, 0)
+
+
+@pytest.fixture(scope="module")
+def session(tiny_step: Path) -> Session:
+    return Session(tiny_step)
+
+
+def test_loss_falls_and_state_changes(session: Session) -> None:
+    session.reset()
+    before = session.state
+    losses = [session.step(X, Y)[0] for _ in range(30)]
+    assert losses[0] == pytest.approx(np.log(3), rel=1.0)
+    assert losses[-1] < losses[0] / 2
+    assert not np.array_equal(before["w"], session.state["w"])
+
+
+def test_same_state_gives_the_same_bits(session: Session) -> None:
+    session.reset()
+    session.step(X, Y)
+    kept = session.state
+    first = [session.step(X, Y, 0.05) for _ in range(3)]
+    session.state = kept
+    second = [session.step(X, Y, 0.05) for _ in range(3)]
+    assert [loss for loss, _ in first] == [loss for loss, _ in second]
+    assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))
+
+
+def test_state_is_a_copy(session: Session) -> None:
+    session.reset()
+    state = session.state
+    state["w"][:] = 0
+    assert session.state["w"].any()
+
+
+def test_zero_rate_leaves_parameters(session: Session) -> None:
+    session.reset()
+    before = session.state
+    session.step(X, Y, 0.0)
+    after = session.state
+    for spec in session.artifact.state:
+        if spec.role == "parameter":
+            assert np.array_equal(before[spec.name], after[spec.name])
+    assert not np.array_equal(before["mean"], after["mean"])  # running statistics do move
+
+
+def test_predict_takes_any_number_of_samples(session: Session) -> None:
+    x, _ = tiny.make_arrays(21, 3)
+    whole = session.predict(x)
+    assert whole.shape == (21, 3)
+    single = np.concatenate([session.predict(x[i : i + 1]) for i in range(21)])
+    assert np.array_equal(whole, single)  # predict uses running statistics, so samples do not see one another
+
+
+def test_dynamic_batch(tiny_dynamic_step: Path, session: Session) -> None:
+    dynamic = Session(tiny_dynamic_step)
+    assert dynamic.batch is None
+    session.reset()
+    fixed = session.step(X, Y)
+    free = dynamic.step(X, Y)
+    assert free[0] == pytest.approx(fixed[0], rel=1e-6)
+    x, y = tiny.make_arrays(5, 2)
+    loss, predictions = dynamic.step(x, y)
+    assert np.isfinite(loss)
+    assert predictions.shape == (5, 3)
+    with pytest.raises(ArtifactError, match="target"):
+        dynamic.step(x, Y)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X[:5], Y[:5], r"extent 5 on axis 0, shape \[5, 1, 6, 6\].* takes 8"),
+        (X[:, 0], Y, "3 axes"),
+        (X[..., :4], Y, "takes 6 there"),
+        ((X * 10).astype("uint8"), Y, "element type uint8.*convert it first"),
+        (X, Y.astype("float32"), "element type float32"),
+        (X, Y + 1, "class numbers from 1 to 3.*numbered 0 to 2"),
+        (X, Y - 1, "class numbers from -1"),
+    ],
+)
+def test_wrong_arrays(session: Session, x: np.ndarray, y: np.ndarray, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        session.step(x, y)
+
+
+def test_wider_types_are_converted(session: Session) -> None:
+    session.reset()
+    wanted = session.step(X, Y)[0]
+    session.reset()
+    assert session.step(X.astype("float64"), Y.astype("int8"))[0] == wanted
+
+
+def test_wrong_state(session: Session) -> None:
+    state = session.state
+    with pytest.raises(ArtifactError, match=r"missing \['w'\]"):
+        session.state = {name: array for name, array in state.items() if name != "w"}
+    with pytest.raises(ArtifactError, match="axis 0"):
+        session.state = state | {"w": state["w"][:2]}
+    with pytest.raises(ArtifactError, match="no samples"):
+        session.predict(X[:0])
+
+
+def test_order_of_data_follows_from_seed_and_epoch() -> None:
+    first = batches_of_epoch(3, 5, 53, 8)
+    assert first.shape == (6, 8)
+    assert len(set(first.flat)) == 48
+    assert np.array_equal(first, batches_of_epoch(3, 5, 53, 8))
+    assert not np.array_equal(first, batches_of_epoch(3, 6, 53, 8))
+    assert not np.array_equal(first, batches_of_epoch(4, 5, 53, 8))
+    left_out = {
+        sample for epoch in range(20) for sample in set(range(53)) - set(batches_of_epoch(0, epoch, 53, 8).flat)
+    }
+    assert len(left_out) > 30  # not the same five each time
+
+
+def test_batch_size(session: Session, tiny_dynamic_step: Path) -> None:
+    assert batch_size_of(session, None, 53) == 8
+    assert batch_size_of(Session(tiny_dynamic_step), None, 53) == 32
+    with pytest.raises(ArtifactError, match="--batch-size 16 contradicts"):
+        batch_size_of(session, 16, 53)
+    with pytest.raises(ArtifactError, match="7 training samples do not fill one batch of 8"):
+        batch_size_of(session, None, 7)
+
+
+def test_divergence_is_a_sentence(session: Session) -> None:
+    session.reset()
+    progress = Progress("", "", 0, 8, 1e30)
+    with pytest.raises(TrainingError, match="smaller learning rate than 1e\\+30"):
+        list(train(session, Samples((X,), Y), progress, 50))
+
+
+def test_accuracy_counts_every_sample(session: Session, tiny_data: Path) -> None:
+    test = load_samples(tiny_data, session.inputs, session.target, "test", session.classes)
+    assert test is not None
+    assert len(test) == 21
+    right = (session.predict(test.inputs[0]).argmax(axis=1) == test.target).sum()
+    assert evaluate_samples(session, test) == {"accuracy": right / 21}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x_train": X}, r"no array for 'target'.*y_train.*the file has x_train"),
+        ({"y_train": Y}, "no array for 'x'"),
+        ({"x_train": X, "y_train": Y[:5]}, r"different numbers of samples, \[5, 8\]"),
+        ({"x_train": X[..., :3], "y_train": Y}, "extent 3 on axis 3"),
+        ({"x_train": X, "y_train": Y + 7}, "class numbers"),
+        ({"x_train": np.array([None, 1]), "y_train": Y}, "not an .npz archive of plain arrays"),
+    ],
+)
+def test_wrong_data(session: Session, tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    np.savez(tmp_path / "d.npz", **arrays)
+    with pytest.raises(ArtifactError, match=message):
+        load_samples(tmp_path / "d.npz", session.inputs, session.target, "train", session.classes)
+
+
+def test_damaged_data(session: Session, tiny_data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    content = tiny_data.read_bytes()
+    single = tmp_path / "single.npy"
+    np.save(single, X)
+    flipped = content[:200] + bytes([content[200] ^ 1]) + content[201:]
+    for damaged in (b"", b"rubbish", content[: len(content) // 2], flipped, single.read_bytes()):
+        path.write_bytes(damaged)
+        with pytest.raises(ArtifactError, match=r"d\.npz"):
+            load_samples(path, session.inputs, session.target, "train", session.classes)
+    with pytest.raises(ArtifactError, match="no such data file"):
+        load_samples(tmp_path / "none.npz", session.inputs, session.target, "train", session.classes)
