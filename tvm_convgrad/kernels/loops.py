@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thin builder of TIR loop nests: kernels read as their formula, statement after statement.
+
+Indices are int32: a kernel refuses tensors of more than 2^31 - 1 elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.buffer import buffer_data, decl_buffer
+
+from tvm_convgrad.geometry import DTYPE_BYTES
+
+INDEX = "int32"
+_KINDS = {"serial": tirx.ForKind.SERIAL, "parallel": tirx.ForKind.PARALLEL}
+
+
+class Loops:
+    """Collects the statements of one PrimFunc."""
+
+    def __init__(self) -> None:
+        self._blocks: list[list[Any]] = [[]]
+        self._names: dict[str, int] = {}
+
+    # -- structure --------------------------------------------------------------------------------------------
+
+    def emit(self, statement: Any) -> None:
+        """Append a statement to the innermost open block."""
+        self._blocks[-1].append(statement)
+
+    @contextmanager
+    def loop(self, extent: Any, name: str = "i", kind: str = "serial") -> Iterator[Any]:
+        """A loop from 0 to `extent`; gives its variable, or the number 0 where a serial loop runs once."""
+        if kind == "serial" and isinstance(extent, int) and extent == 1:
+            yield 0
+            return
+        variable = tirx.Var(self._name(name), INDEX)
+        self._blocks.append([])
+        yield variable
+        body = self._close()
+        self.emit(tirx.For(variable, tirx.IntImm(INDEX, 0), expr(extent), _KINDS[kind], body))
+
+    @contextmanager
+    def when(self, condition: Any) -> Iterator[None]:
+        """Statements that run only if `condition` holds."""
+        self._blocks.append([])
+        yield
+        self.emit(tirx.IfThenElse(condition, self._close(), None))
+
+    @contextmanager
+    def otherwise(self, condition: Any) -> Iterator[None]:
+        """Statements that run only if `condition` does not hold."""
+        with self.when(tirx.Not(condition)):
+            yield
+
+    def let(self, value: Any, name: str = "v") -> Any:
+        """Name a value; plain numbers stay as they are."""
+        if isinstance(value, int):
+            return value
+        variable = tirx.Var(self._name(name), value.ty)
+        self.emit(tirx.Bind(variable, value))
+        return variable
+
+    def finish(self, parameters: Sequence[Any], name: str) -> Any:
+        """The PrimFunc of everything emitted."""
+        function = tirx.PrimFunc(list(parameters), self._close())
+        return function.with_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "global_symbol": name})
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def buffer(self, name: str, size: int, dtype: str) -> Any:
+        """A flat buffer that lives as long as the innermost open block (on the stack if under 1 KiB)."""
+        result = decl_buffer((size,), dtype, name=self._name(name))
+        self.emit(tirx.AllocBuffer(result))
+        return result
+
+    def flat(self, buffer: Any, size: int) -> Any:
+        """A one-dimensional view of a parameter."""
+        result = decl_buffer((size,), str(buffer.dtype), name=self._name(f"{buffer.name}_flat"), data=buffer_data(buffer), data_alignment=DTYPE_BYTES[str(buffer.dtype)])
+        self.emit(tirx.DeclBuffer(result, data=buffer_data(buffer)))
+        return result
+
+    def table(self, name: str, values: Sequence[int]) -> Any:
+        """Numbers that a loop looks up."""
+        result = self.buffer(name, max(1, len(values)), INDEX)
+        for position, value in enumerate(values):
+            self.store(result, position, tirx.IntImm(INDEX, value))
+        return result
+
+    def store(self, buffer: Any, index: Any, value: Any) -> None:
+        """Store a scalar or a vector (as wide as `value`) from `index` on, converted to the buffer's type."""
+        lanes = lanes_of(value)
+        self.emit(tirx.BufferStore(buffer, convert(value, str(buffer.dtype)), [_span(index, lanes)]))
+
+    def store_masked(self, buffer: Any, index: Any, value: Any, mask: Any) -> None:
+        """Store the lanes whose mask is true; the others are not touched."""
+        address = tirx.op.address_of(buffer[expr(index)])
+        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.masked.store", value, address, mask)))
+
+    def _close(self) -> Any:
+        block = self._blocks.pop()
+        if not block:
+            return tirx.Evaluate(tirx.IntImm(INDEX, 0))
+        return block[0] if len(block) == 1 else tirx.SeqStmt(block)
+
+    def _name(self, name: str) -> str:
+        number = self._names.get(name, 0)
+        self._names[name] = number + 1
+        return f"{name}_{number}" if number else name
+
+
+# ------------------------------------------------------------------------------------------------- expressions
+
+
+def load(buffer: Any, index: Any, lanes: int = 1) -> Any:
+    """One element, or `lanes` neighbours as a vector."""
+    return buffer[_span(index, lanes)]
+
+
+def load_masked(buffer: Any, index: Any, mask: Any, lanes: int) -> Any:
+    """The lanes whose mask is true, zero elsewhere; memory of the others is not read."""
+    dtype = str(buffer.dtype)
+    address = tirx.op.address_of(buffer[expr(index)])
+    zeros = splat(tirx.const(0.0, dtype), lanes)
+    return tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.masked.load", address, mask, zeros)
+
+
+def lanes_below(first: Any, limit: Any, lanes: int) -> Any:
+    """The mask of the lanes l with first + l < limit."""
+    return ramp(first, lanes) < splat(expr(limit), lanes)
+
+
+def lanes_within(first: Any, limit: Any, lanes: int) -> Any:
+    """The mask of the lanes l with 0 <= first + l < limit."""
+    positions = ramp(first, lanes)
+    return tirx.And(positions >= splat(expr(0), lanes), positions < splat(expr(limit), lanes))
+
+
+def splat(value: Any, lanes: int) -> Any:
+    """A vector of one value."""
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+
+
+def ramp(first: Any, lanes: int) -> Any:
+    """first, first + 1, …"""
+    return tirx.Ramp(expr(first), expr(1), lanes)
+
+
+def zero(dtype: str, lanes: int = 1) -> Any:
+    """Zeros."""
+    return splat(tirx.const(0.0, dtype), lanes)
+
+
+def convert(value: Any, dtype: str) -> Any:
+    """A scalar or vector in another element type."""
+    lanes = lanes_of(value)
+    wanted = dtype if lanes == 1 else f"{dtype}x{lanes}"
+    return value if dtype_of(value) == wanted else tirx.Cast(wanted, value)
+
+
+def dtype_of(value: Any) -> str:
+    """The type of an expression, such as float32x16."""
+    return str(getattr(value.ty, "dtype", value.ty))
+
+
+def lanes_of(value: Any) -> int:
+    """The number of lanes of an expression."""
+    return int(dtype_of(value).partition("x")[2] or 1)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The minimum of two indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return tirx.min(expr(a), expr(b))
+
+
+def quotient(a: Any, b: int) -> Any:
+    """a // b for a >= 0."""
+    return a // b if isinstance(a, int) else (a if b == 1 else tirx.truncdiv(a, b))
+
+
+def remainder(a: Any, b: int) -> Any:
+    """a % b for a >= 0."""
+    return a % b if isinstance(a, int) else (0 if b == 1 else tirx.truncmod(a, b))
+
+
+def within(value: Any, limit: int) -> Any:
+    """0 <= value < limit as a condition."""
+    if isinstance(value, int):
+        return tirx.IntImm("bool", int(0 <= value < limit))
+    return tirx.And(value >= 0, value < limit)
+
+
+def true() -> Any:
+    """The condition that holds."""
+    return tirx.IntImm("bool", 1)
+
+
+def choose(condition: Any, value: Any, other: Any) -> Any:
+    """`value` (evaluated only then) where the condition holds, else `other`."""
+    return tirx.if_then_else(condition, expr(value), expr(other))
+
+
+def _span(index: Any, lanes: int) -> Any:
+    return expr(index) if lanes == 1 else tirx.Ramp(expr(index), tirx.IntImm(INDEX, 1), lanes)
+
+
+def expr(value: Any) -> Any:
+    """A Python number as an index; expressions as they are."""
+    return tirx.IntImm(INDEX, value) if isinstance(value, int) else value
+
+
+def make_parameter(name: str, shape: Sequence[Any], dtype: str) -> Any:
+    """A tensor parameter of the kernel, aligned to its elements only."""
+    return decl_buffer(tuple(shape), dtype, name=name, data_alignment=DTYPE_BYTES[dtype])

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only chooser: which kernel computes a face of a problem on a machine, cut how, and why not another.
+
+A kernel that does not cover a problem refuses with a reason; then the composition of stock operators is used.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from tvm_convgrad.kernels.spec import AxisPhase, Gather, data_gather, forward_gather, split_line
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.problem import ConvProblem
+
+COMPOSITION = "composition"
+"""The kind of a choice for no kernel."""
+
+MAX_ELEMENTS = 2**31 - 1
+"""Kernels count elements in int32."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes a face of a problem.
+
+    Attributes:
+        kind: a kernel's name, or "composition".
+        reason: why it was taken.
+        estimate: seconds on one core, by the cost model; 0 for the composition.
+        refused: the reason of each kernel that was not taken, by its name.
+        detail: the kernel's own plan.
+    """
+
+    kind: str
+    reason: str
+    estimate: float = 0.0
+    refused: dict[str, str] = field(default_factory=dict)
+    detail: Any = None
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether a generated kernel was taken."""
+        return self.kind != COMPOSITION
+
+
+def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
+    """The kernel for a face ("forward", "backward_weight" or "backward_data"), or the composition with the reasons."""
+    if machine is None:
+        return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
+    return _choose(problem, face, machine)
+
+
+@lru_cache(maxsize=4096)
+def _choose(problem: ConvProblem, face: str, machine: Machine) -> Choice:
+    refusal = _refusal(problem)
+    if refusal:
+        return Choice(COMPOSITION, refusal, refused={"generated kernels": refusal})
+    if face == "backward_weight":
+        from tvm_convgrad.kernels.weight_plan import plan_weight
+
+        return plan_weight(problem, machine)
+    gather = forward_gather(problem) if face == "forward" else data_gather(problem)
+    return _choose_gather(gather, machine, face)
+
+
+def _refusal(problem: ConvProblem) -> str:
+    """Why no kernel covers the problem, or nothing."""
+    if not problem.is_static:
+        return "an extent is known only at run time"
+    for name, (shape, _) in problem.tensors.items():
+        if math.prod(int(e) for e in shape) > MAX_ELEMENTS // 2:
+            return f"{name} has more elements than half of what an int32 index reaches"
+    return ""
+
+
+def build(problem: ConvProblem, face: str, machine: Machine, choice: Choice, name: str) -> Any:
+    """The PrimFunc of a choice; its parameters are the face's operands in order, and the result."""
+    return _build(problem, face, machine, choice.kind, choice.detail, name)
+
+
+@lru_cache(maxsize=1024)
+def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str) -> Any:
+    tensors = problem.tensors
+    if kind == "implicit GEMM wgrad":
+        from tvm_convgrad.kernels.wgrad import weight_kernel
+
+        return weight_kernel(problem, detail, machine, name)
+    from tvm_convgrad.kernels.gather import gather_kernel
+
+    source, result = ("data", "grad") if face == "forward" else ("grad", "data")
+    shapes = {"source": tensors[source], "weight": tensors["weight"], "result": tensors[result]}
+    gather, tilings = detail
+    return gather_kernel(gather, tilings, machine, name, shapes)
+
+
+# ------------------------------------------------------------------------------------------------- gathers
+
+
+def _choose_gather(gather: Gather, machine: Machine, face: str) -> Choice:
+    gather = split_line(gather, 512)
+    if len(gather.phases) > 64:
+        reason = f"{len(gather.phases)} classes of phases would make {len(gather.phases)} loop nests"
+        return Choice(COMPOSITION, reason, refused={f"implicit GEMM {face}": reason})
+    tilings = tuple(_tile_phase(gather, phases, machine) for phases in gather.phases)
+    return Choice(f"implicit GEMM {face}", "covers the problem", detail=(gather, tilings))
+
+
+def _tile_phase(gather: Gather, phases: tuple[AxisPhase, AxisPhase, AxisPhase], machine: Machine) -> Any:
+    from tvm_convgrad.kernels.gather import GatherTiling
+    from tvm_convgrad.kernels.tile import balanced, tile_rows
+
+    lanes = machine.lanes(gather.dtype)
+    d, h, w = (p.count for p in phases)
+    over_channels = gather.result.channel == 1 and gather.result_channels >= lanes // 2
+    taps = [len(p.taps) for p in phases]
+    offsets = [o for _, o in phases[1].taps] or [0]
+    shift = gather.in_step[1] == 1 and taps[1] > 1 and h * w >= 8 * lanes
+    copies = taps[0] * taps[2] * (1 if shift else taps[1])
+    reach = max(offsets) - min(offsets) if shift else 0
+    budget = machine.l2_bytes * 2 // 5
+    element = 8 if gather.dtype == "float64" else 4
+    pool = h if shift else h * d if h * d * w >= 4 * lanes else gather.batch * h * d
+    others = gather.batch * (d if shift else 1) if pool != gather.batch * h * d else 1
+    others = gather.batch * d * h // pool * gather.groups * math.prod(p.residues for p in phases)
+    best = 1
+    for lines in (n for n in range(1, pool + 1) if pool % n == 0):
+        panel = copies * gather.source_channels * (lines + reach) * w * element
+        items = pool // lines * others
+        if lines == 1 or (panel <= budget and (items % machine.parts == 0 or items >= 4 * machine.parts)):
+            best = lines
+    items = pool // best * others
+    channels = gather.result_channels
+    if over_channels:
+        columns = min((1, 2, 3), key=lambda c: (_waste(channels, c * lanes) * (1.15 if c == 1 else 1.0), c))
+        rows = balanced(best * w, min(tile_rows(machine, columns), best * w))
+        blocks = -(-channels // (columns * lanes))
+    else:
+        columns = min(
+            (c for c in (2, 1, 3) if tile_rows(machine, c) > 0),
+            key=lambda c: _waste(best * w, c * lanes) * _waste(channels, min(tile_rows(machine, c), channels)),
+        )
+        rows = balanced(channels, min(tile_rows(machine, columns), channels))
+        blocks = -(-channels // rows)
+    splits = 1
+    if items < machine.parts:
+        splits = min(blocks, -(-machine.parts // items))
+    return GatherTiling("channels" if over_channels else "pixels", rows, columns, best, shift, splits)
+
+
+def _waste(total: int, piece: int) -> float:
+    """How many times more than `total` whole pieces hold."""
+    return -(-total // piece) * piece / total
+
+
+__all__ = ["COMPOSITION", "Choice", "build", "choose"]

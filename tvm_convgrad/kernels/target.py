@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kernels need to know of a CPU: vector width, registers, caches, and how many parts to cut work into."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tvm_convgrad.geometry import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU as kernels see it.
+
+    Attributes:
+        name: of the instruction set, for reports.
+        vector_bytes: of one register.
+        registers: how many vector registers there are.
+        l2_bytes: what a core's own cache should hold at once: panels are cut to a part of it.
+        parts: into how many pieces a reduction may be cut. It is fixed when the kernel is made, so that the order of
+            sums, and thereby the result, does not depend on how many threads run.
+        has_masks: whether loads and stores of some lanes only are single instructions.
+    """
+
+    name: str
+    vector_bytes: int
+    registers: int
+    l2_bytes: int = 1 << 20
+    parts: int = 2
+    has_masks: bool = False
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of a type in one register."""
+        return self.vector_bytes // DTYPE_BYTES[dtype]
+
+
+def machine_of(target: Any) -> Machine | None:
+    """The machine of a TVM target, or None if it is no CPU that kernels are made for."""
+    if target is None or target.kind.name != "llvm":
+        return None
+    return _machine(str(target), os.cpu_count() or 1)
+
+
+@lru_cache(maxsize=64)
+def _machine(described: str, cores: int) -> Machine | None:
+    import tvm
+    from tvm.target import codegen
+
+    target = tvm.target.Target(described)
+    features = set(map(str, codegen.llvm_get_cpu_features(target)))
+    attributes = set(map(str, target.attrs.get("mattr", None) or ()))
+    features |= {a[1:] for a in attributes if a.startswith("+")}
+    features -= {a[1:] for a in attributes if a.startswith("-")}
+    triple = str(target.attrs.get("mtriple", "") or codegen.llvm_get_system_triple())
+    parts = max(2, min(cores, 64))
+    if triple.startswith(("x86_64", "amd64", "i686")):
+        if "avx512f" in features:
+            return Machine("AVX-512", 64, 32, parts=parts, has_masks=True)
+        if "avx2" in features and "fma" in features:
+            return Machine("AVX2", 32, 16, 1 << 18, parts=parts, has_masks=True)
+        return Machine("SSE", 16, 16, 1 << 18, parts=parts)
+    if triple.startswith(("aarch64", "arm64")):
+        return Machine("NEON", 16, 32, 1 << 19, parts=parts)
+    return None
