@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How wgrad is cut: the register tile, slabs, and what threads share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tvm_convgrad.kernels.plan import Choice
+from tvm_convgrad.kernels.spec import View, axes_of, views
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.tile import balanced, tile_rows
+from tvm_convgrad.kernels.wgrad import WeightSpec, WeightTiling
+from tvm_convgrad.problem import ConvProblem
+
+SLAB_PIXELS = 800
+"""The most pixels of a slab: enough to make little of loading and storing sums, few enough for the core's own cache."""
+
+PARALLEL_FROM = 50_000
+"""Multiply-accumulates; less is not worth waking threads for."""
+
+
+def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
+    """The choice for wgrad."""
+    spec = weight_spec(problem)
+    detail = (spec, tiling_of(spec, machine, problem.macs))
+    return Choice("implicit GEMM wgrad", "covers the problem", detail=detail)
+
+
+def weight_spec(problem: ConvProblem) -> WeightSpec:
+    """wgrad in the terms of the kernel, 1x1 over contiguous pixels joined to lines."""
+    x, dw, dy = views(problem)
+    kernel, strides, dilation, padding = axes_of(problem)
+    d, h, w = (low for low, _ in padding)
+    spec = WeightSpec(
+        x=x,
+        dy=dy,
+        dw=dw,
+        batch=int(problem.batch),
+        groups=problem.groups,
+        out_channels=problem.out_channels // problem.groups,
+        in_channels=problem.in_channels // problem.groups,
+        kernel=kernel,
+        strides=strides,
+        dilation=dilation,
+        low=(d, h, w),
+        dtype=problem.accumulator,
+    )
+    return _joined(spec)
+
+
+def _joined(spec: WeightSpec) -> WeightSpec:
+    """A 1x1 kernel of stride 1 sees pixels, not lines: join them, then cut them into lines again."""
+    plain = spec.kernel == (1, 1, 1) and spec.strides == (1, 1, 1) and spec.low == (0, 0, 0)
+    if not plain or spec.x.extents != spec.dy.extents:
+        return spec
+    d, h, w = spec.dy.extents
+    for view in (spec.x, spec.dy):
+        step = view.spatial[2]
+        if (h > 1 and view.spatial[1] != w * step) or (d > 1 and view.spatial[0] != h * w * step):
+            return spec
+    total = d * h * w
+    width = max(n for n in range(1, min(total, 512) + 1) if total % n == 0)
+    if width < 32:
+        width = total
+
+    def cut(view: View) -> View:
+        step = view.spatial[2]
+        return replace(view, spatial=(0, width * step, step), extents=(1, total // width, width))
+
+    return replace(spec, x=cut(spec.x), dy=cut(spec.dy))
+
+
+def tiling_of(spec: WeightSpec, machine: Machine, macs: int) -> WeightTiling:
+    """The cut that the cost model likes best."""
+    lanes = machine.lanes(spec.dtype)
+    columns = min((2, 1, 3), key=lambda c: _tile_cost(spec, machine, c, lanes))
+    width = columns * lanes
+    rows = balanced(spec.out_channels, min(tile_rows(machine, columns), spec.out_channels))
+    depth, height, line = spec.dy.extents
+    element = 8 if spec.dtype == "float64" else 4
+    budget = machine.l2_bytes // 3
+
+    def panel(lines: int, planes: int) -> int:
+        panel_lines = (lines - 1) * (spec.strides[1] if spec.kernel[1] > 1 else 1) + (
+            spec.kernel[1] - 1
+        ) * spec.dilation[1] + 1
+        pitch = (line - 1) * (spec.strides[2] if spec.kernel[2] > 1 else 1) + (spec.kernel[2] - 1) * spec.dilation[2]
+        return planes * spec.kernel[0] * panel_lines * (pitch + 1) * width * element
+
+    lines = max(
+        n for n in _divisors(height) if n == 1 or (n * line <= SLAB_PIXELS and panel(n, 1) <= budget)
+    )
+    planes = 1
+    if lines == height:
+        planes = max(
+            n
+            for n in _divisors(spec.batch * depth)
+            if n == 1 or (n * height * line <= SLAB_PIXELS and panel(lines, n) <= budget)
+        )
+    in_blocks = -(-spec.in_channels // width) * spec.groups
+    out_blocks = -(-spec.out_channels // rows)
+    slabs = spec.batch * depth // planes * (height // lines)
+    parts = splits = 1
+    if in_blocks % machine.parts and in_blocks < 4 * machine.parts:
+        if slabs >= machine.parts:
+            parts = machine.parts
+        else:
+            splits = min(out_blocks, machine.parts)
+    return WeightTiling(rows, columns, lines, planes, parts, splits, macs >= PARALLEL_FROM)
+
+
+def _tile_cost(spec: WeightSpec, machine: Machine, columns: int, lanes: int) -> tuple[float, int]:
+    """Relative time of the sums: lanes and rows that do nothing, and loads that a narrow tile repeats."""
+    width = columns * lanes
+    waste = -(-spec.in_channels // width) * width / spec.in_channels
+    most = min(tile_rows(machine, columns), spec.out_channels)
+    rows = balanced(spec.out_channels, most)
+    waste *= -(-spec.out_channels // rows) * rows / spec.out_channels
+    loads = (rows + columns) / 2  # two loads a cycle
+    sums = max(rows * columns / 2, 4)  # two multiply-adds a cycle, four cycles of latency
+    return waste * max(loads, sums) / (rows * columns), columns
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+__all__: list[Any] = ["plan_weight", "tiling_of", "weight_spec"]
