@@ -34,7 +34,7 @@ _BITS = 24
 
 
 @py_class("relax.attrs.DropoutMaskAttrs", frozen=True, structural_eq="tree")
-class DropoutMaskAttrs(tvm.ir.Attrs):  # type: ignore[misc]
+class DropoutMaskAttrs(tvm.ir.Attrs):
     """Attributes of nn.dropout_mask."""
 
     rate: float
@@ -95,7 +95,7 @@ def seed_dropouts(module: Any, function: str = "main", *, seed: int = 0, step: s
 
 
 @mutator
-class _Seeder(PyExprMutator):  # type: ignore[misc]
+class _Seeder(PyExprMutator):
     """Replaces the calls of nn.dropout."""
 
     def __init__(self, module: Any, seed: int, step: Any) -> None:

@@ -24,7 +24,7 @@ _LETTERS = {1: "W", 2: "HW", 3: "DHW"}
 
 
 @py_class("relax.attrs.PoolBackwardAttrs", frozen=True, structural_eq="tree")
-class PoolBackwardAttrs(tvm.ir.Attrs):  # type: ignore[misc]
+class PoolBackwardAttrs(tvm.ir.Attrs):
     """Attributes of the forward pool; padding is flat, all low sides before all high sides."""
 
     pool_size: tuple[int, ...]
@@ -125,15 +125,24 @@ def infer_type(call: Any, _block_builder: Any) -> Any:
 
 
 def legalize(block_builder: Any, call: Any) -> Any:
-    """FLegalize: one tensor expression, for any target."""
-    is_max = str(call.op.name) == MAX
+    """FLegalize: tensor expressions, for any target; a max pool first finds the winner of each window."""
     attrs = call.attrs
-    hint = str(call.op.name).removeprefix("relax.nn.")
-
-    def compute(grad: Any, data: Any) -> Any:
-        return _Pool(attrs, grad, data).gradient(is_max)
-
-    return block_builder.call_te(compute, *call.args, primfunc_name_hint=hint)
+    if str(call.op.name) == AVG:
+        return block_builder.call_te(
+            lambda grad, data: _Pool(attrs, grad, data).gradient(None),
+            *call.args,
+            primfunc_name_hint="avg_pool_backward",
+        )
+    # A function of its own: within one function, TVM's analysis of the buffer between takes seconds for 3-D pools.
+    winner = block_builder.emit_te(
+        lambda grad, data: _Pool(attrs, grad, data).winner(), *call.args, primfunc_name_hint="max_pool_winner"
+    )
+    return block_builder.call_te(
+        lambda grad, data, winner: _Pool(attrs, grad, data).gradient(winner),
+        *call.args,
+        winner,
+        primfunc_name_hint="max_pool_backward",
+    )
 
 
 class _Pool:
@@ -150,9 +159,11 @@ class _Pool:
         self.dilation = [int(v) for v in attrs.dilation]
         self.with_padding = bool(attrs.count_include_pad)
 
-    def gradient(self, is_max: bool) -> Any:
-        """dX[i] = Σ_k dY[o]·share(o, k) over the kernel offsets k for which a window o reads place i."""
-        winner = self._winner() if is_max else None
+    def gradient(self, winner: Any) -> Any:
+        """dX[i] = Σ_k dY[o]·share(o, k) over the kernel offsets k for which a window o reads place i.
+
+        The share is 1 or 0 by `winner` where it is given, else 1/count of the window.
+        """
         offsets = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(self.kernel)]
         dtype = str(self.data.dtype)
         sum_dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
@@ -188,9 +199,8 @@ class _Pool:
             number = number * extent + tvm.tirx.Cast("int32", offset.var)
         return number
 
-    def _winner(self) -> Any:
+    def winner(self) -> Any:
         """For each window, the number of the kernel offset of its first maximum."""
-        dtype = str(self.data.dtype)
         total = 1
         for extent in self.kernel:
             total *= extent
@@ -204,19 +214,32 @@ class _Pool:
 
         argmax = te.comm_reducer(better, nothing, name="first_max")
         offsets = [te.reduce_axis((0, k), name=f"w{i}") for i, k in enumerate(self.kernel)]
+        padded = self._padded()
 
         def element(*window: Any) -> Any:
-            at, inside = list(window), []
-            for axis, k, stride, low, dilation in zip(
-                self.axes, offsets, self.strides, self.low, self.dilation, strict=True
-            ):
-                at[axis] = window[axis] * stride - low + k * dilation
-                inside += [at[axis] >= 0, at[axis] < self.data.shape[axis]]
-            number = tvm.tirx.if_then_else(tvm.tirx.all(*inside), self._flat(offsets), tvm.tirx.const(total, "int32"))
-            value = tvm.tirx.if_then_else(tvm.tirx.all(*inside), self.data(*at), tvm.tirx.const(float("-inf"), dtype))
-            return argmax((number, value), axis=offsets)
+            at = list(window)
+            for axis, k, stride, dilation in zip(self.axes, offsets, self.strides, self.dilation, strict=True):
+                at[axis] = window[axis] * stride + k * dilation
+            return argmax((self._flat(offsets), padded(*at)), axis=offsets)
 
         return te.compute(self.grad.shape, element, name="winner")[0]
+
+    def _padded(self) -> Any:
+        """The data with −inf around it, as far as the last window reaches."""
+        shape = list(self.data.shape)
+        for i, axis in enumerate(self.axes):
+            reach = (self.kernel[i] - 1) * self.dilation[i] + 1
+            shape[axis] = (self.grad.shape[axis] - 1) * self.strides[i] + reach
+
+        def element(*place: Any) -> Any:
+            at, inside = list(place), []
+            for axis, low in zip(self.axes, self.low, strict=True):
+                at[axis] = place[axis] - low
+                inside += [at[axis] >= 0, at[axis] < self.data.shape[axis]]
+            value = self.data(*at)
+            return tvm.tirx.if_then_else(tvm.tirx.all(*inside), value, tvm.tirx.const(float("-inf"), self.data.dtype))
+
+        return te.compute(shape, element, name="padded")
 
     def _count(self, window: Sequence[Any]) -> Any:
         """How many places the window averages: those inside the image, or inside the padded image."""

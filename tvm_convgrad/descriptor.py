@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _LONG_DTYPE = {short: long for long, short in FLOAT_DTYPES.items()}
 _TOKEN = re.compile(r"([a-z]+)(?:(\d+)|\{([^{}]+)\})")
+_SEPARATOR = re.compile(r"_(?![^{}]*\})")  # a symbolic extent's name may have underscores
+_OPTION = re.compile(r"\w+=")
 _NAME_SUFFIX = re.compile(r'n"[^"]*"$')
 
 
@@ -42,8 +44,9 @@ def _number(value: Extent) -> str:
 
 def _parse_tokens(text: str) -> tuple[dict[str, Extent], list[str]]:
     # benchdnn allows underscores between tokens; ours are followed by name=value.
-    parts = _NAME_SUFFIX.sub("", text.strip()).split("_")
-    body, options = "".join(p for p in parts if "=" not in p), [p for p in parts if "=" in p]
+    parts = _SEPARATOR.split(_NAME_SUFFIX.sub("", text.strip()))
+    options = [part for part in parts if _OPTION.match(part)]
+    body = "".join(part for part in parts if part not in options)
     values: dict[str, Extent] = {}
     end = 0
     for match in _TOKEN.finditer(body):

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,6 @@ with warnings.catch_warnings():
 from tvm import relax
 
 Build = Callable[..., Any]
-
-
-class Shape(tuple[Any, ...]):
-    """An argument of shape type: extents, where a string is the shape variable of that name.
-
-    TVM's Gradient pass fails with a KeyError on a symbolic shape written inside a call; as a parameter it passes.
-    """
 
 
 def register() -> None:
@@ -40,7 +35,7 @@ register()
 
 def _differentiable(arrays: Sequence[Any]) -> list[int]:
     """The arguments to differentiate by default: those of floats."""
-    return [i for i, a in enumerate(arrays) if not isinstance(a, Shape) and np.issubdtype(a.dtype, np.floating)]
+    return [i for i, a in enumerate(arrays) if np.issubdtype(a.dtype, np.floating)]
 
 
 def weights_for(shape: Sequence[int], dtype: str = "float32") -> np.ndarray:
@@ -51,8 +46,6 @@ def weights_for(shape: Sequence[int], dtype: str = "float32") -> np.ndarray:
 
 def variable(name: str, array: Any, symbols: dict[int, Any] | None = None) -> Any:
     """A Relax variable with the array's type; `symbols` makes the named axes symbolic."""
-    if isinstance(array, Shape):
-        raise TypeError("a Shape is made a variable by `gradients`, which knows the shape variables")
     shape = [int(extent) for extent in array.shape]
     dims: list[Any] = [(symbols or {}).get(axis, extent) for axis, extent in enumerate(shape)]
     return relax.Var(name, relax.TensorType(dims, str(array.dtype)))
@@ -74,7 +67,10 @@ def module_of(build: Build, params: list[Any], wrt: Sequence[int]) -> tuple[Any,
                 y = builder.emit(output)
                 w = relax.Var(f"w{index}", relax.TensorType(y.ty.shape, y.ty.dtype))
                 cotangents.append(w)
-                term = builder.emit(relax.op.sum(relax.op.astype(relax.op.multiply(y, w), "float32")))
+                product = builder.emit(relax.op.multiply(y, w))
+                if str(y.ty.dtype) != "float32":
+                    product = builder.emit(relax.op.astype(product, "float32"))
+                term = builder.emit(relax.op.sum(product))
                 loss = term if loss is None else builder.emit(relax.op.add(loss, term))
             result_var = builder.emit_output(loss)
         builder.emit_func_output(result_var, [*params, *cotangents])
@@ -91,12 +87,27 @@ def _concrete(shape: Any, bindings: dict[Any, int]) -> list[int]:
     return [int(analyzer.simplify(extent)) for extent in shape]
 
 
+def load(module: Any, target: Any = None) -> Any:
+    """A virtual machine with the compiled module.
+
+    Linked and loaded as a library: compiling in memory (LLVM's JIT) takes four times as long. Without optimisation by
+    LLVM unless a target is given, since each kernel runs once.
+    """
+    plain = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    compiled = tvm.compile(module, target=plain if target is None else tvm.target.Target(target))
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "gradients.so")
+        compiled.export_library(path)
+        library = tvm.runtime.load_module(path)
+    return relax.VirtualMachine(library, tvm.cpu())
+
+
 def gradients(
     build: Build,
     arrays: Sequence[np.ndarray],
     wrt: Sequence[int] | None = None,
     symbolic: dict[tuple[int, int], str] | None = None,
-    target: str = "llvm",
+    target: Any = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Gradients of Σ build(*arrays)·w in the arrays named by `wrt`, computed by TVM, and the cotangents w used.
 
@@ -104,27 +115,17 @@ def gradients(
     """
     names = {name: tvm.tirx.Var(name, "int64") for name in (symbolic or {}).values()}
     params = [
-        relax.Var(f"x{i}", relax.ShapeType([names.get(e, e) for e in array]))
-        if isinstance(array, Shape)
-        else variable(f"x{i}", array, {ax: names[nm] for (a, ax), nm in (symbolic or {}).items() if a == i})
+        variable(f"x{i}", array, {ax: names[nm] for (a, ax), nm in (symbolic or {}).items() if a == i})
         for i, array in enumerate(arrays)
     ]
     wrt = _differentiable(arrays) if wrt is None else list(wrt)
     module, count = module_of(build, params, wrt)
-    compiled = tvm.compile(relax.transform.LegalizeOps()(module), target=target)
-    machine = relax.VirtualMachine(compiled, tvm.cpu())
-    sizes = {nm: arrays[a].shape[ax] for (a, ax), nm in (symbolic or {}).items()}
-    inputs = [
-        tvm.runtime.ShapeTuple([sizes.get(e, e) for e in array])
-        if isinstance(array, Shape)
-        else tvm.runtime.tensor(array)
-        for array in arrays
-    ]
+    machine = load(module, target)
+    inputs = [tvm.runtime.tensor(array) for array in arrays]
     # The adjoint has fresh shape variables: read them from its parameters.
     bindings = {
         extent: size
         for param, array in zip(module["main_adjoint"].params, arrays, strict=False)
-        if not isinstance(array, Shape)
         for extent, size in zip(param.ty.shape, array.shape, strict=True)
         if isinstance(extent, tvm.tirx.Var)
     }
@@ -147,9 +148,6 @@ def torch_gradients(
     wrt = _differentiable(arrays) if wrt is None else list(wrt)
     tensors = []
     for index, array in enumerate(arrays):
-        if isinstance(array, Shape):
-            tensors.append(array)
-            continue
         floating = np.issubdtype(array.dtype, np.floating)
         tensor = torch.tensor(array.astype("float64") if floating else array)
         tensors.append(tensor.requires_grad_() if index in wrt else tensor)
@@ -169,9 +167,7 @@ def numeric_gradients(
 ) -> list[np.ndarray]:
     """The same gradients by central differences of a float64 numpy function; error about 1e-9 for smooth ones."""
     wrt = _differentiable(arrays) if wrt is None else list(wrt)
-    values = [
-        a.astype("float64") if not isinstance(a, Shape) and np.issubdtype(a.dtype, np.floating) else a for a in arrays
-    ]
+    values = [a.astype("float64") if np.issubdtype(a.dtype, np.floating) else a for a in arrays]
 
     def loss() -> float:
         result = function(*values)
@@ -191,6 +187,31 @@ def numeric_gradients(
             gradient[place] = (high - low) / (2 * step)
         found.append(gradient)
     return found
+
+
+def sample(*shape: int, seed: int = 0, positive: bool = False) -> np.ndarray:
+    """Float32 values in about [-2, 2] (or [0.5, 2.5]), none on a kink, no two near enough to tie by rounding."""
+    rng = np.random.default_rng(seed + sum(shape))
+    values = rng.permutation(int(np.prod(shape))).reshape(shape) / max(int(np.prod(shape)), 1)
+    values = values * 2 + 0.5 if positive else values * 4 - 2 + 1 / 1024
+    return values.astype("float32")
+
+
+def integers(*shape: int, low: int = -2, high: int = 2, seed: int = 0) -> np.ndarray:
+    """Small integers as float32, with many ties and many values on kinks; sums of them are exact."""
+    return np.random.default_rng(seed + sum(shape)).integers(low, high + 1, size=shape).astype("float32")
+
+
+def batch(arrays: Sequence[np.ndarray], axes: dict[int, str] | None = None) -> dict[tuple[int, int], str]:
+    """The named axes (axis 0 as "n" by default) of every argument of the first one's rank made symbolic."""
+    axes = {0: "n"} if axes is None else axes
+    first = arrays[0]
+    return {
+        (i, axis): name
+        for i, array in enumerate(arrays)
+        for axis, name in axes.items()
+        if array.ndim == first.ndim and array.shape[axis] == first.shape[axis]
+    }
 
 
 def bound(terms: int, magnitude: float, dtype: str = "float32", slack: float = 8.0) -> float:

@@ -24,8 +24,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
 LANES = (16, 8, 4)
-ROWS = (8, 4, 2)
-ACCUMULATORS = 64  # of a register tile
+ROWS = (4, 2)
+ACCUMULATORS = 128  # elements of a register tile
 PARALLEL_FROM = 8192  # scalar operations; less is not worth waking threads for
 
 
@@ -132,8 +132,7 @@ class _Tile:
 
     lanes_axis: int
     lanes: int
-    rows_axis: int | None
-    rows: int
+    rows: dict[int, int]
     is_dot: bool
 
 
@@ -188,13 +187,29 @@ def _choose_tile(schedule: Any, block: Any) -> _Tile | None:
     if not candidates:
         return None
     lanes, axis, is_dot = max(candidates, key=lambda candidate: (candidate[0], not candidate[2]))
-    rows_axis, rows = None, 1
-    for other, kind in enumerate(kinds):
-        shares = any(operand[other] == 0 and operand[axis] != 0 for operand in strides)
-        factor = _largest_factor(extents[other], [rows for rows in ROWS if rows * lanes <= ACCUMULATORS])
-        if other != axis and kind == "S" and shares and factor and factor > rows:
-            rows_axis, rows = other, factor
-    return _Tile(axis, lanes, rows_axis, rows, is_dot)
+    return _Tile(axis, lanes, _choose_rows(kinds, extents, strides, axis, lanes), is_dot)
+
+
+def _choose_rows(
+    kinds: str, extents: list[int | None], operands: list[list[int | None]], lanes_axis: int, lanes: int
+) -> dict[int, int]:
+    """Up to two axes of the result to unroll, with factors: each lets the tile share the loads of another operand.
+
+    An operand that moves along the lanes is shared first, since its loads are whole vectors.
+    """
+    rows: dict[int, int] = {}
+    room = ACCUMULATORS // lanes
+    for operand in sorted(operands, key=lambda operand: operand[lanes_axis] == 0)[:2]:
+        best: tuple[int, int] | None = None
+        for axis, kind in enumerate(kinds):
+            factor = _largest_factor(extents[axis], [rows for rows in ROWS if rows <= room])
+            free = kind == "S" and axis != lanes_axis and axis not in rows and operand[axis] == 0
+            if free and factor and (best is None or factor > best[1]):
+                best = (axis, factor)
+        if best is not None:
+            rows[best[0]] = best[1]
+            room //= best[1]
+    return rows
 
 
 def _gathering(
@@ -262,8 +277,8 @@ def _tile_reduction(schedule: Any, block: Any, kinds: str, tile: _Tile) -> None:
     outer, rows, lanes = [], [], []
     for position, axis in enumerate(spatial):
         loop = loops[position]
-        if axis == tile.rows_axis:
-            loop, inner = schedule.split(loop, [None, tile.rows])
+        if axis in tile.rows:
+            loop, inner = schedule.split(loop, [None, tile.rows[axis]])
             rows.append(inner)
         elif axis == tile.lanes_axis:
             loop, inner = schedule.split(loop, [None, tile.lanes])
@@ -276,11 +291,11 @@ def _tile_reduction(schedule: Any, block: Any, kinds: str, tile: _Tile) -> None:
     inner_kinds = _kinds(schedule, partial)
     inner = schedule.get_loops(partial)[1:]
     by_kind = {kind: [loop for loop, other in zip(inner, inner_kinds, strict=True) if other == kind] for kind in "SR"}
-    order = {axis: position for position, axis in enumerate(spatial)}
-    lane_loop = by_kind["S"][-1] if tile.is_dot else by_kind["S"][order[tile.lanes_axis]]
-    row_loops = [] if tile.rows_axis is None else [by_kind["S"][order[tile.rows_axis]]]
-    others = [loop for loop in by_kind["S"] if not any(loop is kept for kept in [lane_loop, *row_loops])]
-    schedule.reorder(*others, *by_kind["R"], *row_loops, lane_loop)
+    # A dot product's lanes come first among the iterators of the block that rfactor makes.
+    by_axis = dict(zip([-1, *spatial] if tile.is_dot else spatial, by_kind["S"], strict=True))
+    lane_loop = by_axis.pop(-1 if tile.is_dot else tile.lanes_axis)
+    row_loops = [by_axis.pop(axis) for axis in tile.rows]
+    schedule.reorder(*by_axis.values(), *by_kind["R"], *row_loops, lane_loop)
     schedule.vectorize(lane_loop)
     for loop in row_loops:
         schedule.unroll(loop)
