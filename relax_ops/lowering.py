@@ -1,47 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLegalize of the six operators: the compositions of legalize/, emitted as stock Relax operations.
+"""FLegalize of the family: a generated kernel where the target is a CPU that one covers, else stock operations.
 
-Which composition is taken can be forced for the length of a `with forced_forms(...)` block.
+The choice is made by tvm_convgrad.kernels.plan, can be forced for the length of a `with forced_forms(...)` block, and
+is recorded, with the reasons against what was not taken, by `with recorded_choices()`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import tvm
 from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from relax_ops.builder import RelaxBuilder
 from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, dtype_of, entry_of, problem_of, shape_values, spec_of
-from tvm_convgrad.catalogue import BACKWARD_WEIGHT, NEW_OPS, expected_grad_shape, unproven_axes
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.catalogue import (
+    BACKWARD_WEIGHT,
+    BY_NAME,
+    FACES,
+    FORWARD,
+    NEW_OPS,
+    expected_grad_shape,
+    unproven_axes,
+)
+from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.target import Machine, machine_of
+from tvm_convgrad.problem import ConvProblem
+
+KERNEL = "kernel"
+"""Forces the generated kernel; legalization raises where it refuses."""
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "forward": (KERNEL, plan.COMPOSITION),
+    "backward_weight": (KERNEL, plan.COMPOSITION, *WEIGHT_FORMS),
+    "backward_data": (KERNEL, plan.COMPOSITION, *DATA_FORMS),
+}
+"""What can be forced for each face; "composition" is the default one."""
 
 _forced: ContextVar[dict[str, str] | None] = ContextVar("tvm_convgrad_forms", default=None)
+_record: ContextVar[list[tuple[str, ConvProblem, plan.Choice]] | None] = ContextVar("tvm_convgrad_log", default=None)
 
 
 @contextmanager
-def forced_forms(*, backward_weight: str | None = None, backward_data: str | None = None) -> Iterator[None]:
-    """Legalize with these compositions inside the block; None leaves the default.
+def forced_forms(
+    *, backward_weight: str | None = None, backward_data: str | None = None, forward: str | None = None
+) -> Iterator[None]:
+    """Legalize with these forms inside the block; None leaves the choice to the plan.
 
     Args:
-        backward_weight: "swapped" or "tiled".
-        backward_data: "transposed" or "dilated".
+        backward_weight: "kernel", "composition", "swapped" or "tiled".
+        backward_data: "kernel", "composition", "transposed" or "dilated".
+        forward: "kernel", or "composition" for TVM's own convolution.
 
     Raises:
         UnsupportedError: a name is unknown. A form that refuses a problem raises when that problem is legalized.
     """
     chosen = dict(_forced.get() or {})
-    for face, form, forms in (
-        ("backward_weight", backward_weight, WEIGHT_FORMS),
-        ("backward_data", backward_data, DATA_FORMS),
-    ):
+    for face, form in (("backward_weight", backward_weight), ("backward_data", backward_data), ("forward", forward)):
         if form is None:
             continue
-        if form not in forms:
-            raise UnsupportedError(f"{face}: there is no composition {form!r}; there are {', '.join(forms)}")
+        if form not in FORMS[face]:
+            raise UnsupportedError(f"{face}: there is no form {form!r}; there are {', '.join(FORMS[face])}")
         chosen[face] = form
     token = _forced.set(chosen)
     try:
@@ -50,14 +74,61 @@ def forced_forms(*, backward_weight: str | None = None, backward_data: str | Non
         _forced.reset(token)
 
 
+@contextmanager
+def recorded_choices() -> Iterator[list[tuple[str, ConvProblem, plan.Choice]]]:
+    """A list that grows by (face, problem, choice) for every convolution that is legalized inside the block."""
+    record: list[tuple[str, ConvProblem, plan.Choice]] = []
+    token = _record.set(record)
+    try:
+        yield record
+    finally:
+        _record.reset(token)
+
+
 def chosen_form(face: str) -> str:
-    """The composition that legalization takes for a face now: the forced one, or the default."""
+    """The composition that legalization takes for a face, where it takes one: the forced one, or the default."""
     forms = WEIGHT_FORMS if face == BACKWARD_WEIGHT.name else DATA_FORMS
-    return (_forced.get() or {}).get(face, next(iter(forms)))
+    forced = (_forced.get() or {}).get(face)
+    return forced if forced in forms else next(iter(forms))
+
+
+def choose(face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None]:
+    """What the target in scope gets for a face of a problem, what is forced considered.
+
+    Raises:
+        UnsupportedError: the kernel is forced and refuses.
+    """
+    forced = (_forced.get() or {}).get(face)
+    target = tvm.target.Target.current(allow_none=True)
+    machine = machine_of(target)
+    if forced not in (None, KERNEL):
+        choice = plan.Choice(plan.COMPOSITION, f"{forced} is forced")
+    elif target is None:
+        choice = plan.Choice(plan.COMPOSITION, "no target is in scope, and kernels are made for one")
+    else:
+        choice = plan.choose(problem, face, machine)
+    if forced == KERNEL and not choice.is_kernel:
+        raise UnsupportedError(
+            f"{face} of {problem.descriptor}: the generated kernels refuse it: {choice.reason}; use impl='auto'"
+        )
+    record = _record.get()
+    if record is not None:
+        record.append((face, problem, choice))
+    return choice, machine
+
+
+def call_kernel(
+    block_builder: Any, face: str, problem: ConvProblem, choice: plan.Choice, machine: Machine, operands: list[Any]
+) -> Any:
+    """A call of the chosen kernel; one function a module for equal problems."""
+    function = plan.build(problem, face, machine, choice, "")
+    variable = block_builder.add_func(function, f"conv{problem.rank}d_{face}_kernel")
+    shape, dtype = problem.tensors[FACES[face].result]
+    return relax.op.call_tir(variable, operands, relax.TensorType(shape, dtype))
 
 
 def legalize(block_builder: Any, call: Any) -> Any:
-    """FLegalize: the call as a composition of stock operations.
+    """FLegalize of the six operators.
 
     Extents of grad that could be neither proven nor disproven when types were inferred are checked when the program
     runs, by a match_cast.
@@ -74,6 +145,9 @@ def legalize(block_builder: Any, call: Any) -> Any:
     if unproven_axes(attributes, grad_shape, data_shape, problem.kernel, AnalyzerProver()):
         shape = expected_grad_shape(attributes, grad_shape, data_shape, problem.kernel)
         grad = block_builder.match_cast(grad, relax.TensorType(shape, dtype_of(grad.ty)))
+    choice, machine = choose(entry.face.name, problem)
+    if choice.is_kernel and machine is not None:
+        return call_kernel(block_builder, entry.face.name, problem, choice, machine, [grad, other])
     builder = RelaxBuilder(block_builder)
     form = chosen_form(entry.face.name)
     if entry.face is BACKWARD_WEIGHT:
@@ -81,5 +155,27 @@ def legalize(block_builder: Any, call: Any) -> Any:
     return compose_backward_data(builder, problem, grad, other, data_shape, form)
 
 
+def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """FLegalize of a forward convolution: our kernel where one covers it, else what `stock` does.
+
+    Packed layouts, integer types and unknown shapes are no ConvProblem; they go to `stock`.
+    """
+
+    def legalize_forward(block_builder: Any, call: Any) -> Any:
+        try:
+            problem = problem_of(call)
+        except (ProblemError, DTypeError, UnsupportedError):
+            return stock(block_builder, call)
+        choice, machine = choose(FORWARD.name, problem)
+        if choice.is_kernel and machine is not None:
+            return call_kernel(block_builder, FORWARD.name, problem, choice, machine, list(call.args))
+        return stock(block_builder, call)
+
+    return legalize_forward
+
+
 LEGALIZATIONS = {PREFIX + entry.name: legalize for entry in NEW_OPS}
-"""Legalization of each operator."""
+"""Legalization of each new operator."""
+
+FORWARD_OPS = tuple(PREFIX + name for name, entry in BY_NAME.items() if entry.face is FORWARD)
+"""The stock operators that `with_kernels` is for."""

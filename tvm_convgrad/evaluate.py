@@ -29,7 +29,7 @@ COMPOSITIONS = {
 }
 """The compositions of each face, as values of `impl`; the first is what "composition" means."""
 
-IMPLEMENTATIONS = ("auto", "composition", *(name for names in COMPOSITIONS.values() for name in names))
+IMPLEMENTATIONS = ("auto", "kernel", "composition", *(name for names in COMPOSITIONS.values() for name in names))
 """All values of `impl`."""
 
 
@@ -40,8 +40,8 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
         op: "conv{1,2,3}d" (forward: data, weight), "conv{1,2,3}d_backward_weight" (grad, data) or
             "conv{1,2,3}d_backward_data" (grad, weight).
         arrays: the two operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
-        impl: "auto" (what a compiled program would take), "composition" (the default one), or a composition by its
-            name, such as "composition:tiled".
+        impl: "auto" (what a compiled program would take), "kernel" (the generated one), "composition" (of stock
+            operations, the default one), or a composition by its name, such as "composition:tiled".
         target: a TVM target that this machine runs.
         attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
 
@@ -116,10 +116,10 @@ def forced(face: str, impl: str) -> AbstractContextManager[None]:
     """
     from relax_ops.lowering import forced_forms
 
-    if impl in ("auto", "composition"):
+    if impl == "auto":
         return nullcontext()
-    if impl not in COMPOSITIONS[face]:
-        known = ", ".join(("auto", "composition", *COMPOSITIONS[face]))
+    if impl not in ("kernel", "composition", *COMPOSITIONS[face]):
+        known = ", ".join(("auto", "kernel", "composition", *COMPOSITIONS[face]))
         raise UnsupportedError(f"{face}: there is no implementation {impl!r}; there are {known}")
     return forced_forms(**{face: impl.removeprefix("composition:")})
 

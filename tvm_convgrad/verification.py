@@ -128,7 +128,7 @@ def compare(found: Array, wanted: Array) -> tuple[str, str]:
 def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int) -> Iterator[Verdict]:
     from tvm_convgrad.evaluate import COMPOSITIONS, evaluate_problem
 
-    available = ("auto", "composition", *COMPOSITIONS[OPS[op]])
+    available = ("auto", "kernel", "composition", *COMPOSITIONS[OPS[op]])
     if impls:
         chosen = [impl for impl in impls if impl in available]
     else:  # "composition" is another name for the first of them

@@ -66,9 +66,10 @@ class Loops:
         return variable
 
     def finish(self, parameters: Sequence[Any], name: str) -> Any:
-        """The PrimFunc of everything emitted."""
+        """The PrimFunc of everything emitted; an empty name leaves it to whoever adds it to a module."""
         function = tirx.PrimFunc(list(parameters), self._close())
-        return function.with_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "global_symbol": name})
+        attributes = {"tirx.is_scheduled": True, "tirx.noalias": True}
+        return function.with_attr({**attributes, "global_symbol": name} if name else attributes)
 
     # -- memory -----------------------------------------------------------------------------------------------
 

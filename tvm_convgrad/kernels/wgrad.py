@@ -129,6 +129,7 @@ class _Weight:
     def emit(self) -> None:
         """All work items, then the last pass."""
         loops, spec, tiling = self.loops, self.spec, self.tiling
+        self._convert_grad()
         planes, height = spec.batch * spec.dy.extents[0], spec.dy.extents[1]
         line_slabs = height // tiling.lines
         slabs = planes // tiling.planes * line_slabs
@@ -163,6 +164,20 @@ class _Weight:
                         self._keep(tile, sums, at, s)
         with loops.loop(blocks * self.out_blocks, "tile", self.kind) as item:
             self._write(sums, item, parts, blocks * sums_size)
+
+    def _convert_grad(self) -> None:
+        """dY of another type is converted once, as its elements are read many times."""
+        loops, spec = self.loops, self.spec
+        if spec.dy.dtype == spec.dtype:
+            return
+        size, pieces = spec.dy.size, min(spec.dy.size, 64)
+        piece = -(-size // pieces)
+        converted = loops.buffer("grad_sums", size, spec.dtype)
+        with loops.loop(-(-size // piece), "piece", self.kind) as number:
+            first = loops.let(number * piece, "first")
+            with loops.loop(smaller(size - first, piece), "e") as e:
+                loops.store(converted, first + e, load(self.dy, first + e))
+        self.dy = converted
 
     def _tables(self) -> Any:
         spec = self.spec
@@ -274,7 +289,7 @@ class _Weight:
                     a = loops.let(grad_line + x * dy.spatial[2], "a_at")
                     b = loops.let(x_line + x * (self.column_step * self.width), "b_at")
                     tile.add(
-                        lambda i, a=a: convert(load(self.dy, a + i * dy.channel), spec.dtype),
+                        lambda i, a=a: load(self.dy, a + i * dy.channel),
                         lambda j, b=b: load(panel, b + j * lanes, lanes),
                     )
         return tile
