@@ -37,7 +37,7 @@ from tvm_convgrad.kernels.loops import (
     within,
     zero,
 )
-from tvm_convgrad.kernels.spec import AxisPhase, Gather
+from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
 
@@ -77,18 +77,18 @@ def gather_kernel(
     views = (gather.source, gather.weight, gather.result)
     source, weight, result = (loops.flat(p, v.size) for p, v in zip(parameters, views, strict=True))
     for phases, tiling in zip(gather.phases, tilings, strict=True):
-        _Class(loops, gather, phases, tiling, machine, source, weight, result).emit()
+        _Group(loops, gather, phases, tiling, machine, source, weight, result).emit()
     return loops.finish(parameters, name)
 
 
-class _Class:
-    """The loops of one class of phases."""
+class _Group:
+    """The loops of one group of phases; what differs among its phases is looked up in tables."""
 
     def __init__(
         self,
         loops: Loops,
         gather: Gather,
-        phases: tuple[AxisPhase, AxisPhase, AxisPhase],
+        phases: tuple[Phase, ...],
         tiling: GatherTiling,
         machine: Machine,
         source: Any,
@@ -99,90 +99,125 @@ class _Class:
         self.source, self.weight, self.result = source, weight, result
         self.dtype = gather.dtype
         self.lanes = machine.lanes(self.dtype)
-        self.counts = tuple(p.count for p in phases)
-        self.residues = math.prod(p.residues for p in phases)
-        self.taps = list(itertools.product(*(p.taps for p in phases)))
-        self.depth = len(self.taps) * gather.source_channels  # length of the reduction
+        self.counts = tuple(axis.count for axis in phases[0])
         self.over_pixels = tiling.orientation == "pixels"
-        macs = gather.batch * gather.groups * gather.result_channels * math.prod(self.counts) * self.residues
-        self.kind = "parallel" if macs * max(1, self.depth) >= PARALLEL_FROM else "serial"
-        channels = gather.result_channels
+        self.taps = [list(itertools.product(*(axis.taps for axis in phase))) for phase in phases]
+        macs = gather.batch * gather.groups * gather.result_channels * gather.source_channels * math.prod(self.counts)
+        self.kind = "parallel" if macs * sum(map(len, self.taps)) >= PARALLEL_FROM else "serial"
         if self.over_pixels:
             self.block, self.width = tiling.rows, tiling.columns * self.lanes
         else:
             self.block = self.width = tiling.columns * self.lanes
-        self.blocks = -(-channels // self.block)
+        self.blocks = -(-gather.result_channels // self.block)
         self.pixels = tiling.lines * self.counts[2]
+        self._lay_out_panel()
+
+    def _lay_out_panel(self) -> None:
+        """Where the source's panel has what: copies of the slab, and the place in them where each tap starts."""
+        gather, tiling = self.gather, self.tiling
+        channels = gather.source_channels
+        heights = [[offset for _, (_, offset), _ in taps] or [0] for taps in self.taps]
+        self.extra = [max(h) - min(h) if tiling.shift else 0 for h in heights]
+        lines = tiling.lines + max(self.extra)
+        capacity = lines * self.counts[2] + (self.width if self.over_pixels else 0) + self.lanes
+        padded = -(-channels // self.lanes) * self.lanes
+        # elements from one pixel, and from one channel, to the next
+        self.pitch, self.channel_step = (1, capacity) if self.over_pixels else (padded, 1)
+        self.copy_size = capacity * (channels if self.over_pixels else padded)
+        self.copies: list[list[tuple[int, int, int]]] = []
+        self.starts: list[list[int]] = []
+        for taps, height in zip(self.taps, heights, strict=True):
+            offsets = [(d, h, w) for (_, d), (_, h), (_, w) in taps]
+            low = min(height)
+            keys = [(d, low if tiling.shift else h, w) for d, h, w in offsets]
+            copies = sorted(set(keys))
+            moved = [(h - low if tiling.shift else 0) * self.counts[2] * self.pitch for _, h, _ in offsets]
+            self.copies.append(copies)
+            self.starts.append([copies.index(k) * self.copy_size + m for k, m in zip(keys, moved, strict=True)])
+        self.panel_size = self.copy_size * max(1, max(map(len, self.copies)))
 
     # -- all ----------------------------------------------------------------------------------------------------
 
     def emit(self) -> None:
         """Pack W, then the work items."""
         gather, loops, tiling = self.gather, self.loops, self.tiling
-        if not self.taps:
-            self._clear()
-            return
-        panel_size = self.depth * self.block
-        packed = loops.buffer("w_panels", self.residues * gather.groups * self.blocks * panel_size, self.dtype)
-        with loops.loop(self.residues * gather.groups * self.blocks, "block", self.kind) as item:
-            self._pack_weight(packed, item, panel_size)
+        self._emit_tables()
+        count = len(self.phases)
+        step_size = gather.source_channels * self.block
+        group_blocks = gather.groups * self.blocks
+        packed = loops.buffer("w_panels", max(1, self.tap_first[-1] * step_size * group_blocks), self.dtype)
+        with loops.loop(count * group_blocks, "block", self.kind) as item:
+            phase, rest = loops.let(remainder(item, count), "phase"), loops.let(quotient(item, count), "rest")
+            self._pack_weight(packed, phase, rest, self._panel_of(phase, rest))
         slabs = self._slabs()
         per_split = -(-self.blocks // tiling.splits)
         splits = -(-self.blocks // per_split)
-        with loops.loop(self.residues * gather.groups * slabs * splits, "item", self.kind) as item:
+        with loops.loop(count * gather.groups * slabs * splits, "item", self.kind) as item:
             split, rest = remainder(item, splits), quotient(item, splits)
-            slab, rest = loops.let(remainder(rest, slabs), "slab"), quotient(rest, slabs)
-            group = loops.let(remainder(rest, gather.groups), "group")
-            residue = loops.let(quotient(rest, gather.groups), "residue")
-            panel, tap_offsets = self._pack_source(slab, group)
+            phase, rest = loops.let(remainder(rest, count), "phase"), quotient(rest, count)
+            slab, group = loops.let(remainder(rest, slabs), "slab"), loops.let(quotient(rest, slabs), "group")
+            panel = loops.buffer("s_panel", self.panel_size, self.dtype)
+            self._pack_source(panel, slab, group, phase)
             first = loops.let(split * per_split, "first_block")
-            count = loops.let(smaller(self.blocks - first, per_split), "blocks")
-            panels = loops.let((residue * gather.groups + group) * (self.blocks * panel_size), "w_base")
+            blocks = loops.let(smaller(self.blocks - first, per_split), "blocks")
             scratch = loops.buffer("scratch", tiling.rows * tiling.columns * self.lanes, self.dtype)
-            with loops.loop(count, "b") as b:
+            with loops.loop(blocks, "b") as b:
                 block = loops.let(first + b, "block")
-                weights = loops.let(panels + block * panel_size, "w_at")
+                weights = loops.let(self._panel_of(phase, group * self.blocks + block), "w_at")
                 step = self.width if self.over_pixels else tiling.rows
                 with loops.loop(-(-self.pixels // step), "t") as t:
                     start = loops.let(smaller(t * step, max(0, self.pixels - step)), "px")
-                    tile = self._sum(packed, weights, panel, tap_offsets, start)
-                    self._store(tile, scratch, block, start, slab, group, residue)
+                    tile = self._sum(packed, weights, panel, phase, start)
+                    self._store(tile, scratch, block, start, slab, group, phase)
+
+    def _emit_tables(self) -> None:
+        """Numbers of each phase, tap and copy."""
+        loops, strides = self.loops, self.gather.weight.spatial
+        counts = [len(taps) for taps in self.taps]
+        self.tap_first = [0, *itertools.accumulate(counts)]
+        self._tap_count = _Numbers(loops, "tap_count", counts)
+        self._tap_first = _Numbers(loops, "tap_first", self.tap_first[:-1])
+        flat = [tap for taps in self.taps for tap in taps]
+        self._w_offset = _Numbers(
+            loops, "w_offset", [sum(k * s for (k, _), s in zip(tap, strides, strict=True)) for tap in flat]
+        )
+        self._s_start = _Numbers(loops, "s_start", [start for starts in self.starts for start in starts])
+        firsts = [0, *itertools.accumulate(map(len, self.copies))]
+        self._copy_count = _Numbers(loops, "copy_count", [len(copies) for copies in self.copies])
+        self._copy_first = _Numbers(loops, "copy_first", firsts[:-1])
+        every = [copy for copies in self.copies for copy in copies]
+        self._copy_offset = [_Numbers(loops, f"copy_{a}", [copy[i] for copy in every]) for i, a in enumerate("dhw")]
+        self._panel_lines = _Numbers(loops, "panel_lines", [self.tiling.lines + extra for extra in self.extra])
+        bases = [
+            sum(axis.base * s for axis, s in zip(phase, self.gather.result.spatial, strict=True))
+            for phase in self.phases
+        ]
+        self._base = _Numbers(loops, "phase_base", bases)
+
+    def _panel_of(self, phase: Any, group_block: Any) -> Any:
+        """Where a block's panel of W starts."""
+        size = self.gather.source_channels * self.block
+        blocks = self.gather.groups * self.blocks
+        return (self._tap_first.at(phase) * blocks + group_block * self._tap_count.at(phase)) * size
 
     def _slabs(self) -> int:
         d, h, _ = self.counts
         n = self.gather.batch
         return n * d * (h // self.tiling.lines) if self.tiling.shift else n * d * h // self.tiling.lines
 
-    def _clear(self) -> None:
-        """Phases that no tap meets are zeros."""
-        loops, gather = self.loops, self.gather
-        lines = gather.batch * self.counts[0] * self.counts[1]
-        with loops.loop(self.residues * gather.groups * lines, "line") as item:
-            line, rest = remainder(item, lines), quotient(item, lines)
-            group, residue = remainder(rest, gather.groups), quotient(rest, gather.groups)
-            base = loops.let(self._line_address(line, group, residue), "base")
-            with loops.loop(self.counts[2], "x") as x, loops.loop(gather.result_channels, "c") as c:
-                at = base + x * (gather.result.spatial[2] * gather.out_step[2]) + c * gather.result.channel
-                loops.store(self.result, at, zero(self.dtype))
-
     # -- panels -------------------------------------------------------------------------------------------------
 
-    def _pack_weight(self, packed: Any, item: Any, panel_size: int) -> None:
+    def _pack_weight(self, packed: Any, phase: Any, rest: Any, into: Any) -> None:
         """One block of result channels: [tap, source channel][channel of the block], tails zero or overlapped."""
         loops, gather = self.loops, self.gather
-        weight = gather.weight
-        block, rest = remainder(item, self.blocks), quotient(item, self.blocks)
-        group, residue = remainder(rest, gather.groups), quotient(rest, gather.groups)
-        taps = loops.table(
-            "w_taps", [sum(k * s for (k, _), s in zip(tap, weight.spatial, strict=True)) for tap in self.taps]
-        )
-        moved = sum(r * s for r, s in zip(self._residue_of(residue), weight.spatial, strict=True))
-        first = self._first_channel(block)
-        base = loops.let(group * gather.weight_group + moved + first * gather.weight_result, "w_from")
-        into = loops.let(item * panel_size, "w_into")
+        block, group = remainder(rest, self.blocks), quotient(rest, self.blocks)
+        first = loops.let(self._first_channel(block), "m0")
+        base = loops.let(group * gather.weight_group + first * gather.weight_result, "w_from")
+        into = loops.let(into, "w_into")
+        first_tap = loops.let(self._tap_first.at(phase), "first_tap")
         pads = not self.over_pixels and gather.result_channels % self.block != 0
-        with loops.loop(len(self.taps), "tap") as tap:
-            tap_base = loops.let(base + load(taps, tap), "w_tap")
+        with loops.loop(self._tap_count.at(phase), "tap") as tap:
+            tap_base = loops.let(base + self._w_offset.at(first_tap + tap), "w_tap")
             with loops.loop(gather.source_channels, "c") as c, loops.loop(self.block, "m") as m:
                 at = tap_base + c * gather.weight_source + m * gather.weight_result
                 value = convert(load(self.weight, at), self.dtype)
@@ -196,46 +231,26 @@ class _Class:
             return smaller(block * self.block, self.gather.result_channels - self.block)
         return block * self.block
 
-    def _pack_source(self, slab: Any, group: Any) -> tuple[Any, Any]:
-        """The panel of a slab, and where each tap starts in it."""
-        loops, gather, tiling = self.loops, self.gather, self.tiling
-        offsets = [tuple(offset for _, offset in tap) for tap in self.taps]
-        low = min(h for _, h, _ in offsets) if tiling.shift else 0
-        extra = max(h for _, h, _ in offsets) - low if tiling.shift else 0
-        keys = [(d, low if tiling.shift else h, w) for d, h, w in offsets]
-        copies = sorted(set(keys))
-        lines = tiling.lines + extra
-        channels = gather.source_channels
-        capacity = lines * self.counts[2] + (self.width if self.over_pixels else 0) + self.lanes
-        pitch = 1 if self.over_pixels else -(-channels // self.lanes) * self.lanes
-        copy_size = capacity * (channels if self.over_pixels else pitch)
-        panel = loops.buffer("s_panel", len(copies) * copy_size, self.dtype)
-        starts = [
-            copies.index(key) * copy_size + (h - low if tiling.shift else 0) * self.counts[2] * pitch
-            for key, (_, h, _) in zip(keys, offsets, strict=True)
-        ]
-        table = loops.table("tap_starts", starts)
-        tables = [loops.table(f"copy_{axis}", [c[i] for c in copies]) for i, axis in enumerate("dhw")]
-        with loops.loop(len(copies), "copy") as copy:
-            od, oh, ow = (
-                loops.let(load(t, copy) if len(copies) > 1 else copies[0][i], "o") for i, t in enumerate(tables)
-            )
-            with loops.loop(lines, "line") as line:
+    def _pack_source(self, panel: Any, slab: Any, group: Any, phase: Any) -> None:
+        """The panel of a slab."""
+        loops, gather = self.loops, self.gather
+        source = gather.source
+        with loops.loop(self._copy_count.at(phase), "copy") as copy:
+            number = loops.let(self._copy_first.at(phase) + copy, "number")
+            od, oh, ow = (loops.let(numbers.at(number), "o") for numbers in self._copy_offset)
+            with loops.loop(self._panel_lines.at(phase), "line") as line:
                 n, qd, qh = self._line_of(slab, line)
                 d, h = qd * gather.in_step[0] + od, qh * gather.in_step[1] + oh
-                source = gather.source
                 valid = loops.let(tirx.And(within(d, source.extents[0]), within(h, source.extents[1])), "valid")
                 base = n * source.batch + d * source.spatial[0] + h * source.spatial[1]
-                base = loops.let(base + group * channels * source.channel, "from")
+                base = loops.let(base + group * gather.source_channels * source.channel, "from")
+                at = loops.let(copy * self.copy_size + line * self.counts[2] * self.pitch, "into")
                 if self.over_pixels:
-                    at = loops.let(copy * copy_size + line * self.counts[2], "into")
-                    self._pack_pixels(panel, at, capacity, base, ow, valid)
+                    self._pack_pixels(panel, at, base, ow, valid)
                 else:
-                    at = loops.let(copy * copy_size + line * self.counts[2] * pitch, "into")
-                    self._pack_channels(panel, at, pitch, base, ow, valid)
-        return panel, table
+                    self._pack_channels(panel, at, base, ow, valid)
 
-    def _pack_pixels(self, panel: Any, at: Any, capacity: int, base: Any, ow: Any, valid: Any) -> None:
+    def _pack_pixels(self, panel: Any, at: Any, base: Any, ow: Any, valid: Any) -> None:
         """One line of each channel; vectors that run over its end are overwritten by the next line."""
         loops, gather, lanes = self.loops, self.gather, self.lanes
         source, width = gather.source, gather.source.extents[2]
@@ -244,7 +259,7 @@ class _Class:
         limit = loops.let(choose(valid, width, 0), "limit")
         with loops.loop(gather.source_channels, "c") as c:
             row = loops.let(base + c * source.channel, "row")
-            into = loops.let(at + c * capacity, "row_into")
+            into = loops.let(at + c * self.channel_step, "row_into")
             if vectors:
                 with loops.loop(-(-self.counts[2] // lanes), "x") as x:
                     mask = lanes_within(x * lanes + ow, limit, lanes)
@@ -257,7 +272,7 @@ class _Class:
                 inside = tirx.And(expr(column) >= 0, expr(column) < limit)
                 loops.store(panel, into + x, choose(inside, value, zero(self.dtype)))
 
-    def _pack_channels(self, panel: Any, at: Any, pitch: int, base: Any, ow: Any, valid: Any) -> None:
+    def _pack_channels(self, panel: Any, at: Any, base: Any, ow: Any, valid: Any) -> None:
         """One line, all channels of each pixel."""
         loops, gather, lanes = self.loops, self.gather, self.lanes
         source, channels = gather.source, gather.source_channels
@@ -267,7 +282,7 @@ class _Class:
             column = loops.let(x * gather.in_step[2] + ow, "column")
             inside = loops.let(tirx.And(valid, within(column, source.extents[2])), "inside")
             pixel = loops.let(base + column * source.spatial[2], "pixel")
-            into = loops.let(at + x * pitch, "pixel_into")
+            into = loops.let(at + x * self.pitch, "pixel_into")
             with loops.when(inside):
                 if vectors and whole:
                     with loops.loop(whole // lanes, "c") as c:
@@ -277,21 +292,21 @@ class _Class:
                     with loops.loop(channels - rest, "c") as c:
                         value = convert(load(self.source, pixel + (rest + c) * source.channel), self.dtype)
                         loops.store(panel, into + rest + c, value)
-            with loops.otherwise(inside), loops.loop(pitch // lanes, "c") as c:
+            with loops.otherwise(inside), loops.loop(self.pitch // lanes, "c") as c:
                 loops.store(panel, into + c * lanes, zero(self.dtype, lanes))
 
     # -- the sum ------------------------------------------------------------------------------------------------
 
-    def _sum(self, packed: Any, weights: Any, panel: Any, tap_offsets: Any, start: Any) -> Tile:
+    def _sum(self, packed: Any, weights: Any, panel: Any, phase: Any, start: Any) -> Tile:
         loops, gather, tiling, lanes = self.loops, self.gather, self.tiling, self.lanes
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, self.dtype)
         channels = gather.source_channels
-        capacity_step, pitch = self._panel_steps()
-        with loops.loop(len(self.taps), "tap") as tap:
-            s_at = loops.let(load(tap_offsets, tap) + start * pitch, "s_at")
+        first_tap = loops.let(self._tap_first.at(phase), "first_tap")
+        with loops.loop(self._tap_count.at(phase), "tap") as tap:
+            s_at = loops.let(self._s_start.at(first_tap + tap) + start * self.pitch, "s_at")
             w_at = loops.let(weights + tap * (channels * self.block), "w_tap_at")
             with loops.loop(channels, "c") as c:
-                s = loops.let(s_at + c * capacity_step, "s")
+                s = loops.let(s_at + c * self.channel_step, "s")
                 w = loops.let(w_at + c * self.block, "w")
                 if self.over_pixels:
                     tile.add(
@@ -300,29 +315,21 @@ class _Class:
                     )
                 else:
                     tile.add(
-                        lambda i, s=s: load(panel, s + i * pitch),
+                        lambda i, s=s: load(panel, s + i * self.pitch),
                         lambda j, w=w: load(packed, w + j * lanes, lanes),
                     )
         return tile
 
-    def _panel_steps(self) -> tuple[int, int]:
-        """Elements of the panel from one source channel to the next, and from one pixel to the next."""
-        if not self.over_pixels:
-            return 1, -(-self.gather.source_channels // self.lanes) * self.lanes
-        heights = [h for _, (_, h), _ in self.taps]
-        extra = max(heights) - min(heights) if self.tiling.shift else 0
-        return (self.tiling.lines + extra) * self.counts[2] + self.width + self.lanes, 1
-
     # -- results ------------------------------------------------------------------------------------------------
 
-    def _store(self, tile: Tile, scratch: Any, block: Any, start: Any, slab: Any, group: Any, residue: Any) -> None:
+    def _store(self, tile: Tile, scratch: Any, block: Any, start: Any, slab: Any, group: Any, phase: Any) -> None:
         loops, gather, tiling, lanes = self.loops, self.gather, self.tiling, self.lanes
         result = gather.result
         channel = loops.let(self._first_channel(block), "m0")
         unit = self._unit()
         same = result.dtype == self.dtype
         if self.over_pixels and unit == 1 and same and self.pixels >= self.width:
-            base = loops.let(self._line_address(self._global_line(slab, 0), group, residue) + start, "out")
+            base = loops.let(self._line_address(self._global_line(slab, 0), group, phase) + start, "out")
             for i in range(tiling.rows):
                 for j in range(tiling.columns):
                     at = base + (channel + i) * result.channel + j * lanes
@@ -331,7 +338,7 @@ class _Class:
         ragged = gather.result_channels % self.block != 0
         if not self.over_pixels and result.channel == 1 and same and (not ragged or self.machine.has_masks):
             for i in range(tiling.rows):
-                base = loops.let(self._pixel_address(slab, start + i, group, residue, unit) + channel, "out")
+                base = loops.let(self._pixel_address(slab, start + i, group, phase, unit) + channel, "out")
                 for j in range(tiling.columns):
                     if not ragged:
                         loops.store(self.result, base + j * lanes, tile.value(i, j))
@@ -345,14 +352,14 @@ class _Class:
         width = tiling.columns * lanes
         if self.over_pixels:
             with loops.loop(smaller(self.pixels - start, width), "l") as lane:
-                base = loops.let(self._pixel_address(slab, start + lane, group, residue, unit), "out")
+                base = loops.let(self._pixel_address(slab, start + lane, group, phase, unit), "out")
                 with loops.loop(tiling.rows, "m") as m:
                     at = base + (channel + m) * result.channel
                     loops.store(self.result, at, load(scratch, m * width + lane))
             return
         count = loops.let(smaller(gather.result_channels - channel, width), "m_count")
         with loops.loop(tiling.rows, "p") as p:
-            base = loops.let(self._pixel_address(slab, start + p, group, residue, unit), "out")
+            base = loops.let(self._pixel_address(slab, start + p, group, phase, unit), "out")
             with loops.loop(count, "m") as m:
                 loops.store(self.result, base + (channel + m) * result.channel, load(scratch, p * width + m))
 
@@ -382,7 +389,7 @@ class _Class:
             n, qd, qh = quotient(plane, d), remainder(plane, d), remainder(number, h)
         return loops.let(n, "n"), loops.let(qd, "qd"), loops.let(qh, "qh")
 
-    def _line_address(self, number: Any, group: Any, residue: Any) -> Any:
+    def _line_address(self, number: Any, group: Any, phase: Any) -> Any:
         """Address in the result of the first pixel and channel of a line."""
         gather, (d, h, _) = self.gather, self.counts
         result = gather.result
@@ -391,22 +398,33 @@ class _Class:
         at = quotient(plane, d) * result.batch + group * (gather.result_channels * result.channel)
         for axis in (0, 1):
             at = at + q[axis] * (result.spatial[axis] * gather.out_step[axis])
-        for r, phase, stride in zip(self._residue_of(residue), self.phases, result.spatial, strict=True):
-            at = at + (r + phase.base) * stride
-        return at
+        return at + self._base.at(phase)
 
-    def _pixel_address(self, slab: Any, pixel: Any, group: Any, residue: Any, unit: int) -> Any:
+    def _pixel_address(self, slab: Any, pixel: Any, group: Any, phase: Any, unit: int) -> Any:
         gather = self.gather
         if unit:
-            return self._line_address(self._global_line(slab, 0), group, residue) + pixel * unit
+            return self._line_address(self._global_line(slab, 0), group, phase) + pixel * unit
         line, x = quotient(pixel, self.counts[2]), remainder(pixel, self.counts[2])
-        base = self._line_address(self._global_line(slab, line), group, residue)
+        base = self._line_address(self._global_line(slab, line), group, phase)
         return base + x * (gather.result.spatial[2] * gather.out_step[2])
 
-    def _residue_of(self, residue: Any) -> tuple[Any, Any, Any]:
-        d, h, w = (p.residues for p in self.phases)
-        del d
-        return quotient(residue, h * w), remainder(quotient(residue, w), h), remainder(residue, w)
+
+class _Numbers:
+    """Numbers looked up at run time; one that never changes needs no table."""
+
+    def __init__(self, loops: Loops, name: str, values: list[int]) -> None:
+        values = values or [0]  # of taps that no phase has: looked up by loops that run zero times
+        self._constant = values[0] if len(set(values)) == 1 else None
+        self._values = values
+        self._table = None if self._constant is not None else loops.table(name, values)
+
+    def at(self, index: Any) -> Any:
+        """The number of an index."""
+        if self._constant is not None:
+            return self._constant
+        if isinstance(index, int):
+            return self._values[index]
+        return load(self._table, index)
 
 
 def _less(value: Any, limit: int) -> Any:

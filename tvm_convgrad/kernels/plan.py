@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from tvm_convgrad.kernels.spec import AxisPhase, Gather, data_gather, forward_gather, split_line
+from tvm_convgrad.kernels.spec import Gather, Phase, data_gather, forward_gather, split_line
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.problem import ConvProblem
 
@@ -101,30 +101,26 @@ def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail:
 
 def _choose_gather(gather: Gather, machine: Machine, face: str) -> Choice:
     gather = split_line(gather, 512)
-    if len(gather.phases) > 64:
-        reason = f"{len(gather.phases)} classes of phases would make {len(gather.phases)} loop nests"
-        return Choice(COMPOSITION, reason, refused={f"implicit GEMM {face}": reason})
     tilings = tuple(_tile_phase(gather, phases, machine) for phases in gather.phases)
     return Choice(f"implicit GEMM {face}", "covers the problem", detail=(gather, tilings))
 
 
-def _tile_phase(gather: Gather, phases: tuple[AxisPhase, AxisPhase, AxisPhase], machine: Machine) -> Any:
+def _tile_phase(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Any:
     from tvm_convgrad.kernels.gather import GatherTiling
     from tvm_convgrad.kernels.tile import balanced, tile_rows
 
     lanes = machine.lanes(gather.dtype)
-    d, h, w = (p.count for p in phases)
+    d, h, w = (axis.count for axis in phases[0])
     over_channels = gather.result.channel == 1 and gather.result_channels >= lanes // 2
-    taps = [len(p.taps) for p in phases]
-    offsets = [o for _, o in phases[1].taps] or [0]
+    taps = [max(len(phase[axis].taps) for phase in phases) for axis in range(3)]
+    offsets = [o for phase in phases for _, o in phase[1].taps] or [0]
     shift = gather.in_step[1] == 1 and taps[1] > 1 and h * w >= 8 * lanes
     copies = taps[0] * taps[2] * (1 if shift else taps[1])
     reach = max(offsets) - min(offsets) if shift else 0
     budget = machine.l2_bytes * 2 // 5
     element = 8 if gather.dtype == "float64" else 4
     pool = h if shift else h * d if h * d * w >= 4 * lanes else gather.batch * h * d
-    others = gather.batch * (d if shift else 1) if pool != gather.batch * h * d else 1
-    others = gather.batch * d * h // pool * gather.groups * math.prod(p.residues for p in phases)
+    others = gather.batch * d * h // pool * gather.groups * len(phases)
     best = 1
     for lines in (n for n in range(1, pool + 1) if pool % n == 0):
         panel = copies * gather.source_channels * (lines + reach) * w * element

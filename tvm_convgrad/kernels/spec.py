@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tvm_convgrad.geometry import SPATIAL
@@ -48,19 +47,21 @@ class WeightView:
 
 @dataclass(frozen=True)
 class AxisPhase:
-    """One axis of a class of phases that differ by their residue only.
+    """One axis of a phase.
 
     Attributes:
-        count: result positions q.
-        base: the first residue of the class.
-        residues: how many there are; residue base + i writes at q * out_step + base + i.
-        taps: (kernel index for the first residue, offset); the index grows by one for each further residue.
+        count: result positions q, each written at q * out_step + base.
+        base: the residue.
+        taps: (kernel index, offset) of each tap that meets it.
     """
 
     count: int
     base: int
-    residues: int
     taps: tuple[tuple[int, int], ...]
+
+
+Phase = tuple[AxisPhase, AxisPhase, AxisPhase]
+"""A phase over depth, height, width."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Gather:
         source, result, weight: the tensors; `weight_source`, `weight_result`: strides of W over the source's and the
             result's channels within a group, `weight_group`: from group to group.
         in_step, out_step: see above.
-        phases: classes, each a triple of axes (depth, height, width).
+        phases: groups of phases that have as many positions on each axis, so that one loop nest serves a group.
         dtype: of sums.
     """
 
@@ -89,7 +90,7 @@ class Gather:
     weight_group: int
     in_step: Three
     out_step: Three
-    phases: tuple[tuple[AxisPhase, AxisPhase, AxisPhase], ...]
+    phases: tuple[tuple[Phase, ...], ...]
     dtype: str
 
 
@@ -98,7 +99,7 @@ def forward_gather(problem: ConvProblem) -> Gather:
     x, w, y = views(problem)
     kernel, strides, dilation, padding = _three_axes(problem)
     axes = tuple(
-        AxisPhase(count, 0, 1, tuple((k, k * d - low) for k in range(extent)))
+        AxisPhase(count, 0, tuple((k, k * d - low) for k in range(extent)))
         for count, extent, d, (low, _) in zip(y.extents, kernel, dilation, padding, strict=True)
     )
     out_per_group = problem.out_channels // problem.groups
@@ -115,7 +116,7 @@ def forward_gather(problem: ConvProblem) -> Gather:
         weight_group=w.out * out_per_group,
         in_step=strides,
         out_step=(1, 1, 1),
-        phases=(axes,),  # type: ignore[arg-type]
+        phases=((axes,),),  # type: ignore[arg-type]
         dtype=problem.accumulator,
     )
     return _merged(gather)
@@ -126,7 +127,7 @@ def data_gather(problem: ConvProblem) -> Gather:
     x, w, y = views(problem)
     kernel, strides, dilation, padding = _three_axes(problem)
     per_axis = [
-        list(_residue_classes(extent, k, s, d, low))
+        _residues(extent, k, s, d, low)
         for extent, k, s, d, (low, _) in zip(x.extents, kernel, strides, dilation, padding, strict=True)
     ]
     out_per_group = problem.out_channels // problem.groups
@@ -143,7 +144,7 @@ def data_gather(problem: ConvProblem) -> Gather:
         weight_group=w.out * out_per_group,
         in_step=(1, 1, 1),
         out_step=strides,
-        phases=tuple(itertools.product(*per_axis)),  # type: ignore[arg-type]
+        phases=_grouped(list(itertools.product(*per_axis))),  # type: ignore[arg-type]
         dtype=problem.accumulator,
     )
     return _merged(gather)
@@ -201,35 +202,31 @@ def _three_axes(problem: ConvProblem) -> tuple[Three, Three, Three, tuple[tuple[
 axes_of = _three_axes
 
 
-def _residue_classes(extent: int, kernel: int, stride: int, dilation: int, low: int) -> Iterator[AxisPhase]:
-    """Phases of one axis of dgrad, neighbours with like taps as one class."""
-    current: AxisPhase | None = None
+def _residues(extent: int, kernel: int, stride: int, dilation: int, low: int) -> list[AxisPhase]:
+    """Phases of one axis of dgrad."""
+    phases = []
     for residue in range(min(stride, extent)):
-        count = -(-(extent - residue) // stride)
         hits = [(k, residue + low - k * dilation) for k in range(kernel)]
         taps = tuple((k, reach // stride) for k, reach in hits if reach % stride == 0)
-        if current is not None and _continues(current, count, taps):
-            current = replace(current, residues=current.residues + 1)
-            continue
-        if current is not None:
-            yield current
-        current = AxisPhase(count, residue, 1, taps)
-    if current is not None:
-        yield current
+        phases.append(AxisPhase(-(-(extent - residue) // stride), residue, taps))
+    return phases
 
 
-def _continues(phase: AxisPhase, count: int, taps: tuple[tuple[int, int], ...]) -> bool:
-    wanted = tuple((k + phase.residues, offset) for k, offset in phase.taps)
-    return phase.count == count and wanted == taps
+def _grouped(phases: list[Phase]) -> tuple[tuple[Phase, ...], ...]:
+    groups: dict[Three, list[Phase]] = {}
+    for phase in phases:
+        d, h, w = (axis.count for axis in phase)
+        groups.setdefault((d, h, w), []).append(phase)
+    return tuple(tuple(group) for group in groups.values())
 
 
 def _merged(gather: Gather) -> Gather:
     """Join neighbouring axes that are one run of memory in both tensors and have no kernel: 1x1 over H x W is 1-d."""
     for outer in (0, 1):
         inner = outer + 1
-        phase = gather.phases[0]
-        plain = len(gather.phases) == 1 and all(
-            phase[a].taps == ((0, 0),) and phase[a].residues == 1 and gather.in_step[a] == gather.out_step[a] == 1
+        phase = gather.phases[0][0]
+        plain = len(gather.phases) == len(gather.phases[0]) == 1 and all(
+            phase[a].taps == ((0, 0),) and gather.in_step[a] == gather.out_step[a] == 1
             for a in (outer, inner)
         )
         contiguous = all(
@@ -240,11 +237,11 @@ def _merged(gather: Gather) -> Gather:
             continue
         total = phase[outer].count * phase[inner].count
         joined = replace(phase[inner], count=total)
-        single = AxisPhase(1, 0, 1, ((0, 0),))
+        single = AxisPhase(1, 0, ((0, 0),))
         axes = tuple(joined if a == inner else single if a == outer else phase[a] for a in range(3))
         gather = replace(
             gather,
-            phases=(axes,),  # type: ignore[arg-type]
+            phases=((axes,),),  # type: ignore[arg-type]
             source=_joined(gather.source, outer),
             result=_joined(gather.result, outer),
         )
@@ -260,11 +257,11 @@ def _joined(view: View, outer: int) -> View:
 
 def split_line(gather: Gather, limit: int) -> Gather:
     """A gather over one long line of pixels (1x1, merged) as lines of at most `limit` pixels, so that slabs can be cut."""
-    phase = gather.phases[0]
+    phase = gather.phases[0][0]
     total = phase[2].count
-    if len(gather.phases) > 1 or phase[0].count * phase[1].count > 1 or phase[2].taps != ((0, 0),) or total <= limit:
+    if len(gather.phases) > 1 or len(gather.phases[0]) > 1 or phase[0].count * phase[1].count > 1 or phase[2].taps != ((0, 0),) or total <= limit:
         return gather
-    if gather.in_step != (1, 1, 1) or phase[2].residues > 1 or phase[1].taps != ((0, 0),):
+    if gather.in_step != (1, 1, 1) or gather.out_step != (1, 1, 1) or phase[1].taps != ((0, 0),):
         return gather
     if any(view.extents[2] != total for view in (gather.source, gather.result)):
         return gather
@@ -277,4 +274,4 @@ def split_line(gather: Gather, limit: int) -> Gather:
         return replace(view, spatial=(d, width * w, w), extents=(view.extents[0], total // width, width))
 
     axes = (phase[0], replace(phase[1], count=total // width), replace(phase[2], count=width))
-    return replace(gather, phases=(axes,), source=split(gather.source), result=split(gather.result))
+    return replace(gather, phases=((axes,),), source=split(gather.source), result=split(gather.result))
