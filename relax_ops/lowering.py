@@ -158,10 +158,13 @@ def legalize(block_builder: Any, call: Any) -> Any:
 def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """FLegalize of a forward convolution: our kernel where one covers it, else what `stock` does.
 
-    Packed layouts, integer types and unknown shapes are no ConvProblem; they go to `stock`.
+    Packed layouts, integer types, symbolic kernels and unknown shapes are no ConvProblem; they go to `stock`.
     """
 
     def legalize_forward(block_builder: Any, call: Any) -> Any:
+        weight = spec_of(call.args[1], "weight", str(call.op.name)).shape
+        if weight is None or not all(isinstance(extent, int) for extent in weight):
+            return stock(block_builder, call)
         try:
             problem = problem_of(call)
         except (ProblemError, DTypeError, UnsupportedError):

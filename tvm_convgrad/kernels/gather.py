@@ -7,8 +7,8 @@ the panel). Two orientations of the register tile:
 - "pixels": vectors run over pixels (results with contiguous pixels, NCHW): rows are result channels;
 - "channels": vectors run over result channels (NHWC): rows are pixels.
 
-Taps of the height axis with unit step share their lines ("shift"): the panel has a few more lines, and a tap starts
-some lines further down. All other taps have copies of their own, so that pixels of neighbouring lines are neighbours in
+Taps of the height axis share lines ("shift") with those a multiple of the step away: the panel has a few more lines,
+and a tap starts some lines further down. All other taps have copies of their own, so that pixels of neighbouring lines are neighbours in
 the panel, and a vector may run over the end of a line.
 """
 
@@ -37,6 +37,7 @@ from tvm_convgrad.kernels.loops import (
     within,
     zero,
 )
+from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
@@ -116,7 +117,8 @@ class _Group:
         """Where the source's panel has what: copies of the slab, and the place in them where each tap starts."""
         gather, tiling = self.gather, self.tiling
         channels = gather.source_channels
-        heights = [[offset for _, (_, offset), _ in taps] or [0] for taps in self.taps]
+        step = gather.in_step[1]
+        heights = [[offset // step for _, (_, offset), _ in taps] or [0] for taps in self.taps]
         self.extra = [max(h) - min(h) if tiling.shift else 0 for h in heights]
         lines = tiling.lines + max(self.extra)
         capacity = lines * self.counts[2] + (self.width if self.over_pixels else 0) + self.lanes
@@ -129,9 +131,10 @@ class _Group:
         for taps, height in zip(self.taps, heights, strict=True):
             offsets = [(d, h, w) for (_, d), (_, h), (_, w) in taps]
             low = min(height)
-            keys = [(d, low if tiling.shift else h, w) for d, h, w in offsets]
+            # Taps a multiple of the step apart share lines: a copy for each residue.
+            keys = [(d, low * step + h % step if tiling.shift else h, w) for d, h, w in offsets]
             copies = sorted(set(keys))
-            moved = [(h - low if tiling.shift else 0) * self.counts[2] * self.pitch for _, h, _ in offsets]
+            moved = [(h // step - low if tiling.shift else 0) * self.counts[2] * self.pitch for _, h, _ in offsets]
             self.copies.append(copies)
             self.starts.append([copies.index(k) * self.copy_size + m for k, m in zip(keys, moved, strict=True)])
         self.panel_size = self.copy_size * max(1, max(map(len, self.copies)))
@@ -215,15 +218,91 @@ class _Group:
         base = loops.let(group * gather.weight_group + first * gather.weight_result, "w_from")
         into = loops.let(into, "w_into")
         first_tap = loops.let(self._tap_first.at(phase), "first_tap")
-        pads = not self.over_pixels and gather.result_channels % self.block != 0
+        run = self._weight_run()
+        if run == "m":
+            self._pack_weight_rows(packed, phase, base, into, first_tap, first)
+        elif run:
+            self._pack_weight_transposed(packed, run, base, into, first)
+        else:
+            self._pack_weight_elements(packed, phase, base, into, first_tap, first)
+
+    def _weight_run(self) -> str:
+        """Which of W's elements are neighbours in memory: result channels "m", source channels "c", "taps", or both
+        of these "c, taps"; nothing where elements go one by one."""
+        gather, weight = self.gather, self.gather.weight
+        if weight.dtype != self.dtype or not self.machine.has_masks:
+            return ""
+        if gather.weight_result == 1:
+            return "m"
+        if len(self.phases) > 1 or len(gather.phases) > 1:
+            return ""
+        taps = len(self.taps[0])
+        offsets = [sum(k * s for (k, _), s in zip(tap, weight.spatial, strict=True)) for tap in self.taps[0]]
+        dense = offsets == list(range(taps))
+        if dense and gather.weight_source == taps:
+            return "c, taps"
+        if gather.weight_source == 1:
+            return "c"
+        return "taps" if dense and taps >= self.lanes // 2 else ""
+
+    def _pack_weight_rows(self, packed: Any, phase: Any, base: Any, into: Any, first_tap: Any, first: Any) -> None:
+        loops, gather, lanes = self.loops, self.gather, self.lanes
+        channels = gather.source_channels
         with loops.loop(self._tap_count.at(phase), "tap") as tap:
             tap_base = loops.let(base + self._w_offset.at(first_tap + tap), "w_tap")
-            with loops.loop(gather.source_channels, "c") as c, loops.loop(self.block, "m") as m:
-                at = tap_base + c * gather.weight_source + m * gather.weight_result
-                value = convert(load(self.weight, at), self.dtype)
+            with loops.loop(channels, "c") as c:
+                for j in range(0, self.block, lanes):
+                    mask = lanes_below(first + j, gather.result_channels, lanes)
+                    value = load_masked(self.weight, tap_base + c * gather.weight_source + j, mask, lanes)
+                    self._store_panel(packed, into + (tap * channels + c) * self.block + j, value, self.block - j)
+
+    def _pack_weight_transposed(self, packed: Any, run: str, base: Any, into: Any, first: Any) -> None:
+        """Squares of `lanes` result channels x `lanes` neighbours in memory, transposed in registers."""
+        loops, gather, lanes = self.loops, self.gather, self.lanes
+        channels, taps = gather.source_channels, len(self.taps[0])
+        outer, length = {"c": (taps, channels), "taps": (channels, taps), "c, taps": (1, channels * taps)}[run]
+        with loops.loop(outer, "outer") as o, loops.loop(-(-length // lanes), "chunk") as chunk:
+            start = base + (self._w_offset.at(o) if run == "c" else o * gather.weight_source) + chunk * lanes
+            start = loops.let(expr(start), "start")
+            for j in range(0, self.block, lanes):
+                rows = []
+                for m in range(j, j + lanes):
+                    limit: Any = length
+                    if m >= self.block or gather.result_channels % self.block:
+                        exists = tirx.And(expr(first + m) < gather.result_channels, expr(m) < self.block)
+                        limit = choose(exists, length, 0)
+                    mask = lanes_below(chunk * lanes, limit, lanes)
+                    rows.append(
+                        loops.let(load_masked(self.weight, start + m * gather.weight_result, mask, lanes), "row")
+                    )
+                for i, value in enumerate(transpose(loops, rows)):
+                    e = loops.let(expr(chunk * lanes + i), "e")
+                    step = {
+                        "c": o * channels + e,
+                        "taps": e * channels + o,
+                        "c, taps": remainder(e, taps) * channels + quotient(e, taps),
+                    }[run]
+                    with loops.when(e < length):
+                        self._store_panel(packed, into + step * self.block + j, value, self.block - j)
+
+    def _store_panel(self, packed: Any, at: Any, value: Any, room: int) -> None:
+        """Store a vector, or as much of it as the block has room for."""
+        if room >= self.lanes:
+            self.loops.store(packed, at, value)
+        else:
+            self.loops.store_masked(packed, at, value, lanes_below(0, room, self.lanes))
+
+    def _pack_weight_elements(self, packed: Any, phase: Any, base: Any, into: Any, first_tap: Any, first: Any) -> None:
+        loops, gather = self.loops, self.gather
+        pads = not self.over_pixels and gather.result_channels % self.block != 0
+        with loops.loop(gather.source_channels, "c") as c, loops.loop(self._tap_count.at(phase), "tap") as tap:
+            tap_base = loops.let(base + self._w_offset.at(first_tap + tap) + c * gather.weight_source, "w_tap")
+            to = loops.let(into + (tap * gather.source_channels + c) * self.block, "to")
+            with loops.loop(self.block, "m") as m:
+                value = convert(load(self.weight, tap_base + m * gather.weight_result), self.dtype)
                 if pads:
                     value = choose(_less(first + m, gather.result_channels), value, zero(self.dtype))
-                loops.store(packed, into + (tap * gather.source_channels + c) * self.block + m, value)
+                loops.store(packed, to + m, value)
 
     def _first_channel(self, block: Any) -> Any:
         """The first result channel of a block; with pixels as vectors, the last block overlaps the one before it."""

@@ -113,9 +113,11 @@ def _tile_phase(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> 
     d, h, w = (axis.count for axis in phases[0])
     over_channels = gather.result.channel == 1 and gather.result_channels >= lanes // 2
     taps = [max(len(phase[axis].taps) for phase in phases) for axis in range(3)]
-    offsets = [o for phase in phases for _, o in phase[1].taps] or [0]
-    shift = gather.in_step[1] == 1 and taps[1] > 1 and h * w >= 8 * lanes
-    copies = taps[0] * taps[2] * (1 if shift else taps[1])
+    step = gather.in_step[1]
+    offsets = [o // step for phase in phases for _, o in phase[1].taps] or [0]
+    residues = max(1, max(len({o % step for _, o in phase[1].taps}) for phase in phases))
+    shift = taps[1] > residues
+    copies = taps[0] * taps[2] * (residues if shift else taps[1])
     reach = max(offsets) - min(offsets) if shift else 0
     budget = machine.l2_bytes * 2 // 5
     element = 8 if gather.dtype == "float64" else 4
