@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a generated kernel by itself: on buffers inside red zones, with a result full of NaN, on any number of threads."""
+
+import numpy as np
+import tvm
+
+from tvm_convgrad.bulk import numpy_dtype
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verification import numbers_of
+
+NATIVE = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
+ZONE = 64  # elements before and after each buffer: NaN around operands, a sign around the result
+
+
+def kernel_of(problem: ConvProblem, face: str, target=None):
+    """(choice, compiled function) of a face on a target, this machine's by default."""
+    target = tvm.target.Target(target or NATIVE)
+    machine = machine_of(target)
+    choice = plan.choose(problem, face, machine)
+    assert choice.is_kernel, choice
+    function = plan.build(problem, face, machine, choice, "main")
+    return choice, tvm.compile(tvm.IRModule({"main": function}), target)
+
+
+def run_in_red_zones(problem: ConvProblem, face: str, library, operands) -> np.ndarray:
+    """The result; asserts that nothing around it was written."""
+    tensors = [_zoned(array, np.nan)[1] for array in operands]
+    shape, dtype = problem.tensors[FACES[face].result]
+    blank = np.full(shape, np.nan, numpy_dtype(dtype))
+    zone, result = _zoned(blank, 77.0)
+    library["main"](*tensors, result)
+    assert (zone[:ZONE] == 77.0).all()
+    assert (zone[ZONE + blank.size :] == 77.0).all()
+    return zone[ZONE : ZONE + blank.size].reshape(shape).copy()
+
+
+def _zoned(array: np.ndarray, around: float):
+    """A larger array with this one in its middle, and a tensor that shares the middle's memory.
+
+    TVM demands of foreign memory that it is aligned to 64 bytes. What lies behind the array is not: its size is odd.
+    """
+    room = np.empty(array.size + 2 * ZONE + 64, array.dtype)
+    skip = -(room.ctypes.data % -64) // array.itemsize % 64
+    zone = room[skip : skip + array.size + 2 * ZONE]
+    zone[...] = around
+    inside = zone[ZONE : ZONE + array.size].reshape(array.shape)
+    inside[...] = array
+    return zone, tvm.runtime.from_dlpack(inside)
+
+
+def check_exact(problem: ConvProblem, face: str, target=None) -> None:
+    """The kernel equals the float64 reference, rounded once, on small integers; bfloat16 without red zones."""
+    _, library = kernel_of(problem, face, target)
+    operands, wanted = numbers_of(problem, face, 0)
+    if "bfloat16" in {dtype for _, dtype in problem.tensors.values()}:
+        result = tvm.runtime.tensor(np.full_like(wanted, np.nan))
+        library["main"](*map(tvm.runtime.tensor, operands), result)
+        found = result.numpy()
+    else:
+        found = run_in_red_zones(problem, face, library, operands)
+    np.testing.assert_array_equal(found, wanted)

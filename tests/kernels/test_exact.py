@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated kernels equal float64 bit for bit on small integers, and write every element of the result, no other."""
+
+import random
+
+import pytest
+
+from tests.kernels.harness import check_exact
+from tvm_convgrad.fuzz import ALL_FACES, random_problem
+from tvm_convgrad.problem import ConvProblem
+
+SHAPES = [
+    "mb2ic17ih9iw11oc19oh9ow11kh3kw3ph1pw1",  # ragged channels
+    "mb1ic3ih33iw33oc20oh17ow17kh7kw7sh2sw2ph3pw3",  # stem, batch 1
+    "mb2ic40ih8iw8oc24oh8ow8kh1kw1",  # 1x1, more channels than a register
+    "mb3ic8ih15iw15oc12oh8ow8kh1kw1sh2sw2",  # strided 1x1
+    "mb2ic16ih12iw12oc32oh3ow3kh3kw3sh4sw4ph1pw1",  # positions of X that nothing meets
+    "g4mb2ic16ih9iw9oc24oh9ow9kh3kw3ph1pw1",  # 1 < groups < channels
+    "g20mb2ic20ih10iw10oc20oh10ow10kh3kw3ph1pw1",  # depthwise
+    "g6mb2ic6ih9iw9oc18oh5ow5kh3kw3sh2sw2ph1pw1",  # depthwise with a multiplier
+    "mb2ic9ih13iw13oc11oh9ow9kh3kw3ph2pw2dh3dw3rh2rw2",  # dilation
+    "mb1ic18ih2iw3oc17oh5ow4kh5kw6ph3pw4rh4rw2",  # kernel larger than the data
+    "mb5ic33iw50oc34ow26kw5sw2pw3",  # 1-d
+    "mb2ic5id6ih7iw8oc18od3oh4ow4kd3kh3kw3sd2sh2sw2pd1ph1pw1",  # 3-d
+]
+
+
+def _problem(text: str, channels_last: bool) -> ConvProblem:
+    problem = ConvProblem.from_descriptor(text)
+    if not channels_last:
+        return problem
+    axes = problem.data_layout[2:]
+    return problem.with_layouts(f"N{axes}C", f"O{axes}I" if problem.groups > 1 else f"{axes}IO", f"N{axes}C")
+
+
+@pytest.mark.parametrize("face", ALL_FACES)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("text", SHAPES)
+def test_shapes_where_tiles_do_not_fit(text, channels_last, face):
+    check_exact(_problem(text, channels_last), face)
+
+
+@pytest.mark.parametrize("dtypes", [("float64",) * 3, ("float16",) * 3, ("bfloat16",) * 3, ("bfloat16", "float32", "float16")])
+@pytest.mark.parametrize("face", ALL_FACES)
+def test_types_sum_in_the_accumulator(face, dtypes):
+    problem = ConvProblem.from_descriptor("mb2ic18ih7iw7oc20oh4ow4kh3kw3sh2sw2ph1pw1")
+    check_exact(problem.with_dtypes(*dtypes), face)
+    check_exact(_problem(problem.descriptor, True).with_dtypes(*dtypes), face)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_problems(seed):
+    problem = random_problem(random.Random(1000 + seed))
+    for face in ALL_FACES:
+        check_exact(problem, face)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other instruction sets: what the plan sees of them, that kernels compile for them and are right where they run."""
+
+import pytest
+import tvm
+
+from tests.kernels.harness import check_exact, kernel_of
+from tvm_convgrad.fuzz import ALL_FACES
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.problem import ConvProblem
+
+PROBLEM = ConvProblem.from_descriptor("mb2ic18ih9iw9oc20oh5ow5kh3kw3sh2sw2ph1pw1")
+TARGETS = {
+    "AVX-512": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"},
+    "AVX2": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"},
+    "SSE": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"},
+    "NEON": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic", "mattr": ["+neon"]},
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_machine_and_code(name):
+    machine = machine_of(tvm.target.Target(TARGETS[name]))
+    assert machine is not None
+    assert machine.name == name
+    for face in ALL_FACES:
+        choice, library = kernel_of(PROBLEM, face, TARGETS[name])
+        assert choice.is_kernel
+        register = {"AVX-512": "zmm", "AVX2": "ymm", "SSE": "xmm", "NEON": ".4s"}[name]
+        assert register in library.mod.inspect_source("s")
+
+
+@pytest.mark.parametrize("face", ALL_FACES)
+def test_plain_llvm_runs_right(face):
+    check_exact(PROBLEM, face, "llvm")
+
+
+@pytest.mark.parametrize("face", ALL_FACES)
+def test_avx2_runs_right(face):
+    features = set(map(str, tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(TARGETS["AVX2"]))))
+    if not features & {"avx2"} or machine_of(tvm.target.Target({"kind": "llvm", "mcpu": _cpu()})).name == "SSE":
+        pytest.skip("this machine has no AVX2")
+    check_exact(PROBLEM, face, TARGETS["AVX2"])
+
+
+def test_other_targets_and_symbols_get_the_composition_with_a_reason():
+    choice = plan.choose(PROBLEM, "forward", machine_of(tvm.target.Target("cuda")))
+    assert not choice.is_kernel
+    assert "CPU" in choice.reason
+    machine = machine_of(tvm.target.Target(TARGETS["AVX2"]))
+    from dataclasses import replace
+
+    choice = plan.choose(replace(PROBLEM, batch="n"), "forward", machine)
+    assert not choice.is_kernel
+    assert "run time" in choice.reason
+    assert choice.refused
+
+
+def _cpu() -> str:
+    return tvm.target.codegen.llvm_get_system_cpu()
