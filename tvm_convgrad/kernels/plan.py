@@ -18,6 +18,9 @@ from tvm_convgrad.problem import ConvProblem
 COMPOSITION = "composition"
 """The kind of a choice for no kernel."""
 
+DEPTHWISE_PANEL = 1 << 17
+"""Bytes of a depthwise kernel's panel: a part of the core's own cache."""
+
 MAX_ELEMENTS = 2**31 - 1
 """Kernels count elements in int32."""
 
@@ -88,11 +91,19 @@ def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail:
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
         return weight_kernel(problem, detail, machine, name)
+    if kind == "depthwise wgrad":
+        from tvm_convgrad.kernels.depthwise import depthwise_weight_kernel
+
+        return depthwise_weight_kernel(problem, detail, machine, name)
     from tvm_convgrad.kernels.gather import gather_kernel
 
     source, result = ("data", "grad") if face == "forward" else ("grad", "data")
     shapes = {"source": tensors[source], "weight": tensors["weight"], "result": tensors[result]}
     gather, tilings = detail
+    if kind.startswith("depthwise"):
+        from tvm_convgrad.kernels.depthwise import depthwise_gather_kernel
+
+        return depthwise_gather_kernel(gather, tilings, machine, name, shapes)
     return gather_kernel(gather, tilings, machine, name, shapes)
 
 
@@ -100,9 +111,30 @@ def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail:
 
 
 def _choose_gather(gather: Gather, machine: Machine, face: str) -> Choice:
+    refusal = _depthwise_refusal(gather, machine)
+    if not refusal:
+        columns = gather.source.extents[2] + 2 * len(gather.phases[0][0][2].taps)
+        lines = max(1, DEPTHWISE_PANEL // (columns * machine.vector_bytes * max(gather.in_step[1], 1)))
+        return Choice(f"depthwise {face}", "one channel a group, channels are neighbours", detail=(gather, lines))
     gather = split_line(gather, 512)
     tilings = tuple(_tile_phase(gather, phases, machine) for phases in gather.phases)
-    return Choice(f"implicit GEMM {face}", "covers the problem", detail=(gather, tilings))
+    kind = f"implicit GEMM {face}"
+    return Choice(kind, "covers the problem", refused={f"depthwise {face}": refusal}, detail=(gather, tilings))
+
+
+def _depthwise_refusal(gather: Gather, machine: Machine) -> str:
+    """Why the kernel with channels as lanes does not serve a gather, or nothing."""
+    if gather.groups == 1 or gather.source_channels != 1 or gather.result_channels != 1:
+        return "not one channel a group on both sides"
+    if gather.source.channel != 1 or gather.result.channel != 1:
+        return "channels are not neighbours in memory"
+    if {gather.source.dtype, gather.result.dtype} != {gather.dtype}:
+        return f"tensors are not of the type of the sums, {gather.dtype}"
+    if not machine.has_masks:
+        return f"{machine.name} has no masked loads"
+    if sum(map(len, gather.phases)) > 16:
+        return "more than 16 phases"
+    return ""
 
 
 def _tile_phase(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_convgrad.kernels.loops import Loops, load, splat, zero
+from tvm_convgrad.kernels.loops import Loops, lanes_of, load, splat, zero
 from tvm_convgrad.kernels.target import Machine
 
 
@@ -28,11 +28,15 @@ class Tile:
                 loops.store(register, 0, zero(dtype, lanes))
 
     def add(self, scalar: Callable[[int], Any], vector: Callable[[int], Any]) -> None:
-        """One step of the reduction: scalar(i) and vector(j) are A[k, i] and B[k, j]."""
+        """One step of the reduction: scalar(i) and vector(j) are A[k, i] and B[k, j].
+
+        scalar(i) may be a vector as well, which is then multiplied lane by lane.
+        """
         loops = self._loops
         vectors = [loops.let(vector(j), "b") for j in range(self.columns)]
         for i, row in enumerate(self._sums):
-            broadcast = loops.let(splat(scalar(i), self.lanes), "a")
+            factor = scalar(i)
+            broadcast = loops.let(factor if lanes_of(factor) > 1 else splat(factor, self.lanes), "a")
             for register, value in zip(row, vectors, strict=True):
                 loops.store(register, 0, load(register, 0, self.lanes) + broadcast * value)
 

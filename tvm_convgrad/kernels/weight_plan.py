@@ -22,9 +22,23 @@ PARALLEL_FROM = 50_000
 
 def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     """The choice for wgrad."""
+    if problem.is_depthwise:
+        return _plan_depthwise(problem, machine)
     spec = weight_spec(problem)
     detail = (spec, tiling_of(spec, machine, problem.macs))
     return Choice("implicit GEMM wgrad", "covers the problem", detail=detail)
+
+
+def _plan_depthwise(problem: ConvProblem, machine: Machine) -> Choice:
+    """Depthwise: the channels of all groups as one, cut into vectors."""
+    spec = replace(weight_spec(problem), groups=1, in_channels=problem.in_channels, out_channels=1)
+    tiling = replace(tiling_of(spec, machine, problem.macs, columns=1), rows=1, splits=1)
+    if spec.x.channel == 1:
+        height, line = spec.dy.extents[1:]
+        lines = max(n for n in _divisors(height) if n == 1 or n * line <= SLAB_PIXELS // 3)
+        tiling = replace(tiling, lines=lines, planes=1, parts=machine.parts)
+    multiplier = problem.out_channels // problem.in_channels
+    return Choice("depthwise wgrad", "one input channel a group", detail=(spec, tiling, multiplier))
 
 
 def weight_spec(problem: ConvProblem) -> WeightSpec:
@@ -71,10 +85,10 @@ def _joined(spec: WeightSpec) -> WeightSpec:
     return replace(spec, x=cut(spec.x), dy=cut(spec.dy))
 
 
-def tiling_of(spec: WeightSpec, machine: Machine, macs: int) -> WeightTiling:
-    """The cut that the cost model likes best."""
+def tiling_of(spec: WeightSpec, machine: Machine, macs: int, columns: int = 0) -> WeightTiling:
+    """The cut that the cost model likes best, of all or of those with `columns`."""
     lanes = machine.lanes(spec.dtype)
-    columns = min((2, 1, 3), key=lambda c: _tile_cost(spec, machine, c, lanes))
+    columns = columns or min((2, 1, 3), key=lambda c: _tile_cost(spec, machine, c, lanes))
     width = columns * lanes
     rows = balanced(spec.out_channels, min(tile_rows(machine, columns), spec.out_channels))
     depth, height, line = spec.dy.extents
