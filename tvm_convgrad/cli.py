@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import tvm_convgrad
-from tvm_convgrad.commands import build, env, explain, run, verify
+from tvm_convgrad.commands import bench, build, env, explain, run, verify
 from tvm_convgrad.errors import ConvGradError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("bench")(bench.bench)
 app.command("build")(build.build)
 app.command("run")(run.run)
 app.command("explain")(explain.explain)
