@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
@@ -52,6 +53,17 @@ class Environment:
                 "straight-line code, so replace control flow and nested functions by operators."
             )
         return expr
+
+
+@contextmanager
+def function_scope(builder: Any, name: str, params: list[Any]) -> Iterator[None]:
+    """`builder.function(name, params)` that leaves no open block behind an error, of which TVM would warn on stderr."""
+    with builder.function(name, params):
+        try:
+            yield
+        except BaseException:
+            builder._end_block()
+            raise
 
 
 def bindings_of(function: Any) -> Iterator[Any]:

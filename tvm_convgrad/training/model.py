@@ -12,7 +12,15 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.graph import Environment, builder_with_tir, calls_of, element_type, replay, static_shape
+from tvm_convgrad.training.graph import (
+    Environment,
+    builder_with_tir,
+    calls_of,
+    element_type,
+    function_scope,
+    replay,
+    static_shape,
+)
 from tvm_convgrad.training.initialise import initial_value, roles_of
 
 Array = np.ndarray[Any, Any]
@@ -127,7 +135,7 @@ def from_module(
 
     flow = _StateFlow(list(state_vars.values()), [state_vars[name] for name, _ in baked])
     builder = builder_with_tir(module)
-    with builder.function(function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
+    with function_scope(builder, function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
         with builder.dataflow():
             results = _fields(builder, replay(builder, original, environment, {BATCH_NORM: flow.rewrite}))
             for name, result in zip(state_outputs, results, strict=False):
