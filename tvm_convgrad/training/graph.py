@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relax_ops.compat import Constant
 from tvm_convgrad.errors import ModelError
 
 Rewrite = Callable[[Any, Any, "Environment"], Any]
@@ -116,7 +117,7 @@ def replay(
             if rewrite is not None:
                 replacement = rewrite(builder, value, environment)
                 value = value if replacement is None else replacement
-        trivial = isinstance(value, (relax.Var, relax.Tuple, relax.ShapeExpr, tvm.ir.GenericConst))
+        trivial = isinstance(value, (relax.Var, relax.Tuple, relax.ShapeExpr, Constant))
         environment[binding.var] = value if trivial else builder.emit(value, binding.var.name)
     return environment.substitute(function.body.body)
 
