@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,23 @@ def test_build_run_explain(convgrad: Command, tiny_model: str, tiny_data: Path, 
     assert from_step == from_model
     assert [row["share"] for row in from_step] == [1.0]
     assert from_step[0]["descriptor"] in convgrad("explain", step).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--nesterov", "--momentum", 0.9], "nesterov", True),
+        (["--optimizer", "adamw", "--betas", 0.8, 0.9], "betas", [0.8, 0.9]),
+        (["--dtype", "float16", "--loss-scale", 256], "loss_scale", 256.0),
+        (["--bn", "frozen"], "bn", "frozen"),
+        (["--dropout", "off"], "dropout_mode", "off"),
+    ],
+)
+def test_build_options_reach_the_step(
+    convgrad: Command, tiny_model: str, tmp_path: Path, arguments: list[Any], name: str, value: Any
+) -> None:
+    report = convgrad("build", tiny_model, "-o", tmp_path / "step.so", *arguments, "--json").json
+    assert report["options"][name] == value
 
 
 def test_equal_runs_have_equal_losses(convgrad: Command, tiny_step: Path, tiny_data: Path) -> None:
