@@ -58,7 +58,7 @@ def test_build_run_explain(convgrad: Command, tiny_model: str, tiny_data: Path, 
         (["--optimizer", "adamw", "--betas", 0.8, 0.9], "betas", [0.8, 0.9]),
         (["--dtype", "float16", "--loss-scale", 256], "loss_scale", 256.0),
         (["--bn", "frozen"], "bn", "frozen"),
-        (["--dropout", "off"], "dropout_mode", "off"),
+        (["--dropout", "off"], "dropout", "off"),
     ],
 )
 def test_build_options_reach_the_step(
