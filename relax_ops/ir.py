@@ -3,25 +3,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from relax_ops.compat import arithmetic
 from tvm_convgrad.catalogue import BY_NAME, ConvAttributes, OpEntry, TensorSpec, result_dtype
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.geometry import SPATIAL
 from tvm_convgrad.problem import ConvProblem
 
 PREFIX = "relax.nn."
+_CONSTANT = re.compile(r"T\.int\d+\((-?\d+)\)")
 
 
 class AnalyzerProver:
     """The catalogue's Prover on TVM's arithmetic analyzer."""
 
     def __init__(self) -> None:
-        self._analyzer = tvm.sym.Analyzer()
+        self._analyzer = arithmetic.Analyzer()
 
     def equal(self, a: Any, b: Any) -> bool | None:
         """Whether two extents are equal: proven, disproven, or None."""
@@ -32,6 +35,10 @@ class AnalyzerProver:
         if self._analyzer.can_prove(tvm.tirx.NE(_expr(a), _expr(b))):
             return False
         return None
+
+    def show(self, extent: Any) -> str:
+        """An extent simplified, as text: `h - 2`."""
+        return str(extent) if isinstance(extent, int) else _text(self._analyzer.simplify(extent))
 
 
 def extent_of(value: Any) -> Any:
@@ -191,7 +198,12 @@ def _forward_problem(
 
 
 def _name(extent: Any) -> int | str:
-    return extent if isinstance(extent, int) else str(extent)
+    return extent if isinstance(extent, int) else _text(extent)
+
+
+def _text(extent: Any) -> str:
+    """An IR expression without the types that TVM prints around its constants."""
+    return _CONSTANT.sub(r"\1", str(extent))
 
 
 def _expr(extent: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -26,13 +28,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _needs_torch(item: pytest.Function) -> bool:
-    """Whether PyTorch is asked for by the module, by the test itself, or by a fixture of its module."""
-    source = inspect.getsource(item.module)
-    if _MODULE.search(source):
+    """Whether the module, the test, or a fixture or helper of the module that it uses asks for PyTorch."""
+    if _MODULE.search(inspect.getsource(item.module)):
         return True
-    fixtures = (getattr(item.module, name, None) for name in item.fixturenames)
-    used = [item.function, *(getattr(fixture, "_fixture_function", None) for fixture in fixtures)]
-    return any(_FUNCTION.search(inspect.getsource(function)) for function in used if function is not None)
+    used = inspect.getsource(item.function)
+    return bool(_FUNCTION.search(used)) or any(
+        name in item.fixturenames or re.search(rf"\b{name}\b", used) for name in _functions_with_torch(item.module)
+    )
+
+
+@cache
+def _functions_with_torch(module: ModuleType) -> list[str]:
+    """Fixtures and helpers defined in the module that ask for PyTorch themselves."""
+    functions = ((name, getattr(value, "_fixture_function", value)) for name, value in vars(module).items())
+    return [
+        name
+        for name, function in functions
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and not name.startswith("test_")
+        and _FUNCTION.search(inspect.getsource(function))
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -55,9 +55,6 @@ def main() -> None:
         app()
     except ConvGradError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        print("convgrad: interrupted", file=sys.stderr)
-        sys.exit(130)
     except Exception as error:  # the last resort: whatever it is, it must neither look like success nor be a riddle
         if os.environ.get("CONVGRAD_TRACEBACK") == "1":
             traceback.print_exc()

@@ -24,33 +24,24 @@ def _families() -> list[Any]:
     return [importlib.import_module(f"{__name__}.{name}") for name in names]
 
 
-def _merged(table: str) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    owner: dict[str, str] = {}
-    for family in _families():
-        for name, value in getattr(family, table, {}).items():
-            if name in merged:
-                raise SetupError(
-                    f"{table} of {family.__name__} and of {owner[name]} both claim {name}; "
-                    "an operator has one rule: remove one of the two."
-                )
-            merged[name] = value
-            owner[name] = family.__name__
-    return merged
-
-
 def all_gradients() -> dict[str, Rule]:
     """Operator name → gradient rule `(orig_var, orig_call, output_grad, builder) -> list of partials`, all families.
 
     Raises:
         SetupError: two families claim one operator.
     """
-    return _merged("GRADIENTS")
-
-
-def all_legalizations() -> dict[str, Rule]:
-    """Operator name → legalization, for the operators that gradient rules add."""
-    return _merged("LEGALIZATIONS")
+    merged: dict[str, Rule] = {}
+    owner: dict[str, str] = {}
+    for family in _families():
+        for name, rule in getattr(family, "GRADIENTS", {}).items():
+            if name in merged:
+                raise SetupError(
+                    f"GRADIENTS of {family.__name__} and of {owner[name]} both claim {name}; "
+                    "an operator has one rule: remove one of the two."
+                )
+            merged[name] = rule
+            owner[name] = family.__name__
+    return merged
 
 
 def register_gradients() -> list[str]:

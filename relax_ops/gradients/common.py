@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax.op.grad import no_grad
 
+from relax_ops.compat import arithmetic
 from tvm_convgrad.errors import UnsupportedError
 
 Rule = Callable[[Any, Any, Any, Any], list[Any]]
@@ -62,7 +63,7 @@ def same_extent(a: Any, b: Any) -> bool:
     """Whether two extents are provably equal."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return bool(tvm.sym.Analyzer().can_prove_equal(a, b))
+    return bool(arithmetic.Analyzer().can_prove_equal(a, b))
 
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -28,7 +28,7 @@ def apply_transposed(ctx: Any, grad: Any, axis: int, matrix: NDArray[np.float64]
     ndim = len(shape_of(ctx.normalize(grad)))
     most = int((matrix != 0).sum(axis=0).max(initial=0))
     if most > MAX_GATHERS:
-        return multiply_transposed(ctx, grad, axis, relax.const(matrix.astype(dtype_of(grad))))
+        return multiply_transposed(ctx, grad, axis, relax.const(matrix.astype(dtype_of(grad)), dtype_of(grad)))
     places = np.zeros((most, columns), "int64")
     weights = np.zeros((most, columns))
     for column in range(columns):
@@ -40,7 +40,7 @@ def apply_transposed(ctx: Any, grad: Any, axis: int, matrix: NDArray[np.float64]
         part = op.take(grad, relax.const(place, "int64"), axis=axis)
         if not np.all(weight == 1):
             spread = weight.reshape([columns if i == axis else 1 for i in range(ndim)])
-            part = op.multiply(part, relax.const(spread.astype(dtype_of(grad))))
+            part = op.multiply(part, relax.const(spread.astype(dtype_of(grad)), dtype_of(grad)))
         part = ctx.emit(part)
         total = part if total is None else ctx.emit(op.add(total, part))
     return op.zeros_like(grad) if total is None else total

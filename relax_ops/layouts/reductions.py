@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout rules of operators along axes: reductions, scans, arg max, log_softmax.
+"""Layout rules of operators along axes: reductions, scans, arg max, log_softmax, repeat, take.
 
 The stock rule of the reductions gives a scalar a layout that TVM takes for another one, and so transposes scalars.
 """
@@ -7,7 +7,7 @@ The stock rule of the reductions gives a scalar a layout that TVM takes for anot
 from __future__ import annotations
 
 from relax_ops.layouts.algebra import initial, position, without
-from relax_ops.layouts.site import Decision, Rule, Site
+from relax_ops.layouts.site import Decision, Rule, Site, is_tensor, unconverted
 
 
 def reduction(site: Site) -> Decision:
@@ -37,6 +37,17 @@ def arg_extremum(site: Site) -> Decision:
     return Decision([layout], output, site.changed_attrs(axis=position(layout, axis)))
 
 
+def take(site: Site) -> Decision:
+    """Elements along one axis at the places of a vector (or at one place, where the axis goes away)."""
+    ndim = int(site.call.args[1].ty.ndim) if is_tensor(site.call.args[1].ty) else -1
+    if site.attrs.axis is None or ndim not in (0, 1):
+        return unconverted(site.call)
+    layout = site.tensor(0)
+    axis = int(site.attrs.axis) % len(layout)
+    output = layout if ndim else without(layout, [axis])
+    return Decision([layout, initial(ndim)], output, site.changed_attrs(axis=position(layout, axis)))
+
+
 def repeat(site: Site) -> Decision:
     """Repeat along one axis; without one, stock repeats in the order of storage, which is another tensor."""
     return along_axis(site)
@@ -48,5 +59,6 @@ RULES: dict[str, Rule] = {
     "relax.argmax": arg_extremum,
     "relax.argmin": arg_extremum,
     "relax.repeat": repeat,
+    "relax.take": take,
 }
 """Layout rules by operator."""

@@ -16,6 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from relax_ops.compat import arithmetic
 from relax_ops.ir import shape_values
 from relax_ops.layouts.algebra import initial, is_plain, relative
 from tvm_convgrad.geometry import SPATIAL, data_layout_of
@@ -164,7 +165,7 @@ def equal(a: Any, b: Any) -> bool:
     """Whether two extents are provably equal."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return bool(tvm.sym.Analyzer().can_prove_equal(a, b))
+    return bool(arithmetic.Analyzer().can_prove_equal(a, b))
 
 
 def replaced(attrs: Any, **changes: Any) -> Any:

@@ -19,6 +19,8 @@ with warnings.catch_warnings():
     import tvm
 from tvm import relax
 
+from relax_ops.compat import arithmetic
+
 Build = Callable[..., Any]
 
 
@@ -81,7 +83,7 @@ def module_of(build: Build, params: list[Any], wrt: Sequence[int]) -> tuple[Any,
 
 def _concrete(shape: Any, bindings: dict[Any, int]) -> list[int]:
     """The extents of a symbolic shape under an assignment of its variables."""
-    analyzer = tvm.sym.Analyzer()
+    analyzer = arithmetic.Analyzer()
     for var, size in bindings.items():
         analyzer.bind(var, tvm.tirx.IntImm("int64", size))
     return [int(analyzer.simplify(extent)) for extent in shape]

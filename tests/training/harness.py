@@ -18,6 +18,10 @@ class Runner:
         self.machine = relax.VirtualMachine(compile_step(step, target), tvm.cpu())
         self.state = self.machine["init"]()
 
+    def reset(self):
+        """Go back to the initial state."""
+        self.state = self.machine["init"]()
+
     def step(self, *arrays, lr):
         """One step on inputs and target; gives loss and predictions."""
         tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays]

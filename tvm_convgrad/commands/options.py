@@ -21,6 +21,16 @@ Loss = Annotated[str, typer.Option(metavar="cross_entropy|mse", help="Loss of th
 Optimizer = Annotated[str, typer.Option(metavar="sgd|adam|adamw", help="Update rule.")]
 Rate = Annotated[float | None, typer.Option(min=0.0, help="Learning rate. Default: the optimizer's.")]
 Momentum = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Momentum of sgd.")]
+Nesterov = Annotated[bool | None, typer.Option("--nesterov/--no-nesterov", help="Nesterov momentum for sgd.")]
+Betas = Annotated[tuple[float, float] | None, typer.Option(help="Decay of the two moments of adam and adamw.")]
+LossScale = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Factor on the loss in the backward pass, undone after. Default: 1024 for float16."),
+]
+BatchNorm = Annotated[
+    str, typer.Option("--bn", metavar="train|frozen", help="Normalise by the batch, or by the model's statistics.")
+]
+Dropout = Annotated[str, typer.Option(metavar="train|off", help="Seeded dropout, or none.")]
 WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Weight decay.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and dropout.")]
 Offload = Annotated[str, typer.Option(metavar="auto|none", help="Vendor libraries to use; there are none so far.")]

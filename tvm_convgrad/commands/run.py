@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tvm_convgrad.training.data import Samples
     from tvm_convgrad.training.session import Session
 
+_INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
+
 
 def run(
     step: Annotated[Path, typer.Argument(help="The library that `convgrad build` wrote.")],
@@ -53,7 +55,7 @@ def run(
     if resume and checkpoint_dir is None:
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
 
-    from tvm_convgrad.report.tables import print_json
+    from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.training.data import load_samples
     from tvm_convgrad.training.loop import batch_size_of, evaluate_samples
     from tvm_convgrad.training.session import Session
@@ -70,7 +72,10 @@ def run(
     size = batch_size_of(session, batch_size, len(samples))
     progress = _begin(session, samples, size, seed, lr, checkpoint_dir, resume)
     resumed = len(progress.losses)
-    _train(session, samples, progress, epochs, checkpoint_dir, checkpoint_every, json)
+    if not _train(session, samples, progress, epochs, checkpoint_dir, checkpoint_every, json):
+        remedy = "add --resume to go on" if checkpoint_dir else "without --checkpoint-dir nothing is kept"
+        stderr().print(f"interrupted after step {len(progress.losses)}; {remedy}", markup=False)
+        raise typer.Exit(_INTERRUPTED)
     result: dict[str, Any] = {
         "artifact": session.artifact.id,
         "epochs": progress.epoch,
@@ -168,8 +173,8 @@ def _train(
     folder: Path | None,
     every: int | None,
     quiet: bool,
-) -> None:
-    """Train with a progress bar; a checkpoint each `every` steps, each epoch, and when interrupted."""
+) -> bool:
+    """Train with a progress bar; a checkpoint each `every` steps, each epoch, and at Ctrl-C, which makes it False."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -207,7 +212,8 @@ def _train(
             if folder is not None and due:
                 save(folder, progress, session.state)
             if interrupted.is_set():
-                raise KeyboardInterrupt
+                return False
+    return True
 
 
 @contextmanager

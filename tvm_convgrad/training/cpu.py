@@ -36,13 +36,17 @@ def parse_target(text: str) -> Any:
     if text == "native":
         return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
     try:
-        target = tvm.target.Target(json.loads(text) if text.lstrip().startswith("{") else text)
-    except (ValueError, TypeError, RuntimeError) as error:
+        described = json.loads(text) if text.lstrip().startswith("{") else {"kind": text}
+        kind = str(described["kind"])
+        # Targets that are no CPUs are not even made: TVM would look for their toolkits and complain.
+        known = kind == "llvm" or kind not in tvm.target.Target.list_kinds()
+        target = tvm.target.Target(text if described == {"kind": text} else described) if known else None
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise UnsupportedError(
             f'target {text!r} is not one that TVM knows; use llvm, native, or JSON such as {{"kind": "llvm", "mcpu": '
             f'"haswell"}} ({str(error).splitlines()[0]})'
         ) from error
-    if target.kind.name != "llvm":
+    if target is None or target.kind.name != "llvm":
         raise UnsupportedError(
             f"target {text!r} is not a CPU; steps are compiled for kind llvm only, so use llvm or native."
         )

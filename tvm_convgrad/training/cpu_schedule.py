@@ -23,6 +23,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
+from relax_ops.compat import TensorLoad, arithmetic
+
 LANES = (16, 8, 4)
 ROWS = (4, 2)
 ACCUMULATORS = 128  # elements of a register tile
@@ -117,7 +119,7 @@ def _inline(schedule: Any, blocks: list[Any]) -> None:
 
 def _is_cheap(value: Any) -> bool:
     """Whether the value is a load, or one addition, subtraction or multiplication of loads and constants."""
-    simple = (tvm.ir.TensorLoad, tirx.FloatImm, tirx.IntImm)
+    simple = (TensorLoad, tirx.FloatImm, tirx.IntImm)
     if isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul)):
         return isinstance(value.a, simple) and isinstance(value.b, simple)
     return isinstance(value, simple)
@@ -151,7 +153,7 @@ def _strides(region: Any, variables: list[Any]) -> list[int | None] | None:
         if not axes:
             strides.append(0)
             continue
-        linear = tvm.sym.detect_linear_equation(starts[-1], [variable]) if axes == [len(starts) - 1] else []
+        linear = arithmetic.detect_linear_equation(starts[-1], [variable]) if axes == [len(starts) - 1] else []
         is_one = len(linear) == 2 and isinstance(linear[0], tirx.IntImm) and int(linear[0]) == 1
         strides.append(1 if is_one else None)
     return strides

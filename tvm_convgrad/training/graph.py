@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from relax_ops.compat import Constant
 from tvm_convgrad.errors import ModelError
 
 Rewrite = Callable[[Any, Any, "Environment"], Any]
@@ -52,6 +54,17 @@ class Environment:
                 "straight-line code, so replace control flow and nested functions by operators."
             )
         return expr
+
+
+@contextmanager
+def function_scope(builder: Any, name: str, params: list[Any]) -> Iterator[None]:
+    """`builder.function(name, params)` that leaves no open block behind an error, of which TVM would warn on stderr."""
+    with builder.function(name, params):
+        try:
+            yield
+        except BaseException:
+            builder._end_block()
+            raise
 
 
 def bindings_of(function: Any) -> Iterator[Any]:
@@ -104,7 +117,7 @@ def replay(
             if rewrite is not None:
                 replacement = rewrite(builder, value, environment)
                 value = value if replacement is None else replacement
-        trivial = isinstance(value, (relax.Var, relax.Tuple, relax.ShapeExpr, tvm.ir.GenericConst))
+        trivial = isinstance(value, (relax.Var, relax.Tuple, relax.ShapeExpr, Constant))
         environment[binding.var] = value if trivial else builder.emit(value, binding.var.name)
     return environment.substitute(function.body.body)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
+from relax_ops.layout_cleanup import converted
 
 _NHWC = ["NHWC", "OHWI"]
 NHWC_LAYOUTS = {
@@ -22,4 +22,4 @@ def convert_layout(module: Any, layout: str) -> Any:
     """
     if layout == "NCHW":
         return module
-    return relax.transform.ConvertLayout(NHWC_LAYOUTS)(module)
+    return converted(NHWC_LAYOUTS)(module)

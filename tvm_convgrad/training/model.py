@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 
+from relax_ops.compat import Constant
 from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.graph import Environment, builder_with_tir, calls_of, element_type, replay, static_shape
+from tvm_convgrad.training.graph import (
+    Environment,
+    builder_with_tir,
+    calls_of,
+    element_type,
+    function_scope,
+    replay,
+    static_shape,
+)
 from tvm_convgrad.training.initialise import initial_value, roles_of
 
 Array = np.ndarray[Any, Any]
@@ -127,7 +135,7 @@ def from_module(
 
     flow = _StateFlow(list(state_vars.values()), [state_vars[name] for name, _ in baked])
     builder = builder_with_tir(module)
-    with builder.function(function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
+    with function_scope(builder, function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
         with builder.dataflow():
             results = _fields(builder, replay(builder, original, environment, {BATCH_NORM: flow.rewrite}))
             for name, result in zip(state_outputs, results, strict=False):
@@ -163,7 +171,7 @@ class _StateFlow:
         arguments = list(call.args)
         owners: list[tuple[Any, int]] = []
         for position in (3, 4):
-            if isinstance(arguments[position], tvm.ir.GenericConst):
+            if isinstance(arguments[position], Constant):
                 arguments[position] = next(self._baked)
             owner = self._owner.get(arguments[position])
             if owner is not None:
@@ -250,5 +258,5 @@ def _baked_statistics(function: Any) -> list[tuple[str, Any]]:
         (f"batch_norm{number}_{what}", call.args[position])
         for number, call in enumerate(calls_of(function, BATCH_NORM))
         for position, what in ((3, "running_mean"), (4, "running_var"))
-        if isinstance(call.args[position], tvm.ir.GenericConst)
+        if isinstance(call.args[position], Constant)
     ]

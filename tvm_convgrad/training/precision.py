@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.training.graph import Environment, element_type, replay
+from tvm_convgrad.training.graph import Environment, element_type, function_scope, replay
 
 DTYPES = ("float32", "float16", "bfloat16")
 _DEFAULT_SCALE = {"float32": 1.0, "float16": 1024.0, "bfloat16": 1.0}
@@ -77,7 +77,7 @@ def _narrow_function(builder: Any, name: str, function: Any, dtype: str) -> None
         operands = [cast(argument) if isinstance(argument.ty, relax.TensorType) else argument for argument in call.args]
         return relax.Call(call.op, operands, _with_float32_result(call.attrs), list(call.ty_args))
 
-    with builder.function(name, fresh):
+    with function_scope(builder, name, fresh):
         with builder.dataflow():
             result = replay(builder, function, environment, dict.fromkeys(NARROWED, rewrite))
             output = builder.emit_output(result)

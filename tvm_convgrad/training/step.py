@@ -14,7 +14,15 @@ from tvm_convgrad.training import batch_norm, dropout, precision
 from tvm_convgrad.training.counting import scalar
 from tvm_convgrad.training.differentiate import emit_with_gradients
 from tvm_convgrad.training.gradient_ops import gradient_descriptors
-from tvm_convgrad.training.graph import Environment, Rewrite, builder_with_tir, element_type, operator_counts, replay
+from tvm_convgrad.training.graph import (
+    Environment,
+    Rewrite,
+    builder_with_tir,
+    element_type,
+    function_scope,
+    operator_counts,
+    replay,
+)
 from tvm_convgrad.training.layout import convert_layout
 from tvm_convgrad.training.losses import Loss, find_loss
 from tvm_convgrad.training.model import Model, TensorSchema, schema_of
@@ -179,7 +187,7 @@ def _loss_function(model: Model, loss: Loss, scale: float, *, bn: str, drop: boo
     if drop:
         rewrites[dropout.OP] = dropout.seeded(seed, counter[0])
     builder = builder_with_tir(model.module)
-    with builder.function("loss", [*inputs, target, *rest, *counter]):
+    with function_scope(builder, "loss", [*inputs, target, *rest, *counter]):
         with builder.dataflow():
             result = replay(builder, original, environment, rewrites)
             predictions, new_states = result.fields[0], list(result.fields[1:])
@@ -208,7 +216,7 @@ def _assemble(
     state_type = relax.TupleType([relax.TensorType(schema.shape, schema.dtype) for schema, _ in state])
     _emit_step(builder, model, forward, optimizer, scale, counted, state_type)
     _emit_predict(builder, model, state_type)
-    with builder.function("init", []):
+    with function_scope(builder, "init", []):
         with builder.dataflow():
             values = [relax.const(value, schema.dtype) for schema, value in state]
             output = builder.emit_output(relax.Tuple(values))
@@ -223,7 +231,7 @@ def _emit_step(
     leading = [relax.Var(str(param.name), param.ty) for param in forward.params[: len(model.inputs) + 1]]
     rate = relax.Var("lr", relax.TensorType((), "float32"))
     state = relax.Var("state", state_type)
-    with builder.function("step", [*leading, rate, state]):
+    with function_scope(builder, "step", [*leading, rate, state]):
         with builder.dataflow():
             items = [builder.emit(relax.TupleGetItem(state, i)) for i in range(len(state_type.fields))]
             count, states = len(model.parameters), len(model.states)
@@ -262,7 +270,7 @@ def _emit_predict(builder: Any, model: Model, state_type: Any) -> None:
     environment = Environment()
     inputs = [relax.Var(str(param.name), param.ty) for param in original.params[: len(model.inputs)]]
     state = relax.Var("state", state_type)
-    with builder.function("predict", [*inputs, state]):
+    with function_scope(builder, "predict", [*inputs, state]):
         with builder.dataflow():
             items = [
                 builder.emit(relax.TupleGetItem(state, i)) for i in range(len(model.parameters) + len(model.states))

@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.errors import ModelError, SetupError
-from tvm_convgrad.training.graph import Environment, builder_with_tir, replay
+from tvm_convgrad.training.graph import Environment, builder_with_tir, function_scope, replay
 from tvm_convgrad.training.model import BATCH_NORM, Model, from_module
 
 _DOMAINS = ("", "ai.onnx")
@@ -150,7 +150,7 @@ def _as_pytorch(module: Any) -> Any:
     for param, var in zip(function.params, fresh, strict=True):
         environment[param] = var
     builder = builder_with_tir(module)
-    with builder.function("main", fresh):
+    with function_scope(builder, "main", fresh):
         with builder.dataflow():
             result = replay(builder, function, environment, {BATCH_NORM: rewrite})
             if isinstance(result.ty, relax.TupleType):

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What apache-tvm 0.26 and 0.27 name differently, said once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+arithmetic: Any = tvm.sym if hasattr(tvm, "sym") else tvm.arith
+"""The module of the arithmetic analyzer: tvm.sym since 0.27."""
+
+Constant: Any = tvm.ir.GenericConst if hasattr(tvm.ir, "GenericConst") else relax.Constant
+"""The class of constant tensors."""
+
+TensorLoad: Any = tvm.ir.TensorLoad if hasattr(tvm.ir, "TensorLoad") else tirx.BufferLoad
+"""The class of an element read from a buffer."""

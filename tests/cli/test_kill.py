@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 during build and during run: no partial artifact, and a resumed run repeats the losses bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import MAIN, Command, finish, start
+from tvm_convgrad.training.artifact import read_artifact
+
+KILL_AT = "import os, pathlib, signal; {place} = lambda *_: os.kill(os.getpid(), signal.SIGKILL); " + MAIN
+
+
+@pytest.mark.parametrize(("place", "existing"), [("os.fsync", False), ("pathlib.Path.replace", True)])
+def test_build_killed_while_writing(
+    tiny_model: str, tiny_step: Path, tmp_path: Path, place: str, existing: bool
+) -> None:
+    """Whatever stood at the output before stands there still."""
+    step = tmp_path / "step.so"
+    if existing:
+        shutil.copy(tiny_step, step)
+    build = [sys.executable, "-c", KILL_AT.format(place=place), "build", tiny_model, "-o", str(step), "--lr", "0.5"]
+    killed = subprocess.run(build, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".step.so.*.tmp"))) == 1  # it had come as far as writing
+    assert step.exists() == existing
+    if existing:
+        assert read_artifact(step).id == read_artifact(tiny_step).id
+
+
+def test_build_killed_at_some_time(tiny_model: str, tmp_path: Path) -> None:
+    step = tmp_path / "step.so"
+    begin = time.perf_counter()
+    assert finish(start("build", tiny_model, "-o", step)).code == 0
+    seconds = time.perf_counter() - begin
+    for share in (0.6, 0.95):
+        step.unlink(missing_ok=True)
+        process = start("build", tiny_model, "-o", step)
+        time.sleep(seconds * share)
+        process.kill()
+        finish(process)
+        if step.exists():  # it was faster this time
+            read_artifact(step)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Return once the condition holds; fail if the process ends before."""
+    limit = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+
+
+def test_run_killed_and_resumed(convgrad: Command, tiny_step: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Killed three times at unforeseeable places, in the midst of epochs and of checkpoints."""
+    arguments = ["run", tiny_step, "--data", tiny_data, "--epochs", 150, "--json"]
+    whole = convgrad(*arguments).json
+    folder = tmp_path / "checkpoints"
+    checkpointed = [*arguments, "--checkpoint-dir", folder, "--checkpoint-every", 1, "--resume"]
+
+    def steps() -> int:
+        return max((int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.ckpt")), default=0)
+
+    for goal in (20, 151, 400):
+        process = start(*checkpointed)
+        wait_for(lambda goal=goal: steps() >= goal, process)
+        process.kill()
+        finish(process)
+        assert goal <= steps() < whole["steps"]
+    result = convgrad(*checkpointed).json
+    assert result["resumed_after"] >= 400
+    assert result["losses"] == whole["losses"]
+    assert result["test_accuracy"] == whole["test_accuracy"]
+    assert len(list(folder.iterdir())) == 2  # the last two; nothing of the killed ones
+
+
+def test_interrupt_leaves_a_checkpoint(convgrad: Command, tiny_step: Path, tiny_data: Path, tmp_path: Path) -> None:
+    arguments = ["run", tiny_step, "--data", tiny_data, "--epochs", 4000, "--checkpoint-dir", tmp_path, "--json"]
+    process = start(*arguments)
+    wait_for(lambda: any(tmp_path.glob("*.ckpt")), process)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert done.out == ""
+    newest = max(tmp_path.glob("*.ckpt"))
+    epochs = int(newest.stem.removeprefix("step-")) // 6 + 1
+    arguments[arguments.index(4000)] = epochs
+    resumed = convgrad(*arguments, "--resume").json
+    assert (
+        resumed["losses"]
+        == convgrad("run", tiny_step, "--data", tiny_data, "--epochs", epochs, "--json").json["losses"]
+    )
