@@ -40,7 +40,9 @@ def test_shapes_where_tiles_do_not_fit(text, channels_last, face):
     check_exact(_problem(text, channels_last), face)
 
 
-@pytest.mark.parametrize("dtypes", [("float64",) * 3, ("float16",) * 3, ("bfloat16",) * 3, ("bfloat16", "float32", "float16")])
+@pytest.mark.parametrize(
+    "dtypes", [("float64",) * 3, ("float16",) * 3, ("bfloat16",) * 3, ("bfloat16", "float32", "float16")]
+)
 @pytest.mark.parametrize("face", ALL_FACES)
 def test_types_sum_in_the_accumulator(face, dtypes):
     problem = ConvProblem.from_descriptor("mb2ic18ih7iw7oc20oh4ow4kh3kw3sh2sw2ph1pw1")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other instruction sets: what the plan sees of them, that kernels compile for them and are right where they run."""
 
+from dataclasses import replace
+
 import pytest
 import tvm
 
@@ -49,8 +51,6 @@ def test_other_targets_and_symbols_get_the_composition_with_a_reason():
     assert not choice.is_kernel
     assert "CPU" in choice.reason
     machine = machine_of(tvm.target.Target(TARGETS["AVX2"]))
-    from dataclasses import replace
-
     choice = plan.choose(replace(PROBLEM, batch="n"), "forward", machine)
     assert not choice.is_kernel
     assert "run time" in choice.reason

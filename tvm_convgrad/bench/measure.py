@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time a face of a problem against another implementation: interleaved pairs, medians, so that a busy machine hits both."""
+"""Time a face of a problem against another implementation: interleaved pairs, medians, so that noise hits both."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def measure(
     """
     rng = np.random.default_rng(0)
     names = FACES[face].operands
-    arrays = {n: rng.standard_normal(problem.tensors[n][0], dtype=np.float32) for n in names}
+    arrays = {n: rng.standard_normal([int(e) for e in problem.tensors[n][0]], dtype=np.float32) for n in names}
     begin = time.perf_counter()
     ours, kernel = _compiled(face, problem, target, "auto", arrays)
     compile_seconds = time.perf_counter() - begin
@@ -82,7 +82,9 @@ def measure(
         wanted = rival()
         error = float(np.abs(found - wanted).max()) / max(float(np.abs(wanted).max()), 1e-30)
         if not error <= TOLERANCE:
-            raise SetupError(f"{face} of {problem.descriptor}: ours and {name} differ by {error:.1e} of the largest value")
+            raise SetupError(
+                f"{face} of {problem.descriptor}: ours and {name} differ by {error:.1e} of the largest value"
+            )
     times: dict[str, list[float]] = {name: [] for name in ("ours", *rivals)}
     begin = time.perf_counter()
     while len(times["ours"]) < MIN_PAIRS or time.perf_counter() - begin < seconds:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The convolutions of known networks at 224 x 224, each distinct one with how often it occurs.
 
-Sources: He et al. 2015 (ResNet-50, stride in the 3x3 as torchvision has it), Sandler et al. 2018 (MobileNetV2), Simonyan
-and Zisserman 2014 (VGG-16), Liu et al. 2022 (ConvNeXt-T, its linear layers as 1x1 convolutions).
+Sources: He et al. 2015 (ResNet-50, stride in the 3x3 as torchvision has it), Sandler et al. 2018 (MobileNetV2),
+Simonyan and Zisserman 2014 (VGG-16), Liu et al. 2022 (ConvNeXt-T, its linear layers as 1x1 convolutions).
 """
 
 from __future__ import annotations
@@ -63,7 +63,15 @@ def _resnet50() -> Iterator[Layer]:
 def _mobilenet_v2() -> Iterator[Layer]:
     yield 3, 32, 224, 3, 2, 1, 1
     channels, size = 32, 112
-    settings = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    settings = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
     for expansion, out, blocks, first_stride in settings:
         for block in range(blocks):
             stride, hidden = first_stride if block == 0 else 1, channels * expansion

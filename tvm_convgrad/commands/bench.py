@@ -59,9 +59,7 @@ def bench(
     found: list[Measurement] = []
     for group, each, count in work:
         for one in faces:
-            result = measure(
-                one, each, target=machine, against=against, seconds=seconds, suite=group, count=count
-            )
+            result = measure(one, each, target=machine, against=against, seconds=seconds, suite=group, count=count)
             found.append(result)
             typer.echo(f"{result.ratio:6.2f}x  {one:15}  {each.descriptor}  [{result.kernel}]", err=True)
     if json is not None:

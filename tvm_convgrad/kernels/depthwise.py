@@ -102,11 +102,11 @@ class _DepthwiseWeight(_Weight):
         loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
         dy, (depth, _, columns) = spec.dy, spec.dy.extents
         step = self.multiplier * dy.channel
-        with loops.loop(tiling.planes, "p") as p, loops.loop(tiling.lines, "l") as l:
+        with loops.loop(tiling.planes, "p") as p, loops.loop(tiling.lines, "l") as line_number:
             number = loops.let(plane + p, "number")
             at = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
-            at = loops.let(at + (line + l) * dy.spatial[1] + first * step + m * dy.channel, "from")
-            into = loops.let((p * tiling.lines + l) * (self.grad_pitch * lanes), "into")
+            at = loops.let(at + (line + line_number) * dy.spatial[1] + first * step + m * dy.channel, "from")
+            into = loops.let((p * tiling.lines + line_number) * (self.grad_pitch * lanes), "into")
             if self.grad_transposes:
                 with loops.loop(self.grad_pitch // lanes, "chunk") as chunk:
                     rows = []
@@ -135,16 +135,16 @@ class _DepthwiseWeight(_Weight):
             ((kd * self.panel_lines + kh * spec.dilation[1]) * self.pitch + kw * spec.dilation[2]) * lanes
             for kd, kh, kw in taps
         ]
-        with loops.loop(tiling.planes, "p") as p, loops.loop(tiling.lines, "l") as l:
+        with loops.loop(tiling.planes, "p") as p, loops.loop(tiling.lines, "l") as line_number:
             plane = p * (spec.kernel[0] * self.panel_lines)
-            x_line = loops.let((plane + l * self.line_step) * (self.pitch * lanes), "x_line")
-            grad_line = loops.let((p * tiling.lines + l) * (self.grad_pitch * lanes), "grad_line")
+            x_line = loops.let((plane + line_number * self.line_step) * (self.pitch * lanes), "x_line")
+            grad_line = loops.let((p * tiling.lines + line_number) * (self.grad_pitch * lanes), "grad_line")
             with loops.loop(spec.dy.extents[2], "x") as x:
                 at = loops.let(x_line + x * (self.column_step * lanes), "at")
                 grad = loops.let(grad_line + x * lanes, "grad_at")
                 tile.add(
-                    lambda i, at=at: load(panel, at + shifts[i], lanes),
-                    lambda j, grad=grad: load(grads, grad, lanes),
+                    lambda i: load(panel, at + shifts[i], lanes),
+                    lambda j: load(grads, grad, lanes),
                 )
         return tile
 
@@ -232,19 +232,19 @@ class _DepthwisePhase:
             out = n * gather.result.batch + qd * (gather.result.spatial[0] * gather.out_step[0]) + first
             out = out + sum(axis.base * s for axis, s in zip(self.phase, gather.result.spatial, strict=True))
             out = loops.let(out + line * (gather.result.spatial[1] * gather.out_step[1]), "out")
-            with loops.loop(self.lines, "l") as l, loops.loop(-(-w // pixels), "t") as t:
+            with loops.loop(self.lines, "l") as line_number, loops.loop(-(-w // pixels), "t") as t:
                 x = loops.let(smaller(t * pixels, w - pixels), "x")
-                at = (l * gather.in_step[1]) * self.panel_columns + x * gather.in_step[2]
+                at = (line_number * gather.in_step[1]) * self.panel_columns + x * gather.in_step[2]
                 at = loops.let(expr(at * lanes), "at")
                 tile = Tile(loops, pixels, 1, lanes, dtype)
                 with loops.loop(taps, "tap") as tap:
                     place = loops.let(expr(at + starts.at(tap)), "place")
                     tile.add(
-                        lambda i, place=place: load(panel, place + i * gather.in_step[2] * lanes, lanes),
-                        lambda j, tap=tap: load(packed, (b * taps + tap) * lanes, lanes),
+                        lambda i: load(panel, place + i * gather.in_step[2] * lanes, lanes),
+                        lambda j: load(packed, (b * taps + tap) * lanes, lanes),
                     )
                 step = gather.result.spatial[2] * gather.out_step[2]
-                to = loops.let(out + l * (gather.result.spatial[1] * gather.out_step[1]) + x * step, "to")
+                to = loops.let(out + line_number * (gather.result.spatial[1] * gather.out_step[1]) + x * step, "to")
                 mask = lanes_below(first, channels, lanes)
                 for i in range(pixels):
                     loops.store_masked(result, to + i * step, tile.value(i, 0), mask)

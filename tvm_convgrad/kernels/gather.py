@@ -8,8 +8,8 @@ the panel). Two orientations of the register tile:
 - "channels": vectors run over result channels (NHWC): rows are pixels.
 
 Taps of the height axis share lines ("shift") with those a multiple of the step away: the panel has a few more lines,
-and a tap starts some lines further down. All other taps have copies of their own, so that pixels of neighbouring lines are neighbours in
-the panel, and a vector may run over the end of a line.
+and a tap starts some lines further down. All other taps have copies of their own, so that pixels of neighbouring lines
+are neighbours in the panel, and a vector may run over the end of a line.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def gather_kernel(
     """The PrimFunc (source, weight, result); `shapes` gives the parameters' own shapes and types by those names."""
     loops = Loops()
     parameters = [make_parameter(key, *shapes[key]) for key in ("source", "weight", "result")]
-    views = (gather.source, gather.weight, gather.result)
-    source, weight, result = (loops.flat(p, v.size) for p, v in zip(parameters, views, strict=True))
+    sizes = (gather.source.size, gather.weight.size, gather.result.size)
+    source, weight, result = (loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True))
     for phases, tiling in zip(gather.phases, tilings, strict=True):
         _Group(loops, gather, phases, tiling, machine, source, weight, result).emit()
     return loops.finish(parameters, name)
@@ -389,13 +389,13 @@ class _Group:
                 w = loops.let(w_at + c * self.block, "w")
                 if self.over_pixels:
                     tile.add(
-                        lambda i, w=w: load(packed, w + i),
-                        lambda j, s=s: load(panel, s + j * lanes, lanes),
+                        lambda i: load(packed, w + i),
+                        lambda j: load(panel, s + j * lanes, lanes),
                     )
                 else:
                     tile.add(
-                        lambda i, s=s: load(panel, s + i * self.pitch),
-                        lambda j, w=w: load(packed, w + j * lanes, lanes),
+                        lambda i: load(panel, s + i * self.pitch),
+                        lambda j: load(packed, w + j * lanes, lanes),
                     )
         return tile
 

@@ -81,7 +81,13 @@ class Loops:
 
     def flat(self, buffer: Any, size: int) -> Any:
         """A one-dimensional view of a parameter."""
-        result = decl_buffer((size,), str(buffer.dtype), name=self._name(f"{buffer.name}_flat"), data=buffer_data(buffer), data_alignment=DTYPE_BYTES[str(buffer.dtype)])
+        result = decl_buffer(
+            (size,),
+            str(buffer.dtype),
+            name=self._name(f"{buffer.name}_flat"),
+            data=buffer_data(buffer),
+            data_alignment=DTYPE_BYTES[str(buffer.dtype)],
+        )
         self.emit(tirx.DeclBuffer(result, data=buffer_data(buffer)))
         return result
 

@@ -3,7 +3,7 @@
 
 Forward and dgrad are one thing here, a *gather*: each result element is a sum over taps and channels of
 
-    out[n, g, m, q * out_step + base] = sum over taps, c of  source[n, g, c, q * in_step + offset(tap)] * W[g, m, c, tap]
+    out[n, g, m, q * out_step + base] = sum over (tap, c) source[n, g, c, q * in_step + offset(tap)] * W[g, m, c, tap]
 
 Forward has one phase (in_step = stride, out_step = 1). dgrad has one phase for each residue r of the data position
 modulo the stride (in_step = 1, out_step = stride, base = r), with the taps that meet it: r + pad - k * dilation must be
@@ -226,8 +226,7 @@ def _merged(gather: Gather) -> Gather:
         inner = outer + 1
         phase = gather.phases[0][0]
         plain = len(gather.phases) == len(gather.phases[0]) == 1 and all(
-            phase[a].taps == ((0, 0),) and gather.in_step[a] == gather.out_step[a] == 1
-            for a in (outer, inner)
+            phase[a].taps == ((0, 0),) and gather.in_step[a] == gather.out_step[a] == 1 for a in (outer, inner)
         )
         contiguous = all(
             view.spatial[outer] in (0, view.spatial[inner] * view.extents[inner])
@@ -256,10 +255,16 @@ def _joined(view: View, outer: int) -> View:
 
 
 def split_line(gather: Gather, limit: int) -> Gather:
-    """A gather over one long line of pixels (1x1, merged) as lines of at most `limit` pixels, so that slabs can be cut."""
+    """A gather over one long line of pixels (1x1, merged) as lines of at most `limit`, so that slabs can be cut."""
     phase = gather.phases[0][0]
     total = phase[2].count
-    if len(gather.phases) > 1 or len(gather.phases[0]) > 1 or phase[0].count * phase[1].count > 1 or phase[2].taps != ((0, 0),) or total <= limit:
+    if (
+        len(gather.phases) > 1
+        or len(gather.phases[0]) > 1
+        or phase[0].count * phase[1].count > 1
+        or phase[2].taps != ((0, 0),)
+        or total <= limit
+    ):
         return gather
     if gather.in_step != (1, 1, 1) or gather.out_step != (1, 1, 1) or phase[1].taps != ((0, 0),):
         return gather

@@ -96,15 +96,13 @@ def tiling_of(spec: WeightSpec, machine: Machine, macs: int, columns: int = 0) -
     budget = machine.l2_bytes // 3
 
     def panel(lines: int, planes: int) -> int:
-        panel_lines = (lines - 1) * (spec.strides[1] if spec.kernel[1] > 1 else 1) + (
-            spec.kernel[1] - 1
-        ) * spec.dilation[1] + 1
+        panel_lines = (
+            (lines - 1) * (spec.strides[1] if spec.kernel[1] > 1 else 1) + (spec.kernel[1] - 1) * spec.dilation[1] + 1
+        )
         pitch = (line - 1) * (spec.strides[2] if spec.kernel[2] > 1 else 1) + (spec.kernel[2] - 1) * spec.dilation[2]
         return planes * spec.kernel[0] * panel_lines * (pitch + 1) * width * element
 
-    lines = max(
-        n for n in _divisors(height) if n == 1 or (n * line <= SLAB_PIXELS and panel(n, 1) <= budget)
-    )
+    lines = max(n for n in _divisors(height) if n == 1 or (n * line <= SLAB_PIXELS and panel(n, 1) <= budget))
     planes = 1
     if lines == height:
         planes = max(

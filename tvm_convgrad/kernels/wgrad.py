@@ -85,9 +85,7 @@ class WeightTiling:
     parallel: bool
 
 
-def weight_kernel(
-    problem: ConvProblem, detail: tuple[WeightSpec, WeightTiling], machine: Machine, name: str
-) -> Any:
+def weight_kernel(problem: ConvProblem, detail: tuple[WeightSpec, WeightTiling], machine: Machine, name: str) -> Any:
     """The PrimFunc (grad, data, weight's gradient)."""
     spec, tiling = detail
     loops = Loops()
@@ -282,15 +280,15 @@ class _Weight:
             grad = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
             grad = loops.let(grad + line * dy.spatial[1] + channel * dy.channel, "grad_plane")
             into = loops.let(shift + p * (spec.kernel[0] * self.panel_lines * self.pitch * self.width), "x_plane")
-            with loops.loop(line_count, "l") as l:
-                grad_line = loops.let(grad + l * dy.spatial[1], "grad_line")
-                x_line = loops.let(into + l * (self.line_step * self.pitch * self.width), "x_line")
+            with loops.loop(line_count, "l") as line_number:
+                grad_line = loops.let(grad + line_number * dy.spatial[1], "grad_line")
+                x_line = loops.let(into + line_number * (self.line_step * self.pitch * self.width), "x_line")
                 with loops.loop(pixel_count, "x") as x:
                     a = loops.let(grad_line + x * dy.spatial[2], "a_at")
                     b = loops.let(x_line + x * (self.column_step * self.width), "b_at")
                     tile.add(
-                        lambda i, a=a: load(self.dy, a + i * dy.channel),
-                        lambda j, b=b: load(panel, b + j * lanes, lanes),
+                        lambda i: load(self.dy, a + i * dy.channel),
+                        lambda j: load(panel, b + j * lanes, lanes),
                     )
         return tile
 
@@ -326,9 +324,7 @@ class _Weight:
         first_out = loops.let(expr(self._first_out(out_block)), "o0")
         first_in = loops.let(expr(in_block * self.width), "i0")
         base = loops.let(expr(item * (taps * self.tile_size)), "sums_at")
-        table = loops.table(
-            "dw_taps", [sum(k * s for k, s in zip(tap, dw.spatial, strict=True)) for tap in self.taps]
-        )
+        table = loops.table("dw_taps", [sum(k * s for k, s in zip(tap, dw.spatial, strict=True)) for tap in self.taps])
         to = (group * spec.out_channels + first_out) * dw.out + first_in * dw.into
         to = loops.let(expr(to), "to")
         ragged = spec.in_channels % self.width != 0
