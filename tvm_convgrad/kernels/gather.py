@@ -336,6 +336,9 @@ class _Group:
         step = gather.in_step[2]
         vectors = source.spatial[2] * step == 1 and source.dtype == self.dtype and self.machine.has_masks
         limit = loops.let(choose(valid, width, 0), "limit")
+        if source.channel == 1 and source.dtype == self.dtype and self.machine.has_masks:
+            self._pack_pixels_transposed(panel, at, base, ow, limit)
+            return
         with loops.loop(gather.source_channels, "c") as c:
             row = loops.let(base + c * source.channel, "row")
             into = loops.let(at + c * self.channel_step, "row_into")
@@ -350,6 +353,22 @@ class _Group:
                 value = convert(load(self.source, row + column * source.spatial[2]), self.dtype)
                 inside = tirx.And(expr(column) >= 0, expr(column) < limit)
                 loops.store(panel, into + x, choose(inside, value, zero(self.dtype)))
+
+    def _pack_pixels_transposed(self, panel: Any, at: Any, base: Any, ow: Any, limit: Any) -> None:
+        """One line of a source whose channels are neighbours: squares of pixels x channels turned in registers."""
+        loops, gather, lanes = self.loops, self.gather, self.lanes
+        channels, columns = gather.source_channels, self.counts[2]
+        with loops.loop(-(-channels // lanes), "c") as c, loops.loop(-(-columns // lanes), "x") as x:
+            rows = []
+            for i in range(lanes):
+                column = loops.let(expr((x * lanes + i) * gather.in_step[2] + ow), "column")
+                inside = tirx.And(column >= 0, column < limit)
+                mask = lanes_below(c * lanes, choose(inside, channels, 0), lanes)
+                pixel = base + column * gather.source.spatial[2] + c * lanes
+                rows.append(loops.let(load_masked(self.source, pixel, mask, lanes), "row"))
+            for i, value in enumerate(transpose(loops, rows)):
+                with loops.when(expr(c * lanes + i) < channels):
+                    loops.store(panel, at + (c * lanes + i) * self.channel_step + x * lanes, value)
 
     def _pack_channels(self, panel: Any, at: Any, base: Any, ow: Any, valid: Any) -> None:
         """One line, all channels of each pixel."""

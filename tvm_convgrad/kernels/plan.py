@@ -91,6 +91,10 @@ def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail:
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
         return weight_kernel(problem, detail, machine, name)
+    if kind == "few-channel wgrad":
+        from tvm_convgrad.kernels.stem import stem_weight_kernel
+
+        return stem_weight_kernel(problem, detail, machine, name)
     if kind == "depthwise wgrad":
         from tvm_convgrad.kernels.depthwise import depthwise_weight_kernel
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,9 @@ from tvm_convgrad.problem import ConvProblem
 SLAB_PIXELS = 800
 """The most pixels of a slab: enough to make little of loading and storing sums, few enough for the core's own cache."""
 
+MAX_ROWS = 256
+"""(tap, channel) pairs that the few-channel kernel has code for."""
+
 PARALLEL_FROM = 50_000
 """Multiply-accumulates; less is not worth waking threads for."""
 
@@ -25,6 +29,9 @@ def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     if problem.is_depthwise:
         return _plan_depthwise(problem, machine)
     spec = weight_spec(problem)
+    rows = problem.in_channels * math.prod(problem.kernel)
+    if problem.groups == 1 and 2 * problem.in_channels <= machine.lanes(spec.dtype) and rows <= MAX_ROWS:
+        return _plan_few_channels(problem, machine)
     detail = (spec, tiling_of(spec, machine, problem.macs))
     return Choice("implicit GEMM wgrad", "covers the problem", detail=detail)
 
@@ -39,6 +46,14 @@ def _plan_depthwise(problem: ConvProblem, machine: Machine) -> Choice:
         tiling = replace(tiling, lines=lines, planes=1, parts=machine.parts)
     multiplier = problem.out_channels // problem.in_channels
     return Choice("depthwise wgrad", "one input channel a group", detail=(spec, tiling, multiplier))
+
+
+def _plan_few_channels(problem: ConvProblem, machine: Machine) -> Choice:
+    """Few input channels: the spec's in_channels become those that lanes run over, dY's."""
+    spec = replace(weight_spec(problem), in_channels=problem.out_channels, out_channels=1)
+    tiling = replace(tiling_of(spec, machine, problem.macs, columns=1), rows=1, splits=1, parts=machine.parts)
+    detail = (spec, tiling, problem.in_channels)
+    return Choice("few-channel wgrad", "input channels would fill less than half of a vector", detail=detail)
 
 
 def weight_spec(problem: ConvProblem) -> WeightSpec:
