@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a generated kernel by itself: on buffers inside red zones, with a result full of NaN, on any number of threads."""
+"""Run a generated kernel by itself: on buffers in red zones, with a result full of NaN, on any number of threads."""
 
 import numpy as np
 import tvm

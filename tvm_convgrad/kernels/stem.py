@@ -15,8 +15,19 @@ from tvm import tirx
 
 from tvm_convgrad.kernels.depthwise import _DepthwiseWeight
 from tvm_convgrad.kernels.gather import _Numbers
-from tvm_convgrad.kernels.loops import Loops, choose, convert, expr, load, make_parameter, quotient, remainder
-from tvm_convgrad.kernels.loops import smaller, within, zero
+from tvm_convgrad.kernels.loops import (
+    Loops,
+    choose,
+    convert,
+    expr,
+    load,
+    make_parameter,
+    quotient,
+    remainder,
+    smaller,
+    within,
+    zero,
+)
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile, balanced
 from tvm_convgrad.kernels.wgrad import WeightSpec, WeightTiling
@@ -42,7 +53,20 @@ class _StemWeight(_DepthwiseWeight):
         super().__init__(*base, 1)
         self.pitch = self.panel_columns
         self.rows = [(tap, i) for tap in self.taps for i in range(self.channels)]
-        self.chunk = balanced(len(self.rows), min(len(self.rows), self.machine.registers * 3 // 4))
+        # Many rows: code for one line of the kernel, run for each of its lines and planes.
+        most = self.machine.registers * 3 // 4
+        line = self.spec.kernel[2] * self.channels
+        self.repeats = len(self.rows) // line if len(self.rows) > 3 * most and line >= 8 else 1
+        self.unrolled = len(self.rows) // self.repeats
+        self.chunk = balanced(self.unrolled, min(self.unrolled, most))
+
+    def shift_of(self, repeat: Any) -> Any:
+        """Where the repeat-th line of the kernel starts in the panel of X."""
+        if self.repeats == 1:
+            return 0
+        height, spec = self.spec.kernel[1], self.spec
+        line = quotient(repeat, height) * self.panel_lines + remainder(repeat, height) * spec.dilation[1]
+        return line * (self.pitch * self.channels)
 
     def emit(self) -> None:
         """All work items, then the last pass."""
@@ -67,9 +91,12 @@ class _StemWeight(_DepthwiseWeight):
                 with loops.loop(blocks, "block") as block:
                     self._pack_grad(grads, plane, line, loops.let(expr(block * lanes), "c0"), 0)
                     base = loops.let(expr((part * blocks + block) * block_size), "sums_at")
-                    for row in range(0, len(self.rows), self.chunk):
-                        tile = self._sum_rows(panel, grads, self.rows[row : row + self.chunk])
-                        self._keep(tile, sums, base + row * lanes, s)
+                    with loops.loop(self.repeats, "repeat") as repeat:
+                        moved = loops.let(expr(self.shift_of(repeat)), "moved")
+                        at = loops.let(expr(base + repeat * (self.unrolled * lanes)), "at")
+                        for row in range(0, self.unrolled, self.chunk):
+                            rows = self.rows[row : min(row + self.chunk, self.unrolled)]
+                            self._keep(self._sum_rows(panel, grads, rows, moved), sums, at + row * lanes, s)
         with loops.loop(blocks, "block") as block:
             self._write_rows(sums, block, parts, blocks * block_size)
 
@@ -96,7 +123,7 @@ class _StemWeight(_DepthwiseWeight):
                     inside = tirx.And(column >= 0, column < limit)
                     loops.store(panel, into + c * self.channels + i, choose(inside, value, zero(spec.dtype)))
 
-    def _sum_rows(self, panel: Any, grads: Any, rows: list[tuple[tuple[int, ...], int]]) -> Tile:
+    def _sum_rows(self, panel: Any, grads: Any, rows: list[tuple[tuple[int, ...], int]], moved: Any) -> Tile:
         loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
         tile = Tile(loops, len(rows), 1, lanes, spec.dtype)
         shifts = [
@@ -105,7 +132,7 @@ class _StemWeight(_DepthwiseWeight):
         ]
         with loops.loop(tiling.planes, "p") as p, loops.loop(tiling.lines, "line") as line:
             x_line = (p * (spec.kernel[0] * self.panel_lines) + line * self.line_step) * (self.pitch * self.channels)
-            x_line = loops.let(expr(x_line), "x_line")
+            x_line = loops.let(expr(x_line + moved), "x_line")
             grad_line = loops.let(expr((p * tiling.lines + line) * (self.grad_pitch * lanes)), "grad_line")
             with loops.loop(spec.dy.extents[2], "x") as x:
                 at = loops.let(x_line + x * (self.column_step * self.channels), "at")
