@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.layout_cleanup import simplify_transposes
+from relax_ops.layout_cleanup import converted, simplify_transposes
 from tests.layout.models import calls, run
 
 CYCLE = [0, 2, 3, 1]
@@ -86,3 +86,21 @@ def test_what_another_block_binds_is_left_alone():
 def test_functions_without_transposes_stay():
     module = module_of((2, 3), lambda b, x: [op.exp(x)])
     tvm.ir.assert_structural_equal(simplify_transposes()(module), module)
+
+
+def test_tuple_parameters_are_read_in_the_dataflow_block():
+    """Conversion takes the fields out of the block meanwhile, as ConvertLayout is slow on them."""
+    tensors = [relax.TensorType((2, 3, 4, 5), "float32"), relax.TensorType((6, 3, 1, 2), "float32")]
+    state = relax.Var("state", relax.TupleType(tensors))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [state]):
+        with builder.dataflow():
+            x, w = (builder.emit(relax.TupleGetItem(state, i)) for i in range(2))
+            y = builder.emit(op.nn.conv2d(x, w))
+            outputs = [builder.emit_output(y), builder.emit_output(op.negative(x))]
+        builder.emit_func_output(relax.Tuple([*outputs, state]))
+    module = converted({"relax.nn.conv2d": ["NHWC", "OHWI"]})(builder.get())
+    relax.analysis.well_formed(module)
+    (block,) = module["main"].body.blocks
+    assert isinstance(block, relax.DataflowBlock)
+    assert len(calls(module, "main", "permute_dims")) == 3
