@@ -59,7 +59,14 @@ def operands_of(name: str, rank: int, symbolic: bool = False) -> tuple[list[Any]
     }
     if "weight" in name:
         return [grad, tensor("data", [n, 4, *spatial])], {**attributes, "kernel_size": kernel}
-    return [grad, tensor("weight", [*kernel, 2, 6])], {**attributes, "data_shape": [n, 4, *spatial]}
+    parameters = [grad, tensor("weight", [*kernel, 2, 6])]
+    return parameters, {**attributes, "data_shape": [n, 4, *spatial]}
+
+
+def sizes(attributes: dict[str, Any]) -> list[Any]:
+    """A parameter that binds the symbolic extents of `data_shape`, which grad's extents have only inside formulas."""
+    free = [extent for extent in attributes.get("data_shape", ()) if isinstance(extent, tvm.tirx.Var)]
+    return [relax.Var("sizes", relax.ShapeType(free))] if free else []
 
 
 NAMES = tuple(name for name in BY_NAME if "backward" in name)
