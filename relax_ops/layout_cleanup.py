@@ -3,13 +3,13 @@
 
 Before: ConvertLayout transforms back at every binding of one variable to another, and relax.transform.Gradient leaves
 many of them: CanonicalizeBindings takes them away. After: ConvertLayout makes a transpose at each use (a weight is
-transposed for the forward convolution and again for backward_data), transposes constants, and transposes where only axes
-of extent 1 change places.
+transposed for the forward convolution and again for backward_data), transposes constants, and transposes where only
+axes of extent 1 change places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,9 @@ def converted(desired: Mapping[str, Sequence[str]]) -> Any:
     return tvm.transform.Sequential(
         [
             relax.transform.CanonicalizeBindings(),
+            _each_function(_unpack_parameters, "UnpackParameters"),
             relax.transform.ConvertLayout({name: list(layouts) for name, layouts in desired.items()}),
+            _each_function(_join_blocks, "JoinBlocks"),
             simplify_transposes(),
         ],
         name="ConvertLayoutAndSimplify",
@@ -48,23 +50,87 @@ def simplify_transposes() -> Any:
     of constants, zeros, ones and spread scalars are done at compile time.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="SimplifyTransposes")
-    def simplify(module: Any, _context: Any) -> Any:
+    return tvm.transform.Sequential(
+        [
+            _each_function(lambda function: _Simplifier().visit_expr(function), "SimplifyTransposes"),
+            relax.transform.CanonicalizeBindings(),
+        ],
+        name="SimplifyTransposes",
+    )
+
+
+def _each_function(change: Callable[[Any], Any], name: str) -> Any:
+    """The pass that applies `change` to every Relax function and drops what is then unused in it."""
+
+    @tvm.transform.module_pass(opt_level=0, name=name)
+    def apply(module: Any, _context: Any) -> Any:
         for global_var, function in module.functions_items():
             if isinstance(function, relax.Function):
-                changed = _Simplifier(module).visit_expr(function)
-                module.update_func(global_var, relax.analysis.remove_all_unused(changed))
-        return relax.transform.CanonicalizeBindings()(module)
+                module.update_func(global_var, relax.analysis.remove_all_unused(change(function)))
+        return module
 
-    return simplify
+    return apply
+
+
+def _unpack_parameters(function: Any) -> Any:
+    """Take the fields of parameters that are tuples in a block of their own, which ConvertLayout does not enter.
+
+    It makes layouts for all fields at each of them: half a minute for a tuple of some hundred tensors.
+    """
+    parameters = set(function.params)
+    first, *others = function.body.blocks or [None]
+    if not isinstance(first, relax.DataflowBlock):
+        return function
+    fields = [
+        b for b in first.bindings if isinstance(b.value, relax.TupleGetItem) and b.value.tuple_value in parameters
+    ]
+    if not fields:
+        return function
+    renamed = {b.var: relax.Var(b.var.name, b.var.ty) for b in fields if isinstance(b.var, relax.DataflowVar)}
+    taken = relax.BindingBlock([relax.VarBinding(renamed.get(b.var, b.var), b.value) for b in fields])
+    moved = {b.var for b in fields}
+    rest = relax.DataflowBlock([b for b in first.bindings if b.var not in moved])
+    body = relax.SeqExpr([rest, *others], function.body.body)
+    body = _Renamer(renamed).visit_expr(body)
+    return _with_blocks(function, [taken, *body.blocks], body.body)
+
+
+def _join_blocks(function: Any) -> Any:
+    """Undo `_unpack_parameters`: its bindings become part of the dataflow block that follows."""
+    blocks = list(function.body.blocks)
+    if len(blocks) < 2 or isinstance(blocks[0], relax.DataflowBlock) or not isinstance(blocks[1], relax.DataflowBlock):
+        return function
+    if not all(isinstance(b.value, relax.TupleGetItem) for b in blocks[0].bindings):
+        return function
+    joined = relax.DataflowBlock([*blocks[0].bindings, *blocks[1].bindings])
+    return _with_blocks(function, [joined, *blocks[2:]], function.body.body)
+
+
+def _with_blocks(function: Any, blocks: Sequence[Any], result: Any) -> Any:
+    return relax.Function(
+        function.params, relax.SeqExpr(list(blocks), result), function.ret_ty, function.is_pure, function.attrs
+    )
 
 
 @mutator
-class _Simplifier(PyExprMutator):  # type: ignore[misc]
+class _Renamer(PyExprMutator):
+    """Puts variables in the place of others that are bound elsewhere."""
+
+    def __init__(self, renamed: Mapping[Any, Any]) -> None:
+        super().__init__()
+        self.renamed = renamed
+
+    def visit_dataflow_var_(self, var: Any) -> Any:
+        """One use of a variable."""
+        return self.renamed[var] if var in self.renamed else super().visit_dataflow_var_(var)
+
+
+@mutator
+class _Simplifier(PyExprMutator):
     """Rewrites the calls of permute_dims in dataflow blocks."""
 
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
+    def __init__(self) -> None:
+        super().__init__()
         self.made: dict[tuple[Any, tuple[int, ...]], Any] = {}
         self.inside = False
 

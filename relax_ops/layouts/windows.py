@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout rules of gradients of pools, of padding, and of operators that put tensors together along an axis."""
+"""Layout rules of gradients of pools, resampling, padding, and operators that put tensors together along an axis."""
 
 from __future__ import annotations
 
@@ -7,18 +7,30 @@ from collections import Counter
 from typing import Any
 
 from relax_ops.layouts.algebra import axes_of, initial, layout_of, position, stored
-from relax_ops.layouts.site import Decision, Rule, Site
+from relax_ops.layouts.site import Decision, Rule, Site, unconverted
 
 
 def pool_backward(site: Site) -> Decision:
     """(grad, data) of a pool, both stored as the gradient is, since that is the younger of the two."""
     layout = site.tensor(0)
-    changes: dict[str, Any] = {"layout": "".join(stored(str(site.attrs.layout), layout))}
+    names = "".join(stored(str(site.attrs.layout), layout))
+    changes: dict[str, Any] = {"layout": names}
     if hasattr(site.attrs, "out_layout"):
-        if str(site.attrs.out_layout) not in ("", str(site.attrs.layout)):
-            return Decision([site.initial(0), site.initial(1)], initial(int(site.call.ty.ndim)))
-        changes["out_layout"] = changes["layout"]
+        changes["out_layout"] = names
+        # Stock gives a tie to the element that is stored first: another one where W comes before H.
+        tied = "max" in site.name and names.index("W") < names.index("H")
+        if tied or str(site.attrs.out_layout) not in ("", str(site.attrs.layout)):
+            return unconverted(site.call)
     return Decision([layout, layout], layout, site.changed_attrs(**changes))
+
+
+def resize2d(site: Site) -> Decision:
+    """Resampling, which TVM lowers in NCHW and NHWC only; the stock rule takes any layout."""
+    layout = site.tensor(0)
+    names = "".join(stored(str(site.attrs.layout), layout))
+    if names not in ("NCHW", "NHWC"):
+        layout, names = site.initial(0), str(site.attrs.layout)
+    return Decision([layout, None], layout, site.changed_attrs(layout=names))
 
 
 def pad(site: Site) -> Decision:
@@ -67,6 +79,7 @@ RULES: dict[str, Rule] = {
     "relax.grad.avg_pool2d_backward": pool_backward,
     "relax.nn.max_pool_backward": pool_backward,
     "relax.nn.avg_pool_backward": pool_backward,
+    "relax.image.resize2d": resize2d,
     "relax.nn.pad": pad,
     "relax.slice_scatter": slice_scatter,
     "relax.concat": concat,

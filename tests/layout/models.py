@@ -228,7 +228,7 @@ def mobilenet_v2(net: Any, x: Any) -> Any:
 
 
 def mixed(net: Any, x: Any) -> Any:
-    """Max, average and adaptive pools, concatenation, padding, a gate, a channel shuffle, dilation, other activations."""
+    """Pools of three kinds, concatenation, padding, a gate, a channel shuffle, dilation, other activations."""
     y = net.relu(net.norm(net.conv(x, 8, 3)))
     y = net.concat(net.max_pool(y, 2, 2, 0), net.avg_pool(y, 3, 2, 1))
     y = net.leaky(net.conv(net.pad_end(y), 12, 3, 2))
@@ -239,7 +239,7 @@ def mixed(net: Any, x: Any) -> Any:
 
 
 def training_module(model: Model, shape: tuple[int, ...], dtype: str = "float64") -> tuple[Any, Net]:
-    """main(x, labels, parameters...) is the mean cross-entropy with batch norms written out; main_adjoint adds gradients."""
+    """main(x, labels, parameters...): mean cross-entropy with batch norms written out; main_adjoint: and gradients."""
     x = relax.Var("x", relax.TensorType(shape, dtype))
     labels = relax.Var("labels", relax.TensorType(shape[:1], "int64"))
     net = Net(dtype)
@@ -273,11 +273,11 @@ def torch_gradients(model: Model, torch: Any, arrays: list[Array]) -> list[Array
     return [loss.detach().numpy(), *(param.grad.numpy() for param in params)]
 
 
-def run(module: Any, function: str, arrays: list[Array]) -> list[Array]:
+def run(module: Any, function: str, arrays: list[Any]) -> list[Array]:
     """Build for the CPU, without LLVM's optimisation, which would take most of the time, and call."""
     target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
     machine = relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
-    result = machine[function](*[tvm.runtime.tensor(array) for array in arrays])
+    result = machine[function](*[a if isinstance(a, tuple) else tvm.runtime.tensor(a) for a in arrays])
     return [item.numpy() for item in _leaves(result)]
 
 
