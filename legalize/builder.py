@@ -19,6 +19,9 @@ class Builder(Protocol):
     def shape(self, value: Value) -> tuple[Extent, ...]:
         """Extents of `value`, ints wherever they are known."""
 
+    def zeros(self, shape: Sequence[Extent], dtype: str) -> Value:
+        """A tensor of zeros."""
+
     def cast(self, value: Value, dtype: str) -> Value:
         """`value` as `dtype`; itself if it has that type already."""
 

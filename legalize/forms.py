@@ -39,10 +39,14 @@ def compose_backward_weight(
 ) -> Value:
     """dW in `kernel_layout` and `kernel_dtype`, from dY in `grad_layout` and X in `data_layout`.
 
+    Of an empty problem (no samples, say) dW is zero.
+
     Raises:
         UnsupportedError: the form is unknown or refuses this problem; the sentence has the reason.
     """
     compose = _find(WEIGHT_FORMS, form, problem, "backward_weight").compose
+    if problem.is_empty:
+        return builder.zeros(problem.weight_shape, problem.kernel_dtype)
     dy, x = _operands(builder, problem, (grad, problem.grad_dtype), (data, problem.data_dtype))
     canonical = data_layout_of(problem.rank)
     dw = compose(
@@ -66,10 +70,14 @@ def compose_backward_data(
 ) -> Value:
     """dX in `data_layout` and `data_dtype`, from dY in `grad_layout`, W in `kernel_layout` and X's shape.
 
+    Of an empty problem dX is empty or zero.
+
     Raises:
         UnsupportedError: the form is unknown or refuses this problem; the sentence has the reason.
     """
     compose = _find(DATA_FORMS, form, problem, "backward_data").compose
+    if problem.is_empty:
+        return builder.zeros(data_shape, problem.data_dtype)
     dy, w = _operands(builder, problem, (grad, problem.grad_dtype), (weight, problem.kernel_dtype))
     canonical = data_layout_of(problem.rank)
     dx = compose(

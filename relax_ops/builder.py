@@ -34,6 +34,10 @@ class RelaxBuilder:
             raise UnsupportedError(f"composition: the shape of {value} is not known; give it by R.match_cast")
         return shape
 
+    def zeros(self, shape: Sequence[Extent], dtype: str) -> Value:
+        """relax.zeros."""
+        return self._emit(relax.op.zeros(relax.ShapeExpr(list(shape)), dtype))
+
     def cast(self, value: Value, dtype: str) -> Value:
         """`value` as `dtype`."""
         return value if dtype_of(value.ty) == dtype else self._emit(relax.op.astype(value, dtype))

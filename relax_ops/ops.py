@@ -189,14 +189,22 @@ def _plain(value: Any) -> Any:
 
 
 def _kernel_of(weight: Any, layout: str, rank: int) -> tuple[int, ...]:
-    shape = spec_of(weight, "weight", "padding").shape
-    if shape is None or len(shape) != rank + 2:
-        raise ProblemError(f"padding by name needs the weight's shape, but its type is {weight.ty}; give numbers")
+    shape = _known_shape(spec_of(weight, "weight", "padding").shape, "weight", layout)
     return tuple(int(shape[layout.index(axis)]) for axis in SPATIAL[rank])
 
 
 def _data_extents(entry: OpEntry, second: Any, data_shape: Any, layout: str) -> list[Extent]:
-    shape = spec_of(second, "data", entry.name).shape if entry.face is BACKWARD_WEIGHT else shape_values(data_shape)
-    if shape is None or len(shape) != entry.rank + 2:
-        raise ProblemError("padding by name needs the data's shape, which is not known; give the padding as numbers")
+    found = spec_of(second, "data", entry.name).shape if entry.face is BACKWARD_WEIGHT else shape_values(data_shape)
+    shape = _known_shape(found, "data", layout)
     return [e if isinstance(e, int) else str(e) for e in (shape[layout.index(axis)] for axis in SPATIAL[entry.rank])]
+
+
+def _known_shape(shape: tuple[Any, ...] | None, name: str, layout: str) -> tuple[Any, ...]:
+    """The shape that a padding by name depends on."""
+    if shape is None:
+        raise ProblemError(
+            f"padding by name needs the shape of {name}, which is not known; give the padding as numbers"
+        )
+    if len(shape) != len(layout):
+        raise ProblemError(f"{name} has {len(shape)} axes; layout {layout} has {len(layout)}: add the missing axis")
+    return shape

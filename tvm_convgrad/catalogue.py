@@ -104,6 +104,9 @@ class Prover(Protocol):
     def equal(self, a: Any, b: Any) -> bool | None:
         """True or False if it can be proven, None if it depends on values known at run time."""
 
+    def show(self, extent: Any) -> str:
+        """An extent as text, for messages."""
+
 
 class NumberProver:
     """The prover for plain ints."""
@@ -111,6 +114,10 @@ class NumberProver:
     def equal(self, a: Any, b: Any) -> bool | None:
         """Whether two ints are equal."""
         return bool(a == b)
+
+    def show(self, extent: Any) -> str:
+        """The int's digits."""
+        return str(extent)
 
 
 @dataclass(frozen=True)
@@ -243,8 +250,8 @@ def infer_backward_data(
         x = dict(zip(attributes.data_layout, shape, strict=True))
         in_channels = _number(x["C"], "data_shape")
         for letter, extent in x.items():
-            if _is_number(extent) and extent < 1:
-                raise ProblemError(f"data_shape={_show(shape)}: axis {letter} is {extent}; it must be at least 1")
+            if _is_number(extent) and extent < 0:
+                raise ProblemError(f"data_shape={_show(shape)}: axis {letter} is {extent}; it cannot be negative")
         if weight.shape is not None:
             w = dict(zip(attributes.kernel_layout, weight.shape, strict=True))
             kernel = tuple(_number(w[a], "weight", "kernel extents") for a in SPATIAL[attributes.rank])
@@ -260,7 +267,7 @@ def infer_backward_data(
                 dy = dict(zip(attributes.grad_layout, grad.shape, strict=True))
                 if prover.equal(dy["C"], out_channels) is False:
                     raise ProblemError(
-                        f"grad has {dy['C']} channels, but the weight's O axis is {out_channels}; check "
+                        f"grad has {prover.show(dy['C'])} channels, but the weight's O axis is {out_channels}; check "
                         f"grad_layout={attributes.grad_layout!r} and kernel_layout={attributes.kernel_layout!r}"
                     )
                 _check_batch(dy["N"], x["N"], prover)
@@ -325,7 +332,9 @@ def _check_operand(spec: TensorSpec, name: str, attributes: ConvAttributes) -> N
 
 def _check_batch(grad: Any, data: Any, prover: Prover) -> None:
     if prover.equal(grad, data) is False:
-        raise ProblemError(f"grad's batch is {grad}, the data's is {data}; they must be equal")
+        raise ProblemError(
+            f"grad's batch is {prover.show(grad)}, the data's is {prover.show(data)}; they must be equal"
+        )
 
 
 def _forward_extents(attributes: ConvAttributes, x: dict[str, Any], kernel: Sequence[int]) -> dict[str, Any]:
@@ -352,17 +361,19 @@ def _check_extents(
 ) -> None:
     computed = _forward_extents(attributes, x, kernel)
     for i, axis in enumerate(SPATIAL[attributes.rank]):
-        if _is_number(computed[axis]) and computed[axis] < 1:
+        differs = prover.equal(computed[axis], dy[axis]) is False
+        if differs and _is_number(computed[axis]) and computed[axis] == 0:
             raise ProblemError(
                 f"axis {axis}: kernel {kernel[i]} with dilation {attributes.dilation[i]} covers "
                 f"{effective_kernel(kernel[i], attributes.dilation[i])} elements, more than the padded data has "
                 f"({x[axis]} + {sum(attributes.padding[i])}); check {argument} and padding"
             )
-        if prover.equal(computed[axis], dy[axis]) is False:
+        if differs:
             raise ProblemError(
-                f"axis {axis}: a forward convolution of data extent {x[axis]} with kernel {kernel[i]}, stride "
-                f"{attributes.strides[i]}, dilation {attributes.dilation[i]} and padding {attributes.padding[i]} gives "
-                f"{computed[axis]}, but grad has {dy[axis]}; check {argument}, strides, dilation and padding"
+                f"axis {axis}: a forward convolution of data extent {prover.show(x[axis])} with kernel {kernel[i]}, "
+                f"stride {attributes.strides[i]}, dilation {attributes.dilation[i]} and padding "
+                f"{attributes.padding[i]} gives {prover.show(computed[axis])}, but grad has "
+                f"{prover.show(dy[axis])}; check {argument}, strides, dilation and padding"
             )
 
 

@@ -93,9 +93,11 @@ def effective_kernel(kernel: int, dilation: int) -> int:
 def output_extent(data: Any, kernel: int, stride: int, dilation: int, low: int, high: int) -> Any:
     """Extent of Y on one axis: `(X + low + high - effective kernel) // stride + 1`.
 
-    Works for ints and for IR expressions alike; the formula is the one of every framework with floor rounding.
+    Works for ints and for IR expressions alike; the formula is the one of every framework with floor rounding. A kernel
+    that covers more than the padded data leaves no element, 0 (TensorFlow's reading).
     """
-    return (data + (low + high - effective_kernel(kernel, dilation))) // stride + 1
+    extent = (data + (low + high - effective_kernel(kernel, dilation))) // stride + 1
+    return max(extent, 0) if isinstance(extent, int) else extent
 
 
 def same_padding(data: Extent, kernel: int, stride: int, dilation: int, axis: str) -> tuple[int, int]:
@@ -198,8 +200,8 @@ def check_channels(in_channels: int, out_channels: int, groups: int) -> None:
     if groups < 1:
         raise ProblemError(f"groups={groups}; it must be at least 1")
     for name, channels in (("input", in_channels), ("output", out_channels)):
-        if channels < 1:
-            raise ProblemError(f"{channels} {name} channels; there must be at least 1")
+        if channels < 0:
+            raise ProblemError(f"{channels} {name} channels; there cannot be less than 0")
         if channels % groups:
             raise ProblemError(f"{channels} {name} channels are not divisible by groups={groups}")
 

@@ -26,7 +26,6 @@ from tvm_convgrad.geometry import (
     check_layout,
     check_size,
     data_layout_of,
-    effective_kernel,
     kernel_layout_of,
     normalize_axes,
     normalize_padding,
@@ -90,21 +89,9 @@ class ConvProblem:
             check_dtype(getattr(self, name), name)
         check_channels(self.in_channels, self.out_channels, self.groups)
         for name, extent in (("batch", self.batch), *zip(SPATIAL[rank], self.data_extents, strict=True)):
-            if isinstance(extent, int) and extent < 1:
-                raise ProblemError(f"the extent of {name} is {extent}; every extent of X must be at least 1")
-        for axis, y in zip(SPATIAL[rank], self.grad_extents, strict=True):
-            if isinstance(y, int) and y < 1:
-                i = SPATIAL[rank].index(axis)
-                raise ProblemError(
-                    f"axis {axis}: kernel {self.kernel[i]} with dilation {self.dilation[i]} covers "
-                    f"{effective_kernel(self.kernel[i], self.dilation[i])} elements, more than the padded data has "
-                    f"({self.data_extents[i]} + {sum(self.padding[i])}); enlarge the padding or the data"
-                )
-        for name, shape in (
-            ("data", self.data_shape),
-            ("weight", self.weight_shape),
-            ("grad", self.grad_shape),
-        ):
+            if isinstance(extent, int) and extent < 0:
+                raise ProblemError(f"the extent of {name} is {extent}; extents cannot be negative")
+        for name, (shape, _) in self.tensors.items():
             check_size(shape, name)
 
     # -- derived ------------------------------------------------------------------------------------------------
@@ -155,6 +142,11 @@ class ConvProblem:
     def is_static(self) -> bool:
         """Whether every extent is a number."""
         return all(isinstance(e, int) for e in (self.batch, *self.data_extents))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether X, W or Y has no element, so that every gradient is empty or zero."""
+        return any(extent == 0 for shape, _ in self.tensors.values() for extent in shape)
 
     @property
     def is_depthwise(self) -> bool:
@@ -291,6 +283,13 @@ class ConvProblem:
             problem = cls(**fields)
         except (ProblemError, DTypeError) as error:
             raise DescriptorError(f"descriptor {text!r}: {error}") from error
+        axes = zip(SPATIAL[problem.rank], problem.data_extents, outputs, problem.grad_extents, strict=True)
+        for axis, x, stated, found in axes:
+            if found == 0 and x != 0 and stated is None:
+                raise DescriptorError(
+                    f"descriptor {text!r}: the kernel covers more of axis {axis} than the padded data has, which "
+                    f"leaves no output; enlarge the padding, or write o{axis.lower()}0 if that is meant"
+                )
         if any(stated not in (None, found) for stated, found in zip(outputs, problem.grad_extents, strict=True)):
             raise DescriptorError(
                 f"descriptor {text!r} says output {outputs}, but its convolution gives {problem.grad_extents}"

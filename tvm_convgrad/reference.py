@@ -11,6 +11,7 @@ stands in one place (`_windows`), and the gradients are its literal transposes.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,10 +55,11 @@ def backward_weight(problem: ConvProblem, grad: Array, data: Array) -> Array:
     padded = np.pad(_grouped_data(problem, data, "data"), _pad_widths(problem))
     groups = problem.groups
     dw = np.zeros((groups, problem.out_channels // groups, problem.in_channels // groups, *problem.kernel))
-    flat_dy = dy.reshape(*dy.shape[:3], -1)
+    pixels = math.prod(dy.shape[3:])
+    flat_dy = dy.reshape(*dy.shape[:3], pixels)
     for tap, window in _windows(problem):
         x = padded[window]
-        dw[tap] = np.einsum("ngoy,ngiy->goi", flat_dy, x.reshape(*x.shape[:3], -1), optimize=True)
+        dw[tap] = np.einsum("ngoy,ngiy->goi", flat_dy, x.reshape(*x.shape[:3], pixels), optimize=True)
     ungrouped = dw.reshape(problem.out_channels, problem.in_channels // groups, *problem.kernel)
     return _permute(ungrouped, kernel_layout_of(problem.rank), problem.kernel_layout)
 
@@ -94,7 +96,10 @@ def _windows(problem: ConvProblem) -> Iterator[tuple[Any, Any]]:
     """For each tap of the kernel: its index, and that of the padded data elements it meets, one for each output."""
     axes = list(zip(problem.dilation, problem.strides, problem.grad_extents, strict=True))
     for tap in itertools.product(*(range(k) for k in problem.kernel)):
-        window = (slice(t * d, t * d + (int(y) - 1) * s + 1, s) for t, (d, s, y) in zip(tap, axes, strict=True))
+        window = (
+            slice(t * d, t * d + (int(y) - 1) * s + 1, s) if y else slice(0, 0)
+            for t, (d, s, y) in zip(tap, axes, strict=True)
+        )
         yield (..., *tap), (..., *window)
 
 

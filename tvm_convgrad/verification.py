@@ -94,7 +94,7 @@ def numbers_of(problem: ConvProblem, face: str, seed: int = 0) -> tuple[list[Arr
             f"{problem.descriptor}: sums of {terms} terms are not exact in float32; verify a smaller one"
         )
     # Products of integers up to `limit` add up to less than 2^24, so float32 holds every partial sum.
-    limit = max(1, min(3, math.isqrt((2**24 - 1) // terms)))
+    limit = max(1, min(3, math.isqrt((2**24 - 1) // max(terms, 1))))
     generator = np.random.default_rng([seed, zlib.crc32(f"{face} {problem.descriptor}".encode())])
     operands = []
     for name in CATALOGUE[face].operands:

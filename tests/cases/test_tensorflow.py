@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays written in TensorFlow's own gradient tests, literal or recomputed in float64: ours must be equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cases.load import ABSENT, FOLDER, cases, read
+from tvm_convgrad import reference
+from tvm_convgrad.bulk import Case, run_cases
+from tvm_convgrad.problem import ConvProblem
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
+
+FILE = "tf_conv2d_backprop"
+FACES = {"dgrad": "backward_data", "wgrad": "backward_weight"}
+
+
+def _operands(problem: ConvProblem, face: str) -> list[np.ndarray[Any, Any]]:
+    """TensorFlow's filling: each tensor counts 1, 2, 3, … in row-major order."""
+    names = ("grad", "weight") if face == "backward_data" else ("grad", "data")
+    shapes = [problem.tensors[name][0] for name in names]
+    return [np.arange(1, np.prod(shape) + 1, dtype="float32").reshape(shape) for shape in shapes]
+
+
+def _problems() -> list[tuple[str, dict[str, Any], ConvProblem]]:
+    entries = read(FILE)["cases"]
+    made = cases(FILE)
+    assert len(entries) == len(made) == 83
+    return [
+        (FACES[entry["op"]], entry, problem)
+        for entry, (_, problem) in zip(entries, made, strict=True)
+        if isinstance(problem, ConvProblem)
+    ]
+
+
+def test_reference_gives_tensorflow_s_arrays() -> None:
+    problems = _problems()
+    assert len(problems) == 83
+    for face, entry, problem in problems:
+        found = reference.FACES[face](problem, *_operands(problem, face))
+        np.testing.assert_allclose(found.ravel(), entry["expected"], rtol=1e-12, err_msg=entry["id"])
+
+
+@pytest.mark.parametrize("form", [("transposed", "swapped"), ("dilated", "tiled")], ids="+".join)
+def test_compiled_operators_give_tensorflow_s_arrays(form: tuple[str, str]) -> None:
+    forms = dict(zip(FACES.values(), form, strict=True))
+    problems = [item for item in _problems() if item[2].macs <= 10**7]
+    run = [Case(face, problem, f"composition:{forms[face]}") for face, _, problem in problems]
+    results = run_cases(run, [_operands(problem, face) for face, _, problem in problems])
+    for (_, entry, problem), found in zip(problems, results, strict=True):
+        # Every number is positive, so a sum of n float32 products errs by at most about n rounding steps of itself.
+        terms = max(problem.macs // max(found.size, 1), 1)
+        bound = (terms + 2) * 2.0**-24
+        np.testing.assert_allclose(found.ravel(), entry["expected"], rtol=bound, err_msg=entry["id"])
+
+
+def test_all_cases_are_compiled() -> None:
+    assert sum(problem.macs <= 10**7 for _, _, problem in _problems()) == 83
