@@ -74,6 +74,8 @@ def _refusal(problem: ConvProblem) -> str:
     if not problem.is_static:
         return "an extent is known only at run time"
     for name, (shape, _) in problem.tensors.items():
+        if 0 in shape:
+            return f"{name} has no elements"
         if math.prod(int(e) for e in shape) > MAX_ELEMENTS // 2:
             return f"{name} has more elements than half of what an int32 index reaches"
     return ""
