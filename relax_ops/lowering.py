@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLegalize of the family: a generated kernel where the target is a CPU that one covers, else stock operations.
+"""FLegalize of the family: stock operations, or a generated CPU kernel where that is asked for.
 
-The choice is made by tvm_convgrad.kernels.plan, can be forced for the length of a `with forced_forms(...)` block, and
-is recorded, with the reasons against what was not taken, by `with recorded_choices()`.
+What is taken can be forced for the length of a `with forced_forms(...)` block, and is recorded, with the reasons against
+what was not taken, by `with recorded_choices()`. The kernels are not the default yet: they are exact, but not faster
+than PyTorch on every layer (docs/KERNELS.md).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import tvm
+import tvm
+import tvm_ffi
 from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
@@ -50,7 +53,7 @@ _record: ContextVar[list[tuple[str, ConvProblem, plan.Choice]] | None] = Context
 def forced_forms(
     *, backward_weight: str | None = None, backward_data: str | None = None, forward: str | None = None
 ) -> Iterator[None]:
-    """Legalize with these forms inside the block; None leaves the choice to the plan.
+    """Legalize with these forms inside the block; None leaves the default, a composition.
 
     Args:
         backward_weight: "kernel", "composition", "swapped" or "tiled".
@@ -101,7 +104,9 @@ def choose(face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None
     forced = (_forced.get() or {}).get(face)
     target = tvm.target.Target.current(allow_none=True)
     machine = machine_of(target)
-    if forced not in (None, KERNEL):
+    if forced is None:
+        choice = plan.Choice(plan.COMPOSITION, "it is the default; a generated kernel has to be asked for")
+    elif forced != KERNEL:
         choice = plan.Choice(plan.COMPOSITION, f"{forced} is forced")
     elif target is None:
         choice = plan.Choice(plan.COMPOSITION, "no target is in scope, and kernels are made for one")
@@ -131,7 +136,7 @@ def legalize(block_builder: Any, call: Any) -> Any:
     """FLegalize of the six operators.
 
     Extents of grad that could be neither proven nor disproven when types were inferred are checked when the program
-    runs, by a match_cast.
+    runs, by a match_cast. Inside, extents that are formulas have names of their own, see `_Names`.
     """
     entry, problem = entry_of(call), problem_of(call)
     attributes = attributes_of(call)
@@ -148,33 +153,55 @@ def legalize(block_builder: Any, call: Any) -> Any:
     choice, machine = choose(entry.face.name, problem)
     if choice.is_kernel and machine is not None:
         return call_kernel(block_builder, entry.face.name, problem, choice, machine, [grad, other])
-    builder = RelaxBuilder(block_builder)
+    builder, names = RelaxBuilder(block_builder), _Names(block_builder)
     form = chosen_form(entry.face.name)
+    grad, other = names.tensor(grad), names.tensor(other)
     if entry.face is BACKWARD_WEIGHT:
         return compose_backward_weight(builder, problem, grad, other, form)
-    return compose_backward_data(builder, problem, grad, other, data_shape, form)
+    named_shape = names.shape(data_shape)
+    result = compose_backward_data(builder, problem, grad, other, named_shape, form)
+    if named_shape is data_shape:
+        return result
+    return block_builder.match_cast(result, relax.TensorType(data_shape, problem.data_dtype))
 
 
-def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """FLegalize of a forward convolution: our kernel where one covers it, else what `stock` does.
+class _Names:
+    """Variables in place of extents that are formulas, such as `h - 2`, bound by match_casts.
 
-    Packed layouts, integer types, symbolic kernels and unknown shapes are no ConvProblem; they go to `stock`.
+    TVM's RewriteDataflowReshape raises an internal error when it meets a transpose of a tensor of shape
+    (2, 4, h - 2, 4); of one of shape (2, 4, y, 4) it does not.
     """
 
-    def legalize_forward(block_builder: Any, call: Any) -> Any:
-        weight = spec_of(call.args[1], "weight", str(call.op.name)).shape
-        if weight is None or not all(isinstance(extent, int) for extent in weight):
-            return stock(block_builder, call)
-        try:
-            problem = problem_of(call)
-        except (ProblemError, DTypeError, UnsupportedError):
-            return stock(block_builder, call)
-        choice, machine = choose(FORWARD.name, problem)
-        if choice.is_kernel and machine is not None:
-            return call_kernel(block_builder, FORWARD.name, problem, choice, machine, list(call.args))
-        return stock(block_builder, call)
+    def __init__(self, block_builder: Any) -> None:
+        self._bb = block_builder
+        self._known: list[tuple[Any, Any]] = []
 
-    return legalize_forward
+    def tensor(self, value: Any) -> Any:
+        """`value`, cast to a shape of ints and variables."""
+        shape = spec_of(value, "operand", "legalization").shape
+        assert shape is not None  # problem_of has made sure
+        named = self._named(shape)
+        return value if named is shape else self._bb.match_cast(value, relax.TensorType(named, dtype_of(value.ty)))
+
+    def shape(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`shape` as ints and variables."""
+        named = self._named(shape)
+        if named is not shape:
+            self._bb.match_cast(relax.ShapeExpr(list(shape)), relax.ShapeType(list(named)))
+        return named
+
+    def _named(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        if all(isinstance(extent, (int, tvm.tirx.Var)) for extent in shape):
+            return shape
+        return tuple(e if isinstance(e, (int, tvm.tirx.Var)) else self._name(e) for e in shape)
+
+    def _name(self, formula: Any) -> Any:
+        for known, variable in self._known:
+            if tvm_ffi.structural_equal(known, formula):
+                return variable
+        variable = tvm.tirx.Var(f"extent{len(self._known)}", "int64")
+        self._known.append((formula, variable))
+        return variable
 
 
 LEGALIZATIONS = {PREFIX + entry.name: legalize for entry in NEW_OPS}

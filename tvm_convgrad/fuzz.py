@@ -92,8 +92,8 @@ def check_problems(
 
 def _cases(problem: ConvProblem, seed: int, impls: Sequence[str], faces: Sequence[str]) -> Iterator[Case]:
     for face in faces:
-        available = ("kernel", *(COMPOSITIONS[face] or ("composition",)))
-        named = [impl for impl in impls if impl in ("auto", "composition", *available)]
+        available = COMPOSITIONS[face] or ("composition",)
+        named = [impl for impl in impls if impl in ("auto", "kernel", "composition", *available)]
         if not impls:
             draw = zlib.crc32(f"{seed} {face} {problem.descriptor}".encode())
             named = [available[draw % len(available)]]

@@ -90,7 +90,7 @@ def family_module(problem):
 
 
 @pytest.mark.parametrize("rank", SPATIAL)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_layouts_to_any_layouts(rank, seed):
     rng = random.Random(100 * rank + seed)
     module, arrays, want = family_module(problem_in(rank, *layouts(rng, rank)))
@@ -165,7 +165,7 @@ def test_symbolic_extents(as_parameter):
 
 
 @pytest.mark.parametrize("rank", SPATIAL)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_stock_convolutions_are_lowered_in_any_layout(rank, seed):
     """conv and conv_transpose, converted to layouts that stock TVM does not lower, or lowers wrongly."""
     rng = random.Random(1000 * rank + seed)
