@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLegalize of the family: stock operations, or a generated CPU kernel where that is asked for.
 
-What is taken can be forced for the length of a `with forced_forms(...)` block, and is recorded, with the reasons against
-what was not taken, by `with recorded_choices()`. The kernels are not the default yet: they are exact, but not faster
-than PyTorch on every layer (docs/KERNELS.md).
+What is taken can be forced for the length of a `with forced_forms(...)` block, and is recorded, with the reasons
+against what was not taken, by `with recorded_choices()`. The kernels are not the default yet: they are exact, but not
+faster than PyTorch on every layer (docs/KERNELS.md).
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import tvm
-import tvm
-import tvm_ffi
 from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from relax_ops.builder import RelaxBuilder
 from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, dtype_of, entry_of, problem_of, shape_values, spec_of
+from relax_ops.names import Names
 from tvm_convgrad.catalogue import (
     BACKWARD_WEIGHT,
     BY_NAME,
@@ -136,7 +135,7 @@ def legalize(block_builder: Any, call: Any) -> Any:
     """FLegalize of the six operators.
 
     Extents of grad that could be neither proven nor disproven when types were inferred are checked when the program
-    runs, by a match_cast. Inside, extents that are formulas have names of their own, see `_Names`.
+    runs, by a match_cast. Inside, extents that are formulas have names of their own, see relax_ops.names.
     """
     entry, problem = entry_of(call), problem_of(call)
     attributes = attributes_of(call)
@@ -153,7 +152,7 @@ def legalize(block_builder: Any, call: Any) -> Any:
     choice, machine = choose(entry.face.name, problem)
     if choice.is_kernel and machine is not None:
         return call_kernel(block_builder, entry.face.name, problem, choice, machine, [grad, other])
-    builder, names = RelaxBuilder(block_builder), _Names(block_builder)
+    builder, names = RelaxBuilder(block_builder), Names(block_builder)
     form = chosen_form(entry.face.name)
     grad, other = names.tensor(grad), names.tensor(other)
     if entry.face is BACKWARD_WEIGHT:
@@ -165,43 +164,26 @@ def legalize(block_builder: Any, call: Any) -> Any:
     return block_builder.match_cast(result, relax.TensorType(data_shape, problem.data_dtype))
 
 
-class _Names:
-    """Variables in place of extents that are formulas, such as `h - 2`, bound by match_casts.
+def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """FLegalize of a forward convolution: our kernel where one covers it, else what `stock` does.
 
-    TVM's RewriteDataflowReshape raises an internal error when it meets a transpose of a tensor of shape
-    (2, 4, h - 2, 4); of one of shape (2, 4, y, 4) it does not.
+    Packed layouts, integer types, symbolic kernels and unknown shapes are no ConvProblem; they go to `stock`.
     """
 
-    def __init__(self, block_builder: Any) -> None:
-        self._bb = block_builder
-        self._known: list[tuple[Any, Any]] = []
+    def legalize_forward(block_builder: Any, call: Any) -> Any:
+        weight = spec_of(call.args[1], "weight", str(call.op.name)).shape
+        if weight is None or not all(isinstance(extent, int) for extent in weight):
+            return stock(block_builder, call)
+        try:
+            problem = problem_of(call)
+        except (ProblemError, DTypeError, UnsupportedError):
+            return stock(block_builder, call)
+        choice, machine = choose(FORWARD.name, problem)
+        if choice.is_kernel and machine is not None:
+            return call_kernel(block_builder, FORWARD.name, problem, choice, machine, list(call.args))
+        return stock(block_builder, call)
 
-    def tensor(self, value: Any) -> Any:
-        """`value`, cast to a shape of ints and variables."""
-        shape = spec_of(value, "operand", "legalization").shape
-        assert shape is not None  # problem_of has made sure
-        named = self._named(shape)
-        return value if named is shape else self._bb.match_cast(value, relax.TensorType(named, dtype_of(value.ty)))
-
-    def shape(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        """`shape` as ints and variables."""
-        named = self._named(shape)
-        if named is not shape:
-            self._bb.match_cast(relax.ShapeExpr(list(shape)), relax.ShapeType(list(named)))
-        return named
-
-    def _named(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        if all(isinstance(extent, (int, tvm.tirx.Var)) for extent in shape):
-            return shape
-        return tuple(e if isinstance(e, (int, tvm.tirx.Var)) else self._name(e) for e in shape)
-
-    def _name(self, formula: Any) -> Any:
-        for known, variable in self._known:
-            if tvm_ffi.structural_equal(known, formula):
-                return variable
-        variable = tvm.tirx.Var(f"extent{len(self._known)}", "int64")
-        self._known.append((formula, variable))
-        return variable
+    return legalize_forward
 
 
 LEGALIZATIONS = {PREFIX + entry.name: legalize for entry in NEW_OPS}
