@@ -2,7 +2,7 @@
 """Gradient of relu, computed from its result, so that its operand need not be kept.
 
 As in PyTorch it is 0 at 0. (At NaN it is 0 too, since there TVM's relu gives 0 on the CPU, which PyTorch's does not.)
-Stock lets the gradient pass at 0, and its `where` stops layouts; the one here goes through the rule in relax_ops.layouts.
+Stock lets the gradient pass at 0, and its `where` stops layouts; this one goes through the rule in relax_ops.layouts.
 """
 
 from __future__ import annotations
