@@ -175,7 +175,7 @@ def _gradients(config: Config, arrays: dict[str, Any]) -> dict[str, Any]:
     import tvm
 
     if config.problem.data_dtype == "bfloat16" and _ours_loaded():
-        from tvm_convgrad.evaluate import evaluate_problem
+        from tvm_convgrad.evaluation import evaluate_problem
 
         return {
             "data": evaluate_problem("backward_data", config.problem, arrays["grad"], arrays["weight"]),

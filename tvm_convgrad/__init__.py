@@ -23,10 +23,12 @@ _LAZY = {
     "op": "tvm_convgrad.op",
     "reference": "tvm_convgrad.reference",
     "catalogue": "tvm_convgrad.catalogue",
-    "evaluate": "tvm_convgrad.evaluate:evaluate",
+    # Not a module of that name: importing it would put the module in the place of the function.
+    "evaluate": "tvm_convgrad.evaluation:evaluate",
+    "convert_layout": "relax_ops.layout_cleanup:converted",
 }
 
-__all__ = ["ConvGradError", "ConvProblem", "__version__", "evaluate", "op", "reference", "register"]
+__all__ = ["ConvGradError", "ConvProblem", "__version__", "convert_layout", "evaluate", "op", "reference", "register"]
 
 
 def register() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.evaluate import forced
+from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.evaluation import forced
 from tvm_convgrad.problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
@@ -124,10 +125,3 @@ def _poisoner() -> Any:
             result = builder.emit_output(full)
         builder.emit_func_output(result)
     return relax.VirtualMachine(tvm.compile(builder.get(), "llvm"), tvm.cpu())["ones"]
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy type of a dtype name; bfloat16 is that of ml_dtypes."""
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)

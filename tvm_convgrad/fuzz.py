@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from tvm_convgrad.bulk import Case, run_cases
-from tvm_convgrad.evaluate import COMPOSITIONS
+from tvm_convgrad.evaluation import COMPOSITIONS
 from tvm_convgrad.geometry import FLOAT_DTYPES, SPATIAL, data_layout_of, effective_kernel, kernel_layout_of
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.verification import OPS, Verdict, compare, numbers_of

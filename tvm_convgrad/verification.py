@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_convgrad.bulk import numpy_dtype
 from tvm_convgrad.catalogue import FACES as CATALOGUE
+from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import ConvGradError, ProblemError
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.reference import FACES
@@ -126,7 +126,7 @@ def compare(found: Array, wanted: Array) -> tuple[str, str]:
 
 
 def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int) -> Iterator[Verdict]:
-    from tvm_convgrad.evaluate import COMPOSITIONS, evaluate_problem
+    from tvm_convgrad.evaluation import COMPOSITIONS, evaluate_problem
 
     available = ("auto", "kernel", "composition", *COMPOSITIONS[OPS[op]])
     if impls:

@@ -4,8 +4,8 @@
 import numpy as np
 import tvm
 
-from tvm_convgrad.bulk import numpy_dtype
 from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.target import machine_of
 from tvm_convgrad.problem import ConvProblem

@@ -13,8 +13,9 @@ from tvm import relax
 
 from tests.relax.programs import call, module, tensor
 from tvm_convgrad import evaluate, reference
-from tvm_convgrad.bulk import numpy_dtype, quick_machine
-from tvm_convgrad.evaluate import evaluate_problem
+from tvm_convgrad.bulk import quick_machine
+from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.evaluation import evaluate_problem
 from tvm_convgrad.fuzz import check_problems, random_problems
 from tvm_convgrad.problem import ConvProblem
 

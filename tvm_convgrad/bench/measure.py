@@ -14,7 +14,7 @@ import numpy as np
 
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError
-from tvm_convgrad.evaluate import forced
+from tvm_convgrad.evaluation import forced
 from tvm_convgrad.problem import ConvProblem
 
 MIN_PAIRS = 5

@@ -39,7 +39,7 @@ def verify(
     """Compare implementations with float64 on small integers, where equality is demanded to the last bit."""
     if not (problem or all_problems or fuzz):
         raise typer.BadParameter("say what to verify: --problem DESC, --all, or --fuzz N.")
-    from tvm_convgrad.evaluate import IMPLEMENTATIONS
+    from tvm_convgrad.evaluation import IMPLEMENTATIONS
     from tvm_convgrad.fuzz import check_problems, random_problems
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import print_json

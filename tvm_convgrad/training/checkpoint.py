@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.training.dtypes import numpy_dtype
 from tvm_convgrad.training.envelope import Kind, seal, unseal, write_atomic
 
 CHECKPOINT = Kind(magic=b"CVGCKPT\x01", version=1, noun="a checkpoint", maker="convgrad run --checkpoint-dir")

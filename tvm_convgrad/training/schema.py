@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.training.dtypes import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
