@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 from tvm import relax
 
 from legalize.builder import Extent, Value
-from relax_ops.ir import dtype_of, spec_of
+from relax_ops.compat import arithmetic
+from relax_ops.ir import AnalyzerProver, dtype_of, spec_of
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
 
@@ -46,7 +48,17 @@ class RelaxBuilder:
         """relax.permute_dims, unless it changes nothing."""
         if list(permutation) == list(range(len(permutation))):
             return value
-        return self._emit(relax.op.permute_dims(value, list(permutation)))
+        shape = self.shape(value)
+        unknown = [i for i, extent in enumerate(shape) if not isinstance(extent, int)]
+        if len(unknown) != 1 or isinstance(arithmetic.Analyzer().simplify(shape[unknown[0]]), tvm.tirx.Var):
+            return self._emit(relax.op.permute_dims(value, list(permutation)))
+        # TVM's RewriteDataflowReshape raises an internal error at a transpose of a tensor like (2, 4, h - 2, 4), whose
+        # one symbolic extent is a formula; at (2, 4, extent, 4) it does not, so the formula gets a name for a moment.
+        dtype = dtype_of(value.ty)
+        named = [tvm.tirx.Var("extent", "int64") if i in unknown else extent for i, extent in enumerate(shape)]
+        value = self._bb.match_cast(value, relax.TensorType(named, dtype))
+        value = self._emit(relax.op.permute_dims(value, list(permutation)))
+        return self._bb.match_cast(value, relax.TensorType([shape[i] for i in permutation], dtype))
 
     def reshape(self, value: Value, shape: Sequence[Extent]) -> Value:
         """relax.reshape."""
@@ -65,7 +77,12 @@ class RelaxBuilder:
     def slice(self, value: Value, begin: Sequence[Extent], end: Sequence[Extent]) -> Value:
         """relax.strided_slice over the axes that are really cut."""
         shape = self.shape(value)
-        cut = [i for i, (b, e) in enumerate(zip(begin, end, strict=True)) if not (_is(b, 0) and _is(e, shape[i]))]
+        prover = AnalyzerProver()
+        cut = [
+            i
+            for i, (b, e) in enumerate(zip(begin, end, strict=True))
+            if not (_is(b, 0) and prover.equal(e, shape[i]) is True)
+        ]
         if not cut:
             return value
         return self._emit(

@@ -19,7 +19,6 @@ from tvm import relax
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from relax_ops.builder import RelaxBuilder
 from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, dtype_of, entry_of, problem_of, shape_values, spec_of
-from relax_ops.names import Names
 from tvm_convgrad.catalogue import (
     BACKWARD_WEIGHT,
     BY_NAME,
@@ -135,7 +134,7 @@ def legalize(block_builder: Any, call: Any) -> Any:
     """FLegalize of the six operators.
 
     Extents of grad that could be neither proven nor disproven when types were inferred are checked when the program
-    runs, by a match_cast. Inside, extents that are formulas have names of their own, see relax_ops.names.
+    runs, by a match_cast.
     """
     entry, problem = entry_of(call), problem_of(call)
     attributes = attributes_of(call)
@@ -152,16 +151,11 @@ def legalize(block_builder: Any, call: Any) -> Any:
     choice, machine = choose(entry.face.name, problem)
     if choice.is_kernel and machine is not None:
         return call_kernel(block_builder, entry.face.name, problem, choice, machine, [grad, other])
-    builder, names = RelaxBuilder(block_builder), Names(block_builder)
+    builder = RelaxBuilder(block_builder)
     form = chosen_form(entry.face.name)
-    grad, other = names.tensor(grad), names.tensor(other)
     if entry.face is BACKWARD_WEIGHT:
         return compose_backward_weight(builder, problem, grad, other, form)
-    named_shape = names.shape(data_shape)
-    result = compose_backward_data(builder, problem, grad, other, named_shape, form)
-    if named_shape is data_shape:
-        return result
-    return block_builder.match_cast(result, relax.TensorType(data_shape, problem.data_dtype))
+    return compose_backward_data(builder, problem, grad, other, data_shape, form)
 
 
 def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
