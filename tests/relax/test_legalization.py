@@ -62,7 +62,7 @@ STOCK = {
         ({"backward_data": "dilated"}, {"conv2d", "flip", "pad"}, {"conv2d_transpose", "tile"}),
         ({"backward_weight": "tiled", "backward_data": "dilated"}, {"tile", "flip"}, {"conv2d_transpose"}),
     ],
-    ids=str,
+    ids=lambda value: "+".join(sorted(value.values() if isinstance(value, dict) else value)) or "default",
 )
 def test_the_forced_composition_is_the_one_emitted(forms: dict[str, str], present: set[str], absent: set[str]) -> None:
     with forced_forms(**forms):
