@@ -137,10 +137,14 @@ def _problem(entry: OpEntry, operands: Sequence[Array], attributes: dict[str, An
     for name, array in zip(entry.face.operands, operands, strict=True):
         if str(array.dtype) not in FLOAT_DTYPES:
             raise DTypeError(f"{entry.name}: {name} has dtype {array.dtype}; accepted are {', '.join(FLOAT_DTYPES)}")
+    own = {"backward_weight": "kernel_size", "backward_data": "data_shape"}.get(entry.face.name)
+    if own is not None and own not in attributes:
+        raise ProblemError(f"{entry.name}: {own} is missing; the operands do not determine it")
+    known = dict.fromkeys((*([own] if own else []), *entry.attributes))
+    unknown = [name for name in attributes if name not in known]
+    if unknown:
+        raise ProblemError(f"{entry.name}: {', '.join(unknown)} unknown; it takes {', '.join(known)}")
     if entry.face is FORWARD:
-        unknown = set(attributes) - set(entry.attributes)
-        if unknown:
-            raise ProblemError(f"{entry.name}: {', '.join(sorted(unknown))} unknown; it takes {entry.attributes}")
         data, weight = operands
         types = str(data.dtype), str(weight.dtype)
         suggested = common_dtype([TensorSpec(None, None, dtype) for dtype in types])
