@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 
 arithmetic: Any = tvm.sym if hasattr(tvm, "sym") else tvm.arith
 """The module of the arithmetic analyzer: tvm.sym since 0.27."""
@@ -16,3 +16,11 @@ Constant: Any = tvm.ir.GenericConst if hasattr(tvm.ir, "GenericConst") else rela
 
 TensorLoad: Any = tvm.ir.TensorLoad if hasattr(tvm.ir, "TensorLoad") else tirx.BufferLoad
 """The class of an element read from a buffer."""
+
+SBlockRealize: Any = s_tir.SBlockRealize if hasattr(s_tir, "SBlockRealize") else tirx.SBlockRealize
+"""The class of a scheduled block's place in a loop nest."""
+
+
+def buffer_of(region: Any) -> Any:
+    """The buffer of a BufferRegion, an attribute that is called source since 0.27."""
+    return region.source if hasattr(region, "source") else region.buffer

@@ -283,11 +283,11 @@ class ConvProblem:
             problem = cls(**fields)
         except (ProblemError, DTypeError) as error:
             raise DescriptorError(f"descriptor {text!r}: {error}") from error
-        axes = zip(SPATIAL[problem.rank], problem.data_extents, outputs, problem.grad_extents, strict=True)
-        for axis, x, stated, found in axes:
+        columns = (SPATIAL[problem.rank], problem.kernel, problem.data_extents, outputs, problem.grad_extents)
+        for axis, kernel, x, stated, found in zip(*columns, strict=True):
             if found == 0 and x != 0 and stated is None:
                 raise DescriptorError(
-                    f"descriptor {text!r}: the kernel covers more of axis {axis} than the padded data has, which "
+                    f"descriptor {text!r}: kernel {kernel} covers more of axis {axis} than the padded data has, which "
                     f"leaves no output; enlarge the padding, or write o{axis.lower()}0 if that is meant"
                 )
         if any(stated not in (None, found) for stated, found in zip(outputs, problem.grad_extents, strict=True)):

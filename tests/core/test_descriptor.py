@@ -85,7 +85,7 @@ def test_what_benchdnn_cannot_say() -> None:
         ("mb2ic3ih5oc4kh3_lay=NCHW", "option 'lay=NCHW'"),
         ("mb2ic3ih5oc4kh3_dt=f8:f8:f8", "option 'dt=f8:f8:f8'"),
         ("mb2ic3ih5oc4kh3_color=red:blue:red", "not understood"),
-        ("mb2ic3ih5oc4kh9", "covers more of axis H"),
+        ("mb2ic3ih5oc4kh9", "kernel 9 covers more of axis H"),
         ("g2mb2ic3ih5oc4kh3", "groups=2"),
         ("mb2ic3ih5oc4oh{y}kh3", "output"),
     ],

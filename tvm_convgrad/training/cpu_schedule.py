@@ -23,7 +23,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
-from relax_ops.compat import TensorLoad, arithmetic
+from relax_ops.compat import SBlockRealize, TensorLoad, arithmetic, buffer_of
 
 LANES = (16, 8, 4)
 ROWS = (4, 2)
@@ -69,7 +69,7 @@ def _root_blocks(schedule: Any) -> list[Any] | None:
     """The blocks under the root, or None if the function is no sequence of plain loop nests."""
     function = schedule.mod["main"]
     body = function.body
-    if not isinstance(body, s_tir.SBlockRealize):
+    if not isinstance(body, SBlockRealize):
         return None
     root = schedule.get_sblock(body.block.name_hint)
     blocks = schedule.get_child_blocks(root)
@@ -107,7 +107,7 @@ def _inline(schedule: Any, blocks: list[Any]) -> None:
         statement = schedule.get(block)
         if set(_kinds(schedule, block)) - {"S"} or len(statement.writes) != 1:
             continue
-        result = statement.writes[0].source
+        result = buffer_of(statement.writes[0])
         if not isinstance(statement.body, tirx.BufferStore) or not any(result.same_as(b) for b in temporaries):
             continue
         consumers = schedule.get_consumers(block)
@@ -169,7 +169,7 @@ def _choose_tile(schedule: Any, block: Any) -> _Tile | None:
     operands = [
         _strides(region, variables)
         for region in statement.reads
-        if not region.source.same_as(statement.writes[0].source)
+        if not buffer_of(region).same_as(buffer_of(statement.writes[0]))
     ]
     if result is None or not operands or any(operand is None for operand in operands):
         return None
