@@ -15,9 +15,10 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_convgrad.kernels.gather import PARALLEL_FROM, _Numbers
 from tvm_convgrad.kernels.loops import (
+    PARALLEL_FROM,
     Loops,
+    Numbers,
     choose,
     convert,
     expr,
@@ -151,7 +152,7 @@ class _DepthwiseWeight(_Weight):
     def _write_block(self, sums: Any, block: Any, m: Any, parts: int, part_size: int) -> None:
         loops, spec, lanes, dw = self.loops, self.spec, self.lanes, self.spec.dw
         taps = len(self.taps)
-        table = _Numbers(
+        table = Numbers(
             loops, "dw_taps", [sum(k * s for k, s in zip(tap, dw.spatial, strict=True)) for tap in self.taps]
         )
         first = loops.let(expr(block * lanes), "c0")
@@ -204,8 +205,8 @@ class _DepthwisePhase:
         kind = "parallel" if macs >= PARALLEL_FROM else "serial"
         strides = gather.weight.spatial
         offsets = [sum(k * s for (k, _), s in zip(tap, strides, strict=True)) for tap in self.taps]
-        w_taps = _Numbers(loops, "w_taps", offsets)
-        starts = _Numbers(
+        w_taps = Numbers(loops, "w_taps", offsets)
+        starts = Numbers(
             loops,
             "starts",
             [
@@ -252,7 +253,7 @@ class _DepthwisePhase:
     def _pack(self, source: Any, panel: Any, n: Any, qd: Any, line: Any, first: Any) -> None:
         """The panel [depth offset][line][column][lanes of channels], zero outside the source."""
         loops, gather, lanes, view = self.loops, self.gather, self.lanes, self.gather.source
-        depths = _Numbers(loops, "depths", self.depths)
+        depths = Numbers(loops, "depths", self.depths)
         mask = lanes_below(first, gather.groups, lanes)
         with loops.loop(len(self.depths), "k") as k, loops.loop(self.panel_lines, "r") as r:
             d = loops.let(expr(qd * gather.in_step[0] + depths.at(k)), "d")

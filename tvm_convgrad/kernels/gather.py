@@ -22,12 +22,15 @@ from typing import Any
 from tvm import tirx
 
 from tvm_convgrad.kernels.loops import (
+    PARALLEL_FROM,
     Loops,
+    Numbers,
     choose,
     convert,
     expr,
     lanes_below,
     lanes_within,
+    less,
     load,
     load_masked,
     make_parameter,
@@ -41,8 +44,6 @@ from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
-
-PARALLEL_FROM = 50_000  # multiply-accumulates; less is not worth waking threads for
 
 
 @dataclass(frozen=True)
@@ -178,24 +179,24 @@ class _Group:
         loops, strides = self.loops, self.gather.weight.spatial
         counts = [len(taps) for taps in self.taps]
         self.tap_first = [0, *itertools.accumulate(counts)]
-        self._tap_count = _Numbers(loops, "tap_count", counts)
-        self._tap_first = _Numbers(loops, "tap_first", self.tap_first[:-1])
+        self._tap_count = Numbers(loops, "tap_count", counts)
+        self._tap_first = Numbers(loops, "tap_first", self.tap_first[:-1])
         flat = [tap for taps in self.taps for tap in taps]
-        self._w_offset = _Numbers(
+        self._w_offset = Numbers(
             loops, "w_offset", [sum(k * s for (k, _), s in zip(tap, strides, strict=True)) for tap in flat]
         )
-        self._s_start = _Numbers(loops, "s_start", [start for starts in self.starts for start in starts])
+        self._s_start = Numbers(loops, "s_start", [start for starts in self.starts for start in starts])
         firsts = [0, *itertools.accumulate(map(len, self.copies))]
-        self._copy_count = _Numbers(loops, "copy_count", [len(copies) for copies in self.copies])
-        self._copy_first = _Numbers(loops, "copy_first", firsts[:-1])
+        self._copy_count = Numbers(loops, "copy_count", [len(copies) for copies in self.copies])
+        self._copy_first = Numbers(loops, "copy_first", firsts[:-1])
         every = [copy for copies in self.copies for copy in copies]
-        self._copy_offset = [_Numbers(loops, f"copy_{a}", [copy[i] for copy in every]) for i, a in enumerate("dhw")]
-        self._panel_lines = _Numbers(loops, "panel_lines", [self.tiling.lines + extra for extra in self.extra])
+        self._copy_offset = [Numbers(loops, f"copy_{a}", [copy[i] for copy in every]) for i, a in enumerate("dhw")]
+        self._panel_lines = Numbers(loops, "panel_lines", [self.tiling.lines + extra for extra in self.extra])
         bases = [
             sum(axis.base * s for axis, s in zip(phase, self.gather.result.spatial, strict=True))
             for phase in self.phases
         ]
-        self._base = _Numbers(loops, "phase_base", bases)
+        self._base = Numbers(loops, "phase_base", bases)
 
     def _panel_of(self, phase: Any, group_block: Any) -> Any:
         """Where a block's panel of W starts."""
@@ -301,7 +302,7 @@ class _Group:
             with loops.loop(self.block, "m") as m:
                 value = convert(load(self.weight, tap_base + m * gather.weight_result), self.dtype)
                 if pads:
-                    value = choose(_less(first + m, gather.result_channels), value, zero(self.dtype))
+                    value = choose(less(first + m, gather.result_channels), value, zero(self.dtype))
                 loops.store(packed, to + m, value)
 
     def _first_channel(self, block: Any) -> Any:
@@ -505,25 +506,3 @@ class _Group:
         line, x = quotient(pixel, self.counts[2]), remainder(pixel, self.counts[2])
         base = self._line_address(self._global_line(slab, line), group, phase)
         return base + x * (gather.result.spatial[2] * gather.out_step[2])
-
-
-class _Numbers:
-    """Numbers looked up at run time; one that never changes needs no table."""
-
-    def __init__(self, loops: Loops, name: str, values: list[int]) -> None:
-        values = values or [0]  # of taps that no phase has: looked up by loops that run zero times
-        self._constant = values[0] if len(set(values)) == 1 else None
-        self._values = values
-        self._table = None if self._constant is not None else loops.table(name, values)
-
-    def at(self, index: Any) -> Any:
-        """The number of an index."""
-        if self._constant is not None:
-            return self._constant
-        if isinstance(index, int):
-            return self._values[index]
-        return load(self._table, index)
-
-
-def _less(value: Any, limit: int) -> Any:
-    return value < limit if not isinstance(value, int) else tirx.IntImm("bool", int(value < limit))

@@ -16,6 +16,10 @@ from tvm.tirx.buffer import buffer_data, decl_buffer
 from tvm_convgrad.geometry import DTYPE_BYTES
 
 INDEX = "int32"
+
+PARALLEL_FROM = 50_000
+"""Multiply-accumulates; less is not worth waking threads for."""
+
 _KINDS = {"serial": tirx.ForKind.SERIAL, "parallel": tirx.ForKind.PARALLEL}
 
 
@@ -120,6 +124,24 @@ class Loops:
         return f"{name}_{number}" if number else name
 
 
+class Numbers:
+    """Numbers looked up at run time; one that never changes needs no table."""
+
+    def __init__(self, loops: Loops, name: str, values: list[int]) -> None:
+        values = values or [0]  # of taps that no phase has: looked up by loops that run zero times
+        self._constant = values[0] if len(set(values)) == 1 else None
+        self._values = values
+        self._table = None if self._constant is not None else loops.table(name, values)
+
+    def at(self, index: Any) -> Any:
+        """The number of an index."""
+        if self._constant is not None:
+            return self._constant
+        if isinstance(index, int):
+            return self._values[index]
+        return load(self._table, index)
+
+
 # ------------------------------------------------------------------------------------------------- expressions
 
 
@@ -201,6 +223,11 @@ def within(value: Any, limit: int) -> Any:
     if isinstance(value, int):
         return tirx.IntImm("bool", int(0 <= value < limit))
     return tirx.And(value >= 0, value < limit)
+
+
+def less(value: Any, limit: int) -> Any:
+    """value < limit as a condition."""
+    return value < limit if not isinstance(value, int) else tirx.IntImm("bool", int(value < limit))
 
 
 def true() -> Any:

@@ -97,7 +97,7 @@ class Gather:
 def forward_gather(problem: ConvProblem) -> Gather:
     """The forward face as a gather."""
     x, w, y = views(problem)
-    kernel, strides, dilation, padding = _three_axes(problem)
+    kernel, strides, dilation, padding = axes_of(problem)
     axes = tuple(
         AxisPhase(count, 0, tuple((k, k * d - low) for k in range(extent)))
         for count, extent, d, (low, _) in zip(y.extents, kernel, dilation, padding, strict=True)
@@ -125,7 +125,7 @@ def forward_gather(problem: ConvProblem) -> Gather:
 def data_gather(problem: ConvProblem) -> Gather:
     """dgrad as a gather over dY."""
     x, w, y = views(problem)
-    kernel, strides, dilation, padding = _three_axes(problem)
+    kernel, strides, dilation, padding = axes_of(problem)
     per_axis = [
         _residues(extent, k, s, d, low)
         for extent, k, s, d, (low, _) in zip(x.extents, kernel, strides, dilation, padding, strict=True)
@@ -188,7 +188,7 @@ def _three(values: dict[str, int], missing: int) -> Three:
     return (values.get("D", missing), values.get("H", missing), values["W"])
 
 
-def _three_axes(problem: ConvProblem) -> tuple[Three, Three, Three, tuple[tuple[int, int], ...]]:
+def axes_of(problem: ConvProblem) -> tuple[Three, Three, Three, tuple[tuple[int, int], ...]]:
     """Kernel, strides, dilation, padding over depth, height, width."""
     absent = 3 - problem.rank
 
@@ -197,9 +197,6 @@ def _three_axes(problem: ConvProblem) -> tuple[Three, Three, Three, tuple[tuple[
         return d, h, w
 
     return fill(problem.kernel), fill(problem.strides), fill(problem.dilation), ((0, 0),) * absent + problem.padding
-
-
-axes_of = _three_axes
 
 
 def _residues(extent: int, kernel: int, stride: int, dilation: int, low: int) -> list[AxisPhase]:

@@ -14,9 +14,9 @@ from typing import Any
 from tvm import tirx
 
 from tvm_convgrad.kernels.depthwise import _DepthwiseWeight
-from tvm_convgrad.kernels.gather import _Numbers
 from tvm_convgrad.kernels.loops import (
     Loops,
+    Numbers,
     choose,
     convert,
     expr,
@@ -143,7 +143,7 @@ class _StemWeight(_DepthwiseWeight):
     def _write_rows(self, sums: Any, block: Any, parts: int, part_size: int) -> None:
         loops, spec, lanes, dw = self.loops, self.spec, self.lanes, self.spec.dw
         offsets = [sum(k * s for k, s in zip(tap, dw.spatial, strict=True)) + i * dw.into for tap, i in self.rows]
-        table = _Numbers(loops, "dw_rows", offsets)
+        table = Numbers(loops, "dw_rows", offsets)
         first = loops.let(expr(block * lanes), "c0")
         with loops.loop(len(self.rows), "row") as row, loops.loop(smaller(spec.in_channels - first, lanes), "c") as c:
             at = (block * len(self.rows) + row) * lanes + c

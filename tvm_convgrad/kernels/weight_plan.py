@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.spec import View, axes_of, views
 from tvm_convgrad.kernels.target import Machine
@@ -19,9 +20,6 @@ SLAB_PIXELS = 800
 
 MAX_ROWS = 256
 """(tap, channel) pairs that the few-channel kernel has code for."""
-
-PARALLEL_FROM = 50_000
-"""Multiply-accumulates; less is not worth waking threads for."""
 
 
 def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
