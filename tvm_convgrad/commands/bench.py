@@ -40,6 +40,7 @@ def bench(
     from tvm_convgrad.bench.measure import Measurement, geometric_mean, measure
     from tvm_convgrad.bench.suites import SUITES
     from tvm_convgrad.bench.suites import suite as problems_of
+    from tvm_convgrad.bench.threads import use_threads
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import print_table
     from tvm_convgrad.training.cpu import parse_target
@@ -47,6 +48,7 @@ def bench(
     names = list(SUITES) if suite == "all" else suite.split(",")
     if set(names) - set(SUITES):
         raise typer.BadParameter(f"--suite {suite}: use all or {', '.join(SUITES)}.")
+    use_threads()
     machine = parse_target(target)
     work: list[tuple[str, ConvProblem, int]] = []
     if problem is not None:

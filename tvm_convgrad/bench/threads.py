@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As many threads as there are cores, for every party of a comparison.
+
+TVM takes half of the CPUs for hyper-threads, whether they are or not, and binds the main thread to the cores that it
+uses: threads that PyTorch starts later inherit that and crowd on them. So the number is set before TVM's pool exists.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tvm_convgrad.errors import SetupError
+
+VARIABLE = "TVM_NUM_THREADS"
+
+
+def available_cores() -> int:
+    """The cores that this process may use; the hyper-threads of one core count once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text().strip() if siblings.is_file() else str(cpu))
+    return len(cores)
+
+
+def use_threads(wanted: int | None = None) -> int:
+    """Make TVM's pool, and PyTorch's if it is there, of so many threads; call it before anything is run.
+
+    Args:
+        wanted: None is TVM_NUM_THREADS or, without it, all cores (or what TVM's pool has if it was made before).
+
+    Returns:
+        The number of threads.
+
+    Raises:
+        SetupError: TVM's pool was made before, with another number than `wanted`.
+    """
+    if wanted is not None or not os.environ.get(VARIABLE):
+        os.environ[VARIABLE] = str(wanted or available_cores())
+    import tvm
+
+    made = int(tvm.get_global_func("runtime.NumThreads")())
+    if wanted not in (None, made):
+        raise SetupError(f"TVM has {made} threads in this process already, not {wanted}; start a new one.")
+    try:
+        import torch
+    except ImportError:
+        return made
+    torch.set_num_threads(made)
+    return made
