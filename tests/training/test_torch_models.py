@@ -25,10 +25,11 @@ def exported(network, *inputs, **options):
 def test_resnet18_matches_pytorch_over_20_steps():
     """The learning rate is low enough for the trajectory not to be chaotic.
 
-    At 1e-3 PyTorch in float32 is 2e-4 away from PyTorch in float64 after 20 steps, at 2e-4 it is 5e-7.
+    At 1e-3 PyTorch in float32 is 2e-4 away from PyTorch in float64 after 20 steps, at 2e-4 it is 5e-7. With all 64
+    channels (CONVGRAD_FULL) PyTorch in float32 is 4e-4 away at 2e-4 and 7e-5 at 1e-4, hence 2e-5 there.
     """
     torch.manual_seed(0)
-    width, batch, rate = (64, 8, 2e-4) if FULL else (8, 8, 2e-4)
+    width, batch, rate = (64, 8, 2e-5) if FULL else (8, 8, 2e-4)
     network = networks.ResNet18(width).train()
     for module in network.modules():
         if isinstance(module, torch.nn.Conv2d):
@@ -52,7 +53,7 @@ def test_resnet18_matches_pytorch_over_20_steps():
     assert set(found) == set(wanted)
     errors = {name: float(abs(value - wanted[name].numpy()).max()) for name, value in found.items()}
     assert max(errors.values()) < 1e-4, sorted(errors.items(), key=lambda item: -item[1])[:5]
-    assert max(float(abs(found[name] - start[name]).max()) for name in start) > 2e-3
+    assert max(float(abs(found[name] - start[name]).max()) for name in start) > 10 * rate
     reference.eval()
     assert relative_error(runner.predict(x[0].numpy()), reference(x[0].double()).detach().numpy()) < 1e-4
 
