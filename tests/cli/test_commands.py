@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def test_equal_runs_have_equal_losses(convgrad: Command, tiny_step: Path, tiny_d
     first, second, other = (convgrad(*arguments, "--seed", seed).json["losses"] for seed in (0, 0, 1))
     assert first == second
     assert first != other
+
+
+def test_losses_do_not_depend_on_threads(tiny_step: Path, tiny_data: Path) -> None:
+    arguments = ["run", tiny_step, "--data", tiny_data, "--epochs", 2, "--json"]
+    results = []
+    cores = len(os.sched_getaffinity(0))
+    for threads in (1, cores):
+        command = [sys.executable, "-c", MAIN, *map(str, [*arguments, "--threads", threads])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout))
+    assert [result["threads"] for result in results] == [1, cores]
+    assert results[0]["losses"] == results[1]["losses"]
 
 
 def test_dynamic_batch(convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json as json_format
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -40,15 +41,19 @@ def bench(
     from tvm_convgrad.bench.measure import Measurement, geometric_mean, measure
     from tvm_convgrad.bench.suites import SUITES
     from tvm_convgrad.bench.suites import suite as problems_of
-    from tvm_convgrad.bench.threads import use_threads
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import print_table
+    from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.cpu import parse_target
 
     names = list(SUITES) if suite == "all" else suite.split(",")
     if set(names) - set(SUITES):
         raise typer.BadParameter(f"--suite {suite}: use all or {', '.join(SUITES)}.")
-    use_threads()
+    threads = use_threads()
+    if against == "torch" and find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(threads)
     machine = parse_target(target)
     work: list[tuple[str, ConvProblem, int]] = []
     if problem is not None:

@@ -44,6 +44,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")
     ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads. Default: TVM_NUM_THREADS, or the cores; losses are the same.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of the loss curve to write.")] = None,
     save_state: Annotated[Path | None, typer.Option(help=".npz of parameters and statistics to write.")] = None,
     require_accuracy: Annotated[
@@ -56,6 +59,7 @@ def run(
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
 
     from tvm_convgrad.report.tables import print_json, stderr
+    from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.data import load_samples
     from tvm_convgrad.training.loop import batch_size_of, evaluate_samples
     from tvm_convgrad.training.session import Session
@@ -64,6 +68,7 @@ def run(
         if path is not None and not path.parent.is_dir():
             raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
     start = time.perf_counter()
+    used = use_threads(threads)
     session = Session(step)
     samples = load_samples(data, session.inputs, session.target, "train", session.classes)
     test = load_samples(test_data or data, session.inputs, session.target, "test", session.classes)
@@ -84,6 +89,7 @@ def run(
         "final_loss": progress.losses[-1],
         "train_samples": len(samples),
         "test_samples": len(test) if test else 0,
+        "threads": used,
     }
     if test is not None:
         result |= {f"test_{name}": value for name, value in evaluate_samples(session, test).items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As many threads as there are cores, for every party of a comparison.
+"""As many threads as there are cores.
 
 TVM takes half of the CPUs for hyper-threads, whether they are or not, and binds the main thread to the cores that it
 uses: threads that PyTorch starts later inherit that and crowd on them. So the number is set before TVM's pool exists.
@@ -25,7 +25,7 @@ def available_cores() -> int:
 
 
 def use_threads(wanted: int | None = None) -> int:
-    """Make TVM's pool, and PyTorch's if it is there, of so many threads; call it before anything is run.
+    """Make TVM's pool of so many threads; call it before anything is run.
 
     Args:
         wanted: None is TVM_NUM_THREADS or, without it, all cores (or what TVM's pool has if it was made before).
@@ -34,7 +34,7 @@ def use_threads(wanted: int | None = None) -> int:
         The number of threads.
 
     Raises:
-        SetupError: TVM's pool was made before, with another number than `wanted`.
+        SetupError: TVM's pool was made before with another number than `wanted`, or there are fewer cores.
     """
     if wanted is not None or not os.environ.get(VARIABLE):
         os.environ[VARIABLE] = str(wanted or available_cores())
@@ -42,10 +42,8 @@ def use_threads(wanted: int | None = None) -> int:
 
     made = int(tvm.get_global_func("runtime.NumThreads")())
     if wanted not in (None, made):
-        raise SetupError(f"TVM has {made} threads in this process already, not {wanted}; start a new one.")
-    try:
-        import torch
-    except ImportError:
-        return made
-    torch.set_num_threads(made)
+        raise SetupError(
+            f"{wanted} threads: TVM's pool has {made}. It has no more than there are cores ({available_cores()}), and "
+            "keeps its number once it is made; ask for fewer, in a new process."
+        )
     return made
