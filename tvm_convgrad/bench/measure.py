@@ -1,111 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time a face of a problem against another implementation: interleaved pairs, medians, so that noise hits both."""
+"""Time a face of a problem against rivals: interleaved pairs in one process, so that noise hits both alike.
+
+A pair is a turn of ours and a turn of each variant of the rival. A turn of a short call first calls without looking at
+the clock until the threads of the party before, which spin a few milliseconds for more work, sleep; then it calls until
+the clock can tell, and counts the mean. The ratio is the median of the ratios of the pairs, not the ratio of medians.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from tvm_convgrad.bench.rivals import RIVALS, Call, tvm_call
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError
-from tvm_convgrad.evaluation import forced
 from tvm_convgrad.problem import ConvProblem
 
 MIN_PAIRS = 5
+SLOW_RIVALS = ("stock",)
+"""A hundred times slower: where the call that checks the result took longer than all pairs may, it is the only pair."""
+
+SETTLE = 0.004
+"""Seconds after which the threads of the party before do not spin any more, and which a turn takes at the least."""
+
+LONG = 0.1
+"""Seconds of a call in which spinning threads of others do not count."""
+
 TOLERANCE = 1e-3
 """Largest difference to the rival's result, relative to its largest element: float32 sums in another order."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One face of one problem.
+    """One face of one problem against one rival.
 
     Attributes:
+        suite, layout, batch, count: the network, and how often the layer occurs in it.
         face, descriptor: what was computed; `--problem DESCRIPTOR --face FACE` repeats it.
-        suite, count: the network, and how often the layer occurs in it.
         kernel: what the plan chose.
-        ours, theirs: seconds, medians; rival: whose, with its layout.
-        gflops: ours; compile_seconds: of our module.
+        rival, variant: whom it was compared with, and the better one of the rival's layouts.
+        ours, theirs: seconds, medians.
+        ratio: the median of theirs / ours of each pair; pairs: how many.
+        gflops, rival_gflops: 2e-9 * multiply-accumulates / seconds.
+        intensity: FLOP for each byte of the three tensors, each moved once.
+        compile_seconds: of our module.
     """
 
+    suite: str
+    layout: str
+    batch: int
+    count: int
     face: str
     descriptor: str
-    suite: str
-    count: int
     kernel: str
+    rival: str
+    variant: str
     ours: float
     theirs: float
-    rival: str
+    ratio: float
+    pairs: int
     gflops: float
+    rival_gflops: float
+    intensity: float
     compile_seconds: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times faster ours is."""
-        return self.theirs / self.ours
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "ratio": self.ratio}
+        return asdict(self)
 
 
 def measure(
-    face: str, problem: ConvProblem, *, target: Any, against: str, seconds: float, suite: str = "", count: int = 1
-) -> Measurement:
-    """Time `face` of a static float32 problem.
+    face: str,
+    problem: ConvProblem,
+    *,
+    target: Any,
+    against: Sequence[str],
+    seconds: float,
+    suite: str = "",
+    count: int = 1,
+) -> Iterator[Measurement]:
+    """Time `face` of a static float32 problem against each rival in turn.
 
     Args:
-        against: "torch" (the better of its two layouts) or "stock" (the composition of stock TVM operators).
-        seconds: to spend on pairs, beyond compiling.
+        against: keys of RIVALS.
+        seconds: to spend on the pairs of each rival, beyond compiling.
 
     Raises:
-        SetupError: PyTorch is missing, or the two results differ, so that times would mean nothing.
+        SetupError: a rival is missing, or the two results differ, so that times would mean nothing.
+        UnsupportedError: our kernels, or the rival, refuse the problem.
     """
+    problem.require_static("bench")
     rng = np.random.default_rng(0)
     names = FACES[face].operands
     arrays = {n: rng.standard_normal([int(e) for e in problem.tensors[n][0]], dtype=np.float32) for n in names}
     begin = time.perf_counter()
-    ours, kernel = _compiled(face, problem, target, "kernel", arrays)
+    ours = tvm_call(face, problem, arrays, target, "kernel")
     compile_seconds = time.perf_counter() - begin
-    if against == "torch":
-        rivals = _torch_calls(face, problem, arrays)
-    else:
-        rivals = {"stock": _compiled(face, problem, target, "composition", arrays)[0]}
-    found = ours()
-    for name, rival in rivals.items():
-        wanted = rival()
-        error = float(np.abs(found - wanted).max()) / max(float(np.abs(wanted).max()), 1e-30)
-        if not error <= TOLERANCE:
-            raise SetupError(
-                f"{face} of {problem.descriptor}: ours and {name} differ by {error:.1e} of the largest value"
-            )
-    times: dict[str, list[float]] = {name: [] for name in ("ours", *rivals)}
-    begin = time.perf_counter()
-    while len(times["ours"]) < MIN_PAIRS or time.perf_counter() - begin < seconds:
-        for name, call in (("ours", ours), *rivals.items()):
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    best = min(rivals, key=lambda name: median(times[name]))
-    own = median(times["ours"])
-    return Measurement(
-        face=face,
-        descriptor=problem.descriptor,
-        suite=suite,
-        count=count,
-        kernel=kernel,
-        ours=own,
-        theirs=median(times[best]),
-        rival=best,
-        gflops=2e-9 * problem.macs / own,
-        compile_seconds=compile_seconds,
-    )
+    found = ours.read(ours.run())
+    for rival in against:
+        calls = RIVALS[rival](face, problem, arrays, target)
+        first = {call.name: _checked(call, found, f"{face} of {problem.descriptor}") for call in calls}
+        once = rival in SLOW_RIVALS and min(first.values()) > seconds
+        times = _one_pair(ours, first) if once else _pairs([ours, *calls], seconds)
+        best = min(first, key=lambda name: median(times[name]))
+        own, theirs = times[ours.name], times[best]
+        yield Measurement(
+            suite=suite,
+            layout=problem.data_layout,
+            batch=int(problem.batch),
+            count=count,
+            face=face,
+            descriptor=problem.descriptor,
+            kernel=ours.kernel,
+            rival=rival,
+            variant=best,
+            ours=median(own),
+            theirs=median(theirs),
+            ratio=median(their / our for our, their in zip(own, theirs, strict=True)),
+            pairs=len(own),
+            gflops=2e-9 * problem.macs / median(own),
+            rival_gflops=2e-9 * problem.macs / median(theirs),
+            intensity=2 * problem.macs / problem.bytes,
+            compile_seconds=compile_seconds,
+        )
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -114,93 +137,41 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def _compiled(
-    face: str, problem: ConvProblem, target: Any, impl: str, arrays: dict[str, Any]
-) -> tuple[Callable[[], Any], str]:
-    """A call of the compiled program, and the kind of what the plan chose."""
-    import tvm
-    from tvm import relax
-
-    import tvm_convgrad
-
-    tvm_convgrad.register()
-    from relax_ops.lowering import recorded_choices
-    from relax_ops.program import faces_module
-
-    with forced(face, impl), recorded_choices() as record:
-        executable = tvm.compile(faces_module([("main", FACES[face], problem)]), target)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    operands = [tvm.runtime.tensor(arrays[name]) for name in FACES[face].operands]
-    function = machine["main"]
-    kind = record[0][2].kind if record else "stock"
-    return lambda: _View(function(*operands)), kind
+def _checked(call: Call, found: Any, what: str) -> float:
+    """Seconds of a first call whose result agrees with ours."""
+    begin = time.perf_counter()
+    result = call.run()
+    seconds = time.perf_counter() - begin
+    wanted = call.read(result)
+    error = float(np.abs(found - wanted).max()) / max(float(np.abs(wanted).max()), 1e-30)
+    if not error <= TOLERANCE:
+        raise SetupError(f"{what}: ours and {call.name} differ by {error:.1e} of the largest value")
+    return seconds
 
 
-class _View:
-    """A result that is turned into numpy only when it is compared."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def __sub__(self, other: Any) -> Any:
-        return np.asarray(self._tensor.numpy()) - np.asarray(other)
-
-    def __array__(self, *_arguments: Any, **_keywords: Any) -> Any:
-        return np.asarray(self._tensor.numpy())
+def _one_pair(ours: Call, first: dict[str, float]) -> dict[str, list[float]]:
+    return {ours.name: [_turn(ours, 0.0)], **{name: [seconds] for name, seconds in first.items()}}
 
 
-def _torch_calls(face: str, problem: ConvProblem, arrays: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """PyTorch's call in both of its layouts, on all its threads; results come in the problem's layout."""
-    try:
-        import torch
-    except ImportError as error:
-        raise SetupError("bench --against torch needs PyTorch; pip install 'tvm-convgrad[torch]'") from error
-    rank = problem.rank
-    layouts = {
-        "data": (problem.data_layout, problem.data_shape),
-        "weight": (problem.kernel_layout.replace("O", "N").replace("I", "C"), problem.weight_shape),
-        "grad": (problem.grad_layout, problem.grad_shape),
-    }
-    canonical = "NC" + "DHW"[3 - rank :]
-    result = FACES[face].result
-    calls: dict[str, Callable[[], Any]] = {}
-    formats = [("contiguous", torch.contiguous_format)]
-    if rank > 1:
-        formats.append(("channels_last", torch.channels_last if rank == 2 else torch.channels_last_3d))
-    arguments: Sequence[Any] = (
-        None,
-        list(problem.strides),
-        [low for low, _ in problem.padding],
-        list(problem.dilation),
-        False,
-        [0] * rank,
-        problem.groups,
-    )
-    if any(low != high for low, high in problem.padding):
-        raise SetupError(f"{problem.descriptor}: PyTorch has no asymmetric padding; use --against stock")
-    for name, memory_format in formats:
-        tensors = {}
-        for key, (layout, shape) in layouts.items():
-            order = [layout.index(letter) for letter in canonical]
-            if key in arrays:
-                tensor = torch.from_numpy(arrays[key]).permute(*order)
-            else:
-                tensor = torch.empty([int(shape[i]) for i in order])
-            tensors[key] = tensor.contiguous(memory_format=memory_format)
-        back = [canonical.index(letter) for letter in layouts[result][0]]
-        mask = [face == "backward_data", face == "backward_weight", False]
+def _pairs(calls: Sequence[Call], seconds: float) -> dict[str, list[float]]:
+    """Seconds of a call of each, round by round."""
+    times: dict[str, list[float]] = {call.name: [] for call in calls}
+    begin = time.perf_counter()
+    while len(times[calls[0].name]) < MIN_PAIRS or time.perf_counter() - begin < seconds:
+        for call in calls:
+            before = times[call.name]
+            before.append(_turn(call, before[-1] if before else 0.0))
+    return times
 
-        def forward(t: dict[str, Any] = tensors, order: list[int] = back) -> Any:
-            with torch.no_grad():
-                bias, stride, padding, dilation, transposed, extra, groups = arguments
-                y = torch.ops.aten.convolution(
-                    t["data"], t["weight"], bias, stride, padding, dilation, transposed, extra, groups
-                )
-            return y.permute(*order)
 
-        def backward(t: dict[str, Any] = tensors, order: list[int] = back, mask: list[bool] = mask) -> Any:
-            gradients = torch.ops.aten.convolution_backward(t["grad"], t["data"], t["weight"], *arguments, mask)
-            return gradients[0 if mask[0] else 1].permute(*order)
-
-        calls[f"torch {name}"] = forward if face == "forward" else backward
-    return calls
+def _turn(call: Call, expected: float) -> float:
+    """Mean seconds of a call; `expected` of an earlier turn, or 0."""
+    begin = time.perf_counter()
+    while expected < LONG and time.perf_counter() - begin < SETTLE:
+        call.run()
+    runs, begin, elapsed = 0, time.perf_counter(), 0.0
+    while elapsed < SETTLE:
+        call.run()
+        runs += 1
+        elapsed = time.perf_counter() - begin
+    return elapsed / runs

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run over layers: the list of work, the loop with its progress, and the tables at its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvm_convgrad.bench.measure import SLOW_RIVALS, Measurement, measure
+from tvm_convgrad.bench.results import Results, environment, key_of, means
+from tvm_convgrad.bench.rivals import prepare_rivals
+from tvm_convgrad.bench.roof import Roof, measure_roof
+from tvm_convgrad.bench.suites import suite as problems_of
+from tvm_convgrad.errors import ConvGradError, UnsupportedError
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.report.tables import print_table, stderr
+from tvm_convgrad.threads import use_threads
+from tvm_convgrad.training.cpu import parse_target
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One problem of a suite, and how often it occurs in its network."""
+
+    suite: str
+    problem: ConvProblem
+    count: int = 1
+
+
+class BenchError(ConvGradError, RuntimeError):
+    """Layers that could not be measured."""
+
+
+def layers_of(suites: Iterable[str], batches: Iterable[int], layouts: Sequence[str]) -> list[Layer]:
+    """All layers of some suites."""
+    return [
+        Layer(name, problem, count)
+        for name in suites
+        for batch in batches
+        for layout in layouts
+        for problem, count in problems_of(name, batch, layout).items()
+    ]
+
+
+def problems_from(descriptors: Iterable[str]) -> list[Layer]:
+    """The layers that descriptors name.
+
+    Raises:
+        DescriptorError, ProblemError: no descriptor, or one with symbolic extents.
+        UnsupportedError: of another element type than float32.
+    """
+    problems = [ConvProblem.from_descriptor(text) for text in descriptors]
+    for problem in problems:
+        problem.require_static("bench")
+        if {dtype for _, dtype in problem.tensors.values()} != {"float32"}:
+            raise UnsupportedError(f"bench measures float32, and {problem.descriptor} is not: leave out its _dt=")
+    return [Layer("problem", problem) for problem in problems]
+
+
+def run_layers(
+    layers: Sequence[Layer],
+    faces: Sequence[str],
+    against: Sequence[str],
+    *,
+    target: str,
+    seconds: float,
+    threads: int | None,
+    path: Path | None,
+    resume: bool,
+) -> Results:
+    """Measure every face of every layer against every rival.
+
+    A problem that occurs in several suites is measured once. What a kernel or a rival refuses is kept as a failure.
+
+    Raises:
+        SetupError: a rival is missing.
+        ArtifactError: `path` cannot be written, or `resume` does not fit it.
+    """
+    count = use_threads(threads)
+    prepare_rivals(against, count)
+    machine = parse_target(target)
+    where = environment(machine, count, seconds)
+    results = Results.resume(path, where) if resume and path is not None else None
+    if results is None:
+        results = Results(where, measure_roof(machine, count), path)
+        results.save()
+    busy = _load()
+    if busy > 0.3:
+        _say(f"others keep {busy:.1f} of {os.cpu_count()} CPUs busy: measure again when they do not")
+    work = [(layer, face) for layer in layers for face in faces]
+    for layer, face in _followed(work):
+        _measure_layer(results, layer, face, against, machine, seconds)
+    return results
+
+
+def _measure_layer(
+    results: Results, layer: Layer, face: str, against: Sequence[str], target: Any, seconds: float
+) -> None:
+    problem = layer.problem
+    known = {(m.face, m.descriptor, m.rival): m for m in results.measurements}
+    done = results.done()
+    missing = []
+    for rival in against:
+        before = known.get((face, problem.descriptor, rival))
+        if before is None:
+            missing.append(rival)
+            continue
+        again = replace(before, suite=layer.suite, count=layer.count)
+        if key_of(again) not in done:
+            results.add(again)
+    try:
+        for found in measure(
+            face, problem, target=target, against=missing, seconds=seconds, suite=layer.suite, count=layer.count
+        ):
+            results.add(found)
+            _say(f"{found.ratio:6.2f}x  {found.variant:20}  {face:15}  {problem.descriptor}  [{found.kernel}]")
+    except ConvGradError as error:
+        results.failures.append(
+            {"suite": layer.suite, "face": face, "descriptor": problem.descriptor, "reason": str(error)}
+        )
+        results.save()
+        _say(f"failed   {face}  {problem.descriptor}: {error}")
+
+
+def show(results: Results) -> None:
+    """Print the worst layers first, then the means, then the limits of the machine.
+
+    Raises:
+        BenchError: some layers could not be measured.
+    """
+    roof = results.roof
+    columns = (
+        "ratio",
+        "face",
+        "problem",
+        "kernel",
+        "ms",
+        "GFLOP/s",
+        "peak",
+        "roof",
+        "rival",
+        "pairs",
+        "suite",
+        "count",
+    )
+    right = ("ratio", "ms", "GFLOP/s", "peak", "roof", "pairs", "count")
+    for rival in dict.fromkeys(m.rival for m in results.measurements):
+        of_rival = sorted((m for m in results.measurements if m.rival == rival), key=lambda m: m.ratio)
+        print_table(f"time of {rival} / ours, worst first", columns, (_row(m, roof) for m in of_rival), right)
+        once = sum(m.pairs == 1 for m in of_rival)
+        if rival in SLOW_RIVALS and once:
+            _say(f"{rival} is slow: {once} of {len(of_rival)} layers were measured by a single pair")
+    named = ("rival", "suite", "layout", "batch", "face", "layers", "ratio", "worst", "total", "peak")
+    rows = [
+        (
+            *(row[name] for name in named[:6]),
+            *(f"{row[name]:.2f}" for name in ("ratio", "worst", "total")),
+            f"{row['peak']:.0%}",
+        )
+        for row in means(results.measurements, roof)
+    ]
+    print_table("geometric means", named, rows, right=named[5:])
+    print_table(
+        "this machine, measured",
+        ("CPU", "ISA", "threads", "FMA peak, GFLOP/s", "triad, GB/s"),
+        [(results.environment["cpu"], roof.machine, roof.threads, f"{roof.gflops:.0f}", f"{roof.bandwidth:.1f}")],
+    )
+    if results.failures:
+        first = results.failures[0]
+        raise BenchError(
+            f"{len(results.failures)} could not be measured; the first: {first['face']} of {first['descriptor']}: "
+            f"{first['reason']}"
+        )
+
+
+def _row(m: Measurement, roof: Roof) -> tuple[Any, ...]:
+    return (
+        f"{m.ratio:.2f}",
+        m.face,
+        m.descriptor,
+        m.kernel,
+        f"{m.ours * 1e3:.3f}",
+        f"{m.gflops:.0f}",
+        f"{m.gflops / roof.gflops:.0%}",
+        f"{m.gflops / roof.attainable(m.intensity):.0%}",
+        m.variant,
+        m.pairs,
+        f"{m.suite} {m.layout} b{m.batch}",
+        m.count,
+    )
+
+
+def _load(seconds: float = 0.2) -> float:
+    """How many CPUs were busy for a while in which this process slept; 0 where the system does not say."""
+    stat = Path("/proc/stat")
+    if not stat.is_file():
+        return 0.0
+
+    def busy() -> int:
+        user, nice, system = map(int, stat.read_text().split()[1:4])
+        return user + nice + system
+
+    before = busy()
+    time.sleep(seconds)
+    return (busy() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def _say(text: str) -> None:
+    stderr().print(text, markup=False, soft_wrap=True)
+
+
+def _followed(work: Sequence[tuple[Layer, str]]) -> Iterable[tuple[Layer, str]]:
+    """The same work, with a progress bar where somebody is looking."""
+    from rich.progress import track
+
+    console = stderr()
+    return track(work, "measuring", console=console, disable=not console.is_terminal)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measurements of a run: written after each of them, read back to go on, and summed up.
+
+The file is JSON: `format`, `environment` (versions, CPU, threads, target, seconds), `roof`, `measurements`, `failures`
+and `means`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm_convgrad
+from tvm_convgrad.bench.measure import Measurement, geometric_mean
+from tvm_convgrad.bench.roof import Roof
+from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.training.envelope import write_atomic
+
+FORMAT = 2
+GRADIENTS = ("backward_weight", "backward_data")
+Key = tuple[str, str, int, str, str, str]
+
+
+def environment(target: Any, threads: int, seconds: float) -> dict[str, Any]:
+    """What two runs must share for their measurements to be one table."""
+    packages = {name: _version(name) for name in ("apache-tvm", "torch", "jax")}
+    return {
+        "tvm_convgrad": tvm_convgrad.__version__,
+        **packages,
+        "cpu": _cpu(),
+        "threads": threads,
+        "target": str(target),
+        "seconds": seconds,
+    }
+
+
+class Results:
+    """Measurements by what they are of, in the order of being made.
+
+    Attributes:
+        measurements: all of them.
+        failures: {suite, face, descriptor, reason} of what could not be measured.
+    """
+
+    def __init__(self, where: dict[str, Any], roof: Roof, path: Path | None = None) -> None:
+        self.environment, self.roof, self.path = where, roof, path
+        self.measurements: list[Measurement] = []
+        self.failures: list[dict[str, str]] = []
+
+    @classmethod
+    def resume(cls, path: Path, where: dict[str, Any]) -> Results | None:
+        """Go on with the run that left `path`; None if there is no such file.
+
+        Raises:
+            ArtifactError: it is no file of measurements, or one of another environment.
+        """
+        try:
+            content = json.loads(path.read_text())
+            known = content["format"] == FORMAT
+            found = cls(content["environment"], Roof(**content["roof"]), path)
+            found.measurements = [Measurement(**entry) for entry in content["measurements"]] if known else []
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"{path}: not measurements that bench wrote ({type(error).__name__}); remove it, or leave out --resume."
+            ) from error
+        if not known:
+            raise ArtifactError(f"{path}: of another format; remove it, or leave out --resume.")
+        for name, value in where.items():
+            if found.environment.get(name) != value:
+                raise ArtifactError(
+                    f"{path}: measured with {name} = {found.environment.get(name)}, now it is {value}; such numbers do "
+                    "not belong into one table: leave out --resume."
+                )
+        return found
+
+    def done(self) -> set[Key]:
+        """The keys of what has been measured."""
+        return {key_of(m) for m in self.measurements}
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep a measurement, and write the file if there is one."""
+        self.measurements.append(measurement)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            ArtifactError: it cannot be written.
+        """
+        if self.path is None:
+            return
+        content = {
+            "format": FORMAT,
+            "environment": self.environment,
+            "roof": self.roof.plain(),
+            "measurements": [m.plain() for m in self.measurements],
+            "failures": self.failures,
+            "means": means(self.measurements, self.roof),
+        }
+        write_atomic(self.path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def key_of(m: Measurement) -> Key:
+    """What a measurement is of."""
+    return m.suite, m.layout, m.batch, m.face, m.descriptor, m.rival
+
+
+def means(measurements: Sequence[Measurement], roof: Roof) -> list[dict[str, Any]]:
+    """Geometric means by rival: of each suite, layout, batch and face; of each batch over the suites; of all.
+
+    Each row: rival, suite, layout, batch, face ("gradients" is wgrad and dgrad), `layers` (how many distinct ones),
+    `ratio` (their geometric mean), `worst`, `total` (time of all layers, each as often as it occurs, theirs / ours),
+    and `peak` (FLOP of all layers / their time, as a part of the peak).
+    """
+    rows: list[dict[str, Any]] = []
+    seen: set[tuple[int, ...]] = set()
+    for rival in dict.fromkeys(m.rival for m in measurements):
+        of_rival = [m for m in measurements if m.rival == rival]
+        for keys in _LEVELS:
+            for group in dict.fromkeys(keys(m) for m in of_rival):
+                faces = GRADIENTS if group[3] == "gradients" else None
+                members = [m for m in of_rival if keys(m) == group and (faces is None or m.face in faces)]
+                identity = tuple(map(id, members))
+                if not members or identity in seen:
+                    continue
+                seen.add(identity)
+                names = dict(zip(("suite", "layout", "batch", "face"), group, strict=True))
+                rows.append({"rival": rival, **names, **_mean(members, roof)})
+    return rows
+
+
+_LEVELS: tuple[Callable[[Measurement], tuple[Any, ...]], ...] = (
+    lambda m: (m.suite, m.layout, m.batch, m.face),
+    lambda m: (m.suite, "all", m.batch, "gradients"),
+    lambda m: ("all", m.layout, m.batch, m.face),
+    lambda m: ("all", "all", m.batch, "gradients"),
+    lambda m: ("all", "all", "all", m.face),
+    lambda m: ("all", "all", "all", "gradients"),
+    lambda _: ("all", "all", "all", "all"),
+)
+
+
+def _mean(members: list[Measurement], roof: Roof) -> dict[str, Any]:
+    ours = sum(m.count * m.ours for m in members)
+    gflop = sum(m.count * m.ours * m.gflops for m in members)
+    return {
+        "layers": len(members),
+        "ratio": geometric_mean(m.ratio for m in members),
+        "worst": min(m.ratio for m in members),
+        "total": sum(m.count * m.theirs for m in members) / ours,
+        "peak": gflop / ours / roof.gflops,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """The model of the CPU, as far as the system says."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
