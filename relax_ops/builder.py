@@ -11,7 +11,7 @@ from tvm import relax
 
 from legalize.builder import Extent, Value
 from relax_ops.compat import arithmetic
-from relax_ops.ir import AnalyzerProver, dtype_of, spec_of
+from relax_ops.ir import AnalyzerProver, dtype_of, part, spec_of
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
 
@@ -116,19 +116,18 @@ class RelaxBuilder:
     ) -> Value:
         """relax.nn.conv{1,2,3}d."""
         rank = len(strides)
-        return self._emit(
-            _CONVOLUTIONS[rank](
-                data,
-                weight,
-                strides=list(strides),
-                padding=list(flat_padding(padding)),
-                dilation=list(dilation),
-                groups=groups,
-                data_layout=data_layout_of(rank),
-                kernel_layout=kernel_layout_of(rank),
-                out_dtype=out_dtype,
-            )
+        call = _CONVOLUTIONS[rank](
+            data,
+            weight,
+            strides=list(strides),
+            padding=list(flat_padding(padding)),
+            dilation=list(dilation),
+            groups=groups,
+            data_layout=data_layout_of(rank),
+            kernel_layout=kernel_layout_of(rank),
+            out_dtype=out_dtype,
         )
+        return self._emit(part(call))
 
     def transposed_convolution(
         self,
@@ -144,20 +143,19 @@ class RelaxBuilder:
     ) -> Value:
         """relax.nn.conv{1,2,3}d_transpose."""
         rank = len(strides)
-        return self._emit(
-            _TRANSPOSED[rank](
-                data,
-                weight,
-                strides=list(strides),
-                padding=list(flat_padding(padding)),
-                output_padding=list(output_padding),
-                dilation=list(dilation),
-                groups=groups,
-                data_layout=data_layout_of(rank),
-                kernel_layout="IO" + SPATIAL[rank],
-                out_dtype=out_dtype,
-            )
+        call = _TRANSPOSED[rank](
+            data,
+            weight,
+            strides=list(strides),
+            padding=list(flat_padding(padding)),
+            output_padding=list(output_padding),
+            dilation=list(dilation),
+            groups=groups,
+            data_layout=data_layout_of(rank),
+            kernel_layout="IO" + SPATIAL[rank],
+            out_dtype=out_dtype,
         )
+        return self._emit(part(call))
 
     def _emit(self, expr: Value) -> Value:
         return self._bb.emit(expr)

@@ -17,6 +17,9 @@ from tvm_convgrad.geometry import SPATIAL
 from tvm_convgrad.problem import ConvProblem
 
 PREFIX = "relax.nn."
+TRANSPOSED = tuple(f"conv{rank}d_transpose" for rank in SPATIAL)
+"""The stock transposed convolutions, without prefix."""
+_PART = "tvm_convgrad.part"
 _CONSTANT = re.compile(r"T\.int\d+\((-?\d+)\)")
 
 
@@ -195,6 +198,48 @@ def _forward_problem(
         grad_layout=str(attrs.out_layout) or str(attrs.data_layout),
         dtypes=(dtypes["data"], dtypes["weight"], dtype_of(call.ty) or dtypes["data"]),
     )
+
+
+def transposed_problem_of(call: Any) -> ConvProblem:
+    """The problem whose dgrad a stock transposed convolution is: its result is X, its data dY, its weight W.
+
+    Raises:
+        UnsupportedError: a shape or type is not known, or the result is larger than any X with that dY.
+        ProblemError, DTypeError: no such convolution.
+    """
+    attrs, name = call.attrs, str(call.op.name).removeprefix(PREFIX)
+    result, data, weight = (
+        spec_of(value, what, name)
+        for value, what in ((call, "result"), (call.args[0], "data"), (call.args[1], "weight"))
+    )
+    if None in (result.shape, result.dtype, data.shape, data.dtype, weight.shape, weight.dtype):
+        raise UnsupportedError(f"{name}: a shape or dtype is not known at compile time; give it by R.match_cast")
+    data_layout = str(attrs.data_layout)
+    problem = ConvProblem.from_shapes(
+        tuple(_name(e) for e in result.shape or ()),
+        weight.shape or (),
+        strides=tuple(int(s) for s in attrs.strides),
+        padding=pairs_of(attrs.padding, len(attrs.strides)),
+        dilation=tuple(int(d) for d in attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=str(attrs.out_layout) or data_layout,
+        kernel_layout=str(attrs.kernel_layout).translate(str.maketrans("IO", "OI")),
+        grad_layout=data_layout,
+        dtypes=(str(result.dtype), str(weight.dtype), str(data.dtype)),
+    )
+    if problem.is_static and problem.grad_shape != data.shape:
+        raise UnsupportedError(f"{name}: output_padding {attrs.output_padding} is not below the strides")
+    return problem
+
+
+def part(call: Any) -> Any:
+    """The call marked as a part of a composition: its legalization is TVM's own, and it is in no record."""
+    return relax.Call(call.op, call.args, call.attrs, call.ty_args, tvm.ir.Span(tvm.ir.SourceName(_PART), 0, 0, 0, 0))
+
+
+def is_part(call: Any) -> bool:
+    """Whether `part` has marked the call. The mark is its span, which passes carry along."""
+    return call.span is not None and str(call.span.source_name.name) == _PART
 
 
 def _name(extent: Any) -> int | str:

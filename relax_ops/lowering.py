@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLegalize of the family: stock operations, or a generated CPU kernel where that is asked for.
+"""FLegalize of the family: a generated CPU kernel where the plan has one for the target in scope, else stock operations.
 
 What is taken can be forced for the length of a `with forced_forms(...)` block, and is recorded, with the reasons
-against what was not taken, by `with recorded_choices()`. The kernels are not the default yet: they are exact, but not
-faster than PyTorch on every layer (docs/KERNELS.md).
+against what was not taken, by `with recorded_choices()`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from relax_ops.builder import RelaxBuilder
-from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, dtype_of, entry_of, problem_of, shape_values, spec_of
+from relax_ops.ir import (
+    PREFIX,
+    TRANSPOSED,
+    AnalyzerProver,
+    attributes_of,
+    dtype_of,
+    entry_of,
+    is_part,
+    problem_of,
+    shape_values,
+    spec_of,
+    transposed_problem_of,
+)
 from tvm_convgrad.catalogue import (
+    BACKWARD_DATA,
     BACKWARD_WEIGHT,
-    BY_NAME,
     FACES,
     FORWARD,
     NEW_OPS,
@@ -44,19 +55,30 @@ FORMS: dict[str, tuple[str, ...]] = {
 """What can be forced for each face; "composition" is the default one."""
 
 _forced: ContextVar[dict[str, str] | None] = ContextVar("tvm_convgrad_forms", default=None)
-_record: ContextVar[list[tuple[str, ConvProblem, plan.Choice]] | None] = ContextVar("tvm_convgrad_log", default=None)
+
+
+class Lowered(NamedTuple):
+    """What was taken for one convolution: the operator's name without `relax.nn.`, the face that computes it, why."""
+
+    op: str
+    face: str
+    problem: ConvProblem
+    choice: plan.Choice
+
+
+_record: ContextVar[list[Lowered] | None] = ContextVar("tvm_convgrad_log", default=None)
 
 
 @contextmanager
 def forced_forms(
     *, backward_weight: str | None = None, backward_data: str | None = None, forward: str | None = None
 ) -> Iterator[None]:
-    """Legalize with these forms inside the block; None leaves the default, a composition.
+    """Legalize with these forms inside the block; None leaves the choice to the plan.
 
     Args:
         backward_weight: "kernel", "composition", "swapped" or "tiled".
         backward_data: "kernel", "composition", "transposed" or "dilated".
-        forward: "kernel", or "composition" for TVM's own convolution.
+        forward: "kernel", or "composition" for TVM's own convolution; of transposed convolutions too.
 
     Raises:
         UnsupportedError: a name is unknown. A form that refuses a problem raises when that problem is legalized.
@@ -76,9 +98,9 @@ def forced_forms(
 
 
 @contextmanager
-def recorded_choices() -> Iterator[list[tuple[str, ConvProblem, plan.Choice]]]:
-    """A list that grows by (face, problem, choice) for every convolution that is legalized inside the block."""
-    record: list[tuple[str, ConvProblem, plan.Choice]] = []
+def recorded_choices() -> Iterator[list[Lowered]]:
+    """A list that grows by one entry for every convolution that is legalized inside the block."""
+    record: list[Lowered] = []
     token = _record.set(record)
     try:
         yield record
@@ -93,18 +115,16 @@ def chosen_form(face: str) -> str:
     return forced if forced in forms else next(iter(forms))
 
 
-def choose(face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None]:
-    """What the target in scope gets for a face of a problem, what is forced considered.
+def choose(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None]:
+    """What the target in scope gets for an operator that is a face of a problem, what is forced considered.
 
     Raises:
         UnsupportedError: the kernel is forced and refuses.
     """
-    forced = (_forced.get() or {}).get(face)
+    forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else face)
     target = tvm.target.Target.current(allow_none=True)
     machine = machine_of(target)
-    if forced is None:
-        choice = plan.Choice(plan.COMPOSITION, "it is the default; a generated kernel has to be asked for")
-    elif forced != KERNEL:
+    if forced not in (None, KERNEL):
         choice = plan.Choice(plan.COMPOSITION, f"{forced} is forced")
     elif target is None:
         choice = plan.Choice(plan.COMPOSITION, "no target is in scope, and kernels are made for one")
@@ -112,11 +132,11 @@ def choose(face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None
         choice = plan.choose(problem, face, machine)
     if forced == KERNEL and not choice.is_kernel:
         raise UnsupportedError(
-            f"{face} of {problem.descriptor}: the generated kernels refuse it: {choice.reason}; use impl='auto'"
+            f"{op} of {problem.descriptor}: the generated kernels refuse it: {choice.reason}; use impl='auto'"
         )
     record = _record.get()
     if record is not None:
-        record.append((face, problem, choice))
+        record.append(Lowered(op, face, problem, choice))
     return choice, machine
 
 
@@ -148,7 +168,7 @@ def legalize(block_builder: Any, call: Any) -> Any:
     if unproven_axes(attributes, grad_shape, data_shape, problem.kernel, AnalyzerProver()):
         shape = expected_grad_shape(attributes, grad_shape, data_shape, problem.kernel)
         grad = block_builder.match_cast(grad, relax.TensorType(shape, dtype_of(grad.ty)))
-    choice, machine = choose(entry.face.name, problem)
+    choice, machine = choose(entry.name, entry.face.name, problem)
     if choice.is_kernel and machine is not None:
         return call_kernel(block_builder, entry.face.name, problem, choice, machine, [grad, other])
     builder = RelaxBuilder(block_builder)
@@ -159,29 +179,29 @@ def legalize(block_builder: Any, call: Any) -> Any:
 
 
 def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """FLegalize of a forward convolution: our kernel where one covers it, else what `stock` does.
+    """FLegalize of a stock convolution: our kernel where one covers it, else what `stock` does.
 
-    Packed layouts, integer types, symbolic kernels and unknown shapes are no ConvProblem; they go to `stock`.
+    A transposed convolution is dgrad of the convolution that it transposes. Packed layouts, integer types, symbolic
+    kernels and unknown shapes are no ConvProblem; they go to `stock`, and so does what a composition is made of.
     """
 
-    def legalize_forward(block_builder: Any, call: Any) -> Any:
-        weight = spec_of(call.args[1], "weight", str(call.op.name)).shape
-        if weight is None or not all(isinstance(extent, int) for extent in weight):
+    def legalize_stock(block_builder: Any, call: Any) -> Any:
+        op = str(call.op.name).removeprefix(PREFIX)
+        weight = spec_of(call.args[1], "weight", op).shape
+        if is_part(call) or weight is None or not all(isinstance(extent, int) for extent in weight):
             return stock(block_builder, call)
         try:
-            problem = problem_of(call)
+            problem = transposed_problem_of(call) if op in TRANSPOSED else problem_of(call)
         except (ProblemError, DTypeError, UnsupportedError):
             return stock(block_builder, call)
-        choice, machine = choose(FORWARD.name, problem)
+        face = BACKWARD_DATA.name if op in TRANSPOSED else FORWARD.name
+        choice, machine = choose(op, face, problem)
         if choice.is_kernel and machine is not None:
-            return call_kernel(block_builder, FORWARD.name, problem, choice, machine, list(call.args))
+            return call_kernel(block_builder, face, problem, choice, machine, list(call.args))
         return stock(block_builder, call)
 
-    return legalize_forward
+    return legalize_stock
 
 
 LEGALIZATIONS = {PREFIX + entry.name: legalize for entry in NEW_OPS}
 """Legalization of each new operator."""
-
-FORWARD_OPS = tuple(PREFIX + name for name, entry in BY_NAME.items() if entry.face is FORWARD)
-"""The stock operators that `with_kernels` is for."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLegalize of stock convolutions in layouts that stock TVM does not lower, or lowers wrongly: by way of NCHW.
+"""FLegalize of stock convolutions: our kernels, or TVM's own by way of NCHW in layouts that it lowers wrongly or not.
 
 Stock leaves a convolution unlowered, so that the build fails, if its result has another layout than its data, and a
 transposed one in any layout but NCHW/IOHW; 1-d ones must be NCW or NWC. With spatial axes in another order than DHW it
@@ -15,7 +15,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from relax_ops.ir import PREFIX
+from relax_ops.ir import PREFIX, part
+from relax_ops.lowering import with_kernels
 from tvm_convgrad.geometry import SPATIAL, data_layout_of, kernel_layout_of
 
 _OPS = {
@@ -65,7 +66,7 @@ def _legalization(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
             out_dtype=out_dtype,
             **own,
         )
-        return _permuted(block_builder, block_builder.emit(result), canonical_data, out)
+        return _permuted(block_builder, block_builder.emit(part(result)), canonical_data, out)
 
     legalize.__doc__ = f"FLegalize of {name}."
     return legalize
@@ -78,6 +79,7 @@ def _permuted(block_builder: Any, value: Any, layout: str, wanted: str) -> Any:
 
 
 LEGALIZATIONS = {
-    PREFIX + name: _legalization(name, tvm.ir.Op.get(PREFIX + name).get_attr("FLegalize")) for name in _OPS
+    PREFIX + name: with_kernels(_legalization(name, tvm.ir.Op.get(PREFIX + name).get_attr("FLegalize")))
+    for name in _OPS
 }
 """Legalization of each operator."""

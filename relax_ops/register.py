@@ -29,7 +29,7 @@ def register_all() -> None:
     import tvm
 
     from relax_ops.gradients import register_gradients
-    from relax_ops.lowering import FORWARD_OPS, LEGALIZATIONS, with_kernels
+    from relax_ops.lowering import LEGALIZATIONS
     from relax_ops.ops import LEVEL, register_ops
 
     register_ops()
@@ -44,8 +44,7 @@ def register_all() -> None:
     for name, function in LAYOUT_RULES.items():
         tvm.ir.register_op_attr(name, RULE, function, LEVEL)
     for name, function in STOCK_LEGALIZATIONS.items():
-        legalization = with_kernels(function) if name in FORWARD_OPS else function
-        tvm.ir.register_op_attr(name, "FLegalize", legalization, LEVEL)
+        tvm.ir.register_op_attr(name, "FLegalize", function, LEVEL)
     _done = True
 
 

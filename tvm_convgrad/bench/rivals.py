@@ -62,7 +62,7 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], targe
     function = relax.VirtualMachine(executable, tvm.cpu())["main"]
     operands = [tvm.runtime.tensor(arrays[name]) for name in FACES[face].operands]
     name = "ours" if impl == "kernel" else "stock"
-    kernel = record[0][2].kind if record else "stock"
+    kernel = record[0].choice.kind if record else "stock"
     return Call(name, lambda: function(*operands), lambda result: np.asarray(result.numpy()), kernel)
 
 
