@@ -11,6 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from relax_ops.lowering import forced_forms
 from tests.relax.programs import module, tensor
 from tvm_convgrad.bulk import Case, quick_machine, run_cases
 from tvm_convgrad.catalogue import FACES
@@ -34,9 +35,12 @@ def numbers(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
 
 
 def compute(items: list[tuple[str, ConvProblem, dict[str, Array]]]) -> list[Array]:
-    """Faces of problems, compiled together."""
+    """Faces of problems, compiled together, by kernels and compositions in turns: what must agree is of both kinds."""
     operands = [[arrays[name] for name in FACES[face].operands] for face, _, arrays in items]
-    return run_cases([Case(face, problem) for face, problem, _ in items], operands)
+    impls = [("kernel", "composition")[(place + place // 3) % 2] for place in range(len(items))]
+    return run_cases(
+        [Case(face, problem, impl) for impl, (face, problem, _) in zip(impls, items, strict=True)], operands
+    )
 
 
 def test_the_three_faces_are_adjoint() -> None:
@@ -116,7 +120,7 @@ def test_what_y_never_saw_has_no_gradient() -> None:
 
 
 def test_a_transposed_convolution_is_dgrad() -> None:
-    """relax.nn.conv{1,2,3}d_transpose and our backward_data of the swapped convolution: one and the same."""
+    """TVM's own conv{1,2,3}d_transpose and our backward_data of the swapped convolution: one and the same."""
     drawn = [p for p in random_problems(60, 23) if _stock_serves(p)][:12]
     assert {p.rank for p in drawn} == {1, 2, 3}
     for problem in (single(p).with_layouts() for p in drawn):
@@ -143,7 +147,8 @@ def test_a_transposed_convolution_is_dgrad() -> None:
                 kernel_layout="IO" + SPATIAL[problem.rank],
             )
 
-        machine = quick_machine(module(expression, [grad, weight]))
+        with forced_forms(forward="composition"):
+            machine = quick_machine(module(expression, [grad, weight]))
         transposed = machine["main"](*(tvm.runtime.tensor(arrays[n]) for n in ("grad", "weight"))).numpy()
         (dgrad,) = compute([("backward_data", problem, arrays)])
         np.testing.assert_array_equal(dgrad, transposed, err_msg=problem.descriptor)
