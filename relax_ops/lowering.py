@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLegalize of the family: a generated CPU kernel where the plan has one for the target in scope, else stock operations.
+"""FLegalize of the family: a generated CPU kernel where the plan has one for the target, else stock operations.
 
 What is taken can be forced for the length of a `with forced_forms(...)` block, and is recorded, with the reasons
 against what was not taken, by `with recorded_choices()`.

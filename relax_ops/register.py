@@ -33,8 +33,6 @@ def register_all() -> None:
     from relax_ops.ops import LEVEL, register_ops
 
     register_ops()
-    for name, function in LEGALIZATIONS.items():
-        tvm.ir.register_op_attr(name, "FLegalize", function, LEVEL)
     register_gradients()
 
     from relax_ops.layout import LAYOUT_RULES  # looks up operators that the lines above declare
@@ -43,7 +41,7 @@ def register_all() -> None:
 
     for name, function in LAYOUT_RULES.items():
         tvm.ir.register_op_attr(name, RULE, function, LEVEL)
-    for name, function in STOCK_LEGALIZATIONS.items():
+    for name, function in {**LEGALIZATIONS, **STOCK_LEGALIZATIONS}.items():
         tvm.ir.register_op_attr(name, "FLegalize", function, LEVEL)
     _done = True
 

@@ -41,7 +41,7 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
             "conv{1,2,3}d_backward_data" (grad, weight).
         arrays: the two operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
         impl: "auto" (what a compiled program takes: the kernel unless it refuses), "kernel" (the generated one),
-            "composition" (of stock operations, the first one), or a composition by its name, such as "composition:tiled".
+            "composition" (of stock operations, the first one), or a composition by name, such as "composition:tiled".
         target: a TVM target that this machine runs.
         attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
 

@@ -59,7 +59,7 @@ def test_every_implementation(face: str) -> None:
     names = {"forward": ("data", "weight"), "backward_weight": ("grad", "data"), "backward_data": ("grad", "weight")}
     arrays = [operands[name] for name in names[face]]
     want = reference.FACES[face](SAME, *arrays)
-    for impl in ("auto", "composition", *COMPOSITIONS[face]):
+    for impl in ("auto", "kernel", "composition", *COMPOSITIONS[face]):
         np.testing.assert_array_equal(evaluate_problem(face, SAME, *arrays, impl=impl), want)
 
 
