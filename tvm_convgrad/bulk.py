@@ -8,6 +8,7 @@ Batches compiled as users compile are for the caller to mix in (`optimised=True`
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from tvm_convgrad.problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
 
-_QUICK_TARGET = {"kind": "llvm", "opt-level": 0}
 _QUICK_CONFIG = {"tirx.disable_assert": True}  # the virtual machine passes what the types say; memory is checked by NaN
 _PAGE_INTS = 1024  # the runtime's pool hands out memory in pages of 4 KiB
 
@@ -40,13 +40,16 @@ class Case:
         return f"{self.face} {self.problem.descriptor} [{self.impl}]"
 
 
-def run_cases(cases: Sequence[Case], operands: Sequence[Sequence[Array]], *, optimised: bool = False) -> list[Array]:
+def run_cases(
+    cases: Sequence[Case], operands: Sequence[Sequence[Array]], *, optimised: bool = False, target: Any = "llvm"
+) -> list[Array]:
     """The result of each case, from modules of as many functions as there are cases (one for each forced form).
 
     Args:
         cases: static problems.
         operands: for each case its two arrays, in the catalogue's order and in the problem's dtypes.
-        optimised: compile as `tvm.compile(..., "llvm")` does.
+        optimised: compile as `tvm.compile(..., target)` does.
+        target: a TVM target of kind llvm that this machine runs, or "native".
 
     Raises:
         UnsupportedError: an implementation is unknown or refuses its problem.
@@ -54,13 +57,13 @@ def run_cases(cases: Sequence[Case], operands: Sequence[Sequence[Array]], *, opt
     results: dict[int, Array] = {}
     for face, impl in sorted({(case.face, case.impl) for case in cases}):
         chosen = [i for i, case in enumerate(cases) if (case.face, case.impl) == (face, impl)]
-        machine = _compile(face, impl, [cases[i].problem for i in chosen], optimised)
+        machine = _compile(face, impl, [cases[i].problem for i in chosen], optimised, target)
         for slot, i in enumerate(chosen):
             results[i] = _run(machine[f"case_{slot}"], operands[i], cases[i])
     return [results[i] for i in range(len(cases))]
 
 
-def _compile(face: str, impl: str, problems: Sequence[ConvProblem], optimised: bool) -> Any:
+def _compile(face: str, impl: str, problems: Sequence[ConvProblem], optimised: bool, target: Any) -> Any:
     import tvm
     from tvm import relax
 
@@ -72,16 +75,28 @@ def _compile(face: str, impl: str, problems: Sequence[ConvProblem], optimised: b
     module = faces_module((f"case_{slot}", FACES[face], problem) for slot, problem in enumerate(problems))
     with forced(face, impl):
         if optimised:
-            return relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-        return quick_machine(module)
+            return relax.VirtualMachine(tvm.compile(module, native_target() if target == "native" else target), tvm.cpu())
+        return quick_machine(module, target)
 
 
-def quick_machine(module: Any) -> Any:
-    """A VirtualMachine on this CPU for an IRModule, compiled for a single run: fused, checks and optimiser off."""
+def native_target() -> Any:
+    """The TVM target of this CPU, with all its instructions."""
+    import tvm
+
+    return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+
+
+def quick_machine(module: Any, target: Any = "llvm") -> Any:
+    """A VirtualMachine on this CPU for an IRModule, compiled for a single run: fused, checks and optimiser off.
+
+    Args:
+        target: of kind llvm, or "native".
+    """
     import tvm
     from tvm import relax
 
-    target = tvm.target.Target(_QUICK_TARGET)
+    described = json.loads(str(native_target() if target == "native" else tvm.target.Target(target)))
+    target = tvm.target.Target({**described, "opt-level": 0})
     with tvm.transform.PassContext(config=_QUICK_CONFIG), target:
         for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR"):
             module = getattr(relax.transform, make)()(module)

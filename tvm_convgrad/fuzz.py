@@ -8,7 +8,7 @@ left: an implementation must equal the float64 result rounded once, bit for bit.
 Compilation dominates (0.35 s a case as users compile), so cases are compiled by the dozen in one module without
 argument checks and without LLVM's optimiser (0.06 s, see tvm_convgrad.bulk); one batch in `OPTIMISED_EVERY` is
 compiled as users compile. Each face
-of a problem is checked in one implementation, drawn by the seed, unless the implementations are named.
+of a problem is checked in one implementation, the kernel or a composition, drawn by the seed, unless they are named.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from tvm_convgrad.bulk import Case, run_cases
+from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.evaluation import COMPOSITIONS
 from tvm_convgrad.geometry import FLOAT_DTYPES, SPATIAL, data_layout_of, effective_kernel, kernel_layout_of
 from tvm_convgrad.problem import ConvProblem
@@ -73,20 +75,22 @@ def check_problems(
     seed: int = 0,
     impls: Sequence[str] = (),
     faces: Sequence[str] = ALL_FACES,
+    target: Any = "native",
 ) -> Iterator[Verdict]:
     """A verdict for each face of each problem (and each implementation, if they are named), in order.
 
     Args:
         problems: static ones; taken as they come, a batch at a time.
         seed: of the data and of the choice of implementations.
-        impls: values of evaluate's `impl`; a form of another face is passed over. Empty: one form for each face, drawn
-            by the seed.
+        impls: values of evaluate's `impl`; a form of another face is passed over. Empty: the kernel or one composition
+            for each face, drawn by the seed.
         faces: of the catalogue.
+        target: a TVM target, or "native" for this CPU with all its instructions.
     """
     cases = (case for problem in problems for case in _cases(problem, seed, impls, faces))
     number = 0
     while batch := list(islice(cases, BATCH)):
-        yield from _check_batch(batch, seed, number % OPTIMISED_EVERY == OPTIMISED_EVERY - 1)
+        yield from _check_batch(batch, seed, number % OPTIMISED_EVERY == OPTIMISED_EVERY - 1, target)
         number += 1
 
 
@@ -96,20 +100,24 @@ def _cases(problem: ConvProblem, seed: int, impls: Sequence[str], faces: Sequenc
         named = [impl for impl in impls if impl in ("auto", "kernel", "composition", *available)]
         if not impls:
             draw = zlib.crc32(f"{seed} {face} {problem.descriptor}".encode())
-            named = [available[draw % len(available)]]
+            drawn = ("kernel", *available)
+            named = [drawn[draw % len(drawn)]]
         yield from (Case(face, problem, impl) for impl in named)
 
 
-def _check_batch(batch: Sequence[Case], seed: int, optimised: bool) -> Iterator[Verdict]:
+def _check_batch(batch: Sequence[Case], seed: int, optimised: bool, target: Any) -> Iterator[Verdict]:
     numbers = [numbers_of(case.problem, case.face, seed) for case in batch]
     try:
-        found = run_cases(batch, [operands for operands, _ in numbers], optimised=optimised)
+        found = run_cases(batch, [operands for operands, _ in numbers], optimised=optimised, target=target)
     except Exception as error:  # whatever the compiler raises is a finding, to be pinned on one of the problems
+        if len(batch) == 1 and isinstance(error, UnsupportedError):
+            yield _verdict(batch[0], "refused", str(error))
+            return
         if len(batch) == 1:
             yield _verdict(batch[0], "wrong", f"raised {type(error).__name__}: {error}")
             return
         for case in batch:
-            yield from _check_batch([case], seed, optimised)
+            yield from _check_batch([case], seed, optimised, target)
         return
     for case, (_, wanted), have in zip(batch, numbers, found, strict=True):
         yield _verdict(case, *compare(have, wanted))

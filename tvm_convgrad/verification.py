@@ -66,16 +66,22 @@ class Verdict:
 
 
 def verify_problems(
-    problems: Iterable[ConvProblem], ops: Sequence[str], impls: Sequence[str] = (), *, seed: int = 0
+    problems: Iterable[ConvProblem],
+    ops: Sequence[str],
+    impls: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    target: Any = "llvm",
 ) -> Iterator[Verdict]:
     """Compare each implementation of each of `ops` (keys of OPS) with float64, for equality.
 
     Args:
         impls: values of evaluate's `impl`; those of another face are passed over. Empty: all there are.
+        target: a TVM target that this machine runs.
     """
     for problem in problems:
         for op in ops:
-            yield from _verify_face(problem, op, impls, seed)
+            yield from _verify_face(problem, op, impls, seed, target)
 
 
 def numbers_of(problem: ConvProblem, face: str, seed: int = 0) -> tuple[list[Array], Array]:
@@ -125,7 +131,7 @@ def compare(found: Array, wanted: Array) -> tuple[str, str]:
     )
 
 
-def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int) -> Iterator[Verdict]:
+def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int, target: Any) -> Iterator[Verdict]:
     from tvm_convgrad.evaluation import COMPOSITIONS, evaluate_problem
 
     available = ("auto", "kernel", "composition", *COMPOSITIONS[OPS[op]])
@@ -136,7 +142,7 @@ def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int)
     operands, wanted = numbers_of(problem, OPS[op], seed)
     for impl in chosen:
         try:
-            found = evaluate_problem(OPS[op], problem, *operands, impl=impl)
+            found = evaluate_problem(OPS[op], problem, *operands, impl=impl, target=target)
         except ConvGradError as error:
             yield Verdict(op, problem.descriptor, impl, "refused", str(error))
             continue

@@ -45,11 +45,12 @@ def test_reference_gives_tensorflow_s_arrays() -> None:
         np.testing.assert_allclose(found.ravel(), entry["expected"], rtol=1e-12, err_msg=entry["id"])
 
 
-@pytest.mark.parametrize("form", [("transposed", "swapped"), ("dilated", "tiled")], ids="+".join)
+@pytest.mark.parametrize("form", [("transposed", "swapped"), ("dilated", "tiled"), ("kernel", "kernel")], ids="+".join)
 def test_compiled_operators_give_tensorflow_s_arrays(form: tuple[str, str]) -> None:
     forms = dict(zip(FACES.values(), form, strict=True))
     problems = [item for item in _problems() if item[2].macs <= 10**7]
-    run = [Case(face, problem, f"composition:{forms[face]}") for face, _, problem in problems]
+    impls = {face: name if name == "kernel" else f"composition:{name}" for face, name in forms.items()}
+    run = [Case(face, problem, impls[face]) for face, _, problem in problems]
     results = run_cases(run, [_operands(problem, face) for face, _, problem in problems])
     for (_, entry, problem), found in zip(problems, results, strict=True):
         # Every number is positive, so a sum of n float32 products errs by at most about n rounding steps of itself.

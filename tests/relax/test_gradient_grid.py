@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import tvm  # noqa: F401 - loads the rules under test
 
+from relax_ops.lowering import forced_forms, recorded_choices
+
 
 def _load() -> Any:
     path = Path(__file__).parents[2] / "benchmarks" / "stock_grid.py"
@@ -33,7 +35,19 @@ def test_there_are_136_different_ones() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_equals_float64(config: Any) -> None:
-    assert GRID.outcome(config) == ("right", "")
+    """By kernels wherever they do not refuse, which is where an extent of the image is symbolic."""
+    with recorded_choices() as record:
+        assert GRID.outcome(config) == ("right", "")
+    assert record or config.problem.data_dtype == "bfloat16"  # compiled by `evaluate`, and maybe before
+    assert all(entry.choice.is_kernel for entry in record) == ("H" not in config.symbolic)
+
+
+@pytest.mark.parametrize("config", CONFIGS[::4], ids=str)
+def test_compositions_equal_float64(config: Any) -> None:
+    forms = dict.fromkeys(("forward", "backward_weight", "backward_data"), "composition")
+    with forced_forms(**forms), recorded_choices() as record:
+        assert GRID.outcome(config) == ("right", "")
+    assert not any(entry.choice.is_kernel for entry in record)
 
 
 def test_a_wrong_gradient_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

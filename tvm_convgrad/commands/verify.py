@@ -34,6 +34,7 @@ def verify(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random problems and of the numbers.")] = 0,
     op: Annotated[str, typer.Option(metavar="forward|wgrad|dgrad|all", help="Which face.")] = "all",
     impl: Annotated[list[str] | None, typer.Option(help="Only this implementation; repeatable.")] = None,
+    target: options.Target = "native",
     json: options.Json = False,
 ) -> None:
     """Compare implementations with float64 on small integers, where equality is demanded to the last bit."""
@@ -43,6 +44,7 @@ def verify(
     from tvm_convgrad.fuzz import check_problems, random_problems
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import print_json
+    from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.verification import OPS, SUITE, verify_problems
 
     if op != "all" and op not in OPS:
@@ -52,9 +54,12 @@ def verify(
         raise typer.BadParameter(f"--impl {', '.join(sorted(unknown))}: use {', '.join(IMPLEMENTATIONS)}.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
     ops = list(OPS) if op == "all" else [op]
-    work = verify_problems(problems, ops, impl or (), seed=seed)
+    compiled_for = parse_target(target)
+    work = verify_problems(problems, ops, impl or (), seed=seed, target=compiled_for)
     if fuzz:
-        drawn = check_problems(random_problems(fuzz, seed), seed=seed, impls=impl or (), faces=[OPS[o] for o in ops])
+        faces = [OPS[name] for name in ops]
+        cases = random_problems(fuzz, seed)
+        drawn = check_problems(cases, seed=seed, impls=impl or (), faces=faces, target=compiled_for)
         work = chain(work, drawn)
     verdicts = list(_followed(work))
     counts = Counter(verdict.status for verdict in verdicts)
