@@ -75,7 +75,9 @@ def _compile(face: str, impl: str, problems: Sequence[ConvProblem], optimised: b
     module = faces_module((f"case_{slot}", FACES[face], problem) for slot, problem in enumerate(problems))
     with forced(face, impl):
         if optimised:
-            return relax.VirtualMachine(tvm.compile(module, native_target() if target == "native" else target), tvm.cpu())
+            return relax.VirtualMachine(
+                tvm.compile(module, native_target() if target == "native" else target), tvm.cpu()
+            )
         return quick_machine(module, target)
 
 
