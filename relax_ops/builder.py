@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, te, topi
 
 from legalize.builder import Extent, Value
 from relax_ops.compat import arithmetic
@@ -52,13 +52,15 @@ class RelaxBuilder:
         unknown = [i for i, extent in enumerate(shape) if not isinstance(extent, int)]
         if len(unknown) != 1 or isinstance(arithmetic.Analyzer().simplify(shape[unknown[0]]), tvm.tirx.Var):
             return self._emit(relax.op.permute_dims(value, list(permutation)))
-        # TVM's RewriteDataflowReshape raises an internal error at a transpose of a tensor like (2, 4, h - 2, 4), whose
-        # one symbolic extent is a formula; at (2, 4, extent, 4) it does not, so the formula gets a name for a moment.
+        # TVM's RewriteDataflowReshape raises an internal error at stock's transpose of a tensor like (2, 4, h - 2, 4),
+        # whose one symbolic extent is a formula; at (2, 4, extent, 4) it does not, so this one is written for any
+        # extent. (A match_cast would name it as well, but TVM 0.26 gives the memory of what was cast away too early.)
         dtype = dtype_of(value.ty)
-        named = [tvm.tirx.Var("extent", "int64") if i in unknown else extent for i, extent in enumerate(shape)]
-        value = self._bb.match_cast(value, relax.TensorType(named, dtype))
-        value = self._emit(relax.op.permute_dims(value, list(permutation)))
-        return self._bb.match_cast(value, relax.TensorType([shape[i] for i in permutation], dtype))
+        data = te.placeholder([_name_or_constant(extent) for extent in shape], dtype, "data")
+        function = te.create_prim_func([data, topi.transpose(data, list(permutation))]).without_attr("global_symbol")
+        variable = self._bb.add_func(function.with_attr("tirx.noalias", True), "transpose")
+        result = relax.TensorType([shape[i] for i in permutation], dtype)
+        return self._emit(relax.op.call_tir(variable, [value], result))
 
     def reshape(self, value: Value, shape: Sequence[Extent]) -> Value:
         """relax.reshape."""
@@ -163,3 +165,19 @@ class RelaxBuilder:
 
 def _is(extent: Extent, want: Extent) -> bool:
     return isinstance(extent, int) and isinstance(want, int) and extent == want
+
+
+def _name_or_constant(extent: Extent) -> Any:
+    """A constant as an int64, a formula as a new name."""
+    return tvm.tirx.IntImm("int64", extent) if isinstance(extent, int) else tvm.tirx.Var("extent", "int64")
+
+
+def checked_view(block_builder: Any, value: Value, shape: Sequence[Extent]) -> Value:
+    """The tensor `value` typed as of `shape`; whether it has that shape is checked when the program runs.
+
+    A match_cast of its shape and a view, not a match_cast of itself: TVM 0.26 plans the memory of a tensor as free
+    once it has been cast (apache/tvm#20190), without a word.
+    """
+    found = block_builder.emit(relax.op.shape_of(value))
+    checked = block_builder.match_cast(found, relax.ShapeType(list(shape)))
+    return block_builder.emit(relax.op.memory.view(value, checked))

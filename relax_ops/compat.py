@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, s_tir, tirx
 
@@ -19,6 +20,11 @@ TensorLoad: Any = tvm.ir.TensorLoad if hasattr(tvm.ir, "TensorLoad") else tirx.B
 
 SBlockRealize: Any = s_tir.SBlockRealize if hasattr(s_tir, "SBlockRealize") else tirx.SBlockRealize
 """The class of a scheduled block's place in a loop nest."""
+
+
+def array_of(constant: Any) -> np.ndarray[Any, Any]:
+    """What a constant tensor holds, an attribute that is called value since 0.27."""
+    return (constant.value if hasattr(constant, "value") else constant.data).numpy()
 
 
 def buffer_of(region: Any) -> Any:

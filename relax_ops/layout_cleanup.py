@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_ops.compat import Constant
+from relax_ops.compat import Constant, array_of
 from relax_ops.ir import dtype_of
 from relax_ops.layouts.site import equal, shape_of
 
@@ -167,7 +167,7 @@ class _Simplifier(PyExprMutator):
 
     def _transposed(self, value: Any, order: Sequence[int]) -> Any:
         if isinstance(value, Constant):
-            array = np.ascontiguousarray(np.transpose(value.value.numpy(), order))
+            array = np.ascontiguousarray(np.transpose(array_of(value), order))
             return relax.const(array, dtype_of(value.ty))
         shape = shape_of(value.ty)
         if shape is None:

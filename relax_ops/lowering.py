@@ -16,13 +16,12 @@ import tvm
 from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
-from relax_ops.builder import RelaxBuilder
+from relax_ops.builder import RelaxBuilder, checked_view
 from relax_ops.ir import (
     PREFIX,
     TRANSPOSED,
     AnalyzerProver,
     attributes_of,
-    dtype_of,
     entry_of,
     is_part,
     problem_of,
@@ -167,7 +166,7 @@ def legalize(block_builder: Any, call: Any) -> Any:
     assert grad_shape is not None
     if unproven_axes(attributes, grad_shape, data_shape, problem.kernel, AnalyzerProver()):
         shape = expected_grad_shape(attributes, grad_shape, data_shape, problem.kernel)
-        grad = block_builder.match_cast(grad, relax.TensorType(shape, dtype_of(grad.ty)))
+        grad = checked_view(block_builder, grad, shape)
     choice, machine = choose(entry.name, entry.face.name, problem)
     if choice.is_kernel and machine is not None:
         return call_kernel(block_builder, entry.face.name, problem, choice, machine, [grad, other])

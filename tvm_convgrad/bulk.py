@@ -88,11 +88,13 @@ def native_target() -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 
 
-def quick_machine(module: Any, target: Any = "llvm") -> Any:
-    """A VirtualMachine on this CPU for an IRModule, compiled for a single run: fused, checks and optimiser off.
+def quick_machine(module: Any, target: Any = "llvm", *, fused: bool = True) -> Any:
+    """A VirtualMachine on this CPU for an IRModule, compiled for a single run: checks and optimiser off.
 
     Args:
+        module: what to compile.
         target: of kind llvm, or "native".
+        fused: fuse operators. TVM 0.26 fails to where extents are formulas, such as h - 2.
     """
     import tvm
     from tvm import relax
@@ -100,7 +102,7 @@ def quick_machine(module: Any, target: Any = "llvm") -> Any:
     described = json.loads(str(native_target() if target == "native" else tvm.target.Target(target)))
     target = tvm.target.Target({**described, "opt-level": 0})
     with tvm.transform.PassContext(config=_QUICK_CONFIG), target:
-        for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR"):
+        for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR") if fused else ():
             module = getattr(relax.transform, make)()(module)
         return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
 

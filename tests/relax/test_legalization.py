@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def symbolic_module(strides: tuple[int, int]) -> tuple[Any, list[str]]:
 def test_one_program_for_all_extents(strides: tuple[int, int], form: str) -> None:
     mod, order = symbolic_module(strides)
     with forced_forms(backward_data=form):
-        machine = quick_machine(mod)
+        machine = quick_machine(mod, fused=False)
     rng = np.random.default_rng(0)
     for batch, h, w in ((1, 1, 1), (2, 5, 4), (3, 6, 9), (1, 8, 7)):
         problem = ConvProblem(batch, 2, 4, (h, w), (3, 3), strides, ((1, 1), (1, 1))).with_layouts(
@@ -135,6 +136,20 @@ def test_one_program_for_all_extents(strides: tuple[int, int], form: str) -> Non
         dw, dx = machine["main"](*(tvm.runtime.tensor(arrays[name]) for name in order))
         np.testing.assert_array_equal(dw.numpy(), reference.backward_weight(problem, arrays["grad"], arrays["data"]))
         np.testing.assert_array_equal(dx.numpy(), reference.backward_data(problem, arrays["grad"], arrays["weight"]))
+
+
+@cache
+def stock_fuses_formulas() -> bool:
+    """Whether TVM itself fuses two operators on a tensor of h - 1 elements; TVM 0.26 raises an internal error."""
+    x = tensor("x", [tvm.tirx.Var("h", "int64") - 1])
+    mod = module(lambda builder: relax.op.negative(builder.emit(relax.op.exp(x))), [x])
+    try:
+        with tvm.target.Target("llvm"):
+            for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR"):
+                mod = getattr(relax.transform, make)()(mod)
+    except tvm.error.InternalError:
+        return False
+    return True
 
 
 def unrelated_module(face: str) -> Any:
@@ -184,6 +199,8 @@ def test_formulas_as_extents_compile(symbolic: str, layout: str, fused: bool) ->
             upstream = relax.Var("upstream", relax.TensorType(z.ty.shape, "float32"))
             loss = builder.emit_output(relax.op.sum(relax.op.multiply(z, upstream)))
         builder.emit_func_output(loss, [x, w0, w1, upstream])
+    if fused and not stock_fuses_formulas():
+        pytest.skip("this TVM cannot fuse operators whose extents are formulas (0.26; README)")
     mod = relax.transform.Gradient("main", require_grads=[x, w0, w1])(builder.get())
     machine = quick_machine(mod) if fused else relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     first = ConvProblem(2, 2, 4, (9, 8), (3, 3)).with_layouts(layout, "OIHW", layout)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_ops.compat import Constant
+from relax_ops.compat import Constant, array_of
 from tvm_convgrad.errors import ModelError
 from tvm_convgrad.training.graph import (
     Environment,
@@ -131,7 +131,7 @@ def from_module(
         environment[param] = var
     state_vars = {name: fresh[param] for name, param in states.items()}
     state_vars |= {name: relax.Var(name, constant.ty) for name, constant in baked}
-    values |= {name: constant.value.numpy() for name, constant in baked}
+    values |= {name: array_of(constant) for name, constant in baked}
 
     flow = _StateFlow(list(state_vars.values()), [state_vars[name] for name, _ in baked])
     builder = builder_with_tir(module)

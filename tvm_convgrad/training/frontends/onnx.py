@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ def from_onnx(proto: Any, *, batch: int | str | None = None, source: str = "ONNX
     from tvm.relax.frontend.onnx import onnx_frontend
 
     _refuse_unsupported(proto, onnx_frontend, source)
+    proto, public = _with_safe_names(proto)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     shapes = _input_shapes(proto, initializers, batch, source)
     printed = io.StringIO()
@@ -74,9 +77,9 @@ def from_onnx(proto: Any, *, batch: int | str | None = None, source: str = "ONNX
     function = module["main"]
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
-    names = [str(param.name) for param in function.params[count:]]
-    parameters = dict(zip(names, values, strict=True))
-    return from_module(_as_pytorch(module), num_inputs=count, parameters=parameters, source=source)
+    names = [public.get(str(param.name), str(param.name)) for param in function.params]
+    parameters = dict(zip(names[count:], values, strict=True))
+    return from_module(_as_pytorch(module, names), num_inputs=count, parameters=parameters, source=source)
 
 
 def _first_line(error: BaseException) -> str:
@@ -129,8 +132,41 @@ def _input_shapes(proto: Any, initializers: set[str], batch: int | str | None, s
     return shapes
 
 
-def _as_pytorch(module: Any) -> Any:
-    """The module with 1 - momentum in each batch norm, and with the first output only."""
+def _with_safe_names(proto: Any) -> tuple[Any, dict[str, str]]:
+    """The model with initializers renamed that TVM's importer would misname, and their public names by the new ones.
+
+    TVM 0.26 strips the letters o, n, x and colons from both ends of a name (`bn_mean` becomes `bn_mea`), 0.27 the
+    prefix onnx::, and both lose one of two initializers that then have one name. Public names lack the prefix, unless
+    another initializer is called so.
+    """
+    given = [tensor.name for tensor in proto.graph.initializer]
+    taken = {*given, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
+    fresh = (name for name in (f"initializer{i}_" for i in itertools.count()) if name not in taken)
+    renamed = {name: next(fresh) for name in given if name != name.strip("onx:")}
+    if not renamed:
+        return proto, {}
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for tensor in (*copy.graph.initializer, *copy.graph.input):
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    _rename_uses(copy.graph, renamed)
+    short = {name: name.removeprefix("onnx::") for name in renamed}
+    uses = Counter([*short.values(), *(name for name in given if name not in renamed)])
+    return copy, {new: short[name] if uses[short[name]] == 1 else name for name, new in renamed.items()}
+
+
+def _rename_uses(graph: Any, renamed: dict[str, str]) -> None:
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _rename_uses(inner, renamed)
+    for output in graph.output:
+        output.name = renamed.get(output.name, output.name)
+
+
+def _as_pytorch(module: Any, names: Sequence[str]) -> Any:
+    """The module with 1 - momentum in each batch norm, parameters called `names`, and with the first output only."""
 
     def rewrite(_builder: Any, call: Any, _environment: Environment) -> Any:
         attributes = call.attrs
@@ -146,7 +182,7 @@ def _as_pytorch(module: Any) -> Any:
 
     function = module["main"]
     environment = Environment()
-    fresh = [relax.Var(str(param.name), param.ty) for param in function.params]
+    fresh = [relax.Var(name, param.ty) for name, param in zip(names, function.params, strict=True)]
     for param, var in zip(function.params, fresh, strict=True):
         environment[param] = var
     builder = builder_with_tir(module)
