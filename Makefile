@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo        train a residual CNN on handwritten digits, from an ONNX file to a test accuracy (3 minutes)
-# make test        the test suite, without PyTorch
-# make test-torch  the tests that compare with PyTorch; installs it
-# make lint        formatting, lint and types
-# make clean       remove .venv, out and build leftovers
+# make demo         train a residual CNN on handwritten digits, from an ONNX file to a test accuracy (3 minutes)
+# make test         the test suite, without PyTorch
+# make test-torch   the tests that compare with PyTorch; installs it
+# make test-oldest  the test suite on the oldest TVM and tvm-ffi that are supported, in .venv-oldest; no part of .ci/run
+# make lint         formatting, lint and types
+# make clean        remove .venv, .venv-oldest, out and build leftovers
 #
-# Everything runs in .venv, which the first target makes. PYTHON is the interpreter to make it with.
+# Everything else runs in .venv, which the first target makes. PYTHON is the interpreter to make it with.
 PYTHON ?= python3
 OUT ?= out
 EPOCHS ?= 8
@@ -14,10 +15,12 @@ WORKERS ?= auto
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+OLDEST_TVM := apache-tvm==0.26.0 apache-tvm-ffi==0.1.13.post2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops legalize -name '*.py')
 
-.PHONY: demo test test-torch lint clean
+.PHONY: demo test test-torch test-oldest lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -46,10 +49,19 @@ test: $(VENV)/with-test
 test-torch: $(VENV)/with-test $(VENV)/with-torch
 	$(BIN)/pytest -n $(WORKERS) -m torch
 
+$(OLDEST)/with-test: $(SOURCES)
+	$(PYTHON) -m venv $(OLDEST)
+	rm -rf build
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check '.[test]' $(OLDEST_TVM)
+	touch $@
+
+test-oldest: $(OLDEST)/with-test
+	$(OLDEST)/bin/pytest -n $(WORKERS)
+
 lint: $(VENV)/with-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from functools import cache
@@ -31,7 +32,7 @@ def _needs_torch(item: pytest.Function) -> bool:
     """Whether the module, the test, or a fixture or helper of the module that it uses asks for PyTorch."""
     if _MODULE.search(inspect.getsource(item.module)):
         return True
-    used = inspect.getsource(item.function)
+    used = _functions(item.module)[item.originalname]
     return bool(_FUNCTION.search(used)) or any(
         name in item.fixturenames or re.search(rf"\b{name}\b", used) for name in _functions_with_torch(item.module)
     )
@@ -40,15 +41,20 @@ def _needs_torch(item: pytest.Function) -> bool:
 @cache
 def _functions_with_torch(module: ModuleType) -> list[str]:
     """Fixtures and helpers defined in the module that ask for PyTorch themselves."""
-    functions = ((name, getattr(value, "_fixture_function", value)) for name, value in vars(module).items())
-    return [
-        name
-        for name, function in functions
-        if inspect.isfunction(function)
-        and function.__module__ == module.__name__
-        and not name.startswith("test_")
-        and _FUNCTION.search(inspect.getsource(function))
-    ]
+    functions = _functions(module).items()
+    return [name for name, text in functions if not name.startswith("test_") and _FUNCTION.search(text)]
+
+
+@cache
+def _functions(module: ModuleType) -> dict[str, str]:
+    """The text of each function of a module, decorators included, whatever these make of it."""
+    source = inspect.getsource(module)
+    lines = source.splitlines()
+    return {
+        node.name: "\n".join(lines[min(part.lineno for part in (node, *node.decorator_list)) - 1 : node.end_lineno])
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import relax_ops.gradients as gradients
 import tvm_convgrad
 from tests.cli.command import MAIN, Command
 from tvm_convgrad.training.session import Session
@@ -184,6 +185,14 @@ def test_env(convgrad: Command) -> None:
     assert report["extras"]["onnx"] is True
     assert report["cores"] >= 1
     assert report["apache-tvm"] in convgrad("env").out
+
+
+def test_env_lists_rules_for_operators_that_this_tvm_lacks(convgrad: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert convgrad("env", "--json").json["gradient rules left out"] == gradients.register_gradients()
+    rules = {**gradients.all_gradients(), "relax.of_tomorrow": None}
+    monkeypatch.setattr(gradients, "all_gradients", lambda: rules)
+    assert "relax.of_tomorrow" in convgrad("env", "--json").json["gradient rules left out"]
+    assert "relax.of_tomorrow" in convgrad("env").out
 
 
 def test_version_and_help(convgrad: Command) -> None:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import MAIN, Command, finish, start
+from tvm_convgrad.training import artifact
 from tvm_convgrad.training.artifact import read_artifact
 
 KILL_AT = "import os, pathlib, signal; {place} = lambda *_: os.kill(os.getpid(), signal.SIGKILL); " + MAIN
@@ -34,6 +37,29 @@ def test_build_killed_while_writing(
     assert step.exists() == existing
     if existing:
         assert read_artifact(step).id == read_artifact(tiny_step).id
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(
+    convgrad: Command, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the folder of a build that still runs, nor one so young that its build may not have locked it yet."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    place = "tvm_convgrad.training.artifact.seal"
+    program = "import tvm_convgrad.training.artifact; " + KILL_AT.format(place=place)
+    build = [sys.executable, "-c", program, "build", tiny_model, "-o", str(tmp_path / "step.so")]
+    assert subprocess.run(build, capture_output=True, check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob("convgrad-build-*")
+    assert (left / "step.so").exists()
+    with artifact._workspace() as running:
+        os.utime(running, (0, 0))
+        with artifact._workspace() as other:
+            assert left.exists()  # young
+            assert other != running
+        os.utime(left, (0, 0))
+        assert convgrad("build", tiny_model, "-o", tmp_path / "step.so").code == 0
+        assert list(tmp_path.glob("convgrad-build-*")) == [running]
+    assert not list(tmp_path.glob("convgrad-build-*"))
 
 
 def test_build_killed_at_some_time(tiny_model: str, tmp_path: Path) -> None:

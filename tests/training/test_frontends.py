@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.training.small_models import onnx_model, relax_module, weights
+from tests.training.harness import Runner
+from tests.training.small_models import data, onnx_model, relax_module, weights
 from tvm_convgrad.errors import ModelError
 from tvm_convgrad.training.frontends import load_model
+from tvm_convgrad.training.frontends.onnx import from_onnx
 from tvm_convgrad.training.model import from_module
+from tvm_convgrad.training.step import build_step
 
 FUNCTION = """
 import numpy as np
@@ -141,6 +144,27 @@ def test_onnx_batch(tmp_path):
         onnx_model(path, batch=stored)
         for batch, extent in ((None, "n" if stored == "N" else 4), (3, 3), ("dynamic", "n")):
             assert load_model(path, batch=batch).inputs[0].shape == (extent, 2, 7, 6)
+
+
+def test_onnx_names(tmp_path):
+    """Those that TVM's importer would cut short, and of two of them lose one."""
+    pytest.importorskip("onnx")
+    proto = onnx_model(tmp_path / "net.onnx")
+    names = {"conv_weight": "n.w", "fc_weight": "x.w", "conv_bias": "onnx::b", "bn_bias": "b", "fc_bias": "onnx::fc"}
+    for tensor in proto.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in proto.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    before = proto.SerializeToString()
+    model, plain = from_onnx(proto), load_model(tmp_path / "net.onnx")
+    assert proto.SerializeToString() == before
+    assert set(model.states) == {"bn_mean", "bn_var"}
+    names["fc_bias"] = "fc"
+    assert set(model.parameters) == {names.get(name, name) for name in plain.parameters}
+    for name, value in plain.parameters.items():
+        np.testing.assert_array_equal(model.parameters[names.get(name, name)], value)
+    x, _ = data(4)
+    np.testing.assert_array_equal(Runner(build_step(model)).predict(x), Runner(build_step(plain)).predict(x))
 
 
 def test_onnx_errors(tmp_path):

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import Reference, data, onnx_model, relax_module, weights
@@ -156,6 +157,34 @@ def test_mean_squared_error():
     target = np.random.default_rng(2).standard_normal((4, 5)).astype("float32")
     loss, predictions = runner.step(x, target, lr=0.0)
     assert loss == pytest.approx(float(((predictions - target) ** 2).mean()), rel=1e-5)
+
+
+def with_cast(cast):
+    """x @ w, cast to another type of itself, relu, @ v."""
+    x, w, v = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", (4, 6)), ("w", (6, 6)), ("v", (6, 5))))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w, v]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.matmul(x, w))
+            y = y if cast is None else builder.match_cast(y, cast)
+            output = builder.emit_output(relax.op.matmul(relax.op.nn.relu(y), v))
+        builder.emit_func_output(output)
+    rng = np.random.default_rng(0)
+    values = {name: rng.standard_normal(shape).astype("float32") for name, shape in (("w", (6, 6)), ("v", (6, 5)))}
+    return from_module(builder.get(), parameters=values)
+
+
+def test_gradients_pass_through_match_cast():
+    results = []
+    for cast in (None, relax.TensorType((4, 6), "float32")):
+        runner = Runner(build_step(with_cast(cast), lr=1.0))
+        x = np.random.default_rng(1).standard_normal((4, 6)).astype("float32")
+        losses = [runner.step(x, np.arange(4), lr=1.0)[0] for _ in range(3)]
+        results.append((losses, {name: value.tobytes() for name, value in runner.named("parameter").items()}))
+    assert results[0] == results[1]
+    assert results[0][0][2] < results[0][0][0]
+    with pytest.raises(ModelError, match="extents are unknown"):
+        build_step(with_cast(relax.TensorType(None, "float32", ndim=2)))
 
 
 def test_onnx_network_equals_the_reference(tmp_path):

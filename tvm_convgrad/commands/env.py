@@ -15,7 +15,7 @@ _EXTRAS = {"onnx": ("onnx",), "torch": ("torch",), "demo": ("onnx", "scikit-lear
 
 
 def env(json: options.Json = False) -> None:
-    """Show versions, CPU, compilation target, cache folder and which extras are installed."""
+    """Show versions, CPU, compilation target, cache folder, extras, and what this TVM lacks."""
     import platformdirs
 
     from tvm_convgrad.report.tables import print_json, print_pairs
@@ -27,14 +27,26 @@ def env(json: options.Json = False) -> None:
     report |= _compiler()
     report["cache"] = platformdirs.user_cache_dir("tvm-convgrad")
     report["extras"] = {extra: all(map(_version, packages)) for extra, packages in _EXTRAS.items()}
+    report["gradient rules left out"] = _left_out()
     if json:
         print_json(report)
         return
+    report["gradient rules left out"] = report["gradient rules left out"] or "none"
     extras = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in report.pop("extras").items())
     rows = [
         (name, ", ".join(value) if isinstance(value, list) else value or "missing") for name, value in report.items()
     ]
     print_pairs("tvm-convgrad environment", [*rows, ("extras", extras)])
+
+
+def _left_out() -> list[str]:
+    """The operators with a gradient rule of ours that this TVM lacks."""
+    import tvm_convgrad
+
+    tvm_convgrad.register()
+    from relax_ops.gradients import register_gradients
+
+    return register_gradients()
 
 
 def _compiler() -> dict[str, Any]:

@@ -8,13 +8,17 @@ docs/ARTIFACT.md has the format.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import struct
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 ARTIFACT = Kind(magic=b"CVGSTEP\x01", version=1, noun="a compiled training step", maker="convgrad build")
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 _LITERAL_BYTES = 2000
+_WORKSPACE = "convgrad-build-"
+_YOUNG_SECONDS = 10  # between making a folder and locking it no other build may take it for left behind
 
 
 @dataclass(frozen=True)
@@ -123,19 +129,45 @@ def save_artifact(executable: Any, manifest: dict[str, Any], path: Path) -> Arti
     if cc.get_cc() is None:
         raise SetupError("build needs a C++ compiler to link the step; install g++ or clang++, or set CXX to yours.")
     headers = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
-    folder = Path(tempfile.mkdtemp(prefix="convgrad-build-"))
-    try:
+    with _workspace() as folder:
         source, linked = folder / "manifest.c", folder / "step.so"
         source.write_text(_manifest_source(manifest))
-        executable.export_library(str(linked), addons=[str(source)], options=headers, workspace_dir=str(folder))
+        try:
+            executable.export_library(str(linked), addons=[str(source)], options=headers, workspace_dir=str(folder))
+        except RuntimeError as error:  # what TVM raises when the compiler fails, with its output
+            last = str(error).strip().splitlines()[-1]
+            raise SetupError(f"{path}: the compiled step could not be linked: {last}") from error
         content, digest = seal(ARTIFACT, linked.read_bytes(), manifest)
-    except RuntimeError as error:  # what TVM raises when the compiler fails, with its output
-        last = str(error).strip().splitlines()[-1]
-        raise SetupError(f"{path}: the compiled step could not be linked: {last}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     write_atomic(path, content)
     return Artifact(path, digest, manifest)
+
+
+@contextmanager
+def _workspace() -> Iterator[Path]:
+    """A temporary folder for a build; one that a killed build has left is removed by the next.
+
+    Its maker holds a lock on it, which the system takes away when that process ends, however it ends.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_WORKSPACE}*"):
+        with suppress(OSError), _locked(left):  # BlockingIOError: in use; PermissionError: another user's
+            if time.time() - left.stat().st_mtime > _YOUNG_SECONDS:
+                shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE))
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_artifact(path: Path) -> Artifact:

@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relax_ops.builder import checked_view
 from tvm_convgrad.errors import ModelError
 from tvm_convgrad.training.graph import Environment, bindings_of, element_type, operator_name, static_shape
 
@@ -42,7 +43,7 @@ def emit_with_gradients(
     """
     parameters = [function.params[position] for position in wanted]
     target = function.body.body.fields[0]
-    trace = [binding for binding in bindings_of(function) if not isinstance(binding, relax.MatchCast)]
+    trace = [b for b in bindings_of(function) if not isinstance(b, relax.MatchCast) or _casts_tensor(b)]
     dependent = _dependents(trace, parameters)
     _refuse_missing_rules(_reached(trace, dependent, target), source)
 
@@ -76,6 +77,11 @@ def _operands(value: Any) -> list[Any]:
     if isinstance(value, relax.Tuple):
         return [variable for field in value.fields for variable in _operands(field)]
     return _operands(value.tuple_value) if isinstance(value, relax.TupleGetItem) else []
+
+
+def _casts_tensor(binding: Any) -> bool:
+    """Whether this is a match_cast of a tensor, through which the gradient passes as it is."""
+    return isinstance(binding, relax.MatchCast) and isinstance(binding.ty, relax.TensorType)
 
 
 def _is_call(value: Any, name: str) -> bool:
@@ -115,7 +121,9 @@ def _refuse_missing_rules(calls: list[Any], source: str) -> None:
 def _emit_forward(builder: Any, function: Any, environment: Environment) -> None:
     for binding in bindings_of(function):
         value = environment.substitute(binding.value)
-        if isinstance(binding, relax.MatchCast):
+        if _casts_tensor(binding):
+            environment[binding.var] = checked_view(builder, value, static_shape(binding.var))
+        elif isinstance(binding, relax.MatchCast):
             environment[binding.var] = builder.match_cast(value, binding.ty)
         elif _is_call(value, NO_GRAD):
             environment[binding.var] = value.args[0]

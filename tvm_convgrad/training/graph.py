@@ -109,7 +109,9 @@ def replay(
     table = rewrites or {}
     for binding in bindings_of(function):
         if isinstance(binding, relax.MatchCast):
-            environment[binding.var] = builder.match_cast(environment.substitute(binding.value), binding.ty)
+            value = environment.substitute(binding.value)
+            value = builder.emit(value) if isinstance(value, tvm.ir.Call) else value
+            environment[binding.var] = builder.match_cast(value, binding.ty)
             continue
         value = environment.substitute(binding.value)
         if isinstance(value, tvm.ir.Call):
