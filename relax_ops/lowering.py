@@ -57,12 +57,22 @@ _forced: ContextVar[dict[str, str] | None] = ContextVar("tvm_convgrad_forms", de
 
 
 class Lowered(NamedTuple):
-    """What was taken for one convolution: the operator's name without `relax.nn.`, the face that computes it, why."""
+    """What was taken for one convolution.
+
+    Attributes:
+        op: the operator's name without `relax.nn.`.
+        face: the face of `problem` that it is.
+        choice: of the plan, with its reasons.
+        machine: of the target in scope, if kernels are made for it.
+        form: the kernel's kind, "composition:" with the name of one, or "stock" for TVM's own convolution.
+    """
 
     op: str
     face: str
     problem: ConvProblem
     choice: plan.Choice
+    machine: Machine | None
+    form: str
 
 
 _record: ContextVar[list[Lowered] | None] = ContextVar("tvm_convgrad_log", default=None)
@@ -135,7 +145,8 @@ def choose(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machi
         )
     record = _record.get()
     if record is not None:
-        record.append(Lowered(op, face, problem, choice))
+        form = "stock" if PREFIX + op not in LEGALIZATIONS else f"{plan.COMPOSITION}:{chosen_form(face)}"
+        record.append(Lowered(op, face, problem, choice, machine, choice.kind if choice.is_kernel else form))
     return choice, machine
 
 

@@ -69,17 +69,17 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_tiny(model: str, path: Path, batch: int | str | None = None, **options: object) -> Path:
     """Compile the tiny model into an artifact at `path`."""
-    from tvm_convgrad.report.gradients import describe_gradients
+    from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.training.artifact import make_manifest, save_artifact
     from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.training.frontends import load_model
-    from tvm_convgrad.training.lower import compile_step
+    from tvm_convgrad.training.lower import compile_with_plan
     from tvm_convgrad.training.step import build_step
 
     step = build_step(load_model(model, batch=batch), **options)
     target = parse_target("llvm")
-    manifest = make_manifest(step, target, describe_gradients(step.gradients))
-    save_artifact(compile_step(step, target), manifest, path)
+    executable, plan = compile_with_plan(step, target)
+    save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), path)
     return path
 
 

@@ -38,8 +38,11 @@ def test_manifest(tiny_step: Path) -> None:
     assert gradient["op"] == "conv2d_backward_weight"
     assert gradient["descriptor"] == "mb8ic1ih6oc4oh3kh3sh2ph1"
     assert gradient["gflop"] == pytest.approx(2e-9 * 8 * 4 * 9 * 9)
-    assert gradient["refused"]
+    assert gradient["kernel"].endswith("wgrad")
+    assert gradient["reason"]
+    assert gradient["plan"]
     assert all(other["reason"] for other in gradient["refused"])
+    assert [entry["op"] for entry in found.forward] == ["conv2d"]
 
 
 def test_manifest_is_read_without_tvm(tiny_step: Path) -> None:

@@ -53,6 +53,23 @@ def test_build_run_explain(convgrad: Command, tiny_model: str, tiny_data: Path, 
     assert from_step[0]["descriptor"] in convgrad("explain", step).out
 
 
+def test_explain_tells_what_the_build_recorded(convgrad: Command, tiny_model: str, tiny_dynamic_step: Path) -> None:
+    report = convgrad("explain", tiny_model, "--json").json
+    assert [row["op"] for row in report["forward"]] == ["conv2d"]
+    for row in (*report["gradients"], *report["forward"]):
+        assert row["kernel"].endswith(("wgrad", "forward"))
+        assert row["reason"]
+        assert row["plan"].startswith("tile of ")
+    riscv = '{"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mcpu": "generic-rv64"}'
+    (row,) = convgrad("explain", tiny_model, "--json", "--target", riscv).json["gradients"]
+    assert row["kernel"] == "composition:swapped"
+    assert "not a CPU that kernels are made for" in row["reason"]
+    assert [other["kernel"] for other in row["refused"]] == ["composition:tiled"]
+    (row,) = convgrad("explain", tiny_dynamic_step, "--json").json["forward"]
+    assert row["kernel"] == "stock"
+    assert row["reason"] == "an extent is known only at run time"
+
+
 @pytest.mark.parametrize(
     ("arguments", "name", "value"),
     [

@@ -38,12 +38,12 @@ def build(
     size = options.parse_batch(batch)
     start = time.perf_counter()
 
-    from tvm_convgrad.report.gradients import describe_gradients
+    from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs, stderr
     from tvm_convgrad.training.artifact import make_manifest, save_artifact
     from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.training.frontends import load_model
-    from tvm_convgrad.training.lower import compile_step
+    from tvm_convgrad.training.lower import compile_with_plan
     from tvm_convgrad.training.step import build_step
 
     compiled_for = parse_target(target)
@@ -67,8 +67,8 @@ def build(
             seed=seed,
         )
         status.update("compiling")
-        executable = compile_step(step, compiled_for)
-        manifest = make_manifest(step, compiled_for, describe_gradients(step.gradients))
+        executable, plan = compile_with_plan(step, compiled_for)
+        manifest = make_manifest(step, compiled_for, describe_convolutions(plan))
         artifact = save_artifact(executable, manifest, output)
     size_bytes = output.stat().st_size
     seconds = time.perf_counter() - start

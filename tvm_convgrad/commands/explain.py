@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad explain`: the gradient operators of a step, what computes each and why nothing else does."""
+"""`convgrad explain`: the convolutions of a step, what computes each, how, and why nothing else does."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ from tvm_convgrad.commands import options
 def explain(
     model: Annotated[str, typer.Argument(metavar="MODEL|STEP.so", help="A model, or a library that build wrote.")],
     layout: options.Layout = "NCHW",
+    target: options.Target = "llvm",
     batch: options.Batch = None,
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
     json: options.Json = False,
 ) -> None:
-    """List the gradient operators: problem, kernel, refused alternatives, work, bytes, share. Options need a model."""
+    """List the convolutions: problem, kernel and its plan, what was not taken, work, estimate. Options need a model."""
     size = options.parse_batch(batch)
-    from tvm_convgrad.report.gradients import describe_gradients, show_gradients
+    from tvm_convgrad.report.gradients import describe_convolutions, print_convolutions_json, show_convolutions
 
     if Path(model).suffix == ".so":
         from tvm_convgrad.training.artifact import read_artifact
 
-        entries = read_artifact(Path(model)).gradients
+        artifact = read_artifact(Path(model))
+        gradients, forward = artifact.gradients, artifact.forward
     else:
+        from tvm_convgrad.training.cpu import parse_target
         from tvm_convgrad.training.frontends import load_model
+        from tvm_convgrad.training.lower import plan_of
         from tvm_convgrad.training.step import build_step
 
         step = build_step(load_model(model, batch=size), loss=loss, dtype=dtype, layout=layout)
-        entries = describe_gradients(step.gradients)
-    show_gradients(f"gradient operators of {model}", entries, json)
+        entries = describe_convolutions(plan_of(step, parse_target(target)))
+        gradients = [entry for entry in entries if "backward" in entry["op"]]
+        forward = [entry for entry in entries if "backward" not in entry["op"]]
+    (print_convolutions_json if json else show_convolutions)(model, gradients, forward)

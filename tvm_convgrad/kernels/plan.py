@@ -7,15 +7,19 @@ A kernel that does not cover a problem refuses with a reason; then the compositi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
-from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.problem import ConvProblem
 
 COMPOSITION = "composition"
 """The kind of a choice for no kernel."""
+
+BYTES_PER_CYCLE = 4
+"""From memory to one core while all of them work, for the roofline: 14 GB/s."""
 
 MAX_ELEMENTS = 2**31 - 1
 """Kernels count elements in int32."""
@@ -78,6 +82,37 @@ def _refusal(problem: ConvProblem) -> str:
     return ""
 
 
+def roofline(problem: ConvProblem, machine: Machine) -> float:
+    """The seconds that one core needs at the least: two vector multiply-adds a cycle, each tensor moved once."""
+    sums = problem.macs / (2 * machine.lanes(problem.accumulator))
+    return max(sums, problem.bytes / BYTES_PER_CYCLE) / CLOCK
+
+
+def in_words(choice: Choice) -> str:
+    """How the kernel of a choice is cut: the register tile in vectors, slabs, and every other field that is set."""
+    return "; ".join(dict.fromkeys(_tiling_words(tiling) for tiling in _tilings(choice.detail)))
+
+
+def _tilings(detail: Any) -> Iterator[Any]:
+    """The tilings in a kernel's plan, whatever is around them."""
+    if isinstance(detail, tuple):
+        for part in detail:
+            yield from _tilings(part)
+    elif is_dataclass(detail) and type(detail).__name__.endswith("Tiling"):
+        yield detail
+
+
+def _tiling_words(tiling: Any) -> str:
+    values = {item.name: getattr(tiling, item.name) for item in fields(tiling)}
+    words = [f"tile of {values.pop('rows')} x {values.pop('columns')} vectors"]
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words += [name] if value else []
+        elif value not in (0, 1, None):
+            words.append(f"{name.replace('_', ' ')} {value}")
+    return ", ".join(words)
+
+
 def build(problem: ConvProblem, face: str, machine: Machine, choice: Choice, name: str) -> Any:
     """The PrimFunc of a choice; its parameters are the face's operands in order, and the result."""
     return _build(problem, face, machine, choice.kind, choice.detail, name)
@@ -110,4 +145,4 @@ def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail:
     return gather_kernel(gather, tilings, machine, name, shapes)
 
 
-__all__ = ["COMPOSITION", "Choice", "build", "choose"]
+__all__ = ["COMPOSITION", "Choice", "build", "choose", "in_words", "roofline"]

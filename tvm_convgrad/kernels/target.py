@@ -10,6 +10,9 @@ from typing import Any
 
 from tvm_convgrad.geometry import DTYPE_BYTES
 
+CLOCK = 3.5e9
+"""Cycles a second that estimates are given for; only their ratios decide."""
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of each gradient operator of a step: the kernel that computes it, what was refused, what it costs."""
+"""What is known of each convolution of a step: what computes it and how it is cut, what was refused, what it costs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,64 @@ from dataclasses import replace
 from typing import Any
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS
+from relax_ops.lowering import Lowered
 from tvm_convgrad.errors import ProblemError
+from tvm_convgrad.kernels.plan import in_words, roofline
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.report.tables import byte_count, print_json, print_table, quantity
 
 
-def describe_gradients(gradients: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """One entry, plain enough for JSON, for each gradient operator, given its name and problem descriptor.
+def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
+    """One entry, plain enough for JSON, for each convolution, from what its legalization recorded.
 
-    op, descriptor   as given
-    kernel           what computes it
-    refused          the other kernels: {kernel, reason}
+    op, descriptor   the operator and its problem; a transposed convolution's problem is the one whose dgrad it is
+    kernel           what computes it: a generated kernel's kind, "composition:…", or "stock" for TVM's own
+    reason           why
+    plan             how a generated kernel is cut; empty otherwise
+    seconds          the cost model's estimate for one core; None where it has none
+    roofline         the share of the machine's peak (arithmetic or memory, by the model's constants) that this is
+    refused          the others: {kernel, reason}
     gflop            2e-9 times its multiply-adds; bytes: of its three tensors, each moved once
     per              "step", or "sample" where the batch is symbolic; "unknown" (and no numbers) with other symbols
     """
-    return [{"op": op, "descriptor": text, **_choice(op, text), **_cost(text)} for op, text in gradients]
-
-
-def _choice(op: str, descriptor: str) -> dict[str, Any]:
-    forms = WEIGHT_FORMS if op.endswith("backward_weight") else DATA_FORMS
-    problem = ConvProblem.from_descriptor(descriptor)
-    verdicts = {name: form.refuses(problem) for name, form in forms.items()}
-    chosen = next(name for name, reason in verdicts.items() if reason is None)
-    refused = [
-        {"kernel": f"composition:{name}", "reason": reason or f"accepts it too, but {chosen} is the default"}
-        for name, reason in verdicts.items()
-        if name != chosen
+    return [
+        {
+            "op": entry.op,
+            "descriptor": entry.problem.descriptor,
+            "kernel": entry.form,
+            "reason": entry.choice.reason,
+            "plan": in_words(entry.choice),
+            "refused": _refused(entry),
+            **_estimate(entry),
+            **_cost(entry.problem),
+        }
+        for entry in lowered
     ]
-    return {"kernel": f"composition:{chosen}", "refused": refused}
 
 
-def _cost(descriptor: str) -> dict[str, Any]:
-    problem, per = ConvProblem.from_descriptor(descriptor), "step"
+def _refused(entry: Lowered) -> list[dict[str, str]]:
+    """What else there is, and why it was not taken."""
+    refused = [{"kernel": name, "reason": reason} for name, reason in entry.choice.refused.items()]
+    if entry.choice.is_kernel:
+        return refused
+    forms = {"backward_weight": WEIGHT_FORMS, "backward_data": DATA_FORMS} if "backward" in entry.op else {}
+    taken = entry.form.removeprefix("composition:")
+    for name, form in forms.get(entry.face, {}).items():
+        if name != taken:
+            reason = form.refuses(entry.problem) or f"accepts it too, but {taken} is the default"
+            refused.append({"kernel": f"composition:{name}", "reason": reason})
+    return refused
+
+
+def _estimate(entry: Lowered) -> dict[str, Any]:
+    seconds = entry.choice.estimate
+    if not seconds or entry.machine is None or not entry.problem.is_static:
+        return {"seconds": None, "roofline": None}
+    return {"seconds": seconds, "roofline": roofline(entry.problem, entry.machine) / seconds}
+
+
+def _cost(problem: ConvProblem) -> dict[str, Any]:
+    per = "step"
     if isinstance(problem.batch, str):
         problem, per = replace(problem, batch=1), "sample"
     try:
@@ -48,32 +74,49 @@ def _cost(descriptor: str) -> dict[str, Any]:
         return {"gflop": None, "bytes": None, "per": "unknown"}
 
 
-def show_gradients(title: str, entries: Sequence[dict[str, Any]], json: bool) -> None:
-    """Print the entries as a table with the share of each in the floating-point work, or as JSON with `share`."""
+def show_convolutions(model: str, gradients: Sequence[dict[str, Any]], forward: Sequence[dict[str, Any]]) -> None:
+    """Print the entries as two tables, each with the shares in its floating-point work."""
+    for title, entries in (("gradient operators", gradients), ("forward convolutions", forward)):
+        if entries:
+            _show(f"{title} of {model}", with_shares(entries))
+
+
+def with_shares(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries with the `share` of each in their floating-point work."""
     total = sum(entry["gflop"] or 0.0 for entry in entries)
-    rows = [
+    return [
         entry | {"share": entry["gflop"] / total if entry["gflop"] is not None and total else None} for entry in entries
     ]
-    if json:
-        print_json({"source": title, "gradients": rows})
-        return
+
+
+def print_convolutions_json(model: str, gradients: Sequence[dict[str, Any]], forward: Sequence[dict[str, Any]]) -> None:
+    """Print the entries with `share` as JSON."""
+    print_json({"source": model, "gradients": with_shares(gradients), "forward": with_shares(forward)})
+
+
+def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     per = {row["per"] for row in rows} - {"step"}
-    columns = ("#", "operator", "problem", "kernel", "refused", "GFLOP", "bytes", "share")
     print_table(
         title + (f" (costs per {', '.join(sorted(per))})" if per else ""),
-        columns,
+        ("#", "operator", "problem", "kernel", "not taken", "GFLOP", "bytes", "share", "estimate", "roofline"),
         (
             (
                 number,
                 row["op"],
                 row["descriptor"],
-                row["kernel"],
+                f"{row['kernel']}: {row['plan'] or row['reason']}",
                 "; ".join(f"{other['kernel']}: {other['reason']}" for other in row["refused"]),
                 quantity(row["gflop"]),
                 byte_count(row["bytes"]),
-                "–" if row["share"] is None else f"{row['share']:.1%}",
+                _percent(row["share"]),
+                "–" if row["seconds"] is None else f"{row['seconds'] * 1e3:.3g} ms",
+                _percent(row["roofline"]),
             )
             for number, row in enumerate(rows, 1)
         ),
-        right=("#", "GFLOP", "bytes", "share"),
+        right=("#", "GFLOP", "bytes", "share", "estimate", "roofline"),
     )
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -45,7 +45,7 @@ class Artifact:
     """A checked artifact: where it is, its SHA-256 in hex (its identity), and its manifest.
 
     Attributes:
-        gradients: one entry for each gradient operator of the step, see `report.gradients`.
+        gradients, forward: one entry for each such convolution of the step, see `report.gradients`.
         options: what `build` was asked for, `lr` among them.
     """
 
@@ -83,6 +83,11 @@ class Artifact:
         """The gradient operators of the step."""
         return list(self.manifest["gradients"])
 
+    @property
+    def forward(self) -> list[dict[str, Any]]:
+        """The forward convolutions of the step."""
+        return list(self.manifest["forward"])
+
 
 def versions() -> dict[str, str]:
     """The versions that an artifact made now would record."""
@@ -93,8 +98,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def make_manifest(step: StepModule, target: Any, gradients: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The manifest of `step` compiled for `target`, a TVM target, with one entry of `gradients` for each of its own."""
+def make_manifest(step: StepModule, target: Any, convolutions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest of `step` compiled for `target`, a TVM target, with an entry for each of its convolutions."""
 
     def entry(tensor: TensorSchema | StateSchema) -> dict[str, Any]:
         return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, getattr(tensor, "role", "")).to_json()
@@ -110,7 +115,8 @@ def make_manifest(step: StepModule, target: Any, gradients: Sequence[dict[str, A
             "state": [entry(tensor) for tensor in step.state],
         },
         "options": step.options,
-        "gradients": list(gradients),
+        "gradients": [entry for entry in convolutions if "backward" in entry["op"]],
+        "forward": [entry for entry in convolutions if "backward" not in entry["op"]],
     }
 
 

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backward convolutions a function performs, as problem descriptors."""
+"""Which convolutions a function performs, as problem descriptors."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from relax_ops.ir import problem_of
+from relax_ops.ir import TRANSPOSED, problem_of, transposed_problem_of
 from tvm_convgrad.training.graph import calls_of, operator_name
 
-_BACKWARD = re.compile(r"relax\.nn\.(conv[123]d_backward_(?:weight|data))")
+_CONVOLUTION = re.compile(r"relax\.nn\.(conv[123]d(?:_backward_weight|_backward_data|_transpose|))")
+
+
+def convolution_descriptors(function: Any) -> list[tuple[str, str]]:
+    """(operator name without `relax.nn.`, descriptor) of every convolution, in order of execution."""
+    found = []
+    for call in calls_of(function):
+        match = _CONVOLUTION.fullmatch(operator_name(call))
+        if match:
+            name = match.group(1)
+            problem = transposed_problem_of(call) if name in TRANSPOSED else problem_of(call)
+            found.append((name, problem.descriptor))
+    return found
 
 
 def gradient_descriptors(function: Any) -> list[tuple[str, str]]:
-    """(operator name without `relax.nn.`, descriptor) of every backward convolution, in order of execution."""
-    found = []
-    for call in calls_of(function):
-        match = _BACKWARD.fullmatch(operator_name(call))
-        if match:
-            found.append((match.group(1), problem_of(call).descriptor))
-    return found
+    """The backward ones among the `convolution_descriptors`."""
+    return [(name, text) for name, text in convolution_descriptors(function) if "backward" in name]

@@ -10,8 +10,10 @@ import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 
+from relax_ops.lowering import Lowered, recorded_choices
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
+from tvm_convgrad.training.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.step import StepModule
 
 # LLVM's SLP vectorizer breaks small fused matrix products on plain x86-64 ("Instruction does not dominate all
@@ -20,7 +22,12 @@ _LLVM_OPTIONS = ["-vectorize-slp:bool=0"]
 
 
 def compile_step(step: StepModule, target: Any = "llvm") -> Any:
-    """The executable of a step, for a CPU.
+    """The executable of a step, for a CPU. Arguments and errors as `compile_with_plan`."""
+    return compile_with_plan(step, target)[0]
+
+
+def compile_with_plan(step: StepModule, target: Any = "llvm") -> tuple[Any, list[Lowered]]:
+    """The executable of a step, for a CPU, and what computes each convolution of its function `step`, in order.
 
     Args:
         target: a tvm Target, or what makes one; "native" is LLVM for the CPU of this machine.
@@ -28,6 +35,27 @@ def compile_step(step: StepModule, target: Any = "llvm") -> Any:
     Raises:
         UnsupportedError: the target is not a CPU.
     """
+    target = _cpu(target)
+    with recorded_choices() as record:
+        executable = tvm.compile(step.module, target=_with_options(target), relax_pipeline=pipeline(target))
+    return executable, _in_order(step, record)
+
+
+def plan_of(step: StepModule, target: Any = "llvm") -> list[Lowered]:
+    """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
+    with _cpu(target), recorded_choices() as record:
+        relax.transform.LegalizeOps()(step.module)
+    return _in_order(step, record)
+
+
+def _in_order(step: StepModule, record: list[Lowered]) -> list[Lowered]:
+    """For each convolution of the step its entry of a record. Equal problems were lowered alike."""
+    taken = {(entry.op, entry.problem.descriptor): entry for entry in record}
+    return [taken[key] for key in convolution_descriptors(step.module["step"])]
+
+
+def _cpu(target: Any) -> Any:
+    """The target as an object; raises if it is not for CPUs."""
     if isinstance(target, str) and target == "native":
         target = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
     target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
@@ -35,7 +63,7 @@ def compile_step(step: StepModule, target: Any = "llvm") -> Any:
         raise UnsupportedError(
             f"compile_step: target {target.kind.name!r} is not a CPU; training steps are compiled for kind llvm only."
         )
-    return tvm.compile(step.module, target=_with_options(target), relax_pipeline=pipeline(target))
+    return target
 
 
 def _with_options(target: Any) -> Any:
