@@ -34,7 +34,8 @@ ROOF = Roof(gflops=100.0, bandwidth=10.0, threads=2, machine="AVX2")
 
 @pytest.fixture
 def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """The command, without the second that measuring the machine's limits takes."""
+    """The command on one thread, without the second that measuring the machine's limits takes."""
+    monkeypatch.setattr("tvm_convgrad.bench.layers.use_threads", lambda _wanted: 1)
     monkeypatch.setattr("tvm_convgrad.bench.layers.measure_roof", lambda _target, _threads: ROOF)
     return Command(monkeypatch, capfd)
 

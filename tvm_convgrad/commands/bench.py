@@ -28,7 +28,16 @@ def bench(
     problem: Annotated[
         list[str] | None, typer.Option(metavar="DESC", help="This problem instead of a suite; repeatable.")
     ] = None,
-    batch: Annotated[str, typer.Option(metavar="N[,…]", help="Batch sizes.")] = "8",
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A whole training step instead: resnet18_cifar, resnet18, mobilenet_v2, convnext_t, or a model file.",
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="N[,…]", help="Batch sizes. Default: 8; for a model file what it says.")
+    ] = None,
     layout: Annotated[str, typer.Option(metavar="NCHW[,NHWC]", help="Layouts.")] = "NCHW,NHWC",
     face: Annotated[str, typer.Option(metavar="FACE[,…]", help="backward_weight, backward_data, forward, or all.")] = (
         "backward_weight,backward_data"
@@ -38,6 +47,8 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of every party. Default: TVM_NUM_THREADS, or all cores.")
     ] = None,
+    optimizer: options.Optimizer = "sgd",
+    loss: options.Loss = "cross_entropy",
     target: options.Target = "native",
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write all measurements as JSON.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what an earlier run left in --json.")] = False,
@@ -46,10 +57,32 @@ def bench(
     """Interleaved pairs, medians of their ratios; worst first, then geometric means."""
     faces = list(FACES) if face == "all" else _names("--face", face, FACES)
     layouts = _names("--layout", layout, LAYOUTS)
-    if not all(size.isdecimal() and int(size) for size in batch.split(",")):
+    sizes = batch.split(",") if batch is not None else []
+    if not all(size.isdecimal() and int(size) for size in sizes):
         raise typer.BadParameter(f"--batch {batch}: give positive numbers.")
     if resume and json is None:
         raise typer.BadParameter("--resume needs --json, the file of the earlier run.")
+    for path in (json, roofline):
+        if path is not None and not path.parent.is_dir():
+            raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+    batches = [int(size) for size in sizes]
+    if step is not None:
+        from tvm_convgrad.bench.steps import run_steps, show_steps
+
+        show_steps(
+            run_steps(
+                step,
+                batches or None,
+                layouts,
+                optimizer=optimizer,
+                loss=loss,
+                target=target,
+                seconds=seconds,
+                threads=threads,
+                path=json,
+            )
+        )
+        return
     from tvm_convgrad.bench.rivals import RIVALS
     from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES
 
@@ -59,10 +92,7 @@ def bench(
     from tvm_convgrad.bench.layers import layers_of, problems_from, run_layers, show
     from tvm_convgrad.bench.roofline import save_roofline
 
-    for path in (json, roofline):
-        if path is not None and not path.parent.is_dir():
-            raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
-    layers = problems_from(problem) if problem else layers_of(names, map(int, batch.split(",")), layouts)
+    layers = problems_from(problem) if problem else layers_of(names, batches or [8], layouts)
     results = run_layers(
         layers, faces, rivals, target=target, seconds=seconds, threads=threads, path=json, resume=resume
     )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bench --step`: the networks are the published ones, both parties train alike, what cannot be compared is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Command
+from tvm_convgrad.bench.parties import BUILT_IN, Training, memory_of
+from tvm_convgrad.bench.steps import SETTINGS, StepMeasurement
+from tvm_convgrad.errors import SetupError
+
+PARAMETERS = {
+    "resnet18_cifar": 11_173_962,  # kuangliu/pytorch-cifar
+    "resnet18": 11_689_512,  # torchvision's documentation, as the next two
+    "mobilenet_v2": 3_504_872,
+    "convnext_t": 28_589_128,
+}
+
+
+@pytest.fixture
+def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """The command on one thread: more of them only wait for each other where tests run side by side."""
+    monkeypatch.setattr("tvm_convgrad.bench.steps.use_threads", lambda _wanted: 1)
+    return Command(monkeypatch, capfd)
+
+
+def write_pt2(path: Path, *, train: bool = True) -> Path:
+    """A small network with a batch norm, exported for batches of 4."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    module = nn.Sequential(*layers).train(train)
+    torch.export.save(torch.export.export(module, (torch.zeros(4, 2, 6, 6),)), path)
+    return path
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_networks_are_the_published_ones(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    from tvm_convgrad.bench.networks import NETWORKS, network
+
+    assert set(PARAMETERS) == set(BUILT_IN) == set(NETWORKS)
+    module, size = network(name)
+    assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[name]
+    classes = 10 if name == "resnet18_cifar" else 1000
+    with torch.no_grad():
+        assert module(torch.zeros(2, 3, size, size)).shape == (2, classes)
+
+
+@pytest.mark.parametrize("optimizer", SETTINGS)
+def test_a_file_against_pytorch(convgrad: Command, tmp_path: Path, optimizer: str) -> None:
+    pytest.importorskip("torch")
+    file, model = tmp_path / "step.json", write_pt2(tmp_path / "net.pt2")
+    arguments: list[Any] = ["--optimizer", optimizer, "--seconds", 0, "--json", file]
+    done = convgrad("bench", "--step", model, "--layout", "NCHW", *arguments)
+    assert done.code == 0, done.err
+    (entry,) = json.loads(file.read_text())["steps"]
+    assert set(entry) == {field.name for field in fields(StepMeasurement)}
+    assert (entry["batch"], entry["layout"], entry["optimizer"]) == (4, "NCHW", optimizer)
+    assert entry["loss"] == pytest.approx(entry["rival_loss"], rel=1e-4)
+    assert entry["variant"] in ("torch contiguous", "torch channels_last")
+    assert min(entry["ours"], entry["theirs"], entry["ratio"], entry["compile_seconds"]) > 0
+    assert entry["pairs"] >= 5
+    assert isinstance(entry["memory"], int)
+    assert isinstance(entry["rival_memory"], int)
+    assert "training steps" in done.out
+
+
+def test_other_files_have_no_rival(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    done = convgrad("bench", "--step", tiny_model, "--seconds", 0, "--json", file)
+    assert done.code == 0, done.err
+    entries = json.loads(file.read_text())["steps"]
+    assert [entry["layout"] for entry in entries] == ["NCHW", "NHWC"]
+    assert all(
+        entry["theirs"] is entry["ratio"] is entry["variant"] is entry["rival_memory"] is None for entry in entries
+    )
+    assert all(entry["ours"] > 0 and entry["compile_seconds"] > 0 for entry in entries)
+
+
+def test_models_that_do_not_train_alike(convgrad: Command, tmp_path: Path) -> None:
+    """In eval mode PyTorch normalises by running statistics, a step by those of the batch."""
+    pytest.importorskip("torch")
+    model = write_pt2(tmp_path / "net.pt2", train=False)
+    convgrad("bench", "--step", model, "--layout", "NCHW", "--seconds", 0).assert_sentence("train mode")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["resnet19"], "resnet18_cifar"),
+        (["missing.onnx"], "does not exist"),
+        (["TINY", "--optimizer", "lion"], "sgd, adam, adamw"),
+        (["TINY", "--loss", "hinge"], "hinge"),
+        (["TINY", "--json", "/no/such/folder/x.json"], "/no/such/folder"),
+    ],
+)
+def test_refusals(convgrad: Command, tiny_model: str, arguments: list[str], part: str) -> None:
+    convgrad("bench", "--step", *(tiny_model if word == "TINY" else word for word in arguments)).assert_sentence(part)
+
+
+def test_memory_of_a_party_that_fails(tmp_path: Path) -> None:
+    training = Training("x.onnx", str(tmp_path / "none.so"), (1, 1), (1,), 2, "sgd", SETTINGS["sgd"], "cross_entropy")
+    with pytest.raises(SetupError, match="memory of ours"):
+        memory_of("ours", training, 1)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parties of a comparison of whole training steps: a compiled step in a Session, and PyTorch in eager mode.
+
+Each is a function of no arguments that trains one step on the same batch and gives the loss. As a program
+(`python -m tvm_convgrad.bench.parties JSON`) it runs one party alone and prints how much memory its steps take.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Step = Callable[[], float]
+
+BUILT_IN = ("resnet18_cifar", "resnet18", "mobilenet_v2", "convnext_t")
+"""The names in `networks.NETWORKS`, known without importing PyTorch."""
+
+MEMORY_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Training:
+    """What both parties do.
+
+    Attributes:
+        model: a name of BUILT_IN, or a .pt2 file.
+        library: the compiled step, for ours.
+        shape, classes: of the input, and of the labels.
+        optimizer, settings: as `training.optimizers` has them.
+        loss: "cross_entropy" or "mse"; with the latter `classes` is 0 and `target` the shape of the values.
+    """
+
+    model: str
+    library: str
+    shape: tuple[int, ...]
+    target: tuple[int, ...]
+    classes: int
+    optimizer: str
+    settings: dict[str, Any]
+    loss: str
+
+    def batch(self) -> tuple[Array, Array]:
+        """The same input and target each time."""
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal(self.shape, dtype=np.float32)
+        if self.loss == "mse":
+            return x, rng.standard_normal(self.target, dtype=np.float32)
+        return x, rng.integers(0, self.classes, self.target)
+
+
+def our_step(training: Training) -> Step:
+    """A step of the compiled library, as Session runs it."""
+    from tvm_convgrad.training.session import Session
+
+    session = Session(Path(training.library))
+    x, y = training.batch()
+    return lambda: session.step(x, y)[0]
+
+
+def torch_step(training: Training, channels_last: bool) -> Step:
+    """A step of PyTorch in eager mode: zero_grad, forward, loss, backward, the optimizer's step."""
+    import torch
+
+    if training.model in BUILT_IN:
+        from tvm_convgrad.bench.networks import network
+
+        module = network(training.model)[0]
+    else:
+        module = torch.export.load(training.model).module()
+    x, y = map(torch.from_numpy, training.batch())
+    if channels_last:
+        module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer]
+    optimizer = kind(module.parameters(), **training.settings)
+    criterion = torch.nn.functional.mse_loss if training.loss == "mse" else torch.nn.functional.cross_entropy
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = criterion(module(x), y)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def memory_of(party: str, training: Training, threads: int) -> int | None:
+    """Bytes that the steps of a party have resident at the most, beyond what its process has before it has the model.
+
+    It runs in a process of its own: "ours", "torch contiguous" or "torch channels_last". None where the system does
+    not tell (/proc/self/status).
+
+    Raises:
+        SetupError: the process fails.
+    """
+    import os
+    import subprocess
+
+    from tvm_convgrad.errors import SetupError
+    from tvm_convgrad.threads import VARIABLE
+
+    question = json.dumps({"party": party, "threads": threads, "training": asdict(training)})
+    done = subprocess.run(
+        [sys.executable, "-m", "tvm_convgrad.bench.parties", question],
+        capture_output=True,
+        text=True,
+        env={**os.environ, VARIABLE: str(threads)},
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise SetupError(f"the memory of {party} could not be measured: {last}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return None if answer is None else int(answer)
+
+
+def _main(question: str) -> None:
+    """Print the bytes."""
+    asked = json.loads(question)
+    party, training = asked["party"], Training(**asked["training"])
+    if party == "ours":
+        import tvm_convgrad.training.session  # noqa: F401  (what is imported does not count)
+
+        made = our_step
+    else:
+        import torch
+
+        torch.set_num_threads(asked["threads"])
+        torch.ones(8, 8).mm(torch.ones(8, 8))
+
+        def made(training: Training) -> Step:
+            return torch_step(training, party.endswith("channels_last"))
+
+    gc.collect()
+    before = _resident("VmRSS")
+    step = made(training)
+    step()
+    # Loading a model may take more than training it, and happens once.
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists():
+        reset.write_text("5")
+    for _ in range(MEMORY_STEPS - 1):
+        step()
+    peak = _resident("VmHWM")
+    print(json.dumps(None if before is None or peak is None else peak - before))
+
+
+def _resident(name: str) -> int | None:
+    """A number of /proc/self/status, in bytes; ru_maxrss would count the process that started this one."""
+    status = Path("/proc/self/status")
+    found = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+    return int(found.group(1)) * 1024 if found else None
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole training steps: ours through Session against PyTorch eager, interleaved, with memory and compile time."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tvm_convgrad.bench.measure import MIN_PAIRS
+from tvm_convgrad.bench.parties import BUILT_IN, Step, Training, memory_of, our_step, torch_step
+from tvm_convgrad.bench.results import FORMAT, environment
+from tvm_convgrad.bench.rivals import prepare_rivals
+from tvm_convgrad.errors import ModelError, SetupError, UnsupportedError
+from tvm_convgrad.threads import use_threads
+from tvm_convgrad.training.artifact import make_manifest, save_artifact
+from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.training.envelope import write_atomic
+from tvm_convgrad.training.frontends import load_model
+from tvm_convgrad.training.lower import compile_step
+from tvm_convgrad.training.model import Model
+from tvm_convgrad.training.step import StepModule, build_step
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
+    "adam": {"lr": 1e-4},
+    "adamw": {"lr": 1e-4, "weight_decay": 1e-2},
+}
+"""What each optimizer is given, by both parties."""
+
+LOSS_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """A training step.
+
+    Attributes:
+        model, batch, layout, optimizer: what was trained; layout is that of our convolutions.
+        ours, theirs: seconds of a step, medians; theirs and the rest of PyTorch's are null for a model that PyTorch
+            cannot run (all but .pt2).
+        ratio: the median of theirs / ours of each pair; pairs: how many.
+        variant: the better one of PyTorch's layouts.
+        loss, rival_loss: of the first step.
+        memory, rival_memory: bytes beyond the process without the model, null where the system does not tell.
+        compile_seconds: from the imported model to the shared library.
+    """
+
+    model: str
+    batch: int
+    layout: str
+    optimizer: str
+    ours: float
+    theirs: float | None
+    ratio: float | None
+    pairs: int
+    variant: str | None
+    loss: float
+    rival_loss: float | None
+    memory: int | None
+    rival_memory: int | None
+    compile_seconds: float
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def run_steps(
+    model: str,
+    batches: Sequence[int] | None,
+    layouts: Sequence[str],
+    *,
+    optimizer: str,
+    loss: str,
+    target: str,
+    seconds: float,
+    threads: int | None,
+    path: Path | None,
+) -> list[StepMeasurement]:
+    """Measure the step of a model for every batch and layout.
+
+    Args:
+        model: a name of BUILT_IN, or a model file.
+        batches: None is 8 for the built-in ones, and what a file says.
+        path: of a JSON file to write, or None.
+
+    Raises:
+        SetupError: PyTorch is missing, or the losses of the first step differ.
+        ModelError, UnsupportedError: the model cannot be read or trained here.
+    """
+    count = use_threads(threads)
+    compiled_for = parse_target(target)
+    if optimizer not in SETTINGS:
+        raise UnsupportedError(f"bench --step: optimizer {optimizer!r} is unknown; use {', '.join(SETTINGS)}.")
+    if _runs_in_pytorch(model):
+        prepare_rivals(["torch"], count)
+    found = []
+    sizes: Sequence[int | None] = batches or ([8] if model in BUILT_IN else [None])
+    for batch in sizes:
+        loaded = _load(model, batch)
+        for layout in layouts:
+            found.append(_measure(model, loaded, layout, optimizer, loss, compiled_for, seconds, count))
+            if path is not None:
+                where = environment(compiled_for, count, seconds)
+                content = {"format": FORMAT, "environment": where, "steps": [m.plain() for m in found]}
+                write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+    return found
+
+
+def _runs_in_pytorch(model: str) -> bool:
+    return model in BUILT_IN or model.endswith(".pt2")
+
+
+def _load(model: str, batch: int | None) -> Model:
+    if model not in BUILT_IN:
+        if not Path(model).suffix:
+            raise ModelError(f"bench --step {model}: give a model file, or one of {', '.join(BUILT_IN)}.")
+        return load_model(model, batch=batch)
+    import torch
+
+    from tvm_convgrad.bench.networks import network
+    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+
+    module, size = network(model)
+    return from_exported_program(torch.export.export(module, (torch.zeros(batch or 8, 3, size, size),)), source=model)
+
+
+def _measure(
+    name: str, model: Model, layout: str, optimizer: str, loss: str, target: Any, seconds: float, threads: int
+) -> StepMeasurement:
+    begin = time.perf_counter()
+    step = build_step(model, loss=loss, optimizer=optimizer, layout=layout, dropout_mode="off", **SETTINGS[optimizer])
+    with tempfile.TemporaryDirectory(prefix="convgrad-bench-") as folder:
+        library = Path(folder) / "step.so"
+        save_artifact(compile_step(step, target), make_manifest(step, target, []), library)
+        compile_seconds = time.perf_counter() - begin
+        training = _training(name, str(library), step, optimizer, loss)
+        parties: dict[str, Step] = {"ours": our_step(training)}
+        if _runs_in_pytorch(name):
+            parties["torch contiguous"] = torch_step(training, channels_last=False)
+            if len(training.shape) == 4:
+                parties["torch channels_last"] = torch_step(training, channels_last=True)
+        losses = {party: one() for party, one in parties.items()}
+        times = _rounds(parties, seconds)
+        best = min((party for party in parties if party != "ours"), key=lambda p: median(times[p]), default=None)
+        _check_losses(name, losses)
+        parties.clear()
+        memory = memory_of("ours", training, threads)
+        rival_memory = memory_of(best, training, threads) if best else None
+    ours, theirs = times["ours"], times[best] if best else []
+    return StepMeasurement(
+        model=name,
+        batch=training.shape[0],
+        layout=layout,
+        optimizer=optimizer,
+        ours=median(ours),
+        theirs=median(theirs) if best else None,
+        ratio=median(their / our for our, their in zip(ours, theirs, strict=True)) if best else None,
+        pairs=len(ours),
+        variant=best,
+        loss=losses["ours"],
+        rival_loss=losses[best] if best else None,
+        memory=memory,
+        rival_memory=rival_memory,
+        compile_seconds=compile_seconds,
+    )
+
+
+def _rounds(parties: dict[str, Step], seconds: float) -> dict[str, list[float]]:
+    """Seconds of each party's steps, in turns."""
+    times: dict[str, list[float]] = {party: [] for party in parties}
+    begin = time.perf_counter()
+    while len(times["ours"]) < MIN_PAIRS or time.perf_counter() - begin < seconds:
+        for party, step in parties.items():
+            start = time.perf_counter()
+            step()
+            times[party].append(time.perf_counter() - start)
+    return times
+
+
+def _training(name: str, library: str, step: StepModule, optimizer: str, loss: str) -> Training:
+    """What both parties do.
+
+    Raises:
+        UnsupportedError: several inputs, or one that is no float32 of fixed extents.
+    """
+    if len(step.inputs) != 1 or step.inputs[0].dtype != "float32":
+        raise UnsupportedError(f"bench --step {name}: only models with one float32 input are measured.")
+    shapes = [step.inputs[0].shape, step.target.shape, step.prediction.shape]
+    if not all(isinstance(extent, int) for shape in shapes for extent in shape):
+        raise UnsupportedError(f"bench --step {name}: the model has symbolic extents; give --batch N.")
+    shape, target, prediction = (tuple(int(extent) for extent in shape) for shape in shapes)
+    classes = 0 if loss == "mse" else prediction[-1]
+    return Training(name, library, shape, target, classes, optimizer, SETTINGS[optimizer], loss)
+
+
+def _check_losses(name: str, losses: dict[str, float]) -> None:
+    ours = losses["ours"]
+    for party, loss in losses.items():
+        if not abs(loss - ours) <= LOSS_TOLERANCE * max(abs(ours), 1e-3):
+            raise SetupError(
+                f"{name}: the first loss is {ours:.6g}, that of {party} {loss:.6g}; a model in a file must be exported "
+                "in train mode and without dropout for the two to do the same"
+            )
+
+
+def show_steps(found: Sequence[StepMeasurement]) -> None:
+    """Print a row for each."""
+    from tvm_convgrad.report.tables import byte_count, print_table, quantity
+
+    times = ("ratio", "ours, ms", "torch, ms", "rival", "pairs")
+    columns = ("model", "batch", "layout", *times, "memory", "torch's memory", "compile, s")
+    rows = [
+        (
+            m.model,
+            m.batch,
+            m.layout,
+            quantity(m.ratio),
+            f"{m.ours * 1e3:.1f}",
+            "–" if m.theirs is None else f"{m.theirs * 1e3:.1f}",
+            m.variant or "none: PyTorch runs .pt2 only",
+            m.pairs,
+            byte_count(m.memory),
+            byte_count(m.rival_memory),
+            f"{m.compile_seconds:.1f}",
+        )
+        for m in found
+    ]
+    print_table("training steps: time of torch / ours", columns, rows, right=("batch", *times[:3], *columns[7:]))
