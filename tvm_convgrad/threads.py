@@ -24,6 +24,12 @@ def available_cores() -> int:
     return len(cores)
 
 
+def intended_threads() -> int:
+    """What `use_threads` makes if it is not told: TVM_NUM_THREADS, or all cores. TVM is not asked."""
+    stated = os.environ.get(VARIABLE, "")
+    return int(stated) if stated.isdecimal() and int(stated) else available_cores()
+
+
 def use_threads(wanted: int | None = None) -> int:
     """Make TVM's pool of so many threads; call it before anything is run.
 

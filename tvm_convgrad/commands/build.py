@@ -31,6 +31,8 @@ def build(
     bn: options.BatchNorm = "train",
     dropout: options.Dropout = "train",
     seed: options.Seed = 0,
+    tuned: options.Tuned = True,
+    store: options.Store = None,
     json: options.Json = False,
 ) -> None:
     """Compile the training step of MODEL into one shared library that Python and C++ load."""
@@ -38,15 +40,19 @@ def build(
     size = options.parse_batch(batch)
     start = time.perf_counter()
 
+    from tvm_convgrad.kernels.tuned import use_winners
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs, stderr
+    from tvm_convgrad.threads import intended_threads
     from tvm_convgrad.training.artifact import make_manifest, save_artifact
     from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.training.frontends import load_model
     from tvm_convgrad.training.lower import compile_with_plan
     from tvm_convgrad.training.step import build_step
+    from tvm_convgrad.tuning.store import Store, default_path
 
     compiled_for = parse_target(target)
+    winners = Store(store or default_path(), intended_threads()) if tuned else None
     with stderr().status(f"reading {model}") as status:
         loaded = load_model(model, batch=size)
         status.update("differentiating")
@@ -67,15 +73,20 @@ def build(
             seed=seed,
         )
         status.update("compiling")
-        executable, plan = compile_with_plan(step, compiled_for)
+        with use_winners(winners):
+            executable, plan = compile_with_plan(step, compiled_for)
         manifest = make_manifest(step, compiled_for, describe_convolutions(plan))
         artifact = save_artifact(executable, manifest, output)
     size_bytes = output.stat().st_size
     seconds = time.perf_counter() - start
+    cuts = len(winners.used) if winners is not None else 0
     if json:
-        print_json({"output": str(output), "id": artifact.id, "bytes": size_bytes, "seconds": seconds} | manifest)
+        report = {"output": str(output), "id": artifact.id, "bytes": size_bytes, "seconds": seconds, "tuned": cuts}
+        print_json(report | manifest)
         return
-    print_pairs(f"training step of {model}", _summary(artifact, seconds, byte_count(size_bytes)))
+    print_pairs(
+        f"training step of {model}", [*_summary(artifact, seconds, byte_count(size_bytes)), ("tuned kernels", cuts)]
+    )
 
 
 def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:

@@ -18,6 +18,8 @@ def explain(
     batch: options.Batch = None,
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
+    tuned: options.Tuned = True,
+    store: options.Store = None,
     json: options.Json = False,
 ) -> None:
     """List the convolutions: problem, kernel and its plan, what was not taken, work, estimate. Options need a model."""
@@ -30,13 +32,17 @@ def explain(
         artifact = read_artifact(Path(model))
         gradients, forward = artifact.gradients, artifact.forward
     else:
+        from tvm_convgrad.kernels.tuned import use_winners
+        from tvm_convgrad.threads import intended_threads
         from tvm_convgrad.training.cpu import parse_target
         from tvm_convgrad.training.frontends import load_model
         from tvm_convgrad.training.lower import plan_of
         from tvm_convgrad.training.step import build_step
+        from tvm_convgrad.tuning.store import Store, default_path
 
         step = build_step(load_model(model, batch=size), loss=loss, dtype=dtype, layout=layout)
-        entries = describe_convolutions(plan_of(step, parse_target(target)))
+        with use_winners(Store(store or default_path(), intended_threads()) if tuned else None):
+            entries = describe_convolutions(plan_of(step, parse_target(target)))
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]
     (print_convolutions_json if json else show_convolutions)(model, gradients, forward)

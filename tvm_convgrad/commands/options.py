@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -34,6 +35,13 @@ Dropout = Annotated[str, typer.Option(metavar="train|off", help="Seeded dropout,
 WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Weight decay.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and dropout.")]
 Offload = Annotated[str, typer.Option(metavar="auto|none", help="Vendor libraries to use; there are none so far.")]
+Tuned = Annotated[
+    bool, typer.Option("--tuned/--no-tuned", help="Take the cuts that `convgrad tune` has kept, where it has.")
+]
+Store = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Tunings. Default: CONVGRAD_TUNINGS, or a file in the user's cache folder."),
+]
 
 _VENDORS = ("onednn", "cudnn", "cutlass")
 

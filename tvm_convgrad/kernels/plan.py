@@ -7,12 +7,12 @@ A kernel that does not cover a problem refuses with a reason; then the compositi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
 from tvm_convgrad.kernels.target import CLOCK, Machine
+from tvm_convgrad.kernels.tuned import tilings_of, winner
 from tvm_convgrad.problem import ConvProblem
 
 COMPOSITION = "composition"
@@ -50,10 +50,13 @@ class Choice:
 
 
 def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
-    """The kernel for a face ("forward", "backward_weight" or "backward_data"), or the composition with the reasons."""
+    """The kernel for a face ("forward", "backward_weight" or "backward_data"), or the composition with the reasons.
+
+    Inside `tuned.use_winners` a measured cut goes before that of the cost model.
+    """
     if machine is None:
         return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
-    return _choose(problem, face, machine)
+    return winner(problem, face, machine, _choose(problem, face, machine))
 
 
 @lru_cache(maxsize=4096)
@@ -90,16 +93,7 @@ def roofline(problem: ConvProblem, machine: Machine) -> float:
 
 def in_words(choice: Choice) -> str:
     """How the kernel of a choice is cut: the register tile in vectors, slabs, and every other field that is set."""
-    return "; ".join(dict.fromkeys(_tiling_words(tiling) for tiling in _tilings(choice.detail)))
-
-
-def _tilings(detail: Any) -> Iterator[Any]:
-    """The tilings in a kernel's plan, whatever is around them."""
-    if isinstance(detail, tuple):
-        for part in detail:
-            yield from _tilings(part)
-    elif is_dataclass(detail) and type(detail).__name__.endswith("Tiling"):
-        yield detail
+    return "; ".join(dict.fromkeys(_tiling_words(tiling) for tiling in tilings_of(choice.detail)))
 
 
 def _tiling_words(tiling: Any) -> str:

@@ -11,6 +11,7 @@ from legalize.forms import DATA_FORMS, WEIGHT_FORMS
 from relax_ops.lowering import Lowered
 from tvm_convgrad.errors import ProblemError
 from tvm_convgrad.kernels.plan import in_words, roofline
+from tvm_convgrad.kernels.tuned import TUNED
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.report.tables import byte_count, print_json, print_table, quantity
 
@@ -104,7 +105,7 @@ def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
                 number,
                 row["op"],
                 row["descriptor"],
-                f"{row['kernel']}: {row['plan'] or row['reason']}",
+                f"{row['kernel']}: {_cut(row)}",
                 "; ".join(f"{other['kernel']}: {other['reason']}" for other in row["refused"]),
                 quantity(row["gflop"]),
                 byte_count(row["bytes"]),
@@ -116,6 +117,13 @@ def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
         ),
         right=("#", "GFLOP", "bytes", "share", "estimate", "roofline"),
     )
+
+
+def _cut(row: dict[str, Any]) -> str:
+    """How a kernel is cut, and whether a measurement says so rather than the cost model; else why there is none."""
+    if row["plan"] and row["reason"].startswith(TUNED):
+        return f"{row['plan']} ({row['reason']})"
+    return str(row["plan"] or row["reason"])
 
 
 def _percent(value: float | None) -> str:

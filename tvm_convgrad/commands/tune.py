@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convgrad tune`: measures other cuts of the kernels for a model's convolutions, and keeps the winners for build."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_convgrad.commands import options
+from tvm_convgrad.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from tvm_convgrad.tuning.search import Work
+
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def tune(
+    model: Annotated[str | None, typer.Argument(help="A model, as `build` takes it.")] = None,
+    problem: Annotated[
+        list[str] | None, typer.Option(metavar="DESC", help="This problem instead of a model; repeatable.")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(metavar="NAME[,…]", help="The layers of these networks instead.")] = None,
+    face: Annotated[str, typer.Option(metavar="FACE[,…]", help="For --problem and --suite.")] = (
+        "backward_weight,backward_data,forward"
+    ),
+    budget: Annotated[str, typer.Option(metavar="60s|5m|1h", help="Time to spend, about.")] = "60s",
+    batch: options.Batch = None,
+    layout: options.Layout = "NCHW",
+    loss: options.Loss = "cross_entropy",
+    dtype: options.DType = "float32",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="That steps will run on. Default: TVM_NUM_THREADS, or all cores.")
+    ] = None,
+    target: options.Target = "native",
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Time candidates that compute exactly against the cost model's cut; keep what is faster, for the same target."""
+    seconds = parse_budget(budget)
+    if (model is not None) + bool(problem) + (suite is not None) != 1:
+        raise typer.BadParameter("say what to tune: MODEL, --problem DESC or --suite NAME, and one of them only.")
+    from tvm_convgrad.catalogue import FACES
+
+    faces = face.split(",")
+    if set(faces) - set(FACES):
+        raise typer.BadParameter(f"--face {face}: use {', '.join(FACES)}.")
+    size = options.parse_batch(batch)
+    from tvm_convgrad.kernels.target import machine_of
+    from tvm_convgrad.report.tables import print_json, print_table, stdout
+    from tvm_convgrad.threads import use_threads
+    from tvm_convgrad.training.cpu import parse_target
+    from tvm_convgrad.tuning.search import tune as search
+    from tvm_convgrad.tuning.store import Store, default_path
+
+    count = use_threads(threads)
+    compiled_for = parse_target(target)
+    machine = machine_of(compiled_for)
+    if machine is None:
+        raise UnsupportedError(f"tune: kernels are not made for {target}; use --target native on an x86 or ARM CPU.")
+    kept = Store(store or default_path(), count)
+    if model is not None:
+        work = _of_model(model, size, layout, loss, dtype, compiled_for)
+    else:
+        work = _of_problems(problem, suite, faces, size, layout)
+    outcomes = list(_followed(search(work, machine, compiled_for, kept, seconds), len(work)))
+    counts = Counter(outcome.status for outcome in outcomes)
+    if json:
+        print_json({"store": str(kept.path), "counts": dict(counts), "outcomes": [asdict(o) for o in outcomes]})
+        return
+    rows = ((o.status, f"{o.gain:.2f}", o.face, o.descriptor, o.tried, o.detail) for o in outcomes)
+    columns = ("outcome", "gain", "face", "problem", "tried", "cut or reason")
+    print_table(f"tuned for {machine.name}, {count} threads", columns, rows, right=("gain", "tried"))
+    summary = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+    stdout().print(f"{summary}; kept in {kept.path}", markup=False, soft_wrap=True)
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of a budget such as 60s, 5m, 1h or 90.
+
+    Raises:
+        typer.BadParameter: it is no such thing.
+    """
+    found = _BUDGET.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"--budget {text}: give a time such as 60s, 5m or 1h.")
+    return float(found.group(1)) * _SECONDS[found.group(2) or "s"]
+
+
+def _of_model(model: str, batch: Any, layout: str, loss: str, dtype: str, target: Any) -> list[Work]:
+    """The convolutions of a model's training step."""
+    from tvm_convgrad.training.frontends import load_model
+    from tvm_convgrad.training.lower import plan_of
+    from tvm_convgrad.training.step import build_step
+    from tvm_convgrad.tuning.search import Work
+
+    step = build_step(load_model(model, batch=batch), loss=loss, dtype=dtype, layout=layout)
+    counts = Counter((entry.face, entry.problem) for entry in plan_of(step, target))
+    return [Work(face, problem, count) for (face, problem), count in counts.items()]
+
+
+def _of_problems(
+    descriptors: Sequence[str] | None, suites: str | None, faces: Sequence[str], batch: Any, layout: str
+) -> list[Work]:
+    from tvm_convgrad.bench.suites import NETWORKS, SUITES
+    from tvm_convgrad.bench.suites import suite as problems_of
+    from tvm_convgrad.problem import ConvProblem
+    from tvm_convgrad.tuning.search import Work
+
+    if descriptors:
+        return [Work(face, ConvProblem.from_descriptor(text)) for text in descriptors for face in faces]
+    names = list(NETWORKS) if suites == "all" else (suites or "").split(",")
+    if set(names) - set(SUITES):
+        raise typer.BadParameter(f"--suite {suites}: use all or {', '.join(SUITES)}.")
+    if batch == "dynamic":
+        raise typer.BadParameter("--batch dynamic: layers of a suite need a number.")
+    layers = [pair for name in names for pair in problems_of(name, batch or 8, layout).items()]
+    counts: Counter[ConvProblem] = Counter()
+    for problem, count in layers:
+        counts[problem] += count
+    return [Work(face, problem, count) for problem, count in counts.items() for face in faces]
+
+
+def _followed(outcomes: Any, total: int) -> Any:
+    """The same outcomes, with a progress bar where somebody is looking."""
+    from rich.progress import track
+
+    from tvm_convgrad.report.tables import stderr
+
+    console = stderr()
+    return track(outcomes, "tuning", total=total, console=console, disable=not console.is_terminal)

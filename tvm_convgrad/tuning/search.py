@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tuner: for each problem, candidates that compute exactly are timed against the plan's own cut, and the best kept.
+
+A candidate is first compared with float64 on small integers, where equality is demanded to the last bit. Only then it
+is timed, in turns with the best so far, and it has to win by more than noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.errors import ConvGradError, ProblemError
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.candidates import candidates
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.tuning.store import Store
+from tvm_convgrad.verification import compare, numbers_of
+
+MARGIN = 1.03
+"""How many times faster a candidate has to be than the best so far."""
+
+PAIRS = 7
+TURN_SECONDS = 0.002
+
+
+class TuningError(ConvGradError, AssertionError):
+    """A candidate that computes something else than the convolution: a defect of a kernel."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A face of a problem, and how often it occurs."""
+
+    face: str
+    problem: ConvProblem
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a face of a problem.
+
+    Attributes:
+        status: "better" (a candidate won), "own" (the plan's own cut did), "skipped" (with the reason).
+        gain: how many times faster the winner is than the plan's own cut; 1 for that.
+        tried: candidates that were timed, the plan's own included.
+        detail: the winner's cut in words, or the reason.
+    """
+
+    face: str
+    descriptor: str
+    status: str
+    gain: float
+    tried: int
+    detail: str
+
+
+def tune(work: Sequence[Work], machine: Machine, target: Any, store: Store, budget: float) -> Iterator[Outcome]:
+    """Tune the problems, those with the most work first, for about `budget` seconds in all, and keep the winners.
+
+    What is in the store already is skipped. Every problem gets a share of the time that is left by its share in the
+    work that is left; what gets none is skipped.
+
+    Raises:
+        TuningError: a candidate computes something else.
+        ArtifactError: the store cannot be written.
+    """
+    end = time.monotonic() + budget
+    known = [(each, _weight(each)) for each in work]
+    known.sort(key=lambda pair: -pair[1])
+    left = sum(weight for _, weight in known) or 1.0
+    for each, weight in known:
+        now = time.monotonic()
+        share = (end - now) * weight / left
+        left = max(left - weight, 1e-30)
+        text = each.problem.descriptor
+        if not each.problem.is_static:
+            yield Outcome(each.face, text, "skipped", 1.0, 0, "an extent is known only at run time")
+        elif store.entry(each.problem, each.face, machine) is not None:
+            yield Outcome(each.face, text, "skipped", 1.0, 0, "tuned before")
+        elif now >= end:
+            yield Outcome(each.face, text, "skipped", 1.0, 0, "the budget is spent")
+        else:
+            yield _tune(each, machine, target, store, now + share)
+
+
+def _weight(work: Work) -> float:
+    return float(work.problem.macs * work.count) if work.problem.is_static else 0.0
+
+
+def _tune(work: Work, machine: Machine, target: Any, store: Store, end: float) -> Outcome:
+    problem, face, text = work.problem, work.face, work.problem.descriptor
+    choices = candidates(problem, face, machine)
+    own = next(choices, None)
+    if own is None:
+        reason = plan.choose(problem, face, machine).reason
+        return Outcome(face, text, "skipped", 1.0, 0, f"no generated kernel: {reason}")
+    try:
+        operands, wanted = numbers_of(problem, face)
+    except ProblemError as error:
+        return Outcome(face, text, "skipped", 1.0, 0, str(error))
+    trial = _Trial(work, machine, target, operands, wanted)
+    first = best = trial.ready(own)
+    winner, tried, complete = own, 1, True
+    for choice in choices:
+        if tried > 1 and time.monotonic() >= end:
+            complete = False
+            break
+        call = trial.ready(choice)
+        tried += 1
+        if _gain(best, call) > MARGIN:
+            best, winner = call, choice
+    gain = 1.0 if winner is own else _gain(first, best)
+    if gain < 1:  # what won in turns lost at the end: noise
+        best, winner, gain = first, own, 1.0
+    seconds = _turn(best)
+    if complete or winner is not own:  # the plan's own cut is only kept as the winner over all others
+        store.record(problem, face, machine, winner, seconds=seconds, own_seconds=seconds * gain, candidates=tried)
+    return Outcome(face, text, "own" if winner is own else "better", gain, tried, plan.in_words(winner))
+
+
+class _Trial:
+    """Compiles and checks candidates for one face of a problem."""
+
+    def __init__(self, work: Work, machine: Machine, target: Any, operands: Sequence[Any], wanted: Any) -> None:
+        import tvm
+
+        self.work, self.machine, self.target, self.wanted = work, machine, target, wanted
+        self._tensors = [tvm.runtime.tensor(np.ascontiguousarray(operand)) for operand in operands]
+
+    def ready(self, choice: plan.Choice) -> Any:
+        """The compiled candidate as a function of no arguments, after it has computed exactly.
+
+        Raises:
+            TuningError: it does not.
+        """
+        import tvm
+
+        function = plan.build(self.work.problem, self.work.face, self.machine, choice, "main")
+        main = tvm.compile(tvm.IRModule({"main": function}), self.target)["main"]
+        blank = np.full(self.wanted.shape, np.nan, numpy_dtype(str(self.wanted.dtype)))
+        result = tvm.runtime.tensor(blank)
+        main(*self._tensors, result)
+        status, detail = compare(np.asarray(result.numpy()), self.wanted)
+        if status != "right":
+            raise TuningError(
+                f"{self.work.face} of {self.work.problem.descriptor}, {choice.kind} cut as {plan.in_words(choice)}: "
+                f"{detail}; this is a defect of the kernel, please report it"
+            )
+        return lambda: main(*self._tensors, result)
+
+
+def _gain(reference: Any, call: Any) -> float:
+    """How many times faster `call` is than `reference`, the median of pairs."""
+    return median(_turn(reference) / _turn(call) for _ in range(PAIRS))
+
+
+def _turn(call: Any) -> float:
+    """Mean seconds of a call over a time that the clock can tell."""
+    call()
+    runs, begin, elapsed = 0, time.perf_counter(), 0.0
+    while elapsed < TURN_SECONDS:
+        call()
+        runs += 1
+        elapsed = time.perf_counter() - begin
+    return elapsed / runs
