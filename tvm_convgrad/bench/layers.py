@@ -206,7 +206,7 @@ def _load(seconds: float = 0.2) -> float:
 
     before = busy()
     time.sleep(seconds)
-    return (busy() - before) / os.sysconf("SC_CLK_TCK") / seconds
+    return min((busy() - before) / os.sysconf("SC_CLK_TCK") / seconds, float(os.cpu_count() or 1))
 
 
 def _say(text: str) -> None:
