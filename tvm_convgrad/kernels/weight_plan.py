@@ -9,10 +9,9 @@ from typing import Any
 
 from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.spec import View, axes_of, views
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import balanced, tile_rows
-from tvm_convgrad.kernels.wgrad import WeightSpec, WeightTiling
+from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, weight_spec
 from tvm_convgrad.problem import ConvProblem
 
 SLAB_PIXELS = 800
@@ -52,50 +51,6 @@ def _plan_few_channels(problem: ConvProblem, machine: Machine) -> Choice:
     tiling = replace(tiling_of(spec, machine, problem.macs, columns=1), rows=1, splits=1, parts=machine.parts)
     detail = (spec, tiling, problem.in_channels)
     return Choice("few-channel wgrad", "input channels would fill less than half of a vector", detail=detail)
-
-
-def weight_spec(problem: ConvProblem) -> WeightSpec:
-    """wgrad in the terms of the kernel, 1x1 over contiguous pixels joined to lines."""
-    x, dw, dy = views(problem)
-    kernel, strides, dilation, padding = axes_of(problem)
-    d, h, w = (low for low, _ in padding)
-    spec = WeightSpec(
-        x=x,
-        dy=dy,
-        dw=dw,
-        batch=int(problem.batch),
-        groups=problem.groups,
-        out_channels=problem.out_channels // problem.groups,
-        in_channels=problem.in_channels // problem.groups,
-        kernel=kernel,
-        strides=strides,
-        dilation=dilation,
-        low=(d, h, w),
-        dtype=problem.accumulator,
-    )
-    return _joined(spec)
-
-
-def _joined(spec: WeightSpec) -> WeightSpec:
-    """A 1x1 kernel of stride 1 sees pixels, not lines: join them, then cut them into lines again."""
-    plain = spec.kernel == (1, 1, 1) and spec.strides == (1, 1, 1) and spec.low == (0, 0, 0)
-    if not plain or spec.x.extents != spec.dy.extents:
-        return spec
-    d, h, w = spec.dy.extents
-    for view in (spec.x, spec.dy):
-        step = view.spatial[2]
-        if (h > 1 and view.spatial[1] != w * step) or (d > 1 and view.spatial[0] != h * w * step):
-            return spec
-    total = d * h * w
-    width = max(n for n in range(1, min(total, 512) + 1) if total % n == 0)
-    if width < 32:
-        width = total
-
-    def cut(view: View) -> View:
-        step = view.spatial[2]
-        return replace(view, spatial=(0, width * step, step), extents=(1, total // width, width))
-
-    return replace(spec, x=cut(spec.x), dy=cut(spec.dy))
 
 
 def tiling_of(spec: WeightSpec, machine: Machine, macs: int, columns: int = 0) -> WeightTiling:

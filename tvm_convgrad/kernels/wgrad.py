@@ -2,87 +2,37 @@
 """Implicit GEMM of wgrad: dW[o, tap, i] = sum over pixels of dY[pixel, o] * X[pixel * stride + tap * dilation, i].
 
 Vectors run over input channels: X is packed, a slab of lines at a time, into a panel [line][column][channel] with
-borders of zeros, from which every tap reads at its own offset. Output channels are the rows of the register tile; dY is
-read where it is. A work item is a block of input channels (and a part of the pixels, where there are too few blocks);
-its sums stay in a buffer of its own until all slabs are done. A last pass adds the parts in their order and writes dW.
+borders of zeros, from which every tap reads at its own offset. Output channels are the rows of the register tile. A
+work item is some blocks of input channels and a piece of the output channels (and of the pixels, where there is too
+little else to share); its sums stay in a buffer of its own. The last slab writes dW; where pixels are cut into parts, a
+last pass adds them in their order.
+
+Where pixels of X and dY meet one to one (1x1), both may change places, and neighbouring channels of X need no panel.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-
 from tvm_convgrad.kernels.loops import (
     Loops,
-    choose,
-    convert,
     expr,
     lanes_below,
-    lanes_within,
+    less,
     load,
     load_masked,
     make_parameter,
     quotient,
     remainder,
     smaller,
-    within,
-    zero,
 )
-from tvm_convgrad.kernels.packing import transpose
-from tvm_convgrad.kernels.spec import Three, View, WeightView
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
+from tvm_convgrad.kernels.weight_panels import WeightPanels
+from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, swapped
+from tvm_convgrad.kernels.weight_write import WeightWriter
 from tvm_convgrad.problem import ConvProblem
-
-
-@dataclass(frozen=True)
-class WeightSpec:
-    """wgrad in the terms of the kernel; extents over depth, height, width.
-
-    Attributes:
-        x, dy, dw: the tensors.
-        batch, groups, out_channels, in_channels: the last two per group.
-        kernel, strides, dilation, low: of the convolution; low is the padding before.
-        dtype: of sums.
-    """
-
-    x: View
-    dy: View
-    dw: WeightView
-    batch: int
-    groups: int
-    out_channels: int
-    in_channels: int
-    kernel: Three
-    strides: Three
-    dilation: Three
-    low: Three
-    dtype: str
-
-
-@dataclass(frozen=True)
-class WeightTiling:
-    """How wgrad is cut.
-
-    Attributes:
-        rows, columns: of the register tile.
-        lines: of dY in a slab; divides the height.
-        planes: of dY in a slab; divides batch * depth, and is 1 unless a slab holds whole planes.
-        parts: pieces of the pixels that are summed apart.
-        splits: pieces of the output channels that are separate work items.
-        parallel: whether threads pay.
-    """
-
-    rows: int
-    columns: int
-    lines: int
-    planes: int
-    parts: int
-    splits: int
-    parallel: bool
 
 
 def weight_kernel(problem: ConvProblem, detail: tuple[WeightSpec, WeightTiling], machine: Machine, name: str) -> Any:
@@ -92,209 +42,144 @@ def weight_kernel(problem: ConvProblem, detail: tuple[WeightSpec, WeightTiling],
     parameters = [make_parameter(key, *problem.tensors[key]) for key in ("grad", "data", "weight")]
     sizes = (spec.dy.size, spec.x.size, spec.dw.size)
     dy, x, dw = (loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True))
+    if tiling.swapped:
+        spec, dy, x = swapped(spec), x, dy
     _Weight(loops, spec, tiling, machine, dy, x, dw).emit()
     return loops.finish(parameters, name)
 
 
-class _Weight:
-    def __init__(
-        self, loops: Loops, spec: WeightSpec, tiling: WeightTiling, machine: Machine, dy: Any, x: Any, dw: Any
-    ) -> None:
-        self.loops, self.spec, self.tiling, self.machine = loops, spec, tiling, machine
-        self.dy, self.x, self.dw = dy, x, dw
-        self.lanes = machine.lanes(spec.dtype)
-        self.width = tiling.columns * self.lanes
-        self.in_blocks = -(-spec.in_channels // self.width)
-        self.out_blocks = -(-spec.out_channels // tiling.rows)
-        self.taps = list(itertools.product(*(range(k) for k in spec.kernel)))
-        self.kind = "parallel" if tiling.parallel else "serial"
-        _, kh, kw = spec.kernel
-        # Without taps along an axis the panel holds only the lines or columns that are met.
-        self.line_step = spec.strides[1] if kh > 1 else 1
-        self.column_step = spec.strides[2] if kw > 1 else 1
-        self.panel_lines = (tiling.lines - 1) * self.line_step + (kh - 1) * spec.dilation[1] + 1
-        self.panel_columns = (spec.dy.extents[2] - 1) * self.column_step + (kw - 1) * spec.dilation[2] + 1
-        self.pitch = -(-self.panel_columns // self.lanes) * self.lanes if self._transposes() else self.panel_columns
-        self.tile_size = tiling.rows * self.width
+@dataclass(frozen=True)
+class _Slab:
+    """A slab of a work item: its planes and first line; the group; the panels that hold it, or None."""
 
-    def _transposes(self) -> bool:
-        """Whether X is packed by transposing registers: its columns are neighbours in memory, its channels not."""
-        spec = self.spec
-        step = spec.strides[2] if spec.kernel[2] == 1 else 1
-        plain = spec.x.spatial[2] == 1 and spec.x.channel != 1 and spec.x.dtype == spec.dtype and step == 1
-        return plain and self.machine.has_masks
+    plane: Any
+    planes: Any
+    line: Any
+    group: Any
+    panel: Any
+    grads: Any
 
+
+class _Weight(WeightPanels):
     def emit(self) -> None:
         """All work items, then the last pass."""
         loops, spec, tiling = self.loops, self.spec, self.tiling
-        self._convert_grad()
-        planes, height = spec.batch * spec.dy.extents[0], spec.dy.extents[1]
-        line_slabs = height // tiling.lines
-        slabs = planes // tiling.planes * line_slabs
+        self.convert_grad()
+        line_slabs = spec.dy.extents[1] // tiling.lines
+        slabs = -(-spec.batch * spec.dy.extents[0] // tiling.planes) * line_slabs
         per_part = -(-slabs // tiling.parts)
         parts = -(-slabs // per_part)
         per_split = -(-self.out_blocks // tiling.splits)
         splits = -(-self.out_blocks // per_split)
-        blocks = spec.groups * self.in_blocks
-        sums_size = self.out_blocks * len(self.taps) * self.tile_size  # of one block of input channels
-        sums = loops.buffer("sums", parts * blocks * sums_size, spec.dtype)
-        with loops.loop(blocks * parts * splits, "item", self.kind) as item:
+        blocks, in_items = spec.groups * self.in_blocks, -(-self.in_blocks // tiling.inner)
+        block_size = len(self.taps) * self.tile_size  # of a block of input and one of output channels
+        part_size = blocks * self.out_blocks * block_size
+        writer = WeightWriter(self)
+        shared = loops.buffer("sums", parts * part_size, spec.dtype) if parts > 1 else None
+        with loops.loop(spec.groups * in_items * parts * splits, "item", self.kind) as item:
             split, rest = loops.let(remainder(item, splits), "split"), quotient(item, splits)
-            part, block = loops.let(remainder(rest, parts), "part"), loops.let(quotient(rest, parts), "block")
-            group, in_block = loops.let(quotient(block, self.in_blocks), "g"), remainder(block, self.in_blocks)
-            first_in = loops.let(in_block * self.width, "i0")
-            panel_size = tiling.planes * spec.kernel[0] * self.panel_lines * self.pitch * self.width
-            panel = loops.buffer("x_panel", panel_size, spec.dtype)
-            tables = self._tables()
-            base = loops.let((part * blocks + block) * sums_size, "sums_at")
+            part, rest = loops.let(remainder(rest, parts), "part"), quotient(rest, parts)
+            group = loops.let(quotient(rest, in_items), "g")
+            first_block = loops.let(remainder(rest, in_items) * tiling.inner, "first_block")
+            block_count = loops.let(smaller(self.in_blocks - first_block, tiling.inner), "block_count")
             first_out = loops.let(split * per_split, "first_out")
             out_count = loops.let(smaller(self.out_blocks - first_out, per_split), "out_count")
-            with loops.loop(smaller(slabs - part * per_part, per_part), "s") as s:
-                slab = loops.let(part * per_part + s, "slab")
-                plane = loops.let(quotient(slab, line_slabs) * tiling.planes, "plane")
-                line = loops.let(remainder(slab, line_slabs) * tiling.lines, "line0")
-                self._pack(panel, plane, line, group, first_in)
-                with loops.loop(out_count, "o") as o:
-                    out_block = loops.let(first_out + o, "out_block")
-                    with loops.loop(len(self.taps), "tap") as tap:
-                        at = loops.let(base + (out_block * len(self.taps) + tap) * self.tile_size, "tile_at")
-                        tile = self._sum(panel, loops.let(load(tables, tap), "shift"), plane, line, group, out_block)
-                        self._keep(tile, sums, at, s)
-        with loops.loop(blocks * self.out_blocks, "tile", self.kind) as item:
-            self._write(sums, item, parts, blocks * sums_size)
+            panel = None if tiling.direct else loops.buffer("x_panel", tiling.planes * self.plane_size, spec.dtype)
+            grads = loops.buffer("grad_panel", self.grad_panel_size(per_split), spec.dtype) if tiling.packed else None
+            kept = 1 if slabs == 1 else tiling.inner * per_split
+            sums = loops.buffer("sums", kept * block_size, spec.dtype) if shared is None else shared
+            count = loops.let(smaller(slabs - part * per_part, per_part), "slabs")
+            with loops.loop(count, "s") as s:
+                slab = self._slab(part * per_part + s, line_slabs, group, panel, grads)
+                if grads is not None:
+                    self.pack_grad(grads, slab.plane, slab.line, group, out_count, first_out, slab.planes)
+                with loops.loop(block_count, "b") as b:
+                    block = loops.let(first_block + b, "block")
+                    first_in = loops.let(block * self.width, "i0")
+                    if panel is not None:
+                        self._pack(panel, slab.plane, slab.line, group, first_in, slab.planes)
+                    with loops.loop(out_count, "o") as o:
+                        place = b * per_split + o if slabs > 1 else 0
+                        if shared is not None:
+                            place = ((part * spec.groups + group) * self.in_blocks + block) * self.out_blocks
+                            place = place + first_out + o
+                        base = loops.let(place * block_size, "sums_at")
+                        with loops.loop(len(self.taps), "tap") as tap:
+                            tile = self._sum(slab, tap, first_in, loops.let(first_out + o, "out_block"), o)
+                            self._keep(tile, sums, loops.let(base + tap * self.tile_size, "tile_at"), s)
+                        if shared is None:
+                            with loops.when(less(count - 1 - s, 1)):
+                                writer.write(sums, base, 1, 0, group, first_out + o, first_in)
+        if shared is not None:
+            with loops.loop(blocks * self.out_blocks, "tile", self.kind) as item:
+                out_block, block = remainder(item, self.out_blocks), quotient(item, self.out_blocks)
+                group, first_in = quotient(block, self.in_blocks), remainder(block, self.in_blocks) * self.width
+                base = loops.let(expr(item * block_size), "sums_at")
+                writer.write(shared, base, parts, part_size, group, out_block, first_in)
 
-    def _convert_grad(self) -> None:
-        """dY of another type is converted once, as its elements are read many times."""
-        loops, spec = self.loops, self.spec
-        if spec.dy.dtype == spec.dtype:
-            return
-        size, pieces = spec.dy.size, min(spec.dy.size, 64)
-        piece = -(-size // pieces)
-        converted = loops.buffer("grad_sums", size, spec.dtype)
-        with loops.loop(-(-size // piece), "piece", self.kind) as number:
-            first = loops.let(number * piece, "first")
-            with loops.loop(smaller(size - first, piece), "e") as e:
-                loops.store(converted, first + e, load(self.dy, first + e))
-        self.dy = converted
-
-    def _tables(self) -> Any:
-        spec = self.spec
-        shifts = [
-            ((kd * self.panel_lines + kh * spec.dilation[1]) * self.pitch + kw * spec.dilation[2]) * self.width
-            for kd, kh, kw in self.taps
-        ]
-        return self.loops.table("tap_shifts", shifts)
-
-    # -- the panel of X -----------------------------------------------------------------------------------------
-
-    def _pack(self, panel: Any, plane: Any, line: Any, group: Any, first_in: Any) -> None:
-        """The panel of a slab: [plane][depth tap][line][column][channel of the block]."""
+    def _slab(self, number: Any, line_slabs: int, group: Any, panel: Any, grads: Any) -> _Slab:
         loops, spec, tiling = self.loops, self.spec, self.tiling
-        x, depth = spec.x, spec.dy.extents[0]
-        channel = loops.let(group * spec.in_channels + first_in, "channel")
-        line_scale = spec.strides[1]
-        fetched = spec.strides[1] if spec.kernel[1] == 1 else 1
-        with loops.loop(tiling.planes, "p") as p, loops.loop(spec.kernel[0], "kd") as kd:
-            number = loops.let(plane + p, "number")
-            d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
-            n = quotient(number, depth)
-            with loops.loop(self.panel_lines, "r") as r:
-                h = line * line_scale + r * fetched - spec.low[1]
-                valid = loops.let(tirx.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
-                base = n * x.batch + d * x.spatial[0] + h * x.spatial[1] + channel * x.channel
-                base = loops.let(expr(base), "from")
-                into = ((p * spec.kernel[0] + kd) * self.panel_lines + r) * (self.pitch * self.width)
-                into = loops.let(into, "into")
-                if self._transposes():
-                    self._pack_transposed(panel, into, base, valid, first_in)
-                else:
-                    self._pack_columns(panel, into, base, valid, first_in)
-
-    def _pack_transposed(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
-        """One line, `lanes` columns of `lanes` channels at a time, by transposing a square of registers."""
-        loops, spec, lanes = self.loops, self.spec, self.lanes
-        limit = loops.let(choose(valid, spec.x.extents[2], 0), "limit")
-        ragged = spec.in_channels % self.width != 0
-        with loops.loop(self.pitch // lanes, "c") as chunk:
-            column = loops.let(chunk * lanes - spec.low[2], "column")
-            with loops.loop(self.tiling.columns, "j") as j:
-                rows = []
-                for c in range(lanes):
-                    within_block = limit
-                    if ragged:
-                        exists = expr(first_in + j * lanes + c) < spec.in_channels
-                        within_block = choose(exists, limit, 0)
-                    mask = lanes_within(column, within_block, lanes)
-                    at = base + (j * lanes + c) * spec.x.channel + column
-                    rows.append(loops.let(load_masked(self.x, at, mask, lanes), "row"))
-                start = loops.let(into + chunk * lanes * self.width + j * lanes, "start")
-                for c, value in enumerate(transpose(loops, rows)):
-                    loops.store(panel, start + c * self.width, value)
-
-    def _pack_columns(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
-        """One line, the channels of a column at a time."""
-        loops, spec, lanes = self.loops, self.spec, self.lanes
-        x = spec.x
-        step = spec.strides[2] if spec.kernel[2] == 1 else 1
-        vectors = x.channel == 1 and x.dtype == spec.dtype
-        ragged = spec.in_channels % self.width != 0
-        with loops.loop(self.panel_columns, "c") as c:
-            column = loops.let(expr(c * step - spec.low[2]), "column")
-            inside = loops.let(tirx.And(valid, within(column, x.extents[2])), "inside")
-            at = loops.let(base + column * x.spatial[2], "pixel")
-            start = loops.let(into + c * self.width, "start")
-            with loops.when(inside):
-                if vectors and (not ragged or self.machine.has_masks):
-                    for j in range(self.tiling.columns):
-                        value = load(self.x, at + j * lanes, lanes)
-                        if ragged:
-                            mask = lanes_below(first_in + j * lanes, spec.in_channels, lanes)
-                            value = load_masked(self.x, at + j * lanes, mask, lanes)
-                        loops.store(panel, start + j * lanes, value)
-                else:
-                    with loops.loop(self.width, "i") as i:
-                        value = convert(load(self.x, at + i * x.channel), spec.dtype)
-                        if ragged:
-                            value = choose(expr(first_in + i) < spec.in_channels, value, zero(spec.dtype))
-                        loops.store(panel, start + i, value)
-            with loops.otherwise(inside):
-                for j in range(self.tiling.columns):
-                    loops.store(panel, start + j * lanes, zero(spec.dtype, lanes))
+        number = loops.let(number, "slab")
+        plane = loops.let(quotient(number, line_slabs) * tiling.planes, "plane")
+        line = loops.let(remainder(number, line_slabs) * tiling.lines, "line0")
+        total = spec.batch * spec.dy.extents[0]
+        count = tiling.planes if total % tiling.planes == 0 else smaller(total - plane, tiling.planes)
+        return _Slab(plane, loops.let(count, "planes"), line, group, panel, grads)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
-    def _sum(self, panel: Any, shift: Any, plane: Any, line: Any, group: Any, out_block: Any) -> Tile:
+    def _sum(self, slab: _Slab, tap: Any, first_in: Any, out_block: Any, local_block: Any) -> Tile:
         """The tile of one tap and block of output channels over the pixels of a slab."""
         loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
-        dy, (depth, _, columns) = spec.dy, spec.dy.extents
+        columns = spec.dy.extents[2]
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, spec.dtype)
-        channel = group * spec.out_channels + self._first_out(out_block)
-        rows_joined = (
-            spec.kernel[1:] == (1, 1)
-            and self.pitch == columns
-            and (tiling.lines == 1 or dy.spatial[1] == columns * dy.spatial[2])
-        )
-        line_count, pixel_count = (1, tiling.lines * columns) if rows_joined else (tiling.lines, columns)
-        with loops.loop(tiling.planes, "p") as p:
-            number = loops.let(plane + p, "number")
-            grad = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
-            grad = loops.let(grad + line * dy.spatial[1] + channel * dy.channel, "grad_plane")
-            into = loops.let(shift + p * (spec.kernel[0] * self.panel_lines * self.pitch * self.width), "x_plane")
+        shift = 0 if slab.panel is None else loops.let(self.shifts.at(tap), "shift")
+        source = self.x if slab.panel is None else slab.panel
+        rows_from = self.dy if slab.grads is None else slab.grads
+        with loops.loop(slab.planes, "p") as p:
+            number = loops.let(slab.plane + p, "number")
+            a_plane, a_line, a_pixel, a_row = self._rows_at(slab, number, p, out_block, local_block)
+            b_plane, b_line, b_pixel = self._vectors_at(slab, number, p, first_in, shift)
+            joined = tiling.lines == 1 or (a_line == a_pixel * columns and b_line == b_pixel * columns)
+            line_count, pixel_count = (1, tiling.lines * columns) if joined else (tiling.lines, columns)
+            a_plane, b_plane = loops.let(expr(a_plane), "a_plane"), loops.let(expr(b_plane), "b_plane")
             with loops.loop(line_count, "l") as line_number:
-                grad_line = loops.let(grad + line_number * dy.spatial[1], "grad_line")
-                x_line = loops.let(into + line_number * (self.line_step * self.pitch * self.width), "x_line")
+                a_from = loops.let(a_plane + line_number * a_line, "a_line")
+                b_from = loops.let(b_plane + line_number * b_line, "b_line")
                 with loops.loop(pixel_count, "x") as x:
-                    a = loops.let(grad_line + x * dy.spatial[2], "a_at")
-                    b = loops.let(x_line + x * (self.column_step * self.width), "b_at")
+                    a = loops.let(a_from + x * a_pixel, "a_at")
+                    b = loops.let(b_from + x * b_pixel, "b_at")
                     tile.add(
-                        lambda i: load(self.dy, a + i * dy.channel),
-                        lambda j: load(panel, b + j * lanes, lanes),
+                        lambda i: load(rows_from, a + i * a_row),
+                        lambda j: self._vector(source, b, first_in, j, slab.panel is None),
                     )
         return tile
 
-    def _first_out(self, out_block: Any) -> Any:
-        """The first output channel of a block; the last block overlaps the one before it."""
-        return smaller(out_block * self.tiling.rows, self.spec.out_channels - self.tiling.rows)
+    def _vector(self, source: Any, at: Any, first_in: Any, column: int, direct: bool) -> Any:
+        lanes = self.lanes
+        if direct and self.ragged:
+            mask = lanes_below(first_in + column * lanes, self.spec.in_channels, lanes)
+            return load_masked(source, at + column * lanes, mask, lanes)
+        return load(source, at + column * lanes, lanes)
+
+    def _rows_at(self, slab: _Slab, number: Any, p: Any, out_block: Any, local_block: Any) -> tuple[Any, int, int, int]:
+        """Where the rows' scalars of a plane begin, and their steps: a line, a pixel, a row."""
+        dy, (depth, _, columns), tiling = self.spec.dy, self.spec.dy.extents, self.tiling
+        if slab.grads is not None:
+            lines = (local_block * tiling.planes + p) * tiling.lines
+            return lines * (columns * tiling.rows), columns * tiling.rows, tiling.rows, 1
+        channel = slab.group * self.spec.out_channels + self.first_out(out_block)
+        at = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
+        return at + slab.line * dy.spatial[1] + channel * dy.channel, dy.spatial[1], dy.spatial[2], dy.channel
+
+    def _vectors_at(self, slab: _Slab, number: Any, p: Any, first_in: Any, shift: Any) -> tuple[Any, int, int]:
+        """Where the vectors of a plane begin, and their steps: a line, a pixel."""
+        if slab.panel is not None:
+            line = self.line_step * self.pitch * self.width
+            return shift + p * self.plane_size, line, self.column_step * self.width
+        x, depth = self.spec.x, self.spec.dy.extents[0]
+        at = quotient(number, depth) * x.batch + remainder(number, depth) * x.spatial[0] + slab.line * x.spatial[1]
+        return at + slab.group * self.spec.in_channels + first_in, x.spatial[1], x.spatial[2]
 
     def _keep(self, tile: Tile, sums: Any, at: Any, slab_number: Any) -> None:
         """Add the tile to the item's sums; the first slab sets them."""
@@ -312,47 +197,6 @@ class _Weight:
             for i, j in positions:
                 index = at + (i * tile.columns + j) * lanes
                 loops.store(sums, index, load(sums, index, lanes) + tile.value(i, j))
-
-    # -- the result ---------------------------------------------------------------------------------------------
-
-    def _write(self, sums: Any, item: Any, parts: int, part_size: int) -> None:
-        """One tile of all taps: parts added in order, into dW's own layout."""
-        loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
-        dw, taps = spec.dw, len(self.taps)
-        out_block, block = remainder(item, self.out_blocks), quotient(item, self.out_blocks)
-        group, in_block = quotient(block, self.in_blocks), remainder(block, self.in_blocks)
-        first_out = loops.let(expr(self._first_out(out_block)), "o0")
-        first_in = loops.let(expr(in_block * self.width), "i0")
-        base = loops.let(expr(item * (taps * self.tile_size)), "sums_at")
-        table = loops.table("dw_taps", [sum(k * s for k, s in zip(tap, dw.spatial, strict=True)) for tap in self.taps])
-        to = (group * spec.out_channels + first_out) * dw.out + first_in * dw.into
-        to = loops.let(expr(to), "to")
-        ragged = spec.in_channels % self.width != 0
-        vectors = dw.into == 1 and dw.dtype == spec.dtype and (not ragged or self.machine.has_masks)
-
-        def total(index: Any, lanes: int) -> Any:
-            value = load(sums, index, lanes)
-            for part in range(1, parts):
-                value = value + load(sums, index + part * part_size, lanes)
-            return value
-
-        with loops.loop(tiling.rows, "o") as o:
-            if vectors:
-                with loops.loop(taps, "tap") as tap:
-                    at = loops.let(base + tap * self.tile_size + o * self.width, "at")
-                    into = loops.let(to + o * dw.out + load(table, tap), "into")
-                    for j in range(tiling.columns):
-                        value = total(at + j * lanes, lanes)
-                        if ragged:
-                            mask = lanes_below(first_in + j * lanes, spec.in_channels, lanes)
-                            loops.store_masked(self.dw, into + j * lanes, value, mask)
-                        else:
-                            loops.store(self.dw, into + j * lanes, value)
-                return
-            count = loops.let(smaller(spec.in_channels - first_in, self.width), "count")
-            with loops.loop(count, "i") as i, loops.loop(taps, "tap") as tap:
-                value = total(base + tap * self.tile_size + o * self.width + i, 1)
-                loops.store(self.dw, to + o * dw.out + i * dw.into + load(table, tap), value)
 
 
 __all__ = ["WeightSpec", "WeightTiling", "weight_kernel"]

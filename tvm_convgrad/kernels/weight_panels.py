@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Panels of wgrad: X of a slab as [plane][depth tap][line][column][channel], and dY as [block][pixel][row]."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.kernels.loops import (
+    Loops,
+    Numbers,
+    choose,
+    convert,
+    expr,
+    lanes_below,
+    lanes_within,
+    load,
+    load_masked,
+    quotient,
+    remainder,
+    smaller,
+    within,
+    zero,
+)
+from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
+
+
+class WeightPanels:
+    """The geometry of a wgrad kernel, and the code that packs its two operands."""
+
+    def __init__(
+        self, loops: Loops, spec: WeightSpec, tiling: WeightTiling, machine: Machine, dy: Any, x: Any, dw: Any
+    ) -> None:
+        self.loops, self.spec, self.tiling, self.machine = loops, spec, tiling, machine
+        self.dy, self.x, self.dw = dy, x, dw
+        self.lanes = machine.lanes(spec.dtype)
+        self.width = tiling.columns * self.lanes
+        self.in_blocks = -(-spec.in_channels // self.width)
+        self.out_blocks = -(-spec.out_channels // tiling.rows)
+        self.ragged = spec.in_channels % self.width != 0
+        self.taps = list(itertools.product(*(range(k) for k in spec.kernel)))
+        self.kind = "parallel" if tiling.parallel else "serial"
+        _, kh, kw = spec.kernel
+        # Without taps along an axis the panel holds only the lines or columns that are met.
+        self.line_step = spec.strides[1] if kh > 1 else 1
+        self.column_step = spec.strides[2] if kw > 1 else 1
+        self.panel_lines = (tiling.lines - 1) * self.line_step + (kh - 1) * spec.dilation[1] + 1
+        self.panel_columns = (spec.dy.extents[2] - 1) * self.column_step + (kw - 1) * spec.dilation[2] + 1
+        self.pitch = -(-self.panel_columns // self.lanes) * self.lanes if self._transposes() else self.panel_columns
+        self.plane_size = spec.kernel[0] * self.panel_lines * self.pitch * self.width
+        self.tile_size = tiling.rows * self.width
+        shifts = [
+            ((kd * self.panel_lines + kh * spec.dilation[1]) * self.pitch + kw * spec.dilation[2]) * self.width
+            for kd, kh, kw in self.taps
+        ]
+        self.shifts = Numbers(loops, "tap_shifts", shifts)
+        self.slab_pixels = tiling.planes * tiling.lines * spec.dy.extents[2]
+
+    def _transposes(self) -> bool:
+        """Whether X is packed by transposing registers: its columns are neighbours in memory, its channels not."""
+        spec = self.spec
+        step = spec.strides[2] if spec.kernel[2] == 1 else 1
+        plain = spec.x.spatial[2] == 1 and spec.x.channel != 1 and spec.x.dtype == spec.dtype and step == 1
+        return plain and self.machine.has_masks
+
+    def first_out(self, out_block: Any) -> Any:
+        """The first output channel of a block; the last block overlaps the one before it."""
+        return smaller(out_block * self.tiling.rows, self.spec.out_channels - self.tiling.rows)
+
+    def convert_grad(self) -> None:
+        """dY of another type is converted once, as its elements are read many times."""
+        loops, spec = self.loops, self.spec
+        if spec.dy.dtype == spec.dtype:
+            return
+        size = spec.dy.size
+        piece = -(-size // min(size, 64))
+        converted = loops.buffer("grad_sums", size, spec.dtype)
+        with loops.loop(-(-size // piece), "piece", self.kind) as number:
+            first = loops.let(number * piece, "first")
+            with loops.loop(smaller(size - first, piece), "e") as e:
+                loops.store(converted, first + e, load(self.dy, first + e))
+        self.dy = converted
+
+    # -- the panel of X -----------------------------------------------------------------------------------------
+
+    def _pack(self, panel: Any, plane: Any, line: Any, group: Any, first_in: Any, count: Any = None) -> None:
+        """The panel of a slab of `count` planes (all of the tiling's by default)."""
+        loops, spec, tiling = self.loops, self.spec, self.tiling
+        x, depth = spec.x, spec.dy.extents[0]
+        channel = loops.let(group * spec.in_channels + first_in, "channel")
+        line_scale = spec.strides[1]
+        fetched = spec.strides[1] if spec.kernel[1] == 1 else 1
+        count = tiling.planes if count is None else count
+        with loops.loop(count, "p") as p, loops.loop(spec.kernel[0], "kd") as kd:
+            number = loops.let(plane + p, "number")
+            d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
+            n = quotient(number, depth)
+            with loops.loop(self.panel_lines, "r") as r:
+                h = line * line_scale + r * fetched - spec.low[1]
+                valid = loops.let(tirx.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
+                base = n * x.batch + d * x.spatial[0] + h * x.spatial[1] + channel * x.channel
+                base = loops.let(expr(base), "from")
+                into = ((p * spec.kernel[0] + kd) * self.panel_lines + r) * (self.pitch * self.width)
+                into = loops.let(into, "into")
+                if self._transposes():
+                    self._pack_transposed(panel, into, base, valid, first_in)
+                else:
+                    self._pack_columns(panel, into, base, valid, first_in)
+
+    def _pack_transposed(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
+        """One line, `lanes` columns of `lanes` channels at a time, by transposing a square of registers."""
+        loops, spec, lanes = self.loops, self.spec, self.lanes
+        limit = loops.let(choose(valid, spec.x.extents[2], 0), "limit")
+        ragged = spec.in_channels % self.width != 0
+        with loops.loop(self.pitch // lanes, "c") as chunk:
+            column = loops.let(chunk * lanes - spec.low[2], "column")
+            with loops.loop(self.tiling.columns, "j") as j:
+                rows = []
+                for c in range(lanes):
+                    within_block = limit
+                    if ragged:
+                        exists = expr(first_in + j * lanes + c) < spec.in_channels
+                        within_block = choose(exists, limit, 0)
+                    mask = lanes_within(column, within_block, lanes)
+                    at = base + (j * lanes + c) * spec.x.channel + column
+                    rows.append(loops.let(load_masked(self.x, at, mask, lanes), "row"))
+                start = loops.let(into + chunk * lanes * self.width + j * lanes, "start")
+                for c, value in enumerate(transpose(loops, rows)):
+                    loops.store(panel, start + c * self.width, value)
+
+    def _pack_columns(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
+        """One line, the channels of a column at a time."""
+        loops, spec, lanes = self.loops, self.spec, self.lanes
+        x = spec.x
+        step = spec.strides[2] if spec.kernel[2] == 1 else 1
+        vectors = x.channel == 1 and x.dtype == spec.dtype
+        ragged = spec.in_channels % self.width != 0
+        with loops.loop(self.panel_columns, "c") as c:
+            column = loops.let(expr(c * step - spec.low[2]), "column")
+            inside = loops.let(tirx.And(valid, within(column, x.extents[2])), "inside")
+            at = loops.let(base + column * x.spatial[2], "pixel")
+            start = loops.let(into + c * self.width, "start")
+            with loops.when(inside):
+                if vectors and (not ragged or self.machine.has_masks):
+                    for j in range(self.tiling.columns):
+                        value = load(self.x, at + j * lanes, lanes)
+                        if ragged:
+                            mask = lanes_below(first_in + j * lanes, spec.in_channels, lanes)
+                            value = load_masked(self.x, at + j * lanes, mask, lanes)
+                        loops.store(panel, start + j * lanes, value)
+                else:
+                    with loops.loop(self.width, "i") as i:
+                        value = convert(load(self.x, at + i * x.channel), spec.dtype)
+                        if ragged:
+                            value = choose(expr(first_in + i) < spec.in_channels, value, zero(spec.dtype))
+                        loops.store(panel, start + i, value)
+            with loops.otherwise(inside):
+                for j in range(self.tiling.columns):
+                    loops.store(panel, start + j * lanes, zero(spec.dtype, lanes))
+
+    # -- the panel of dY ----------------------------------------------------------------------------------------
+
+    def grad_panel_size(self, blocks: int) -> int:
+        """Elements of dY's panel for so many blocks; the last stores reach behind the pixels that exist."""
+        return blocks * self.slab_pixels * self.tiling.rows + self.lanes * (self.tiling.rows + 1)
+
+    def pack_grad(self, panel: Any, plane: Any, line: Any, group: Any, blocks: Any, first_block: Any, count: Any) -> None:
+        """dY's slab as [block][plane][line][column][row], in that order: a pixel's store may reach into the next."""
+        loops, spec, tiling, rows = self.loops, self.spec, self.tiling, self.tiling.rows
+        dy, (depth, _, columns) = spec.dy, spec.dy.extents
+        with loops.loop(blocks, "o") as o, loops.loop(count, "p") as p:
+            number = loops.let(plane + p, "number")
+            channel = group * spec.out_channels + self.first_out(first_block + o)
+            at = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
+            at = loops.let(at + line * dy.spatial[1] + channel * dy.channel, "from_plane")
+            with loops.loop(tiling.lines, "l") as line_number:
+                start = loops.let(at + line_number * dy.spatial[1], "from")
+                into = (o * tiling.planes + p) * tiling.lines + line_number
+                into = loops.let(into * (columns * rows), "into")
+                if dy.channel != 1 and dy.spatial[2] == 1:
+                    self._pack_grad_transposed(panel, into, start, columns)
+                else:
+                    self._pack_grad_pixels(panel, into, start, columns)
+
+    def _pack_grad_pixels(self, panel: Any, into: Any, start: Any, columns: int) -> None:
+        loops, rows, lanes, dy = self.loops, self.tiling.rows, self.lanes, self.spec.dy
+        with loops.loop(columns, "x") as x:
+            pixel = loops.let(start + x * dy.spatial[2], "pixel")
+            if dy.channel != 1:
+                for i in range(rows):
+                    loops.store(panel, into + x * rows + i, load(self.dy, pixel + i * dy.channel))
+                return
+            for first in range(0, rows, lanes):
+                mask = _first_lanes(min(rows - first, lanes), lanes)
+                value = load_masked(self.dy, pixel + first, mask, lanes)
+                loops.store_masked(panel, into + x * rows + first, value, mask)
+
+    def _pack_grad_transposed(self, panel: Any, into: Any, start: Any, columns: int) -> None:
+        loops, rows, lanes, step = self.loops, self.tiling.rows, self.lanes, self.spec.dy.channel
+        with loops.loop(-(-columns // lanes), "chunk") as chunk:
+            mask = lanes_below(chunk * lanes, columns, lanes)
+            for first in range(0, rows, lanes):
+                count = min(rows - first, lanes)
+                values = [
+                    loops.let(load_masked(self.dy, start + (first + i) * step + chunk * lanes, mask, lanes), "row")
+                    for i in range(count)
+                ]
+                values += [zero(self.spec.dtype, lanes)] * (lanes - count)
+                for x, value in enumerate(transpose(loops, values)):
+                    at = into + (chunk * lanes + x) * rows + first
+                    loops.store_masked(panel, at, value, _first_lanes(count, lanes))
+
+
+def _first_lanes(count: int, lanes: int) -> Any:
+    return lanes_below(0, count, lanes)
+
+
+__all__ = ["WeightPanels"]

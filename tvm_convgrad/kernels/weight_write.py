@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of wgrad into dW's own layout: parts added in their order, transposed in registers where dW is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_convgrad.kernels.loops import (
+    Numbers,
+    choose,
+    expr,
+    lanes_below,
+    load,
+    smaller,
+    zero,
+)
+from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.weight_panels import WeightPanels
+
+
+class WeightWriter:
+    """Writes the sums [tap][row][lane] of a block of input and one of output channels.
+
+    Three orders of dW are written by vectors: input channels innermost (OHWI, and 1x1 of OIHW), taps innermost (OIHW),
+    and output channels innermost (HWIO); the last two by transposing squares of registers. Others go one by one.
+    """
+
+    def __init__(self, kernel: WeightPanels) -> None:
+        self.kernel, self.loops = kernel, kernel.loops
+        spec = kernel.spec
+        offsets = [sum(k * s for k, s in zip(tap, spec.dw.spatial, strict=True)) for tap in kernel.taps]
+        self.offsets = Numbers(self.loops, "dw_taps", offsets)
+        vectors = spec.dw.dtype == spec.dtype
+        masks = kernel.machine.has_masks
+        self.by_lanes = vectors and spec.dw.into == 1 and (masks or not kernel.ragged)
+        self.by_taps = vectors and masks and offsets == list(range(len(offsets)))
+        self.by_rows = vectors and masks and spec.dw.out == 1
+
+    def write(
+        self, sums: Any, base: Any, parts: int, part_size: int, group: Any, out_block: Any, first_in: Any
+    ) -> None:
+        """All taps of a block, from `base` on in each of the parts, which lie `part_size` apart."""
+        kernel, loops, spec = self.kernel, self.loops, self.kernel.spec
+        dw, taps, width = spec.dw, len(kernel.taps), kernel.width
+        rows = kernel.tiling.rows
+        first_in = loops.let(expr(first_in), "i0")
+        first_out = loops.let(expr(kernel.first_out(out_block)), "o0")
+        to = (group * spec.out_channels + first_out) * dw.out + first_in * dw.into
+        to = loops.let(expr(to), "to")
+
+        def total(index: Any, lanes: int) -> Any:
+            value = load(sums, index, lanes)
+            for part in range(1, parts):
+                value = value + load(sums, index + part * part_size, lanes)
+            return value
+
+        if self.by_lanes:
+            with loops.loop(taps, "tap") as tap, loops.loop(rows, "o") as o:
+                at = loops.let(base + (tap * rows + o) * width, "at")
+                into = loops.let(to + o * dw.out + self.offsets.at(tap), "into")
+                for j in range(kernel.tiling.columns):
+                    self._store_lanes(into, first_in, j, total(at + j * kernel.lanes, kernel.lanes))
+        elif self.by_taps:
+            with loops.loop(rows, "o") as o, loops.loop(kernel.tiling.columns, "j") as j:
+                at = loops.let(base + o * width + j * kernel.lanes, "at")
+                into = loops.let(to + o * dw.out + j * kernel.lanes * dw.into, "into")
+                values = [lambda k=k: total(at + k * kernel.tile_size, kernel.lanes) for k in range(taps)]
+                self._store_transposed(into, first_in + j * kernel.lanes, values)
+        elif self.by_rows:
+            with loops.loop(taps, "tap") as tap, loops.loop(kernel.tiling.columns, "j") as j:
+                at = loops.let(base + tap * kernel.tile_size + j * kernel.lanes, "at")
+                into = loops.let(to + self.offsets.at(tap) + j * kernel.lanes * dw.into, "into")
+                values = [lambda k=k: total(at + k * width, kernel.lanes) for k in range(rows)]
+                self._store_transposed(into, first_in + j * kernel.lanes, values)
+        else:
+            count = loops.let(smaller(spec.in_channels - first_in, width), "count")
+            with loops.loop(rows, "o") as o, loops.loop(count, "i") as i, loops.loop(taps, "tap") as tap:
+                value = total(base + (tap * rows + o) * width + i, 1)
+                loops.store(kernel.dw, to + o * dw.out + i * dw.into + self.offsets.at(tap), value)
+
+    def _store_lanes(self, into: Any, first_in: Any, column: int, value: Any) -> None:
+        kernel, lanes = self.kernel, self.kernel.lanes
+        if kernel.ragged:
+            mask = lanes_below(first_in + column * lanes, kernel.spec.in_channels, lanes)
+            self.loops.store_masked(kernel.dw, into + column * lanes, value, mask)
+        else:
+            self.loops.store(kernel.dw, into + column * lanes, value)
+
+    def _store_transposed(self, into: Any, first_in: Any, values: Sequence[Any]) -> None:
+        """Lane l of value k goes to into + l * (step of input channels) + k."""
+        kernel, loops, lanes = self.kernel, self.loops, self.kernel.lanes
+        for first in range(0, len(values), lanes):
+            chunk = [loops.let(value(), "row") for value in values[first : first + lanes]]
+            count = len(chunk)
+            chunk += [zero(kernel.spec.dtype, lanes)] * (lanes - count)
+            for lane, value in enumerate(transpose(loops, chunk)):
+                at = into + lane * kernel.spec.dw.into + first
+                limit: Any = count
+                if kernel.ragged:
+                    limit = choose(expr(first_in + lane) < kernel.spec.in_channels, count, 0)
+                if isinstance(limit, int) and limit == lanes:
+                    loops.store(kernel.dw, at, value)
+                else:
+                    loops.store_masked(kernel.dw, at, value, lanes_below(0, limit, lanes))
+
+
+__all__ = ["WeightWriter"]
