@@ -112,6 +112,12 @@ class Loops:
         address = tirx.op.address_of(buffer[expr(index)])
         self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.masked.store", value, address, mask)))
 
+    def prefetch(self, buffer: Any, index: Any) -> None:
+        """Ask for a cache line into the core's second-level cache; never faults, wherever it points."""
+        address = tirx.op.address_of(buffer[expr(index)])
+        read, second_level, data = (tirx.IntImm(INDEX, i) for i in (0, 2, 1))
+        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, second_level, data)))
+
     def _close(self) -> Any:
         block = self._blocks.pop()
         if not block:

@@ -48,7 +48,8 @@ class WeightPanels:
         # Without taps along an axis the panel holds only the lines or columns that are met.
         self.line_step = spec.strides[1] if kh > 1 else 1
         self.column_step = spec.strides[2] if kw > 1 else 1
-        self.panel_lines = (tiling.lines - 1) * self.line_step + (kh - 1) * spec.dilation[1] + 1
+        self.reach = (kh - 1) * spec.dilation[1] + 1
+        self.panel_lines = (tiling.lines - 1) * self.line_step + self.reach
         self.panel_columns = (spec.dy.extents[2] - 1) * self.column_step + (kw - 1) * spec.dilation[2] + 1
         self.pitch = -(-self.panel_columns // self.lanes) * self.lanes if self._transposes() else self.panel_columns
         self.plane_size = spec.kernel[0] * self.panel_lines * self.pitch * self.width
@@ -87,19 +88,22 @@ class WeightPanels:
 
     # -- the panel of X -----------------------------------------------------------------------------------------
 
-    def _pack(self, panel: Any, plane: Any, line: Any, group: Any, first_in: Any, count: Any = None) -> None:
-        """The panel of a slab of `count` planes (all of the tiling's by default)."""
+    def _pack(
+        self, panel: Any, plane: Any, line: Any, group: Any, first_in: Any, count: Any = None, lines: Any = None
+    ) -> None:
+        """The panel of a slab of `count` planes and `lines` lines (all of the tiling's by default)."""
         loops, spec, tiling = self.loops, self.spec, self.tiling
         x, depth = spec.x, spec.dy.extents[0]
         channel = loops.let(group * spec.in_channels + first_in, "channel")
         line_scale = spec.strides[1]
         fetched = spec.strides[1] if spec.kernel[1] == 1 else 1
         count = tiling.planes if count is None else count
+        panel_lines = self.panel_lines if lines is None else (lines - 1) * self.line_step + self.reach
         with loops.loop(count, "p") as p, loops.loop(spec.kernel[0], "kd") as kd:
             number = loops.let(plane + p, "number")
             d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
             n = quotient(number, depth)
-            with loops.loop(self.panel_lines, "r") as r:
+            with loops.loop(panel_lines, "r") as r:
                 h = line * line_scale + r * fetched - spec.low[1]
                 valid = loops.let(tirx.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
                 base = n * x.batch + d * x.spatial[0] + h * x.spatial[1] + channel * x.channel
@@ -168,7 +172,9 @@ class WeightPanels:
         """Elements of dY's panel for so many blocks; the last stores reach behind the pixels that exist."""
         return blocks * self.slab_pixels * self.tiling.rows + self.lanes * (self.tiling.rows + 1)
 
-    def pack_grad(self, panel: Any, plane: Any, line: Any, group: Any, blocks: Any, first_block: Any, count: Any) -> None:
+    def pack_grad(
+        self, panel: Any, plane: Any, line: Any, group: Any, blocks: Any, first_block: Any, count: Any, lines: Any
+    ) -> None:
         """dY's slab as [block][plane][line][column][row], in that order: a pixel's store may reach into the next."""
         loops, spec, tiling, rows = self.loops, self.spec, self.tiling, self.tiling.rows
         dy, (depth, _, columns) = spec.dy, spec.dy.extents
@@ -177,7 +183,7 @@ class WeightPanels:
             channel = group * spec.out_channels + self.first_out(first_block + o)
             at = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
             at = loops.let(at + line * dy.spatial[1] + channel * dy.channel, "from_plane")
-            with loops.loop(tiling.lines, "l") as line_number:
+            with loops.loop(lines, "l") as line_number:
                 start = loops.let(at + line_number * dy.spatial[1], "from")
                 into = (o * tiling.planes + p) * tiling.lines + line_number
                 into = loops.let(into * (columns * rows), "into")

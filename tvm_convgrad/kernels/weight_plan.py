@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How wgrad is cut: the register tile, slabs, and what threads share."""
+"""How wgrad is cut: all sensible cuts, the time of each by a model of one core, and the best of them."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +13,47 @@ from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import balanced, tile_rows
-from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, weight_spec
+from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, swapped, weight_spec
 from tvm_convgrad.problem import ConvProblem
 
 SLAB_PIXELS = 800
-"""The most pixels of a slab: enough to make little of loading and storing sums, few enough for the core's own cache."""
+"""The most pixels of a slab of the depthwise and few-channel kernels."""
+
+SLABS = (128, 256, 400, 800)
+"""Pixels of a slab that are tried: more make little of loading and storing sums, fewer stay in the core's cache."""
 
 MAX_ROWS = 256
 """(tap, channel) pairs that the few-channel kernel has code for."""
+
+CYCLE = 1 / 3.5e9
+"""Seconds; estimates are in cycles of this clock. Only their order matters for the choice."""
+
+ADD_LATENCY = 4
+"""Cycles from one multiply-add of an accumulator to the next; two start in a cycle."""
+
+LINE_COST = 14
+"""Cycles to leave a loop over the pixels of a line: its exit is mispredicted now and then, and pipelines drain."""
+
+TILE_COST = 40
+"""Cycles to clear a tile and to enter its loops."""
+
+KEEP_COST = 1.5
+"""Cycles to add one accumulator to sums in the core's cache."""
+
+COPY_COST, TRANSPOSE_COST, GATHER_COST = 0.15, 0.35, 2.0
+"""Cycles to pack one element: by vectors, through transposed registers, one by one."""
+
+WRITE_COST, TURNED_COST, SCATTER_COST = 0.2, 3.0, 2.5
+"""Cycles to write one element of dW: by vectors, by transposed vectors that lie lines apart, one by one."""
+
+SHARED_BYTES, MEMORY_BYTES = 40.0, 4.5
+"""Bytes a cycle that a core gets from the cache that cores share, mostly behind its sums, and from memory."""
+
+SHARED_CACHE = 8 << 20
+"""Bytes: tensors larger than this come from memory."""
+
+HIDDEN = 0.25
+"""The part of the time for streaming that remains when lines are asked for a slab ahead."""
 
 
 def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
@@ -29,14 +64,17 @@ def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     rows = problem.in_channels * math.prod(problem.kernel)
     if problem.groups == 1 and 2 * problem.in_channels <= machine.lanes(spec.dtype) and rows <= MAX_ROWS:
         return _plan_few_channels(problem, machine)
-    detail = (spec, tiling_of(spec, machine, problem.macs))
-    return Choice("implicit GEMM wgrad", "covers the problem", detail=detail)
+    parallel = problem.macs >= PARALLEL_FROM
+    _, tiling = min(
+        ((_elapsed(spec, t, machine), t) for t in candidates(spec, machine, parallel)), key=lambda pair: pair[0]
+    )
+    return Choice("implicit GEMM wgrad", "covers the problem", estimate(spec, tiling, machine), detail=(spec, tiling))
 
 
 def _plan_depthwise(problem: ConvProblem, machine: Machine) -> Choice:
     """Depthwise: the channels of all groups as one, cut into vectors."""
     spec = replace(weight_spec(problem), groups=1, in_channels=problem.in_channels, out_channels=1)
-    tiling = replace(tiling_of(spec, machine, problem.macs, columns=1), rows=1, splits=1)
+    tiling = slab_tiling(spec, machine, problem.macs)
     if spec.x.channel == 1:
         height, line = spec.dy.extents[1:]
         lines = max(n for n in _divisors(height) if n == 1 or n * line <= SLAB_PIXELS // 3)
@@ -48,62 +86,169 @@ def _plan_depthwise(problem: ConvProblem, machine: Machine) -> Choice:
 def _plan_few_channels(problem: ConvProblem, machine: Machine) -> Choice:
     """Few input channels: the spec's in_channels become those that lanes run over, dY's."""
     spec = replace(weight_spec(problem), in_channels=problem.out_channels, out_channels=1)
-    tiling = replace(tiling_of(spec, machine, problem.macs, columns=1), rows=1, splits=1, parts=machine.parts)
+    tiling = replace(slab_tiling(spec, machine, problem.macs), parts=machine.parts)
     detail = (spec, tiling, problem.in_channels)
     return Choice("few-channel wgrad", "input channels would fill less than half of a vector", detail=detail)
 
 
-def tiling_of(spec: WeightSpec, machine: Machine, macs: int, columns: int = 0) -> WeightTiling:
-    """The cut that the cost model likes best, of all or of those with `columns`."""
-    lanes = machine.lanes(spec.dtype)
-    columns = columns or min((2, 1, 3), key=lambda c: _tile_cost(spec, machine, c, lanes))
-    width = columns * lanes
-    rows = balanced(spec.out_channels, min(tile_rows(machine, columns), spec.out_channels))
-    depth, height, line = spec.dy.extents
-    element = 8 if spec.dtype == "float64" else 4
-    budget = machine.l2_bytes // 3
+def slab_tiling(spec: WeightSpec, machine: Machine, macs: int) -> WeightTiling:
+    """Slabs for kernels whose tile is one vector wide and that make their rows themselves."""
+    width = machine.lanes(spec.dtype)
+    _, height, line = spec.dy.extents
 
-    def panel(lines: int, planes: int) -> int:
-        panel_lines = (
-            (lines - 1) * (spec.strides[1] if spec.kernel[1] > 1 else 1) + (spec.kernel[1] - 1) * spec.dilation[1] + 1
-        )
-        pitch = (line - 1) * (spec.strides[2] if spec.kernel[2] > 1 else 1) + (spec.kernel[2] - 1) * spec.dilation[2]
-        return planes * spec.kernel[0] * panel_lines * (pitch + 1) * width * element
+    def fits(lines: int, planes: int) -> bool:
+        return planes * lines * line <= SLAB_PIXELS and _panel(spec, lines, planes, width) <= machine.l2_bytes // 3
 
-    lines = max(n for n in _divisors(height) if n == 1 or (n * line <= SLAB_PIXELS and panel(n, 1) <= budget))
+    lines = max(n for n in _divisors(height) if n == 1 or fits(n, 1))
     planes = 1
     if lines == height:
-        planes = max(
-            n
-            for n in _divisors(spec.batch * depth)
-            if n == 1 or (n * height * line <= SLAB_PIXELS and panel(lines, n) <= budget)
-        )
-    in_blocks = -(-spec.in_channels // width) * spec.groups
-    out_blocks = -(-spec.out_channels // rows)
-    slabs = spec.batch * depth // planes * (height // lines)
-    parts = splits = 1
-    if in_blocks % machine.parts and in_blocks < 4 * machine.parts:
-        if slabs >= machine.parts:
-            parts = machine.parts
-        else:
-            splits = min(out_blocks, machine.parts)
-    return WeightTiling(rows, columns, lines, planes, parts, splits, macs >= PARALLEL_FROM)
+        planes = max(n for n in _divisors(spec.batch * spec.dy.extents[0]) if n == 1 or fits(lines, n))
+    blocks = -(-spec.in_channels // width)
+    slabs = spec.batch * spec.dy.extents[0] // planes * (height // lines)
+    uneven = blocks % machine.parts and blocks < 4 * machine.parts
+    parts = machine.parts if uneven and slabs >= machine.parts else 1
+    return WeightTiling(1, 1, lines, planes, parts, 1, macs >= PARALLEL_FROM)
 
 
-def _tile_cost(spec: WeightSpec, machine: Machine, columns: int, lanes: int) -> tuple[float, int]:
-    """Relative time of the sums: lanes and rows that do nothing, and loads that a narrow tile repeats."""
-    width = columns * lanes
-    waste = -(-spec.in_channels // width) * width / spec.in_channels
-    most = min(tile_rows(machine, columns), spec.out_channels)
-    rows = balanced(spec.out_channels, most)
-    waste *= -(-spec.out_channels // rows) * rows / spec.out_channels
-    loads = (rows + columns) / 2  # two loads a cycle
-    sums = max(rows * columns / 2, 4)  # two multiply-adds a cycle, four cycles of latency
-    return waste * max(loads, sums) / (rows * columns), columns
+# ---------------------------------------------------------------------------------------------------- candidates
+
+
+def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
+    """Why the implicit GEMM cannot be cut so, or nothing."""
+    for name in ("rows", "columns", "lines", "planes", "parts", "splits", "inner"):
+        if getattr(tiling, name) < 1:
+            return f"{name} is {getattr(tiling, name)}; it must be at least 1"
+    if tiling.swapped and (not spec.is_pointwise or spec.groups > 1):
+        return "swapped needs one group and pixels that meet one to one"
+    spec = swapped(spec) if tiling.swapped else spec
+    if tiling.rows > spec.out_channels:
+        return f"rows is {tiling.rows}; there are {spec.out_channels} channels to put into them"
+    if tiling.rows > tile_rows(machine, tiling.columns):
+        return f"{tiling.rows} x {tiling.columns} accumulators do not fit into the registers"
+    if tiling.planes > 1 and tiling.lines < spec.dy.extents[1]:
+        return "planes is more than 1, but lines is not the whole height"
+    if tiling.packed and not machine.has_masks:
+        return "packed needs masked loads and stores"
+    if not tiling.direct:
+        return ""
+    if not spec.is_pointwise or any(spec.low) or spec.x.channel != 1 or spec.x.dtype != spec.dtype:
+        return "direct needs pixels that meet one to one, and neighbouring channels of the accumulator's type"
+    if spec.in_channels % (tiling.columns * machine.lanes(spec.dtype)) and not machine.has_masks:
+        return "direct needs masked loads where channels do not fill the vectors"
+    return ""
+
+
+def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[WeightTiling]:
+    """The cuts that are worth a look."""
+    planes_in_all = spec.batch * spec.dy.extents[0]
+    for turned, columns, pixels in itertools.product((False, True), (2, 1, 3), SLABS):
+        seen = swapped(spec) if turned else spec
+        rows = balanced(seen.out_channels, min(tile_rows(machine, columns), seen.out_channels))
+        height, line = spec.dy.extents[1:]
+        lines = balanced(height, max(1, min(height, pixels // line)))
+        planes = balanced(planes_in_all, max(1, min(planes_in_all, pixels // (height * line)))) if lines == height else 1
+        slabs = -(-planes_in_all // planes) * -(-height // lines)
+        in_blocks = -(-seen.in_channels // (columns * machine.lanes(spec.dtype)))
+        out_blocks = -(-seen.out_channels // rows)
+        ahead = slabs > 1 and spec.is_pointwise and max(spec.x.size, spec.dy.size) * 4 > machine.l2_bytes
+        for parts in {1, machine.parts if slabs >= machine.parts else 1}:
+            for inner in {1, -(-in_blocks // machine.parts), in_blocks}:
+                for splits in {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}:
+                    tiling = WeightTiling(
+                        rows, columns, lines, planes, parts, splits, parallel, inner, turned, prefetched=ahead
+                    )
+                    if not refusal(spec, tiling, machine):
+                        yield tiling
+
+
+# ---------------------------------------------------------------------------------------------------- cost
+
+
+def _elapsed(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
+    """Seconds on all of the machine's parts: what one core needs, and how unevenly items are shared."""
+    seen = swapped(spec) if tiling.swapped else spec
+    in_items = -(--(-seen.in_channels // (tiling.columns * machine.lanes(spec.dtype))) // tiling.inner)
+    items = spec.groups * in_items * tiling.parts * tiling.splits
+    rounds = -(-items // machine.parts)
+    return estimate(spec, tiling, machine) * rounds / items
+
+
+def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
+    """Seconds on one core: multiply-adds, sums, packing and writing, and the streams that caches do not hold."""
+    spec = swapped(spec) if tiling.swapped else spec
+    lanes = machine.lanes(spec.dtype)
+    element = 8 if spec.dtype == "float64" else 4
+    rows, columns, width = tiling.rows, tiling.columns, tiling.columns * lanes
+    depth, height, line = spec.dy.extents
+    taps = math.prod(spec.kernel)
+    line_slabs = -(-height // tiling.lines)
+    slabs = -(-spec.batch * depth // tiling.planes) * line_slabs
+    pixels = spec.batch * depth * height * line
+    in_blocks, out_blocks = -(-spec.in_channels // width), -(-spec.out_channels // rows)
+    tiles = taps * in_blocks * out_blocks * spec.groups
+    in_items = -(-in_blocks // tiling.inner)
+
+    step = max(rows * columns / 2, (rows + columns) / 2, ADD_LATENCY)
+    joined = spec.kernel[1:] == (1, 1) and (line % lanes == 0 or spec.x.channel == 1)
+    exits = slabs if joined else spec.batch * depth * height
+    sums = rows * columns * KEEP_COST * (0 if slabs == 1 else 1)
+    cycles = tiles * (pixels * step + exits * LINE_COST + slabs * (TILE_COST + sums))
+
+    panel = _panel(spec, tiling.lines, tiling.planes, width) / element
+    if not tiling.direct:
+        cycles += slabs * in_blocks * spec.groups * tiling.splits * panel * _pack_cost(spec, machine)
+    if tiling.packed:
+        cost = TRANSPOSE_COST if spec.dy.channel != 1 else COPY_COST
+        cycles += pixels * spec.out_channels * spec.groups * in_items * cost
+
+    # Streams: X once a split, dY once an item of input channels, or once a block of them if its slab leaves the cache.
+    slab_pixels = tiling.planes * tiling.lines * line
+    per_split = -(-spec.out_channels // tiling.splits)
+    both = slab_pixels * (per_split + min(tiling.inner * width, spec.in_channels)) * element
+    reads = in_items if slab_pixels * per_split * element + panel * element <= machine.l2_bytes else in_blocks
+    stream = spec.x.size * element * tiling.splits / _rate(spec.x.size * element)
+    stream += spec.dy.size * element * reads / _rate(spec.dy.size * element)
+    cycles += stream * (HIDDEN if tiling.prefetched and 2 * both <= machine.l2_bytes else 1)
+    kept = taps * tiling.inner * width * per_split * element
+    if slabs > tiling.parts and kept > machine.l2_bytes // 2:
+        cycles += slabs * tiles * rows * width * element * 2 / SHARED_BYTES
+
+    dw = spec.dw
+    write = SCATTER_COST
+    if dw.into == 1:
+        write = WRITE_COST
+    elif machine.has_masks and (dw.out == 1 or dw.spatial[2] == 1):
+        write = WRITE_COST if dw.into * element < 256 else TURNED_COST
+    cycles += dw.size * write + dw.size * element * 2 / SHARED_BYTES
+    if tiling.parts > 1:
+        cycles += dw.size * tiling.parts * (KEEP_COST / lanes + element * 2 / SHARED_BYTES)
+    return cycles * CYCLE
+
+
+def _rate(size: int) -> float:
+    return SHARED_BYTES if size <= SHARED_CACHE else MEMORY_BYTES
+
+
+def _pack_cost(spec: WeightSpec, machine: Machine) -> float:
+    if spec.x.dtype != spec.dtype:
+        return GATHER_COST
+    if spec.x.channel == 1:
+        return COPY_COST
+    plain = spec.x.spatial[2] == 1 and (spec.kernel[2] > 1 or spec.strides[2] == 1)
+    return TRANSPOSE_COST if plain and machine.has_masks else GATHER_COST
+
+
+def _panel(spec: WeightSpec, lines: int, planes: int, width: int) -> int:
+    """Bytes of the panel of X."""
+    element = 8 if spec.dtype == "float64" else 4
+    steps = [s if k > 1 else 1 for s, k in zip(spec.strides, spec.kernel, strict=True)]
+    reach = [(k - 1) * d + 1 for k, d in zip(spec.kernel, spec.dilation, strict=True)]
+    panel_lines = (lines - 1) * steps[1] + reach[1]
+    return planes * spec.kernel[0] * panel_lines * ((spec.dy.extents[2] - 1) * steps[2] + reach[2]) * width * element
 
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-__all__: list[Any] = ["plan_weight", "tiling_of", "weight_spec"]
+__all__: list[Any] = ["candidates", "estimate", "plan_weight", "refusal", "slab_tiling", "weight_spec"]

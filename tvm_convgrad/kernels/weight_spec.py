@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from tvm_convgrad.kernels.spec import Three, View, WeightView, axes_of, views
 from tvm_convgrad.problem import ConvProblem
 
-LINE = 512
+LINE = 256
 """Pixels that are neighbours in memory are cut into lines of at most this many."""
+
+VECTOR = 16
+"""Lines of a multiple of this are packed by whole vectors on every machine."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class WeightTiling:
 
     Attributes:
         rows, columns: of the register tile: output channels, and vectors of input channels.
-        lines: of dY in a slab; divides the height.
+        lines: of dY in a slab; the last slab of a plane may have fewer.
         planes: of dY in a slab; 1 unless a slab holds whole planes.
         parts: pieces of the pixels that are summed apart.
         splits: pieces of the output channels that are separate work items.
@@ -57,6 +60,7 @@ class WeightTiling:
         swapped: whether output channels are the lanes and input channels the rows (only where pixels meet one to one).
         direct: whether X's vectors are read where they are, without a panel.
         packed: whether dY's slab is packed into a panel [block of output channels][pixel][row].
+        prefetched: whether the next slab's lines are asked for while this one is summed.
     """
 
     rows: int
@@ -70,6 +74,7 @@ class WeightTiling:
     swapped: bool = False
     direct: bool = False
     packed: bool = False
+    prefetched: bool = False
 
 
 def weight_spec(problem: ConvProblem) -> WeightSpec:
@@ -115,9 +120,8 @@ def _joined(spec: WeightSpec) -> WeightSpec:
         if (h > 1 and view.spatial[1] != w * step) or (d > 1 and view.spatial[0] != h * w * step):
             return spec
     total = d * h * w
-    width = max(n for n in range(1, min(total, LINE) + 1) if total % n == 0)
-    if width < 32:
-        width = total
+    widths = [n for n in range(2 * VECTOR, min(total, LINE) + 1) if total % n == 0]
+    width = max(widths, key=lambda n: (n % VECTOR == 0, n), default=total)
 
     def cut(view: View) -> View:
         step = view.spatial[2]

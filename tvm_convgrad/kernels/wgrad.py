@@ -27,6 +27,7 @@ from tvm_convgrad.kernels.loops import (
     remainder,
     smaller,
 )
+from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
 from tvm_convgrad.kernels.weight_panels import WeightPanels
@@ -50,14 +51,16 @@ def weight_kernel(problem: ConvProblem, detail: tuple[WeightSpec, WeightTiling],
 
 @dataclass(frozen=True)
 class _Slab:
-    """A slab of a work item: its planes and first line; the group; the panels that hold it, or None."""
+    """A slab of a work item: its planes and lines; the group; the panels that hold it, or None."""
 
     plane: Any
     planes: Any
     line: Any
+    lines: Any
     group: Any
     panel: Any
     grads: Any
+    ahead: tuple[Any, Any] | None  # from dY's and X's elements to those of the next slab
 
 
 class _Weight(WeightPanels):
@@ -65,7 +68,7 @@ class _Weight(WeightPanels):
         """All work items, then the last pass."""
         loops, spec, tiling = self.loops, self.spec, self.tiling
         self.convert_grad()
-        line_slabs = spec.dy.extents[1] // tiling.lines
+        line_slabs = -(-spec.dy.extents[1] // tiling.lines)
         slabs = -(-spec.batch * spec.dy.extents[0] // tiling.planes) * line_slabs
         per_part = -(-slabs // tiling.parts)
         parts = -(-slabs // per_part)
@@ -90,14 +93,14 @@ class _Weight(WeightPanels):
             sums = loops.buffer("sums", kept * block_size, spec.dtype) if shared is None else shared
             count = loops.let(smaller(slabs - part * per_part, per_part), "slabs")
             with loops.loop(count, "s") as s:
-                slab = self._slab(part * per_part + s, line_slabs, group, panel, grads)
+                slab = self._slab(part * per_part + s, slabs, line_slabs, group, panel, grads)
                 if grads is not None:
-                    self.pack_grad(grads, slab.plane, slab.line, group, out_count, first_out, slab.planes)
+                    self.pack_grad(grads, slab.plane, slab.line, group, out_count, first_out, slab.planes, slab.lines)
                 with loops.loop(block_count, "b") as b:
                     block = loops.let(first_block + b, "block")
                     first_in = loops.let(block * self.width, "i0")
                     if panel is not None:
-                        self._pack(panel, slab.plane, slab.line, group, first_in, slab.planes)
+                        self._pack(panel, slab.plane, slab.line, group, first_in, slab.planes, slab.lines)
                     with loops.loop(out_count, "o") as o:
                         place = b * per_split + o if slabs > 1 else 0
                         if shared is not None:
@@ -117,14 +120,34 @@ class _Weight(WeightPanels):
                 base = loops.let(expr(item * block_size), "sums_at")
                 writer.write(shared, base, parts, part_size, group, out_block, first_in)
 
-    def _slab(self, number: Any, line_slabs: int, group: Any, panel: Any, grads: Any) -> _Slab:
+    def _slab(self, number: Any, slabs: Any, line_slabs: int, group: Any, panel: Any, grads: Any) -> _Slab:
         loops, spec, tiling = self.loops, self.spec, self.tiling
+
+        def begin(slab: Any) -> tuple[Any, Any]:
+            return quotient(slab, line_slabs) * tiling.planes, remainder(slab, line_slabs) * tiling.lines
+
         number = loops.let(number, "slab")
-        plane = loops.let(quotient(number, line_slabs) * tiling.planes, "plane")
-        line = loops.let(remainder(number, line_slabs) * tiling.lines, "line0")
+        plane, line = (loops.let(v, name) for v, name in zip(begin(number), ("plane", "line0"), strict=True))
         total = spec.batch * spec.dy.extents[0]
         count = tiling.planes if total % tiling.planes == 0 else smaller(total - plane, tiling.planes)
-        return _Slab(plane, loops.let(count, "planes"), line, group, panel, grads)
+        ahead = None
+        if tiling.prefetched:
+            following = begin(loops.let(expr(smaller(number + 1, slabs - 1)), "next"))
+            ahead_dy, ahead_x = (
+                loops.let(expr(self._at(view, *following, scale) - self._at(view, plane, line, scale)), "ahead")
+                for view, scale in ((spec.dy, 1), (spec.x, spec.strides[1]))
+            )
+            ahead = (ahead_dy, ahead_x)
+        height = spec.dy.extents[1]
+        lines = tiling.lines if height % tiling.lines == 0 else smaller(height - line, tiling.lines)
+        lines = loops.let(lines, "lines")
+        return _Slab(plane, loops.let(count, "planes"), line, lines, group, panel, grads, ahead)
+
+    def _at(self, view: View, plane: Any, line: Any, scale: int = 1) -> Any:
+        """Where a line of a plane begins."""
+        depth = self.spec.dy.extents[0]
+        at = quotient(plane, depth) * view.batch + remainder(plane, depth) * view.spatial[0]
+        return at + line * (view.spatial[1] * scale)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
@@ -141,7 +164,7 @@ class _Weight(WeightPanels):
             a_plane, a_line, a_pixel, a_row = self._rows_at(slab, number, p, out_block, local_block)
             b_plane, b_line, b_pixel = self._vectors_at(slab, number, p, first_in, shift)
             joined = tiling.lines == 1 or (a_line == a_pixel * columns and b_line == b_pixel * columns)
-            line_count, pixel_count = (1, tiling.lines * columns) if joined else (tiling.lines, columns)
+            line_count, pixel_count = (1, slab.lines * columns) if joined else (slab.lines, columns)
             a_plane, b_plane = loops.let(expr(a_plane), "a_plane"), loops.let(expr(b_plane), "b_plane")
             with loops.loop(line_count, "l") as line_number:
                 a_from = loops.let(a_plane + line_number * a_line, "a_line")
@@ -149,11 +172,31 @@ class _Weight(WeightPanels):
                 with loops.loop(pixel_count, "x") as x:
                     a = loops.let(a_from + x * a_pixel, "a_at")
                     b = loops.let(b_from + x * b_pixel, "b_at")
+                    if slab.ahead is not None:
+                        self._prefetch(slab, number, line_number, x, first_in, out_block)
                     tile.add(
                         lambda i: load(rows_from, a + i * a_row),
                         lambda j: self._vector(source, b, first_in, j, slab.panel is None),
                     )
         return tile
+
+    def _prefetch(self, slab: _Slab, number: Any, line_number: Any, x: Any, first_in: Any, out_block: Any) -> None:
+        """The lines of the next slab where this one's pixel is, of both operands.
+
+        Where pixels are neighbours in memory, a line has as many of them as lanes: each asks for another channel's.
+        """
+        loops, spec, lanes = self.loops, self.spec, self.lanes
+        sides = [(self.dy, spec.dy, self.first_out(out_block) + slab.group * spec.out_channels, self.tiling.rows)]
+        if spec.is_pointwise:
+            sides.append((self.x, spec.x, first_in + slab.group * spec.in_channels, self.width))
+        for (buffer, view, channel, count), ahead in zip(sides, slab.ahead or (), strict=False):
+            at = self._at(view, number, slab.line + line_number) + channel * view.channel + ahead
+            for first in range(0, count, lanes):
+                if view.channel == 1:
+                    loops.prefetch(buffer, at + x * view.spatial[2] + first)
+                elif view.spatial[2] == 1:
+                    lane = remainder(x, lanes)
+                    loops.prefetch(buffer, at + (x - lane) + (first + lane) * view.channel)
 
     def _vector(self, source: Any, at: Any, first_in: Any, column: int, direct: bool) -> Any:
         lanes = self.lanes
@@ -164,22 +207,21 @@ class _Weight(WeightPanels):
 
     def _rows_at(self, slab: _Slab, number: Any, p: Any, out_block: Any, local_block: Any) -> tuple[Any, int, int, int]:
         """Where the rows' scalars of a plane begin, and their steps: a line, a pixel, a row."""
-        dy, (depth, _, columns), tiling = self.spec.dy, self.spec.dy.extents, self.tiling
+        dy, columns, tiling = self.spec.dy, self.spec.dy.extents[2], self.tiling
         if slab.grads is not None:
             lines = (local_block * tiling.planes + p) * tiling.lines
             return lines * (columns * tiling.rows), columns * tiling.rows, tiling.rows, 1
         channel = slab.group * self.spec.out_channels + self.first_out(out_block)
-        at = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
-        return at + slab.line * dy.spatial[1] + channel * dy.channel, dy.spatial[1], dy.spatial[2], dy.channel
+        return self._at(dy, number, slab.line) + channel * dy.channel, dy.spatial[1], dy.spatial[2], dy.channel
 
     def _vectors_at(self, slab: _Slab, number: Any, p: Any, first_in: Any, shift: Any) -> tuple[Any, int, int]:
         """Where the vectors of a plane begin, and their steps: a line, a pixel."""
         if slab.panel is not None:
             line = self.line_step * self.pitch * self.width
             return shift + p * self.plane_size, line, self.column_step * self.width
-        x, depth = self.spec.x, self.spec.dy.extents[0]
-        at = quotient(number, depth) * x.batch + remainder(number, depth) * x.spatial[0] + slab.line * x.spatial[1]
-        return at + slab.group * self.spec.in_channels + first_in, x.spatial[1], x.spatial[2]
+        x = self.spec.x
+        at = self._at(x, number, slab.line) + slab.group * self.spec.in_channels + first_in
+        return at, x.spatial[1], x.spatial[2]
 
     def _keep(self, tile: Tile, sums: Any, at: Any, slab_number: Any) -> None:
         """Add the tile to the item's sums; the first slab sets them."""
