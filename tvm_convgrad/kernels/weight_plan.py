@@ -146,7 +146,9 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
         rows = balanced(seen.out_channels, min(tile_rows(machine, columns), seen.out_channels))
         height, line = spec.dy.extents[1:]
         lines = balanced(height, max(1, min(height, pixels // line)))
-        planes = balanced(planes_in_all, max(1, min(planes_in_all, pixels // (height * line)))) if lines == height else 1
+        planes = (
+            balanced(planes_in_all, max(1, min(planes_in_all, pixels // (height * line)))) if lines == height else 1
+        )
         slabs = -(-planes_in_all // planes) * -(-height // lines)
         in_blocks = -(-seen.in_channels // (columns * machine.lanes(spec.dtype)))
         out_blocks = -(-seen.out_channels // rows)
@@ -167,7 +169,8 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
 def _elapsed(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     """Seconds on all of the machine's parts: what one core needs, and how unevenly items are shared."""
     seen = swapped(spec) if tiling.swapped else spec
-    in_items = -(--(-seen.in_channels // (tiling.columns * machine.lanes(spec.dtype))) // tiling.inner)
+    in_blocks = -(-seen.in_channels // (tiling.columns * machine.lanes(spec.dtype)))
+    in_items = -(-in_blocks // tiling.inner)
     items = spec.groups * in_items * tiling.parts * tiling.splits
     rounds = -(-items // machine.parts)
     return estimate(spec, tiling, machine) * rounds / items

@@ -133,9 +133,7 @@ def _joined(spec: WeightSpec) -> WeightSpec:
 def swapped(spec: WeightSpec) -> WeightSpec:
     """The transposed contraction of a pointwise spec with one group."""
     dw = replace(spec.dw, out=spec.dw.into, into=spec.dw.out)
-    return replace(
-        spec, x=spec.dy, dy=spec.x, dw=dw, out_channels=spec.in_channels, in_channels=spec.out_channels
-    )
+    return replace(spec, x=spec.dy, dy=spec.x, dw=dw, out_channels=spec.in_channels, in_channels=spec.out_channels)
 
 
 __all__ = ["WeightSpec", "WeightTiling", "swapped", "weight_spec"]
