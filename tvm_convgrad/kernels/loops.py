@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.tirx.buffer import buffer_data, decl_buffer
 
 from tvm_convgrad.geometry import DTYPE_BYTES
 
 INDEX = "int32"
+
+StringImm: Any = getattr(ir, "StringImm", None) or tirx.StringImm  # TVM 0.26 has it in tirx
 
 PARALLEL_FROM = 50_000
 """Multiply-accumulates; less is not worth waking threads for."""
@@ -111,6 +113,12 @@ class Loops:
         """Store the lanes whose mask is true; the others are not touched."""
         address = tirx.op.address_of(buffer[expr(index)])
         self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.masked.store", value, address, mask)))
+
+    def require(self, condition: Any, message: str) -> None:
+        """Refuse a call for which the condition does not hold."""
+        kind, text = (StringImm(words) for words in ("ValueError", message))
+        make: Any = tirx.AssertStmt  # whose constructor takes the condition first, whatever its signature says
+        self.emit(make(condition, kind, [text]))
 
     def prefetch(self, buffer: Any, index: Any) -> None:
         """Ask for a cache line into the core's second-level cache; never faults, wherever it points."""
@@ -222,6 +230,11 @@ def quotient(a: Any, b: int) -> Any:
 def remainder(a: Any, b: int) -> Any:
     """a % b for a >= 0."""
     return a % b if isinstance(a, int) else (0 if b == 1 else tirx.truncmod(a, b))
+
+
+def ceiling(a: Any, b: int) -> Any:
+    """a / b rounded up, for a >= 0."""
+    return -(-a // b) if isinstance(a, int) else quotient(a + (b - 1), b)
 
 
 def within(value: Any, limit: int) -> Any:

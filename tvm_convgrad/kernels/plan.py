@@ -7,10 +7,12 @@ A kernel that does not cover a problem refuses with a reason; then the compositi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tuned import tilings_of, winner
 from tvm_convgrad.problem import ConvProblem
@@ -20,6 +22,9 @@ COMPOSITION = "composition"
 
 BYTES_PER_CYCLE = 4
 """From memory to one core while all of them work, for the roofline: 14 GB/s."""
+
+REPRESENTATIVE_BATCH = 8
+"""Images that a kernel for any batch is planned for."""
 
 MAX_ELEMENTS = 2**31 - 1
 """Kernels count elements in int32."""
@@ -49,13 +54,22 @@ class Choice:
         return self.kind != COMPOSITION
 
 
-def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
+def choose(problem: ConvProblem, face: str, machine: Machine | None, *, symbolic_batch: bool = False) -> Choice:
     """The kernel for a face ("forward", "backward_weight" or "backward_data"), or the composition with the reasons.
 
     Inside `tuned.use_winners` a measured cut goes before that of the cost model.
+
+    Args:
+        symbolic_batch: whether the caller can do with a kernel whose batch is known only at run time; implicit GEMMs
+            serve that, planned for REPRESENTATIVE_BATCH images.
     """
     if machine is None:
         return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
+    if symbolic_batch and face == "backward_weight" and not isinstance(problem.batch, int):
+        choice = _choose(replace(problem, batch=REPRESENTATIVE_BATCH), face, machine)
+        if not choice.is_kernel or choice.kind.startswith("implicit GEMM"):
+            return choice
+        return Choice(COMPOSITION, f"{choice.kind} needs a static batch", refused={choice.kind: "static batch only"})
     return winner(problem, face, machine, _choose(problem, face, machine))
 
 
@@ -107,18 +121,33 @@ def _tiling_words(tiling: Any) -> str:
     return ", ".join(words)
 
 
-def build(problem: ConvProblem, face: str, machine: Machine, choice: Choice, name: str) -> Any:
-    """The PrimFunc of a choice; its parameters are the face's operands in order, and the result."""
-    return _build(problem, face, machine, choice.kind, choice.detail, name)
+def build(
+    problem: ConvProblem, face: str, machine: Machine, choice: Choice, name: str, epilogue: Epilogue | None = None
+) -> Any:
+    """The PrimFunc of a choice; its parameters are the face's operands in order, and the result.
+
+    Args:
+        epilogue: what is fused into the store; a bias gradient is the parameter after the result.
+
+    A batch known only at run time is a tirx.Var of the problem's name in the parameters' shapes.
+
+    Raises:
+        UnsupportedError: the kernel does not have that epilogue.
+    """
+    return _build(problem, face, machine, choice.kind, choice.detail, name, epilogue or NO_EPILOGUE)
 
 
 @lru_cache(maxsize=1024)
-def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str) -> Any:
+def _build(
+    problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str, epilogue: Epilogue
+) -> Any:
     tensors = problem.tensors
     if kind == "implicit GEMM wgrad":
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
-        return weight_kernel(problem, detail, machine, name)
+        return weight_kernel(problem, detail, machine, name, epilogue)
+    if epilogue != NO_EPILOGUE:
+        raise UnsupportedError(f"{kind} has no fused epilogue; apply it to the result")
     if kind == "few-channel wgrad":
         from tvm_convgrad.kernels.stem import stem_weight_kernel
 

@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm_convgrad.kernels.loops import (
     Loops,
     Numbers,
+    ceiling,
     choose,
     convert,
     expr,
@@ -27,6 +28,9 @@ from tvm_convgrad.kernels.loops import (
 from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
+
+PIECES = 64
+"""Work items of the conversion of dY."""
 
 
 class WeightPanels:
@@ -53,6 +57,7 @@ class WeightPanels:
         self.panel_columns = (spec.dy.extents[2] - 1) * self.column_step + (kw - 1) * spec.dilation[2] + 1
         self.pitch = -(-self.panel_columns // self.lanes) * self.lanes if self._transposes() else self.panel_columns
         self.plane_size = spec.kernel[0] * self.panel_lines * self.pitch * self.width
+        self.grad_size: Any = spec.dy.size
         self.tile_size = tiling.rows * self.width
         shifts = [
             ((kd * self.panel_lines + kh * spec.dilation[1]) * self.pitch + kw * spec.dilation[2]) * self.width
@@ -77,10 +82,10 @@ class WeightPanels:
         loops, spec = self.loops, self.spec
         if spec.dy.dtype == spec.dtype:
             return
-        size = spec.dy.size
-        piece = -(-size // min(size, 64))
+        size = self.grad_size
+        piece = loops.let(ceiling(size, PIECES), "piece_size")
         converted = loops.buffer("grad_sums", size, spec.dtype)
-        with loops.loop(-(-size // piece), "piece", self.kind) as number:
+        with loops.loop(PIECES, "piece", self.kind) as number:
             first = loops.let(number * piece, "first")
             with loops.loop(smaller(size - first, piece), "e") as e:
                 loops.store(converted, first + e, load(self.dy, first + e))

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tile import balanced, tile_rows
 from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, swapped, weight_spec
 from tvm_convgrad.problem import ConvProblem
@@ -24,9 +24,6 @@ SLABS = (128, 256, 400, 800)
 
 MAX_ROWS = 256
 """(tap, channel) pairs that the few-channel kernel has code for."""
-
-CYCLE = 1 / 3.5e9
-"""Seconds; estimates are in cycles of this clock. Only their order matters for the choice."""
 
 ADD_LATENCY = 4
 """Cycles from one multiply-add of an accumulator to the next; two start in a cycle."""
@@ -225,7 +222,7 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     cycles += dw.size * write + dw.size * element * 2 / SHARED_BYTES
     if tiling.parts > 1:
         cycles += dw.size * tiling.parts * (KEEP_COST / lanes + element * 2 / SHARED_BYTES)
-    return cycles * CYCLE
+    return cycles / CLOCK
 
 
 def _rate(size: int) -> float:

@@ -15,38 +15,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.loops import (
     Loops,
+    ceiling,
     expr,
     lanes_below,
     less,
     load,
     load_masked,
-    make_parameter,
     quotient,
     remainder,
     smaller,
+    zero,
 )
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
+from tvm_convgrad.kernels.weight_frame import WeightFrame
 from tvm_convgrad.kernels.weight_panels import WeightPanels
 from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, swapped
 from tvm_convgrad.kernels.weight_write import WeightWriter
 from tvm_convgrad.problem import ConvProblem
 
 
-def weight_kernel(problem: ConvProblem, detail: tuple[WeightSpec, WeightTiling], machine: Machine, name: str) -> Any:
-    """The PrimFunc (grad, data, weight's gradient)."""
+def weight_kernel(
+    problem: ConvProblem,
+    detail: tuple[WeightSpec, WeightTiling],
+    machine: Machine,
+    name: str,
+    epilogue: Epilogue = NO_EPILOGUE,
+) -> Any:
+    """The PrimFunc (grad, data, weight's gradient[, bias gradient]).
+
+    Args:
+        detail: the spec's batch is what the tiling is made for; the kernel loops over another one if the problem's is
+            a name, which becomes a variable in the shapes of grad and data.
+        epilogue: accumulate adds to what the weight's gradient holds; bias_grad adds the last parameter.
+    """
     spec, tiling = detail
     loops = Loops()
-    parameters = [make_parameter(key, *problem.tensors[key]) for key in ("grad", "data", "weight")]
-    sizes = (spec.dy.size, spec.x.size, spec.dw.size)
-    dy, x, dw = (loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True))
+    frame = WeightFrame(loops, problem, spec, epilogue)
+    x, dy = frame.x, frame.dy
     if tiling.swapped:
         spec, dy, x = swapped(spec), x, dy
-    _Weight(loops, spec, tiling, machine, dy, x, dw).emit()
-    return loops.finish(parameters, name)
+    _Weight(loops, spec, tiling, machine, dy, x, frame.dw, frame).emit()
+    return loops.finish(frame.parameters, name)
 
 
 @dataclass(frozen=True)
@@ -64,24 +78,34 @@ class _Slab:
 
 
 class _Weight(WeightPanels):
+    def __init__(self, loops: Loops, spec: WeightSpec, tiling: WeightTiling, machine: Machine, *rest: Any) -> None:
+        *tensors, self.frame = rest
+        super().__init__(loops, spec, tiling, machine, *tensors)
+        if self.frame.is_symbolic:
+            self.grad_size = self.frame.batch * spec.dy.batch
+
     def emit(self) -> None:
         """All work items, then the last pass."""
-        loops, spec, tiling = self.loops, self.spec, self.tiling
+        loops, spec, tiling, frame = self.loops, self.spec, self.tiling, self.frame
         self.convert_grad()
+        total = frame.batch * spec.dy.extents[0]
         line_slabs = -(-spec.dy.extents[1] // tiling.lines)
-        slabs = -(-spec.batch * spec.dy.extents[0] // tiling.planes) * line_slabs
-        per_part = -(-slabs // tiling.parts)
-        parts = -(-slabs // per_part)
+        slabs = loops.let(ceiling(total, tiling.planes) * line_slabs, "all_slabs")
+        per_part = loops.let(ceiling(slabs, tiling.parts), "per_part")
+        parts = tiling.parts if frame.is_symbolic else -(-slabs // per_part)
         per_split = -(-self.out_blocks // tiling.splits)
         splits = -(-self.out_blocks // per_split)
         blocks, in_items = spec.groups * self.in_blocks, -(-self.in_blocks // tiling.inner)
         block_size = len(self.taps) * self.tile_size  # of a block of input and one of output channels
         part_size = blocks * self.out_blocks * block_size
-        writer = WeightWriter(self)
+        writer = WeightWriter(self, frame.epilogue.accumulate)
+        bias = frame.bias_sum(self.machine)
+        if bias is not None:
+            bias.allocate(parts)
         shared = loops.buffer("sums", parts * part_size, spec.dtype) if parts > 1 else None
         with loops.loop(spec.groups * in_items * parts * splits, "item", self.kind) as item:
             split, rest = loops.let(remainder(item, splits), "split"), quotient(item, splits)
-            part, rest = loops.let(remainder(rest, parts), "part"), quotient(rest, parts)
+            part, rest = loops.let(remainder(rest, parts), "part"), loops.let(quotient(rest, parts), "rest")
             group = loops.let(quotient(rest, in_items), "g")
             first_block = loops.let(remainder(rest, in_items) * tiling.inner, "first_block")
             block_count = loops.let(smaller(self.in_blocks - first_block, tiling.inner), "block_count")
@@ -89,38 +113,54 @@ class _Weight(WeightPanels):
             out_count = loops.let(smaller(self.out_blocks - first_out, per_split), "out_count")
             panel = None if tiling.direct else loops.buffer("x_panel", tiling.planes * self.plane_size, spec.dtype)
             grads = loops.buffer("grad_panel", self.grad_panel_size(per_split), spec.dtype) if tiling.packed else None
-            kept = 1 if slabs == 1 else tiling.inner * per_split
+            once = isinstance(slabs, int) and slabs == 1
+            kept = 1 if once else tiling.inner * per_split
             sums = loops.buffer("sums", kept * block_size, spec.dtype) if shared is None else shared
             count = loops.let(smaller(slabs - part * per_part, per_part), "slabs")
+
+            def place(b: Any, o: Any) -> Any:
+                if shared is None:
+                    return 0 if once else (b * per_split + o) * block_size
+                block = (part * spec.groups + group) * self.in_blocks + first_block + b
+                return (block * self.out_blocks + first_out + o) * block_size
+
             with loops.loop(count, "s") as s:
-                slab = self._slab(part * per_part + s, slabs, line_slabs, group, panel, grads)
+                slab = self._slab(part * per_part + s, total, slabs, line_slabs, group, panel, grads)
+                if bias is not None:
+                    piece = (slab.plane, slab.planes, slab.line, slab.lines)
+                    share = loops.let(rest * splits + split, "share")
+                    bias.add(part, share, spec.groups * in_items * splits, piece, spec.dy.extents[0])
                 if grads is not None:
                     self.pack_grad(grads, slab.plane, slab.line, group, out_count, first_out, slab.planes, slab.lines)
                 with loops.loop(block_count, "b") as b:
-                    block = loops.let(first_block + b, "block")
-                    first_in = loops.let(block * self.width, "i0")
+                    first_in = loops.let((first_block + b) * self.width, "i0")
                     if panel is not None:
                         self._pack(panel, slab.plane, slab.line, group, first_in, slab.planes, slab.lines)
                     with loops.loop(out_count, "o") as o:
-                        place = b * per_split + o if slabs > 1 else 0
-                        if shared is not None:
-                            place = ((part * spec.groups + group) * self.in_blocks + block) * self.out_blocks
-                            place = place + first_out + o
-                        base = loops.let(place * block_size, "sums_at")
+                        base = loops.let(place(b, o), "sums_at")
                         with loops.loop(len(self.taps), "tap") as tap:
                             tile = self._sum(slab, tap, first_in, loops.let(first_out + o, "out_block"), o)
                             self._keep(tile, sums, loops.let(base + tap * self.tile_size, "tile_at"), s)
                         if shared is None:
                             with loops.when(less(count - 1 - s, 1)):
                                 writer.write(sums, base, 1, 0, group, first_out + o, first_in)
+            if frame.is_symbolic:
+                with loops.when(less(count, 1)), loops.loop(block_count, "b") as b, loops.loop(out_count, "o") as o:
+                    base = loops.let(place(b, o), "sums_at")
+                    with loops.loop(block_size // self.lanes, "v") as v:
+                        loops.store(sums, base + v * self.lanes, zero(spec.dtype, self.lanes))
+                    if shared is None:
+                        writer.write(sums, base, 1, 0, group, first_out + o, (first_block + b) * self.width)
         if shared is not None:
             with loops.loop(blocks * self.out_blocks, "tile", self.kind) as item:
                 out_block, block = remainder(item, self.out_blocks), quotient(item, self.out_blocks)
                 group, first_in = quotient(block, self.in_blocks), remainder(block, self.in_blocks) * self.width
                 base = loops.let(expr(item * block_size), "sums_at")
                 writer.write(shared, base, parts, part_size, group, out_block, first_in)
+        if bias is not None:
+            bias.write()
 
-    def _slab(self, number: Any, slabs: Any, line_slabs: int, group: Any, panel: Any, grads: Any) -> _Slab:
+    def _slab(self, number: Any, total: Any, slabs: Any, line_slabs: int, group: Any, panel: Any, grads: Any) -> _Slab:
         loops, spec, tiling = self.loops, self.spec, self.tiling
 
         def begin(slab: Any) -> tuple[Any, Any]:
@@ -128,8 +168,8 @@ class _Weight(WeightPanels):
 
         number = loops.let(number, "slab")
         plane, line = (loops.let(v, name) for v, name in zip(begin(number), ("plane", "line0"), strict=True))
-        total = spec.batch * spec.dy.extents[0]
-        count = tiling.planes if total % tiling.planes == 0 else smaller(total - plane, tiling.planes)
+        whole = tiling.planes == 1 or (isinstance(total, int) and total % tiling.planes == 0)
+        count = tiling.planes if whole else smaller(total - plane, tiling.planes)
         ahead = None
         if tiling.prefetched:
             following = begin(loops.let(expr(smaller(number + 1, slabs - 1)), "next"))

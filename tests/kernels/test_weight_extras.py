@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""wgrad with a bias gradient in the same pass, added to what dW holds, and for a batch known only at run time."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+
+from tests.kernels.harness import NATIVE, ZONE, _zoned
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verification import numbers_of
+
+SHAPES = [
+    "mb5ic40ih11iw9oc37oh11ow9kh3kw3ph1pw1",
+    "mb2ic40ih8iw8oc24oh8ow8kh1kw1",
+    "mb3ic33ih9iw9oc24oh5ow5kh1kw1sh2sw2",
+    "g2mb3ic36ih7iw7oc42oh7ow7kh3kw3ph1pw1",
+    "mb2ic9id5ih6iw7oc17od5oh6ow7kd3kh3kw3pd1ph1pw1",
+    "mb2ic64ih24iw24oc48oh24ow24kh3kw3ph1pw1",
+]
+LAYOUTS = {"NCHW": None, "NHWC": "O{}I", "HWIO": "{}IO"}
+
+
+def problem_of(text: str, layout: str) -> ConvProblem:
+    problem = ConvProblem.from_descriptor(text)
+    axes = problem.data_layout[2:]
+    kernel = LAYOUTS[layout]
+    return problem.with_layouts(f"N{axes}C", kernel.format(axes), f"N{axes}C") if kernel else problem
+
+
+def built(problem: ConvProblem, epilogue: Epilogue, name: str | None = None):
+    """The compiled kernel; for any batch if it has a name."""
+    target = tvm.target.Target(NATIVE)
+    machine = machine_of(target)
+    asked = replace(problem, batch=name) if name else problem
+    choice = plan.choose(asked, "backward_weight", machine, symbolic_batch=True)
+    assert choice.kind == "implicit GEMM wgrad"
+    function = plan.build(asked, "backward_weight", machine, choice, "main", epilogue)
+    return tvm.compile(tvm.IRModule({"main": function}), target)
+
+
+def check(problem: ConvProblem, library, epilogue: Epilogue) -> None:
+    """Equal to float64 on small integers, nothing around the results touched."""
+    operands, wanted = numbers_of(problem, "backward_weight", 0)
+    wanted = [wanted]
+    if epilogue.bias_grad:
+        axes = tuple(i for i, letter in enumerate(problem.grad_layout) if letter != "C")
+        wanted.append(operands[0].astype("float64").sum(axes).astype(wanted[0].dtype))
+    before = [np.full_like(w, np.nan) for w in wanted]
+    if epilogue.accumulate:
+        before[0][...] = 3
+        wanted[0] = wanted[0] + 3
+    zones = [_zoned(array, 77.0) for array in before]
+    library["main"](*(_zoned(array, np.nan)[1] for array in operands), *(result for _, result in zones))
+    for (zone, _), right in zip(zones, wanted, strict=True):
+        np.testing.assert_array_equal(zone[ZONE : ZONE + right.size].reshape(right.shape), right)
+        assert (zone[:ZONE] == 77.0).all()
+        assert (zone[ZONE + right.size :] == 77.0).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", SHAPES)
+def test_bias_gradient_and_accumulation(text, layout):
+    problem = problem_of(text, layout)
+    epilogue = Epilogue(accumulate=True, bias_grad=True)
+    check(problem, built(problem, epilogue), epilogue)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_other_types(dtype):
+    for layout in LAYOUTS:
+        problem = problem_of(SHAPES[0], layout).with_dtypes(dtype, dtype, dtype)
+        epilogue = Epilogue(bias_grad=True, accumulate=True)
+        check(problem, built(problem, epilogue), epilogue)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", SHAPES)
+def test_one_kernel_for_every_batch(text, layout):
+    problem = problem_of(text, layout)
+    epilogue = Epilogue(bias_grad=True)
+    library = built(problem, epilogue, "n")
+    for batch in (1, 2, 3, 8, 11):
+        check(replace(problem, batch=batch), library, epilogue)
+
+
+def test_empty_batch_gives_zeros():
+    problem = problem_of(SHAPES[1], "NCHW")
+    library = built(problem, Epilogue(bias_grad=True), "n")
+    operands = (problem.grad_shape, problem.data_shape)
+    empty = [tvm.runtime.tensor(np.zeros((0, *shape[1:]), "float32")) for shape in operands]
+    shapes = (problem.weight_shape, (problem.out_channels,))
+    results = [tvm.runtime.tensor(np.full(shape, np.nan, "float32")) for shape in shapes]
+    library["main"](*empty, *results)
+    assert all((result.numpy() == 0).all() for result in results)
+
+
+def test_what_is_not_covered_is_refused():
+    machine = machine_of(tvm.target.Target(NATIVE))
+    problem = problem_of(SHAPES[0], "NCHW")
+    choice = plan.choose(problem, "backward_weight", machine)
+    with pytest.raises(UnsupportedError, match="relu"):
+        plan.build(problem, "backward_weight", machine, choice, "main", Epilogue(relu=True))
+    inside = replace(problem.with_layouts("CNHW", "OIHW", "NCHW"), batch="n")
+    choice = plan.choose(inside, "backward_weight", machine, symbolic_batch=True)
+    with pytest.raises(UnsupportedError, match="batch inside"):
+        plan.build(inside, "backward_weight", machine, choice, "main")
+
+
+PROGRAM = """
+import hashlib, numpy as np, tvm
+from tests.kernels.test_weight_extras import SHAPES, built, problem_of
+from tvm_convgrad.kernels.epilogue import Epilogue
+for layout in ("NCHW", "NHWC"):
+    for name in (None, "n"):
+        problem = problem_of(SHAPES[-1], layout)
+        library = built(problem, Epilogue(bias_grad=True), name)
+        rng = np.random.default_rng(0)
+        numbers = (rng.standard_normal(s).astype("float32") for s in (problem.grad_shape, problem.data_shape))
+        operands = [tvm.runtime.tensor(array) for array in numbers]
+        blanks = (np.full(s, np.nan, "float32") for s in (problem.weight_shape, (problem.out_channels,)))
+        results = [tvm.runtime.tensor(array) for array in blanks]
+        library["main"](*operands, *results)
+        assert not any(np.isnan(r.numpy()).any() for r in results)
+        print(layout, name, [hashlib.sha256(r.numpy().tobytes()).hexdigest() for r in results])
+"""
+
+
+def test_threads_do_not_change_bits(monkeypatch):
+    outputs = []
+    for threads in ("1", "2", "3"):
+        monkeypatch.setenv("TVM_NUM_THREADS", threads)
+        outputs.append(
+            subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+        )
+    assert outputs[0].count("\n") == 4
+    assert outputs[0] == outputs[1] == outputs[2]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bias gradient in the same pass as wgrad: db[o] = sum over pixels of dY[pixel, o], while dY's slab is in cache.
+
+Channels are shared out in blocks among the work items that see the same pixels. A block's sum of a slab runs in four
+chains of adders, over neighbouring channels or neighbouring pixels, whichever memory has; lanes and parts are added at
+the end, in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_convgrad.kernels.loops import Loops, convert, expr, lanes_below, load, load_masked, quotient, remainder, zero
+from tvm_convgrad.kernels.spec import View
+from tvm_convgrad.kernels.target import Machine
+
+CHAINS = 4
+"""Accumulators of one sum: as many as cycles of the adder's latency."""
+
+
+class BiasSum:
+    """Sums of dY [part][channel][lane], and the result.
+
+    Args:
+        view, buffer: dY, whose elements are converted to `dtype` as they are read.
+        channels: of all groups.
+        result: the bias gradient, of `channels` elements.
+    """
+
+    def __init__(
+        self, loops: Loops, machine: Machine, view: View, buffer: Any, channels: int, dtype: str, result: Any
+    ) -> None:
+        self.loops, self.view, self.buffer, self.dtype = loops, view, buffer, dtype
+        self.channels, self.result = channels, result
+        lanes = machine.lanes(dtype) if machine.has_masks and str(buffer.dtype) == dtype else 1
+        self.over_channels = lanes > 1 and view.channel == 1
+        self.over_pixels = lanes > 1 and not self.over_channels and view.spatial[2] == 1
+        self.lanes = lanes if self.over_channels or self.over_pixels else 1
+        self.block = self.lanes if self.over_channels else 1  # channels that are summed at once
+        self.blocks = -(-channels // self.block)
+        self.size = channels * (self.lanes if self.over_pixels else 1)
+
+    def allocate(self, parts: int) -> None:
+        """Room for the sums of all parts; they begin as zeros, so that a part without pixels adds nothing."""
+        loops = self.loops
+        self.parts = parts
+        self.sums = loops.buffer("bias_sums", parts * self.size, self.dtype)
+        with loops.loop(parts * self.size, "i") as i:
+            loops.store(self.sums, i, zero(self.dtype))
+
+    def add(self, part: Any, share: Any, shares: int, slab: tuple[Any, Any, Any, Any], depth: int) -> None:
+        """The share-th of `shares` items adds its blocks of a slab: (plane, planes, line, lines)."""
+        loops, view, lanes = self.loops, self.view, self.lanes
+        plane, planes, line, lines = slab
+        with loops.loop(quotient(self.blocks - 1 - share + shares, shares), "turn") as turn:
+            channel = loops.let((turn * shares + share) * self.block, "channel")
+            at = loops.let(part * self.size + channel * (lanes if self.over_pixels else 1), "bias_at")
+            chains = [loops.buffer("chain", lanes, self.dtype) for _ in range(CHAINS)]
+            for chain in chains:
+                loops.store(chain, 0, zero(self.dtype, lanes))
+            with loops.loop(planes, "p") as p, loops.loop(lines, "l") as line_number:
+                number = loops.let(plane + p, "number")
+                base = quotient(number, depth) * view.batch + remainder(number, depth) * view.spatial[0]
+                base = base + (line + line_number) * view.spatial[1] + channel * view.channel
+                self._chain(chains, loops.let(expr(base), "from"), channel)
+            value = load(chains[0], 0, lanes)
+            for chain in chains[1:]:
+                value = value + load(chain, 0, lanes)
+            if self.over_channels:
+                mask = lanes_below(channel, self.channels, lanes)
+                loops.store_masked(self.sums, at, load_masked(self.sums, at, mask, lanes) + value, mask)
+            else:
+                loops.store(self.sums, at, load(self.sums, at, lanes) + value)
+
+    def _chain(self, chains: list[Any], base: Any, channel: Any) -> None:
+        """Add a line's pixels to the chains in turn."""
+        loops, view, lanes = self.loops, self.view, self.lanes
+        pixels = view.extents[2]
+        step = lanes if self.over_pixels else view.spatial[2]
+        count = -(-pixels // lanes) if self.over_pixels else pixels
+
+        def value(index: Any) -> Any:
+            at = base + index * step
+            if self.over_channels:
+                return load_masked(self.buffer, at, lanes_below(channel, self.channels, lanes), lanes)
+            if self.over_pixels:
+                return load_masked(self.buffer, at, lanes_below(index * lanes, pixels, lanes), lanes)
+            return convert(load(self.buffer, at), self.dtype)
+
+        with loops.loop(count // CHAINS, "x") as x:
+            for number, chain in enumerate(chains):
+                loops.store(chain, 0, load(chain, 0, lanes) + value(x * CHAINS + number))
+        for number in range(count % CHAINS):
+            loops.store(chains[number], 0, load(chains[number], 0, lanes) + value(count - count % CHAINS + number))
+
+    def write(self) -> None:
+        """Lanes and parts added in their order."""
+        loops = self.loops
+        per_channel = self.size // self.channels
+        with loops.loop(self.channels, "c") as c:
+            total = loops.buffer("total", 1, self.dtype)
+            loops.store(total, 0, zero(self.dtype))
+            with loops.loop(self.parts, "part") as part, loops.loop(per_channel, "lane") as lane:
+                at = part * self.size + c * per_channel + lane
+                loops.store(total, 0, load(total, 0) + load(self.sums, at))
+            loops.store(self.result, c, load(total, 0))
+
+
+__all__ = ["BiasSum"]

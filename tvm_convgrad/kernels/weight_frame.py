@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of a wgrad kernel, (grad, data, weight's gradient[, bias gradient]); the batch may be a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.loops import INDEX, Loops, make_parameter
+from tvm_convgrad.kernels.spec import View
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.weight_bias import BiasSum
+from tvm_convgrad.kernels.weight_spec import WeightSpec
+from tvm_convgrad.problem import ConvProblem
+
+MAX_INDEX = 2**31 - 1
+"""Indices are int32."""
+
+
+class WeightFrame:
+    """Parameters of a kernel and flat views of them.
+
+    Attributes:
+        parameters: of the PrimFunc.
+        dy, x, dw: flat views.
+        batch: a number, or an expression of the variable in the parameters' shapes.
+        epilogue: what is fused.
+    """
+
+    def __init__(self, loops: Loops, problem: ConvProblem, spec: WeightSpec, epilogue: Epilogue) -> None:
+        if epilogue.bias or epilogue.relu:
+            raise UnsupportedError("wgrad adds no bias and has no relu; its epilogue is accumulate and bias_grad")
+        self.loops, self.spec, self.epilogue = loops, spec, epilogue
+        self.is_symbolic = not isinstance(problem.batch, int)
+        shapes = dict(problem.tensors)
+        self.batch: Any = spec.batch
+        sizes: dict[str, Any] = {"grad": spec.dy.size, "data": spec.x.size, "weight": spec.dw.size}
+        self.channels = problem.out_channels
+        if self.is_symbolic:
+            variable = tirx.Var(problem.batch, "int64") if isinstance(problem.batch, str) else problem.batch
+            for key in ("grad", "data"):
+                shape, dtype = shapes[key]
+                shapes[key] = (tuple(e if isinstance(e, int) else variable for e in shape), dtype)
+        if epilogue.bias_grad:
+            shapes["bias_grad"] = ((self.channels,), shapes["weight"][1])
+        keys = ["grad", "data", "weight", *(["bias_grad"] if epilogue.bias_grad else [])]
+        self.parameters = [make_parameter(key, *shapes[key]) for key in keys]
+        if self.is_symbolic:
+            images = {"grad": spec.dy, "data": spec.x}
+            self._check_batch_is_outermost(images)
+            limit = MAX_INDEX // 2 // max(view.batch for view in images.values())
+            loops.require(variable <= limit, f"this convolution's kernel takes batches of at most {limit}")
+            self.batch = loops.let(tirx.Cast(INDEX, variable), "batch")
+            for key, view in images.items():
+                sizes[key] = self.batch * view.batch
+        sizes["bias_grad"] = self.channels
+        flat = {key: loops.flat(p, sizes[key]) for key, p in zip(keys, self.parameters, strict=True)}
+        self.dy, self.x, self.dw = flat["grad"], flat["data"], flat["weight"]
+        self._bias = flat.get("bias_grad")
+
+    def _check_batch_is_outermost(self, views: dict[str, View]) -> None:
+        for key, view in views.items():
+            if view.batch * self.spec.batch != view.size:
+                raise UnsupportedError(f"{key} has its batch inside of other axes; then it must be a number")
+
+    def bias_sum(self, machine: Machine) -> BiasSum | None:
+        """What sums the bias gradient, if that is wanted."""
+        if self._bias is None:
+            return None
+        return BiasSum(self.loops, machine, self.spec.dy, self.dy, self.channels, self.spec.dtype, self._bias)
+
+
+__all__ = ["WeightFrame"]
