@@ -36,7 +36,8 @@ from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile, balanced
-from tvm_convgrad.kernels.wgrad import WeightSpec, WeightTiling, _Weight
+from tvm_convgrad.kernels.weight_panels import WeightPanels
+from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
 from tvm_convgrad.problem import ConvProblem
 
 
@@ -53,7 +54,7 @@ def depthwise_weight_kernel(
     return loops.finish(parameters, name)
 
 
-class _DepthwiseWeight(_Weight):
+class _DepthwiseWeight(WeightPanels):
     def __init__(self, *arguments: Any) -> None:
         *base, self.multiplier = arguments
         super().__init__(*base)
@@ -94,7 +95,7 @@ class _DepthwiseWeight(_Weight):
                     at = loops.let(expr(base + m * (taps * lanes)), "at")
                     for tap in range(0, taps, self.chunk):
                         tile = self._sum_taps(panel, grads, self.taps[tap : tap + self.chunk])
-                        self._keep(tile, sums, at + tap * lanes, s)
+                        self.keep(tile, sums, at + tap * lanes, s)
         with loops.loop(blocks, "block") as block, loops.loop(self.multiplier, "m") as m:
             self._write_block(sums, block, m, parts, blocks * block_size)
 

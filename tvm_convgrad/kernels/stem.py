@@ -13,14 +13,15 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_convgrad.kernels.depthwise import _DepthwiseWeight
 from tvm_convgrad.kernels.loops import (
     Loops,
     Numbers,
     choose,
     convert,
     expr,
+    lanes_below,
     load,
+    load_masked,
     make_parameter,
     quotient,
     remainder,
@@ -28,9 +29,11 @@ from tvm_convgrad.kernels.loops import (
     within,
     zero,
 )
+from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile, balanced
-from tvm_convgrad.kernels.wgrad import WeightSpec, WeightTiling
+from tvm_convgrad.kernels.weight_panels import WeightPanels
+from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
 from tvm_convgrad.problem import ConvProblem
 
 
@@ -47,10 +50,15 @@ def stem_weight_kernel(
     return loops.finish(parameters, name)
 
 
-class _StemWeight(_DepthwiseWeight):
+class _StemWeight(WeightPanels):
     def __init__(self, *arguments: Any) -> None:
         *base, self.channels = arguments
-        super().__init__(*base, 1)
+        super().__init__(*base)
+        dy = self.spec.dy
+        plain = dy.spatial[2] == 1 and dy.channel != 1
+        self.grad_transposes = plain and dy.dtype == self.spec.dtype and self.machine.has_masks
+        columns = dy.extents[2]
+        self.grad_pitch = -(-columns // self.lanes) * self.lanes if self.grad_transposes else columns
         self.pitch = self.panel_columns
         self.rows = [(tap, i) for tap in self.taps for i in range(self.channels)]
         # Many rows: code for one line of the kernel, run for each of its lines and planes.
@@ -89,14 +97,14 @@ class _StemWeight(_DepthwiseWeight):
                 line = loops.let(remainder(slab, line_slabs) * tiling.lines, "line0")
                 self._pack_data(panel, plane, line)
                 with loops.loop(blocks, "block") as block:
-                    self._pack_grad(grads, plane, line, loops.let(expr(block * lanes), "c0"), 0)
+                    self._pack_grad(grads, plane, line, loops.let(expr(block * lanes), "c0"))
                     base = loops.let(expr((part * blocks + block) * block_size), "sums_at")
                     with loops.loop(self.repeats, "repeat") as repeat:
                         moved = loops.let(expr(self.shift_of(repeat)), "moved")
                         at = loops.let(expr(base + repeat * (self.unrolled * lanes)), "at")
                         for row in range(0, self.unrolled, self.chunk):
                             rows = self.rows[row : min(row + self.chunk, self.unrolled)]
-                            self._keep(self._sum_rows(panel, grads, rows, moved), sums, at + row * lanes, s)
+                            self.keep(self._sum_rows(panel, grads, rows, moved), sums, at + row * lanes, s)
         with loops.loop(blocks, "block") as block:
             self._write_rows(sums, block, parts, blocks * block_size)
 
@@ -122,6 +130,37 @@ class _StemWeight(_DepthwiseWeight):
                     value = convert(load(self.x, base + column * x.spatial[2] + i * x.channel), spec.dtype)
                     inside = tirx.And(column >= 0, column < limit)
                     loops.store(panel, into + c * self.channels + i, choose(inside, value, zero(spec.dtype)))
+
+    def _pack_grad(self, grads: Any, plane: Any, line: Any, first: Any) -> None:
+        """dY of a slab: [plane][line][column][lanes of output channels]."""
+        loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
+        dy, (depth, _, columns) = spec.dy, spec.dy.extents
+        step = dy.channel
+        with loops.loop(tiling.planes, "p") as p, loops.loop(tiling.lines, "l") as line_number:
+            number = loops.let(plane + p, "number")
+            at = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
+            at = loops.let(at + (line + line_number) * dy.spatial[1] + first * step, "from")
+            into = loops.let((p * tiling.lines + line_number) * (self.grad_pitch * lanes), "into")
+            if self.grad_transposes:
+                with loops.loop(self.grad_pitch // lanes, "chunk") as chunk:
+                    rows = []
+                    for c in range(lanes):
+                        limit = choose(expr(first + c) < spec.in_channels, columns, 0)
+                        mask = lanes_below(chunk * lanes, limit, lanes)
+                        rows.append(loops.let(load_masked(self.dy, at + c * step + chunk * lanes, mask, lanes), "row"))
+                    for i, value in enumerate(transpose(loops, rows)):
+                        loops.store(grads, into + (chunk * lanes + i) * lanes, value)
+                return
+            with loops.loop(columns, "x") as x:
+                pixel = loops.let(at + x * dy.spatial[2], "pixel")
+                if step == 1 and dy.dtype == spec.dtype and self.machine.has_masks:
+                    value = load_masked(self.dy, pixel, lanes_below(first, spec.in_channels, lanes), lanes)
+                    loops.store(grads, into + x * lanes, value)
+                    return
+                with loops.loop(lanes, "c") as c:
+                    value = convert(load(self.dy, pixel + c * step), spec.dtype)
+                    inside = expr(first + c) < spec.in_channels
+                    loops.store(grads, into + x * lanes + c, choose(inside, value, zero(spec.dtype)))
 
     def _sum_rows(self, panel: Any, grads: Any, rows: list[tuple[tuple[int, ...], int]], moved: Any) -> Tile:
         loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes

@@ -27,6 +27,7 @@ from tvm_convgrad.kernels.loops import (
 )
 from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.tile import Tile
 from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
 
 PIECES = 64
@@ -90,6 +91,23 @@ class WeightPanels:
             with loops.loop(smaller(size - first, piece), "e") as e:
                 loops.store(converted, first + e, load(self.dy, first + e))
         self.dy = converted
+
+    def keep(self, tile: Tile, sums: Any, at: Any, slab_number: Any) -> None:
+        """Add the tile to the item's sums; the first slab sets them."""
+        loops, lanes = self.loops, self.lanes
+        positions = [(i, j) for i in range(tile.rows) for j in range(tile.columns)]
+        if isinstance(slab_number, int):
+            for i, j in positions:
+                loops.store(sums, at + (i * tile.columns + j) * lanes, tile.value(i, j))
+            return
+        first = slab_number < 1
+        with loops.when(first):
+            for i, j in positions:
+                loops.store(sums, at + (i * tile.columns + j) * lanes, tile.value(i, j))
+        with loops.otherwise(first):
+            for i, j in positions:
+                index = at + (i * tile.columns + j) * lanes
+                loops.store(sums, index, load(sums, index, lanes) + tile.value(i, j))
 
     # -- the panel of X -----------------------------------------------------------------------------------------
 

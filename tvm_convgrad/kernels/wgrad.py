@@ -140,7 +140,7 @@ class _Weight(WeightPanels):
                         base = loops.let(place(b, o), "sums_at")
                         with loops.loop(len(self.taps), "tap") as tap:
                             tile = self._sum(slab, tap, first_in, loops.let(first_out + o, "out_block"), o)
-                            self._keep(tile, sums, loops.let(base + tap * self.tile_size, "tile_at"), s)
+                            self.keep(tile, sums, loops.let(base + tap * self.tile_size, "tile_at"), s)
                         if shared is None:
                             with loops.when(less(count - 1 - s, 1)):
                                 writer.write(sums, base, 1, 0, group, first_out + o, first_in)
@@ -262,23 +262,6 @@ class _Weight(WeightPanels):
         x = self.spec.x
         at = self._at(x, number, slab.line) + slab.group * self.spec.in_channels + first_in
         return at, x.spatial[1], x.spatial[2]
-
-    def _keep(self, tile: Tile, sums: Any, at: Any, slab_number: Any) -> None:
-        """Add the tile to the item's sums; the first slab sets them."""
-        loops, lanes = self.loops, self.lanes
-        positions = [(i, j) for i in range(tile.rows) for j in range(tile.columns)]
-        if isinstance(slab_number, int):
-            for i, j in positions:
-                loops.store(sums, at + (i * tile.columns + j) * lanes, tile.value(i, j))
-            return
-        first = slab_number < 1
-        with loops.when(first):
-            for i, j in positions:
-                loops.store(sums, at + (i * tile.columns + j) * lanes, tile.value(i, j))
-        with loops.otherwise(first):
-            for i, j in positions:
-                index = at + (i * tile.columns + j) * lanes
-                loops.store(sums, index, load(sums, index, lanes) + tile.value(i, j))
 
 
 __all__ = ["WeightSpec", "WeightTiling", "weight_kernel"]
