@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data, decl_buffer
 
@@ -68,6 +69,12 @@ class Loops:
         variable = tirx.Var(self._name(name), value.ty)
         self.emit(tirx.Bind(variable, value))
         return variable
+
+    def require(self, condition: Any, message: str) -> None:
+        """Refuse a call for which the condition does not hold."""
+        text = getattr(tirx, "StringImm", None) or tvm.ir.StringImm  # its place in TVM 0.26 and 0.27
+        # TVM's own wrapper names the kind first and hands it on as the condition.
+        self.emit(tirx.AssertStmt(condition, text("ValueError"), [text(message)]))
 
     def finish(self, parameters: Sequence[Any], name: str) -> Any:
         """The PrimFunc of everything emitted; an empty name leaves it to whoever adds it to a module."""

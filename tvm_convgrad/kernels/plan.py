@@ -7,10 +7,12 @@ A kernel that does not cover a problem refuses with a reason; then the compositi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tuned import tilings_of, winner
 from tvm_convgrad.problem import ConvProblem
@@ -20,6 +22,9 @@ COMPOSITION = "composition"
 
 BYTES_PER_CYCLE = 4
 """From memory to one core while all of them work, for the roofline: 14 GB/s."""
+
+REPRESENTATIVE_BATCH = 8
+"""Images that a kernel for any batch is planned for."""
 
 MAX_ELEMENTS = 2**31 - 1
 """Kernels count elements in int32."""
@@ -49,13 +54,22 @@ class Choice:
         return self.kind != COMPOSITION
 
 
-def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
+def choose(problem: ConvProblem, face: str, machine: Machine | None, *, symbolic_batch: bool = False) -> Choice:
     """The kernel for a face ("forward", "backward_weight" or "backward_data"), or the composition with the reasons.
 
     Inside `tuned.use_winners` a measured cut goes before that of the cost model.
+
+    Args:
+        symbolic_batch: whether the caller can do with a kernel whose batch is known only at run time; implicit GEMMs
+            of forward and dgrad serve that, planned for REPRESENTATIVE_BATCH images.
     """
     if machine is None:
         return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
+    if symbolic_batch and face != "backward_weight" and not isinstance(problem.batch, int):
+        choice = _choose(replace(problem, batch=REPRESENTATIVE_BATCH), face, machine)
+        if not choice.is_kernel or choice.kind.startswith("implicit GEMM"):
+            return choice
+        return Choice(COMPOSITION, f"{choice.kind} needs a static batch", refused={choice.kind: "static batch only"})
     return winner(problem, face, machine, _choose(problem, face, machine))
 
 
@@ -107,14 +121,35 @@ def _tiling_words(tiling: Any) -> str:
     return ", ".join(words)
 
 
-def build(problem: ConvProblem, face: str, machine: Machine, choice: Choice, name: str) -> Any:
-    """The PrimFunc of a choice; its parameters are the face's operands in order, and the result."""
-    return _build(problem, face, machine, choice.kind, choice.detail, name)
+def build(
+    problem: ConvProblem,
+    face: str,
+    machine: Machine,
+    choice: Choice,
+    name: str,
+    epilogue: Epilogue | None = None,
+) -> Any:
+    """The PrimFunc of a choice; its parameters are the face's operands in order, and the result.
+
+    Args:
+        epilogue: what is fused into the store; a bias is the parameter before the result. Only implicit GEMMs of
+            forward and dgrad have one.
+
+    A batch known only at run time is a tirx.Var of the problem's name in the shapes of source and result.
+
+    Raises:
+        UnsupportedError: the kernel has no epilogue.
+    """
+    return _build(problem, face, machine, choice.kind, choice.detail, name, epilogue)
 
 
 @lru_cache(maxsize=1024)
-def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str) -> Any:
+def _build(
+    problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str, epilogue: Epilogue | None
+) -> Any:
     tensors = problem.tensors
+    if epilogue and (face == "backward_weight" or not kind.startswith("implicit GEMM")):
+        raise UnsupportedError(f"{kind} has no fused epilogue; apply it to the result")
     if kind == "implicit GEMM wgrad":
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
@@ -136,7 +171,7 @@ def _build(problem: ConvProblem, face: str, machine: Machine, kind: str, detail:
         from tvm_convgrad.kernels.depthwise import depthwise_gather_kernel
 
         return depthwise_gather_kernel(gather, tilings, machine, name, shapes)
-    return gather_kernel(gather, tilings, machine, name, shapes)
+    return gather_kernel(gather, tilings, machine, name, shapes, epilogue)
 
 
-__all__ = ["COMPOSITION", "Choice", "build", "choose", "in_words", "roofline"]
+__all__ = ["COMPOSITION", "REPRESENTATIVE_BATCH", "Choice", "build", "choose", "in_words", "roofline"]

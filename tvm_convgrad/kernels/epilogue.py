@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward or dgrad kernel does with a sum before it stores it: result = relu(result + sum + bias)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.kernels.loops import lanes_of, zero
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Operations fused into the store, in the order accumulate, bias, relu; all in the type of the sums.
+
+    Attributes:
+        bias: one more parameter behind the weight, of shape (result channels,) and of the result's type.
+        relu: the maximum with zero.
+        accumulate: the result holds a summand when the kernel is called, and the sum when it is done.
+    """
+
+    bias: bool = False
+    relu: bool = False
+    accumulate: bool = False
+
+    def apply(self, total: Any, dtype: str, bias: Any, before: Any) -> Any:
+        """The value to store; `bias` and `before` give theirs as wide as `total`, converted to `dtype`."""
+        if self.accumulate:
+            total = before() + total
+        if self.bias:
+            total = total + bias()
+        return tirx.max(total, zero(dtype, lanes_of(total))) if self.relu else total
+
+
+NO_EPILOGUE = Epilogue()
+
+__all__ = ["NO_EPILOGUE", "Epilogue"]
