@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tuned import tilings_of, winner
 from tvm_convgrad.problem import ConvProblem
+
+if TYPE_CHECKING:
+    from tvm_convgrad.kernels.epilogue import Epilogue
 
 COMPOSITION = "composition"
 """The kind of a choice for no kernel."""
