@@ -6,10 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-
-from tvm_convgrad.kernels.loops import lanes_of, zero
-
 
 @dataclass(frozen=True)
 class Epilogue:
@@ -29,6 +25,10 @@ class Epilogue:
 
     def apply(self, total: Any, dtype: str, bias: Any, before: Any) -> Any:
         """The value to store; `bias` and `before` give theirs as wide as `total`, converted to `dtype`."""
+        from tvm import tirx  # here: the plan, which knows epilogues, is read without TVM
+
+        from tvm_convgrad.kernels.loops import lanes_of, zero
+
         if self.accumulate:
             total = before() + total
         if self.bias:

@@ -26,6 +26,17 @@ BYTES_PER_CYCLE = 4
 REPRESENTATIVE_BATCH = 8
 """Images that a kernel for any batch is planned for."""
 
+_GATHERS = tuple(f"implicit GEMM {face}" for face in ("forward", "backward_data"))
+
+ANY_BATCH = frozenset((*_GATHERS, "implicit GEMM wgrad"))
+"""The kernels that loop over a batch known only when they run."""
+
+ABLE = {
+    **dict.fromkeys(_GATHERS, ("bias", "relu", "accumulate")),
+    "implicit GEMM wgrad": ("accumulate", "bias_grad"),
+}
+"""Which fields of an Epilogue each kernel takes."""
+
 MAX_ELEMENTS = 2**31 - 1
 """Kernels count elements in int32."""
 
@@ -54,27 +65,20 @@ class Choice:
         return self.kind != COMPOSITION
 
 
-def choose(problem: ConvProblem, face: str, machine: Machine | None, *, symbolic_batch: bool = False) -> Choice:
+def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
     """The kernel for a face ("forward", "backward_weight" or "backward_data"), or the composition with the reasons.
 
     Inside `tuned.use_winners` a measured cut goes before that of the cost model.
-
-    Args:
-        symbolic_batch: whether the caller can do with a kernel whose batch is known only at run time; implicit GEMMs
-            serve that, planned for REPRESENTATIVE_BATCH images.
     """
     if machine is None:
         return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
-    if symbolic_batch and face == "backward_weight" and not isinstance(problem.batch, int):
-        choice = _choose(replace(problem, batch=REPRESENTATIVE_BATCH), face, machine)
-        if not choice.is_kernel or choice.kind.startswith("implicit GEMM"):
-            return choice
-        return Choice(COMPOSITION, f"{choice.kind} needs a static batch", refused={choice.kind: "static batch only"})
     return winner(problem, face, machine, _choose(problem, face, machine))
 
 
 @lru_cache(maxsize=4096)
 def _choose(problem: ConvProblem, face: str, machine: Machine) -> Choice:
+    if isinstance(problem.batch, str):
+        return _for_any_batch(problem, face, machine)
     refusal = _refusal(problem)
     if refusal:
         return Choice(COMPOSITION, refusal, refused={"generated kernels": refusal})
@@ -87,10 +91,25 @@ def _choose(problem: ConvProblem, face: str, machine: Machine) -> Choice:
     return plan_gather(problem, face, machine)
 
 
+def _for_any_batch(problem: ConvProblem, face: str, machine: Machine) -> Choice:
+    """The choice for the representative batch, if its kernel loops over a batch known only when it runs."""
+    choice = _choose(replace(problem, batch=REPRESENTATIVE_BATCH), face, machine)
+    if not choice.is_kernel:
+        return choice
+    reason = ""
+    if choice.kind not in ANY_BATCH:
+        reason = "it needs the batch when it is compiled"
+    elif any(layout[0] != "N" for layout in (problem.data_layout, problem.grad_layout)):
+        reason = "a batch known only at run time must be the outermost axis"
+    if reason:
+        return Choice(COMPOSITION, f"{choice.kind}: {reason}", refused={**choice.refused, choice.kind: reason})
+    return choice
+
+
 def _refusal(problem: ConvProblem) -> str:
     """Why no kernel covers the problem, or nothing."""
     if not problem.is_static:
-        return "an extent is known only at run time"
+        return "the height or width is known only at run time"
     for name, (shape, _) in problem.tensors.items():
         if 0 in shape:
             return f"{name} has no elements"
@@ -121,20 +140,34 @@ def _tiling_words(tiling: Any) -> str:
     return ", ".join(words)
 
 
+def epilogue_refusal(choice: Choice, epilogue: Epilogue) -> str:
+    """Why the kernel of a choice cannot do what follows it as well, or nothing."""
+    able = ABLE.get(choice.kind, ())
+    unable = [item.name for item in fields(epilogue) if getattr(epilogue, item.name) and item.name not in able]
+    return f"the kernel {choice.kind} does no {', '.join(unable)}" if unable else ""
+
+
 def build(
-    problem: ConvProblem, face: str, machine: Machine, choice: Choice, name: str, epilogue: Epilogue | None = None
+    problem: ConvProblem,
+    face: str,
+    machine: Machine,
+    choice: Choice,
+    name: str,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Any:
-    """The PrimFunc of a choice; its parameters are the face's operands in order, and the result.
+    """The PrimFunc of a choice: (first operand, second operand, [bias,] result[, bias gradient]).
 
     Args:
-        epilogue: what is fused into the store; a bias gradient is the parameter after the result.
-
-    A batch known only at run time is a tirx.Var of the problem's name in the parameters' shapes.
+        problem: a batch that is a name becomes a variable in the shapes of data and grad.
+        epilogue: what is fused into the store.
 
     Raises:
-        UnsupportedError: the kernel does not have that epilogue.
+        UnsupportedError: the kernel has no such epilogue.
     """
-    return _build(problem, face, machine, choice.kind, choice.detail, name, epilogue or NO_EPILOGUE)
+    refusal = epilogue_refusal(choice, epilogue)
+    if refusal:
+        raise UnsupportedError(f"{face} of {problem.descriptor}: {refusal}; apply it to the result")
+    return _build(problem, face, machine, choice.kind, choice.detail, name, epilogue)
 
 
 @lru_cache(maxsize=1024)
@@ -146,8 +179,6 @@ def _build(
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
         return weight_kernel(problem, detail, machine, name, epilogue)
-    if epilogue != NO_EPILOGUE:
-        raise UnsupportedError(f"{kind} has no fused epilogue; apply it to the result")
     if kind == "few-channel wgrad":
         from tvm_convgrad.kernels.stem import stem_weight_kernel
 
@@ -165,7 +196,7 @@ def _build(
         from tvm_convgrad.kernels.depthwise import depthwise_gather_kernel
 
         return depthwise_gather_kernel(gather, tilings, machine, name, shapes)
-    return gather_kernel(gather, tilings, machine, name, shapes)
+    return gather_kernel(gather, tilings, machine, name, shapes, epilogue)
 
 
-__all__ = ["COMPOSITION", "Choice", "build", "choose", "in_words", "roofline"]
+__all__ = ["COMPOSITION", "Choice", "build", "choose", "epilogue_refusal", "in_words", "roofline"]
