@@ -40,6 +40,7 @@ from tvm_convgrad.catalogue import (
 )
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import Machine, machine_of
 from tvm_convgrad.problem import ConvProblem
 
@@ -65,6 +66,8 @@ class Lowered(NamedTuple):
         choice: of the plan, with its reasons.
         machine: of the target in scope, if kernels are made for it.
         form: the kernel's kind, "composition:" with the name of one, or "stock" for TVM's own convolution.
+        fused: what the kernel does besides, by the names of Epilogue's fields.
+        place: of a fused one, the function and the number of the convolution among its convolutions.
     """
 
     op: str
@@ -73,6 +76,8 @@ class Lowered(NamedTuple):
     choice: plan.Choice
     machine: Machine | None
     form: str
+    fused: tuple[str, ...] = ()
+    place: tuple[str, int] | None = None
 
 
 _record: ContextVar[list[Lowered] | None] = ContextVar("tvm_convgrad_log", default=None)
@@ -125,11 +130,31 @@ def chosen_form(face: str) -> str:
 
 
 def choose(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None]:
-    """What the target in scope gets for an operator that is a face of a problem, what is forced considered.
+    """As `decide`, recorded.
 
     Raises:
         UnsupportedError: the kernel is forced and refuses.
     """
+    choice, machine = decide(op, face, problem)
+    forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else face)
+    if forced == KERNEL and not choice.is_kernel:
+        raise UnsupportedError(
+            f"{op} of {problem.descriptor}: the generated kernels refuse it: {choice.reason}; use impl='auto'"
+        )
+    form = "stock" if PREFIX + op not in LEGALIZATIONS else f"{plan.COMPOSITION}:{chosen_form(face)}"
+    record_lowered(Lowered(op, face, problem, choice, machine, choice.kind if choice.is_kernel else form))
+    return choice, machine
+
+
+def record_lowered(entry: Lowered) -> None:
+    """Add an entry to the record, if there is one."""
+    record = _record.get()
+    if record is not None:
+        record.append(entry)
+
+
+def decide(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None]:
+    """What the target in scope gets for an operator that is a face of a problem, what is forced considered."""
     forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else face)
     target = tvm.target.Target.current(allow_none=True)
     machine = machine_of(target)
@@ -139,14 +164,6 @@ def choose(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machi
         choice = plan.Choice(plan.COMPOSITION, "no target is in scope, and kernels are made for one")
     else:
         choice = plan.choose(problem, face, machine)
-    if forced == KERNEL and not choice.is_kernel:
-        raise UnsupportedError(
-            f"{op} of {problem.descriptor}: the generated kernels refuse it: {choice.reason}; use impl='auto'"
-        )
-    record = _record.get()
-    if record is not None:
-        form = "stock" if PREFIX + op not in LEGALIZATIONS else f"{plan.COMPOSITION}:{chosen_form(face)}"
-        record.append(Lowered(op, face, problem, choice, machine, choice.kind if choice.is_kernel else form))
     return choice, machine
 
 
@@ -154,10 +171,31 @@ def call_kernel(
     block_builder: Any, face: str, problem: ConvProblem, choice: plan.Choice, machine: Machine, operands: list[Any]
 ) -> Any:
     """A call of the chosen kernel; one function a module for equal problems."""
-    function = plan.build(problem, face, machine, choice, "")
-    variable = block_builder.add_func(function, f"conv{problem.rank}d_{face}_kernel")
+    variable = add_kernel(block_builder, face, problem, choice, machine)
+    return relax.op.call_tir(variable, operands, result_type(face, problem, operands))
+
+
+def add_kernel(
+    block_builder: Any,
+    face: str,
+    problem: ConvProblem,
+    choice: plan.Choice,
+    machine: Machine,
+    epilogue: Epilogue = NO_EPILOGUE,
+) -> Any:
+    """The variable of the chosen kernel in the builder's module, which has one function for equal problems."""
+    function = plan.build(problem, face, machine, choice, "", epilogue)
+    return block_builder.add_func(function, f"conv{problem.rank}d_{face}_kernel")
+
+
+def result_type(face: str, problem: ConvProblem, operands: list[Any]) -> Any:
+    """The type of a face's result; a batch known only at run time is that of the first operand."""
     shape, dtype = problem.tensors[FACES[face].result]
-    return relax.op.call_tir(variable, operands, relax.TensorType(shape, dtype))
+    layout = {"data": problem.data_layout, "grad": problem.grad_layout}[FACES[face].operands[0]]
+    first = spec_of(operands[0], "operand", face).shape
+    assert first is not None  # problem_of has made sure
+    batch = first[layout.index("N")]
+    return relax.TensorType([extent if isinstance(extent, int) else batch for extent in shape], dtype)
 
 
 def legalize(block_builder: Any, call: Any) -> Any:

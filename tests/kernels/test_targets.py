@@ -51,7 +51,7 @@ def test_other_targets_and_symbols_get_the_composition_with_a_reason():
     assert not choice.is_kernel
     assert "CPU" in choice.reason
     machine = machine_of(tvm.target.Target(TARGETS["AVX2"]))
-    choice = plan.choose(replace(PROBLEM, batch="n"), "forward", machine)
+    choice = plan.choose(replace(PROBLEM, data_extents=("h", 9)), "forward", machine)
     assert not choice.is_kernel
     assert "run time" in choice.reason
     assert choice.refused

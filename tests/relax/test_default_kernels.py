@@ -72,7 +72,7 @@ def test_symbolic_height_and_empty_tensors_get_the_composition_and_the_reason() 
     grad, data = tensor("grad", [2, 4, h, 5]), tensor("data", [2, 2, h, 5])
     made = call("conv2d_backward_weight", grad, data, kernel_size=3, padding=1)
     _, (entry,) = legalized(module(lambda _: made, [grad, data]), TARGETS["AVX2"])
-    assert entry.choice.reason == "an extent is known only at run time"
+    assert entry.choice.reason == "the height or width is known only at run time"
     empty = replace(PROBLEM, batch=0)
     _, (entry,) = legalized(faces_module([("main", FACES["backward_weight"], empty)]), TARGETS["AVX2"])
     assert "has no elements" in entry.choice.reason
