@@ -240,9 +240,7 @@ def _emit_step(
             slots = items[count + states : len(items) - counted]
             arguments = [*leading, *items[: count + states], *items[len(items) - counted :]]
             wanted = range(len(leading), len(leading) + count)
-            results, gradients = emit_with_gradients(
-                builder, forward, arguments, wanted, model.source, COMPOSITES
-            )
+            results, gradients = emit_with_gradients(builder, forward, arguments, wanted, model.source, COMPOSITES)
             _, loss, predictions, *new_states = results
 
             step = next_step = None

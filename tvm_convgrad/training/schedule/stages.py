@@ -35,7 +35,8 @@ _BINARY = (
     tirx.Or,
 )
 _PURE = frozenset(
-    f"tirx.{name}" for name in ("exp", "sqrt", "rsqrt", "tanh", "erf", "log", "log1p", "sigmoid", "pow", "fabs", "floor")
+    f"tirx.{name}"
+    for name in ("exp", "sqrt", "rsqrt", "tanh", "erf", "log", "log1p", "sigmoid", "pow", "fabs", "floor")
 )
 _COMBINERS = {tirx.Add: "sum", tirx.Max: "max", tirx.Min: "min"}
 
