@@ -87,17 +87,17 @@ class _Emitter:
         """Each line of the result holds the largest values so far."""
         loops, pool = self.loops, self.pool
         parameters, (data, result) = self._parameters(("data", "result"), shapes)
-        with loops.loop(pool.planes, "plane", self.kind) as plane:
-            with loops.loop(pool.results[0] * pool.results[1], "line") as number:
-                line = loops.let(plane * self.result_size + number * pool.results[2], "line_at")
-                with loops.loop(pool.results[2], "x") as x:
-                    loops.store(result, line + x, tirx.min_value(pool.dtype))
+        lines = pool.results[0] * pool.results[1]
+        with loops.loop(pool.planes, "plane", self.kind) as plane, loops.loop(lines, "line") as number:
+            line = loops.let(plane * self.result_size + number * pool.results[2], "line_at")
+            with loops.loop(pool.results[2], "x") as x:
+                loops.store(result, line + x, tirx.min_value(pool.dtype))
 
-                def keep_larger(place: Any, x: Any) -> None:
-                    value = load(data, plane * self.plane_size + place)
-                    loops.store(result, line + x, tirx.Max(load(result, line + x), value))
+            def keep_larger(place: Any, x: Any) -> None:
+                value = load(data, plane * self.plane_size + place)
+                loops.store(result, line + x, tirx.Max(load(result, line + x), value))
 
-                self._each_place(number, keep_larger)
+            self._each_place(number, keep_larger)
         return loops.finish(parameters, name)
 
     def backward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
@@ -149,7 +149,7 @@ class _Emitter:
         return ((d + d_first) * self.pool.extents[1] + h + h_first) * self.pool.extents[2]
 
     def _each_place(self, number: Any, use: Any) -> None:
-        """Call use(place in the plane, column of the result) for every place of the windows of a line, in scan order."""
+        """Call use(place in the plane, column of the result) for every place of a line's windows, in scan order."""
         loops, pool = self.loops, self.pool
         (d, d_first, d_last), (h, h_first, h_last) = (self._bounds(number, axis) for axis in (0, 1))
         with loops.loop(d_last - d_first, "kd") as kd, loops.loop(h_last - h_first, "kh") as kh:

@@ -59,7 +59,7 @@ def recompute(module: Any, _context: Any) -> Any:
 
 def _elements(expr: Any) -> int | None:
     """The number of elements of a tensor, None where it is not constant."""
-    shape = getattr(expr.ty, "shape", None)
+    shape: Any = getattr(expr.ty, "shape", None)
     if not isinstance(expr.ty, relax.TensorType) or not hasattr(shape, "values"):
         return None
     extents = [extent for extent in shape.values if isinstance(extent, tvm.tirx.IntImm)]

@@ -88,7 +88,7 @@ def _may_join(group: list[Stage], stage: Stage) -> bool:
     for other in group:
         reads = [address for _, address in stage.loads if address.buffer.same_as(other.store.buffer)]
         # An element that the same iteration has just stored may be read; a sum is not yet complete.
-        if other.combiner and reads or any(address != other.store for address in reads):
+        if (other.combiner and reads) or any(address != other.store for address in reads):
             return False
         if any(address.buffer.same_as(stage.store.buffer) and address != stage.store for _, address in other.loads):
             return False

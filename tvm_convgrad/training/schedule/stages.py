@@ -103,9 +103,9 @@ def stage_of(block: Any, extents: list[int | None]) -> Stage | None:
 
 
 def _address(buffer: Any, indices: Any, variables: list[Any]) -> Address | None:
-    shape = [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in buffer.shape]
-    if None in shape:
+    if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
         return None
+    shape = [int(extent) for extent in buffer.shape]
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     constant, coefficients = 0, [0] * len(variables)
     for index, stride in zip(indices, strides, strict=True):
