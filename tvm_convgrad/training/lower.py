@@ -14,6 +14,7 @@ from relax_ops.lowering import Lowered, recorded_choices
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
+from tvm_convgrad.training.products import products_as_convolutions
 from tvm_convgrad.training.recompute import recompute
 from tvm_convgrad.training.step import StepModule
 
@@ -85,6 +86,7 @@ def pipeline(target: Any) -> Any:
                     *cpu_pipeline.library_dispatch_passes(target),
                     relax.transform.EliminateCommonSubexpr(),
                     relax.transform.CanonicalizeBindings(),
+                    products_as_convolutions,
                     recompute,
                     *cpu_pipeline.legalize_passes(target),
                     relax.transform.DeadCodeElimination(),

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products on convolution kernels: exact on small integers, in every form that a linear layer takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_convgrad.training.lower import pipeline
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+SHAPES = [(8, 512, 100), (196, 96, 61), (1, 700, 97), (392, 40, 80)]
+
+
+@pytest.mark.parametrize("form", ["plain", "right transposed", "left transposed"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_products_are_exact(form, shape):
+    m, k, n = shape
+    left, right = (k, m) if form == "left transposed" else (m, k), (n, k) if form == "right transposed" else (k, n)
+    a, b = relax.Var("a", relax.TensorType(left, "float32")), relax.Var("b", relax.TensorType(right, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [a, b]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.permute_dims(a, [1, 0])) if form == "left transposed" else a
+            second = builder.emit(relax.op.permute_dims(b, [1, 0])) if form == "right transposed" else b
+            output = builder.emit_output(builder.emit(relax.op.matmul(first, second)))
+        builder.emit_func_output(output)
+    lowered = pipeline(TARGET)(builder.get())
+    names = {variable.name_hint for variable in lowered.get_global_vars()}
+    assert any(name.startswith("matmul_") and name.endswith("_kernel") for name in names)
+    machine = relax.VirtualMachine(tvm.compile(builder.get(), TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-4, 5, extents).astype("float32") for extents in (left, right))
+    found = machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y)).numpy()
+    wanted = (x.T if form == "left transposed" else x) @ (y.T if form == "right transposed" else y)
+    np.testing.assert_array_equal(found, wanted)
