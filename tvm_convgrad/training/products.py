@@ -35,7 +35,7 @@ def products_as_convolutions(module: Any, _context: Any) -> Any:
     for variable in module.get_global_vars():
         function = module[variable]
         if isinstance(function, relax.Function):
-            rewriter.values = {binding.var: binding.value for binding in bindings_of(function)}
+            rewriter.look_at(function)
             rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
     return rewriter.builder_.get()
 
@@ -46,6 +46,18 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         super().__init__(module)
         self.machine = machine
         self.values: dict[Any, Any] = {}
+        self.turned: set[Any] = set()
+
+    def look_at(self, function: Any) -> None:
+        """Find what each variable is bound to, and the calls that nothing but transposes read."""
+        self.values = {binding.var: binding.value for binding in bindings_of(function)}
+        read: dict[Any, bool] = {}
+        for value in self.values.values():
+            for variable in relax.analysis.free_vars(value):
+                read[variable] = read.get(variable, True) and self._is_transpose(value)
+        for variable in relax.analysis.free_vars(function.body.body):
+            read[variable] = False
+        self.turned = {self.values[variable] for variable, only in read.items() if only and variable in self.values}
 
     def visit_call_(self, call: Any) -> Any:
         """A product with the operands of its transposes, or the call as it is."""
@@ -55,6 +67,11 @@ class _Products(PyExprMutator):  # type: ignore[misc]
                 found = self._kernel(call, shapes[0], shapes[1])
                 if found is not None:
                     return found
+        if self._is_transpose(call):
+            operand = self.visit_expr(call.args[0])
+            value = self.builder_.lookup_binding(operand) if isinstance(operand, relax.Var) else None
+            if value is not None and self._is_transpose(value):
+                return value.args[0]
         return super().visit_call_(call)
 
     def _kernel(self, call: Any, left: tuple[int, int], right: tuple[int, int]) -> Any:
@@ -64,7 +81,8 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         if dtype not in ("float32", "float64") or any(str(a.ty.dtype) != dtype for a in call.args):
             return None
         if first is not None:
-            face, rows, channels, kernel_layout, operands = "backward_weight", k, m, "HWIO", [call.args[1], first]
+            face, rows, channels, operands = "backward_weight", k, m, [call.args[1], first]
+            kernel_layout = "OHWI" if call in self.turned else "HWIO"
         else:
             face, rows, channels, kernel_layout, operands = "forward", m, k, "HWIO", list(call.args)
             if second is not None:
@@ -97,17 +115,22 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         ]
         shape, _ = problem.tensors[FACES[face].result]
         result = self.builder_.emit(relax.op.call_tir(variable, arguments, relax.TensorType(shape, dtype)))
+        if face == "backward_weight" and kernel_layout == "OHWI":
+            return relax.op.permute_dims(self.builder_.emit(relax.op.reshape(result, [n, m])), [1, 0])
         return relax.op.reshape(result, [m, n])
 
     def _transposed(self, operand: Any) -> Any:
         """What the operand is the transpose of, or None."""
         value = self.values.get(operand)
-        if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, tvm.ir.Op):
-            return None
-        if operator_name(value) != "relax.permute_dims" or _matrix(value.args[0]) is None:
-            return None
+        return value.args[0] if self._is_transpose(value) else None
+
+    @staticmethod
+    def _is_transpose(value: Any) -> bool:
+        """Whether the value is the transpose of a matrix."""
+        if not isinstance(value, tvm.ir.Call) or operator_name(value) != "relax.permute_dims":
+            return False
         axes = value.attrs.axes
-        return value.args[0] if axes is None or [int(axis) % 2 for axis in axes] == [1, 0] else None
+        return _matrix(value.args[0]) is not None and (axes is None or [int(a) % 2 for a in axes] == [1, 0])
 
 
 def _matrix(expr: Any) -> tuple[int, int] | None:
