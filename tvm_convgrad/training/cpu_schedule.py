@@ -71,7 +71,23 @@ def scheduled(function: Any) -> Any:
     return schedule.mod["main"].with_attr("tirx.is_scheduled", True)
 
 
-def _as_lines(schedule: Any) -> Any:
+def scheduled_in_place(function: Any, onto: int) -> Any:
+    """The function with its result (the last parameter) stored over its operand number `onto`, which alone remains.
+
+    None where that is impossible: an element is read after its place is taken, or a stage is no loop over lines.
+    """
+    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    try:
+        blocks = _root_blocks(schedule)
+        if blocks is None:
+            return None
+        _inline(schedule, blocks)
+        return _as_lines(schedule, onto)
+    except ScheduleError:
+        return None  # as in `scheduled`
+
+
+def _as_lines(schedule: Any, onto: int | None = None) -> Any:
     """The function as loops over contiguous lines (see schedule.rows), or None if a stage of it is not of that kind."""
     function = schedule.mod["main"]
     blocks = _root_blocks(schedule) or []
@@ -86,7 +102,7 @@ def _as_lines(schedule: Any) -> Any:
     machine = machine_of(tvm.target.Target.current(allow_none=True))
     width = max(itemsize(str(buffer.dtype)) for buffer in [*buffers, *temporaries])
     lanes = (machine.vector_bytes if machine else 16) // width
-    return emitted(buffers, temporaries, [stage for stage in stages if stage is not None], lanes)
+    return emitted(buffers, temporaries, [stage for stage in stages if stage is not None], lanes, onto)
 
 
 def _kept_attributes(function: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def products_as_convolutions(module: Any, _context: Any) -> Any:
 
 
 @mutator
-class _Products(PyExprMutator):  # type: ignore[misc]
+class _Products(PyExprMutator):
     def __init__(self, module: Any, machine: Machine) -> None:
         super().__init__(module)
         self.machine = machine
@@ -69,8 +69,8 @@ class _Products(PyExprMutator):  # type: ignore[misc]
                     return found
         if self._is_transpose(call):
             operand = self.visit_expr(call.args[0])
-            value = self.builder_.lookup_binding(operand) if isinstance(operand, relax.Var) else None
-            if value is not None and self._is_transpose(value):
+            value: Any = self.builder_.lookup_binding(operand) if isinstance(operand, relax.Var) else None
+            if self._is_transpose(value):
                 return value.args[0]
         return super().visit_call_(call)
 

@@ -42,25 +42,34 @@ class _Walk:
     is_row: bool  # the line is reduced over
 
 
-def emitted(parameters: Sequence[Any], temporaries: Sequence[Any], stages: Sequence[Stage], lanes: int) -> Any:
+def emitted(
+    parameters: Sequence[Any], temporaries: Sequence[Any], stages: Sequence[Stage], lanes: int, onto: int | None = None
+) -> Any:
     """The PrimFunc that runs the stages in order, or None if one of them is not of the kinds above.
 
     Args:
         parameters: the buffers of the function's parameters; all extents constant.
         temporaries: the buffers that live within the function.
         lanes: elements of a vector.
+        onto: number of the parameter that the last one, the result, replaces in its own memory; the function then
+            has no parameter for the result.
     """
+    if onto is not None and not _may_overwrite(stages, parameters[onto], parameters[-1]):
+        return None
     groups = [(group, _walk(group)) for group in _groups(stages)]
     if any(walk is None for _, walk in groups):
         return None
     loops = Loops()
-    fresh = [decl_buffer(tuple(map(int, p.shape)), str(p.dtype), name=f"p{i}") for i, p in enumerate(parameters)]
+    own = list(parameters) if onto is None else list(parameters[:-1])
+    fresh = [decl_buffer(tuple(map(int, p.shape)), str(p.dtype), name=f"p{i}") for i, p in enumerate(own)]
     emitter = _Emitter(loops, lanes)
-    for buffer, parameter in zip(parameters, fresh, strict=True):
+    for buffer, parameter in zip(own, fresh, strict=True):
         size = math.prod(map(int, buffer.shape))
         view = decl_buffer((size,), str(buffer.dtype), name=f"{parameter.name}_flat", data=buffer_data(parameter))
         loops.emit(tirx.DeclBuffer(view, data=buffer_data(parameter)))
         emitter.views.append((buffer, view))
+    if onto is not None:
+        emitter.views.append((parameters[-1], emitter.views[onto][1]))
     for buffer in temporaries:
         size = math.prod(map(int, buffer.shape))
         emitter.views.append((buffer, loops.buffer("kept", size, str(buffer.dtype))))
@@ -68,6 +77,23 @@ def emitted(parameters: Sequence[Any], temporaries: Sequence[Any], stages: Seque
         assert walk is not None
         emitter.emit(group, walk)
     return loops.finish(fresh, "")
+
+
+def _may_overwrite(stages: Sequence[Stage], operand: Any, result: Any) -> bool:
+    """Whether each element of the operand is last read in the iteration that stores the same element of the result."""
+    stores = [number for number, stage in enumerate(stages) if stage.store.buffer.same_as(result)]
+    if len(stores) != 1 or stages[stores[0]].combiner:
+        return False
+    for number, stage in enumerate(stages):
+        for _, address in stage.loads:
+            if address.buffer.same_as(result):
+                return False
+            if address.buffer.same_as(operand):
+                here = stages[stores[0]]
+                same = (address.constant, address.coefficients) == (here.store.constant, here.store.coefficients)
+                if number != stores[0] or not same:
+                    return False
+    return True
 
 
 def _groups(stages: Sequence[Stage]) -> list[list[Stage]]:
