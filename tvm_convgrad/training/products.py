@@ -121,7 +121,7 @@ class _Products(PyExprMutator):
 
     def _transposed(self, operand: Any) -> Any:
         """What the operand is the transpose of, or None."""
-        value = self.values.get(operand)
+        value: Any = self.values.get(operand)
         return value.args[0] if self._is_transpose(value) else None
 
     @staticmethod
