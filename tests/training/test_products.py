@@ -14,7 +14,9 @@ TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_
 SHAPES = [(8, 512, 100), (196, 96, 61), (1, 700, 97), (392, 40, 80)]
 
 
-@pytest.mark.parametrize("form", ["plain", "right transposed", "left transposed", "left and result transposed"])
+@pytest.mark.parametrize(
+    "form", ["plain", "right transposed", "right twice", "left transposed", "left and result transposed"]
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_products_are_exact(form, shape):
     m, k, n = shape
@@ -25,6 +27,8 @@ def test_products_are_exact(form, shape):
         with builder.dataflow():
             first = builder.emit(relax.op.permute_dims(a, [1, 0])) if form.startswith("left") else a
             second = builder.emit(relax.op.permute_dims(b, [1, 0])) if form == "right transposed" else b
+            if form == "right twice":
+                second = builder.emit(relax.op.permute_dims(builder.emit(relax.op.permute_dims(b, [1, 0])), [1, 0]))
             result = builder.emit(relax.op.matmul(first, second))
             if form.endswith("result transposed"):
                 result = builder.emit(relax.op.permute_dims(result, [1, 0]))

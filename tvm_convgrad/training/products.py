@@ -77,16 +77,15 @@ class _Products(PyExprMutator):
     def _kernel(self, call: Any, left: tuple[int, int], right: tuple[int, int]) -> Any:
         (m, k), n = left, right[1]
         dtype = str(call.ty.dtype)
-        first, second = (self._transposed(argument) for argument in call.args)
+        (first, is_first_turned), (second, is_second_turned) = map(self._source, call.args)
         if dtype not in ("float32", "float64") or any(str(a.ty.dtype) != dtype for a in call.args):
             return None
-        if first is not None:
+        if is_first_turned:
             face, rows, channels, operands = "backward_weight", k, m, [call.args[1], first]
             kernel_layout = "OHWI" if call in self.turned else "HWIO"
         else:
-            face, rows, channels, kernel_layout, operands = "forward", m, k, "HWIO", list(call.args)
-            if second is not None:
-                kernel_layout, operands[1] = "OHWI", second
+            face, rows, channels, operands = "forward", m, k, [first, second]
+            kernel_layout = "OHWI" if is_second_turned else "HWIO"
         best: tuple[plan.Choice, ConvProblem] | None = None
         for height, width in _lines(rows):
             problem = ConvProblem(
@@ -119,10 +118,12 @@ class _Products(PyExprMutator):
             return relax.op.permute_dims(self.builder_.emit(relax.op.reshape(result, [n, m])), [1, 0])
         return relax.op.reshape(result, [m, n])
 
-    def _transposed(self, operand: Any) -> Any:
-        """What the operand is the transpose of, or None."""
-        value: Any = self.values.get(operand)
-        return value.args[0] if self._is_transpose(value) else None
+    def _source(self, operand: Any) -> tuple[Any, bool]:
+        """The matrix that an operand is, or is the transpose of."""
+        turned = False
+        while self._is_transpose(self.values.get(operand)):
+            operand, turned = self.values[operand].args[0], not turned
+        return operand, turned
 
     @staticmethod
     def _is_transpose(value: Any) -> bool:
