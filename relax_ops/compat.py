@@ -21,6 +21,9 @@ TensorLoad: Any = tvm.ir.TensorLoad if hasattr(tvm.ir, "TensorLoad") else tirx.B
 SBlockRealize: Any = s_tir.SBlockRealize if hasattr(s_tir, "SBlockRealize") else tirx.SBlockRealize
 """The class of a scheduled block's place in a loop nest."""
 
+SBlock: Any = s_tir.SBlock if hasattr(s_tir, "SBlock") else tirx.SBlock
+"""The class of a scheduled block."""
+
 
 def array_of(constant: Any) -> np.ndarray[Any, Any]:
     """What a constant tensor holds, an attribute that is called value since 0.27."""

@@ -22,7 +22,11 @@ StringImm: Any = getattr(ir, "StringImm", None) or tirx.StringImm  # TVM 0.26 ha
 PARALLEL_FROM = 50_000
 """Multiply-accumulates; less is not worth waking threads for."""
 
-_KINDS = {"serial": tirx.ForKind.SERIAL, "parallel": tirx.ForKind.PARALLEL}
+_KINDS = {
+    "serial": tirx.ForKind.SERIAL,
+    "parallel": tirx.ForKind.PARALLEL,
+    "vectorized": tirx.ForKind.VECTORIZED,
+}
 
 
 class Loops:

@@ -12,8 +12,9 @@ The three public functions of the module, as a virtual machine sees them (`state
     init()                                        -> state
 
 The order of `state` is the order of `StepModule.state`: parameters, running statistics, optimizer, counters.
-Every function is pure: the tensors given stay as they are, new ones are returned. A model with several inputs
-takes them in the order of `StepModule.inputs`. Symbolic extents are shared by name in the schemas.
+A step takes over the state given to it, whose tensors hold the new one afterwards; go on with the state that it
+returns. Other arguments stay as they are, and `init` gives fresh tensors each time. A model with several inputs takes
+them in the order of `StepModule.inputs`. Symbolic extents are shared by name in the schemas.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
 from relax_ops.compat import SBlockRealize, TensorLoad, arithmetic, buffer_of
+from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.training.schedule.rows import emitted
+from tvm_convgrad.training.schedule.stages import itemsize, stage_of
 
 LANES = (16, 8, 4)
 ROWS = (4, 2)
@@ -57,12 +60,55 @@ def scheduled(function: Any) -> Any:
         if blocks is None:
             return function
         _inline(schedule, blocks)
+        lines = _as_lines(schedule)
+        if lines is not None:
+            return lines.with_attr(_kept_attributes(function))
         for block in _root_blocks(schedule) or []:
             _schedule_block(schedule, block)
     except ScheduleError:
         # A primitive's own precondition (such as a block that writes twice) is not met: the plain loops are right.
         return function
     return schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+
+
+def scheduled_in_place(function: Any, onto: int) -> Any:
+    """The function with its result (the last parameter) stored over its operand number `onto`, which alone remains.
+
+    None where that is impossible: an element is read after its place is taken, or a stage is no loop over lines.
+    """
+    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    try:
+        blocks = _root_blocks(schedule)
+        if blocks is None:
+            return None
+        _inline(schedule, blocks)
+        return _as_lines(schedule, onto)
+    except ScheduleError:
+        return None  # as in `scheduled`
+
+
+def _as_lines(schedule: Any, onto: int | None = None) -> Any:
+    """The function as loops over contiguous lines (see schedule.rows), or None if a stage of it is not of that kind."""
+    function = schedule.mod["main"]
+    blocks = _root_blocks(schedule) or []
+    stages = [stage_of(schedule.get(block), _extents(schedule, block)) for block in blocks]
+    buffers = list(function.params)
+    if not stages or not all(hasattr(buffer, "shape") for buffer in buffers) or any(stage is None for stage in stages):
+        return None
+    temporaries = list(function.body.block.alloc_buffers)
+    extents = [extent for buffer in buffers for extent in buffer.shape]
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    machine = machine_of(tvm.target.Target.current(allow_none=True))
+    width = max(itemsize(str(buffer.dtype)) for buffer in [*buffers, *temporaries])
+    lanes = (machine.vector_bytes if machine else 16) // width
+    return emitted(buffers, temporaries, [stage for stage in stages if stage is not None], lanes, onto)
+
+
+def _kept_attributes(function: Any) -> dict[str, Any]:
+    """What callers and later passes know a function by."""
+    attributes = function.attrs or {}
+    return {"tirx.is_scheduled": True, **{key: attributes[key] for key in ("global_symbol",) if key in attributes}}
 
 
 def _root_blocks(schedule: Any) -> list[Any] | None:

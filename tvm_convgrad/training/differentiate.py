@@ -9,7 +9,8 @@ extents are symbolic, and asks for gradients of inputs that nobody wants. The ru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -23,8 +24,25 @@ NO_GRAD = "relax.grad.no_grad"
 RULE = "FPrimalGradient"
 
 
+@dataclass(frozen=True)
+class Composite:
+    """An operator that is written out as others, with a gradient of its own that is cheaper than theirs.
+
+    `forward(builder, call)` gives the results as a literal tuple, and what `backward(builder, saved, grad)` needs to
+    give a partial for each argument from the gradient of the first result; the others must not reach the target.
+    """
+
+    forward: Callable[[Any, Any], tuple[Any, Any]]
+    backward: Callable[[Any, Any, Any], list[Any]]
+
+
 def emit_with_gradients(
-    builder: Any, function: Any, arguments: Sequence[Any], wanted: Sequence[int], source: str
+    builder: Any,
+    function: Any,
+    arguments: Sequence[Any],
+    wanted: Sequence[int],
+    source: str,
+    composites: Mapping[str, Composite] | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Emit a function and the gradients of its first result into the builder's open dataflow block.
 
@@ -34,6 +52,7 @@ def emit_with_gradients(
         wanted: positions of the parameters to differentiate with respect to; one that the first result does not
             depend on gets zeros.
         source: how messages call the model.
+        composites: operators to write out, by name.
 
     Returns:
         The results of the function, and the gradients, as expressions.
@@ -50,13 +69,21 @@ def emit_with_gradients(
     environment = Environment()
     for param, argument in zip(function.params, arguments, strict=True):
         environment[param] = argument
-    _emit_forward(builder, function, environment)
+    table = composites or {}
+    saved = _emit_forward(builder, function, environment, table)
     results = [environment.substitute(field) for field in function.body.body.fields]
 
     adjoints = _Adjoints(builder, dependent)
     adjoints.add(target, relax.op.ones(relax.ShapeExpr([]), element_type(target)))
     for binding in reversed(trace):
-        if binding.var in dependent and adjoints.known(binding.var):
+        if binding.var not in dependent or not adjoints.known(binding.var):
+            continue
+        if binding.var in saved:
+            partials = table[operator_name(binding.value)].backward(
+                builder, saved[binding.var], adjoints.field(binding.var, 0)
+            )
+            adjoints.add_all(binding.value.args, partials)
+        else:
             _propagate(builder, binding, environment, adjoints, source)
     gradients = []
     for parameter in parameters:
@@ -118,7 +145,11 @@ def _refuse_missing_rules(calls: list[Any], source: str) -> None:
         raise ModelError(f"{source} uses operators that have no gradient: {listed}; replace them in the model.")
 
 
-def _emit_forward(builder: Any, function: Any, environment: Environment) -> None:
+def _emit_forward(
+    builder: Any, function: Any, environment: Environment, composites: Mapping[str, Composite]
+) -> dict[Any, Any]:
+    """Emit the function; gives what its composites saved, by the variables that they are bound to."""
+    saved: dict[Any, Any] = {}
     for binding in bindings_of(function):
         value = environment.substitute(binding.value)
         if _casts_tensor(binding):
@@ -127,10 +158,14 @@ def _emit_forward(builder: Any, function: Any, environment: Environment) -> None
             environment[binding.var] = builder.match_cast(value, binding.ty)
         elif _is_call(value, NO_GRAD):
             environment[binding.var] = value.args[0]
+        elif isinstance(value, tvm.ir.Call) and operator_name(value) in composites:
+            composite = composites[operator_name(value)]
+            environment[binding.var], saved[binding.var] = composite.forward(builder, value)
         elif isinstance(value, (tvm.ir.Call, relax.TupleGetItem)):
             environment[binding.var] = builder.emit(value, binding.var.name)
         else:
             environment[binding.var] = value
+    return saved
 
 
 def _propagate(builder: Any, binding: Any, environment: Environment, adjoints: _Adjoints, source: str) -> None:
@@ -145,9 +180,7 @@ def _propagate(builder: Any, binding: Any, environment: Environment, adjoints: _
         except (AssertionError, TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(f"{source}: the gradient of {operator_name(value)} fails: {reason}") from error
-        for argument, partial in zip(value.args, partials, strict=True):
-            if not _is_call(partial, NO_GRAD):
-                adjoints.add(argument, partial)
+        adjoints.add_all(value.args, partials)
     else:
         adjoints.add(value, adjoints.value(binding.var))
 
@@ -176,6 +209,16 @@ class _Adjoints:
                 field = self._builder.emit(relax.op.zeros(type_.shape, str(type_.dtype)))
             fields.append(field)
         return self._builder.emit(relax.Tuple(fields))
+
+    def field(self, variable: Any, index: int) -> Any:
+        """The sum for one field of a tuple; something must have arrived there."""
+        return self._fields[variable][index]
+
+    def add_all(self, operands: Sequence[Any], partials: Sequence[Any]) -> None:
+        """Add a partial to each operand, but none where it is `no_grad`."""
+        for operand, partial in zip(operands, partials, strict=True):
+            if not _is_call(partial, NO_GRAD):
+                self.add(operand, partial)
 
     def add(self, operand: Any, partial: Any) -> None:
         """Add a partial gradient to an operand: a variable, a tuple of them, or a field of a tuple variable.

@@ -14,6 +14,9 @@ from relax_ops.lowering import Lowered, recorded_choices
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
+from tvm_convgrad.training.in_place import state_in_place
+from tvm_convgrad.training.products import products_as_convolutions
+from tvm_convgrad.training.recompute import recompute
 from tvm_convgrad.training.step import StepModule
 
 # LLVM's SLP vectorizer breaks small fused matrix products on plain x86-64 ("Instruction does not dominate all
@@ -84,10 +87,13 @@ def pipeline(target: Any) -> Any:
                     *cpu_pipeline.library_dispatch_passes(target),
                     relax.transform.EliminateCommonSubexpr(),
                     relax.transform.CanonicalizeBindings(),
+                    products_as_convolutions,
+                    recompute,
                     *cpu_pipeline.legalize_passes(target),
                     relax.transform.DeadCodeElimination(),
-                    cpu_schedule,
+                    state_in_place,
                     *cpu_pipeline.dataflow_lower_passes(target),
+                    cpu_schedule,  # after the pass that finds reshapes, which knows unscheduled functions only
                     *cpu_pipeline.finalize_passes(target),
                 ]
             )(module)

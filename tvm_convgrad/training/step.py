@@ -12,7 +12,7 @@ from tvm import relax
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training import batch_norm, dropout, precision
 from tvm_convgrad.training.counting import scalar
-from tvm_convgrad.training.differentiate import emit_with_gradients
+from tvm_convgrad.training.differentiate import Composite, emit_with_gradients
 from tvm_convgrad.training.gradient_ops import gradient_descriptors
 from tvm_convgrad.training.graph import (
     Environment,
@@ -32,6 +32,8 @@ Role = Literal["parameter", "running_stat", "optimizer", "counter"]
 Array = np.ndarray[Any, Any]
 STEP_COUNTER = "step"
 FUNCTIONS = ("step", "predict", "init")
+COMPOSITES = {batch_norm.OP: Composite(batch_norm.training, batch_norm.training_gradient)}
+"""Operators whose gradient is that of the whole, not of the basic operators that they are written out as."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +175,9 @@ def _state_of(model: Model, optimizer: Optimizer, counted: bool) -> list[tuple[S
 def _loss_function(model: Model, loss: Loss, scale: float, *, bn: str, drop: bool, counted: bool, seed: int) -> Any:
     """f(inputs, target, parameters, states, [step]) -> (scaled loss, loss, predictions, new states...)."""
     original = model.relax_function
-    rewrites: dict[str, Rewrite] = {
-        batch_norm.OP: batch_norm.training if bn == "train" else batch_norm.inference,
-        dropout.OP: dropout.identity,
-    }
+    rewrites: dict[str, Rewrite] = {dropout.OP: dropout.identity}
+    if bn == "frozen":
+        rewrites[batch_norm.OP] = batch_norm.inference
     environment = Environment()
     fresh = [relax.Var(str(param.name), param.ty) for param in original.params]
     for param, var in zip(original.params, fresh, strict=True):
@@ -239,7 +240,7 @@ def _emit_step(
             slots = items[count + states : len(items) - counted]
             arguments = [*leading, *items[: count + states], *items[len(items) - counted :]]
             wanted = range(len(leading), len(leading) + count)
-            results, gradients = emit_with_gradients(builder, forward, arguments, wanted, model.source)
+            results, gradients = emit_with_gradients(builder, forward, arguments, wanted, model.source, COMPOSITES)
             _, loss, predictions, *new_states = results
 
             step = next_step = None

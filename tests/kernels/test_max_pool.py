@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of max pools and their gradients: every window, tie and padding against PyTorch, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax.op.grad import max_pool2d_backward
+
+torch = pytest.importorskip("torch")
+
+CASES = {
+    "resnet": ((2, 5, 17, 23), 3, 2, 1),
+    "halves": ((1, 3, 16, 8), 2, 2, 0),
+    "overlapping": ((2, 2, 9, 7), 3, 1, 1),
+    "wide": ((1, 4, 6, 40), (2, 5), (1, 3), (1, 2)),
+    "gaps": ((1, 2, 11, 13), 2, 3, 0),
+    "many planes": ((4, 64, 14, 14), 3, 2, 1),
+}
+
+
+def compiled(shape, kernel, stride, padding):
+    builder = relax.BlockBuilder()
+    pair = lambda value: value if isinstance(value, tuple) else (value, value)  # noqa: E731
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    options = {"pool_size": pair(kernel), "strides": pair(stride), "padding": pair(padding)}
+    with builder.function("forward", [x]):
+        with builder.dataflow():
+            result = builder.emit(relax.op.nn.max_pool2d(x, **options))
+            output = builder.emit_output(result)
+        builder.emit_func_output(output)
+    grad, data = relax.Var("grad", result.ty), relax.Var("data", x.ty)
+    with builder.function("backward", [grad, data]):
+        with builder.dataflow():
+            output = builder.emit_output(builder.emit(max_pool2d_backward(grad, data, **options)))
+        builder.emit_func_output(output)
+    module = builder.get()
+    target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+    with target:
+        legal = relax.transform.LegalizeOps()(module)
+    assert {v.name_hint for v in legal.get_global_vars()} >= {"max_pool", "max_pool_backward"}
+    return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("values", [3, 1000])
+def test_max_pool_equals_pytorch(name, values):
+    shape, *options = CASES[name]
+    rng = np.random.default_rng(0)
+    x = rng.integers(-values, values, shape).astype("float32")  # with 3, most windows have ties
+    machine = compiled(shape, *options)
+    leaf = torch.tensor(x, requires_grad=True)
+    wanted = torch.nn.functional.max_pool2d(leaf, *options)
+    grad = rng.integers(-8, 9, tuple(wanted.shape)).astype("float32")
+    wanted.backward(torch.tensor(grad))
+    found = machine["forward"](tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_array_equal(found, wanted.detach().numpy())
+    found = machine["backward"](tvm.runtime.tensor(grad), tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_array_equal(found, leaf.grad.numpy())

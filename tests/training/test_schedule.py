@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over contiguous lines: exact on small integers, whatever the extents, and equal with any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+
+from tvm_convgrad.training.cpu_schedule import scheduled
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+SHAPES = [(4, 8, 3, 5), (8, 32, 7, 7), (2, 16, 9, 16), (3, 5, 1, 1), (2, 20, 70, 30), (1, 3, 130, 64)]
+
+CASES = {
+    "difference": (
+        lambda a, m: [topi.subtract(a, m)],
+        lambda a, m: [a - m],
+    ),
+    "masked": (
+        lambda a, m: [topi.where(topi.less_equal(a, m), topi.multiply(a, m), a)],
+        lambda a, m: [np.where(a <= m, a * m, a)],
+    ),
+    "sum of channels": (
+        lambda a, m: [topi.sum(topi.multiply(a, topi.subtract(a, m)), axis=[0, 2, 3], keepdims=True)],
+        lambda a, m: [(a * (a - m)).sum((0, 2, 3), keepdims=True)],
+    ),
+    "two sums": (
+        lambda a, m: [topi.sum(a, axis=[0, 2, 3]), topi.sum(topi.multiply(a, topi.subtract(a, m)), axis=[0, 2, 3])],
+        lambda a, m: [a.sum((0, 2, 3)), (a * (a - m)).sum((0, 2, 3))],
+    ),
+    "sum of rows": (
+        lambda a, m: [topi.sum(topi.multiply(a, m), axis=[3])],
+        lambda a, m: [(a * m).sum(3)],
+    ),
+    "largest of rows": (
+        lambda a, m: [topi.max(topi.subtract(a, m), axis=[2, 3])],
+        lambda a, m: [(a - m).max((2, 3))],
+    ),
+    "sum of columns": (
+        lambda a, m: [topi.sum(topi.multiply(a, m), axis=[0, 1, 2])],
+        lambda a, m: [(a * m).sum((0, 1, 2))],
+    ),
+    "transposed": (
+        lambda a, m: [topi.transpose(topi.add(a, m), [0, 2, 3, 1])],
+        lambda a, m: [(a + m).transpose(0, 2, 3, 1)],
+    ),
+    "centred": (
+        lambda a, m: [topi.subtract(topi.multiply(a, m), topi.sum(topi.multiply(a, m), axis=[2, 3], keepdims=True))],
+        lambda a, m: [a * m - (a * m).sum((2, 3), keepdims=True)],
+    ),
+}
+
+
+def compiled(name: str, shape):
+    """The function with its schedule, which must be that of lines."""
+    a = te.placeholder(shape, name="a")
+    m = te.placeholder((1, shape[1], 1, 1), name="m")
+    with TARGET:
+        function = scheduled(te.create_prim_func([a, m, *CASES[name][0](a, m)]))
+    assert "p0_flat" in str(function)
+    return tvm.compile(tvm.IRModule({"main": function}), TARGET)
+
+
+def run(library, a, m, shapes):
+    results = [tvm.runtime.tensor(np.full(shape, np.nan, "float32")) for shape in shapes]
+    library["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(m), *results)
+    return [result.numpy() for result in results]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("name", CASES)
+def test_lines_are_exact(name, shape):
+    rng = np.random.default_rng(0)
+    a = rng.integers(-4, 5, shape).astype("float32")
+    m = rng.integers(-2, 3, (1, shape[1], 1, 1)).astype("float32")
+    wanted = CASES[name][1](a, m)
+    found = run(compiled(name, shape), a, m, [value.shape for value in wanted])
+    for have, want in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("name", ["two sums", "sum of columns", "centred"])
+def test_lines_do_not_depend_on_threads(name):
+    shape = (2, 20, 70, 30)
+    rng = np.random.default_rng(1)
+    a = rng.standard_normal(shape).astype("float32")
+    m = rng.standard_normal((1, shape[1], 1, 1)).astype("float32")
+    library = compiled(name, shape)
+    shapes = [value.shape for value in CASES[name][1](a, m)]
+    configure = tvm.get_global_func("runtime.config_threadpool")
+    results = []
+    for threads in (1, 2, 3):
+        configure(1, threads)
+        results.append(run(library, a, m, shapes))
+    configure(1, 0)
+    for other in results[1:]:
+        for have, want in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(have, want)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Max pools of NC... data and their gradient: one plane of a channel at a time, planes on threads.
+
+The results of one line are found together, one pass over the line for each place of the window. A pass leaves out
+the results whose window has that place in the padding. Backward, the gradient of a result is added to the place of
+its window's first maximum in scan order; every place belongs to one plane, so the order of sums is fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.kernels.loops import (
+    INDEX,
+    PARALLEL_FROM,
+    Loops,
+    expr,
+    load,
+    make_parameter,
+    quotient,
+    remainder,
+    smaller,
+    zero,
+)
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """A pool without dilation over planes of `extents` (depth, height, width; 1 where an axis does not exist).
+
+    `results` are the extents of the result and `low` the padding before each axis.
+    """
+
+    planes: int
+    extents: Triple
+    results: Triple
+    kernel: Triple
+    strides: Triple
+    low: Triple
+    dtype: str
+
+    @property
+    def refusal(self) -> str:
+        """Why there is no kernel, or ""."""
+        if not self.planes or not all(self.results) or not all(self.extents):
+            return "there are no elements"
+        for extent, count, kernel, stride, low in zip(
+            self.extents, self.results, self.kernel, self.strides, self.low, strict=True
+        ):
+            if low >= kernel or (count - 1) * stride - low >= extent:
+                return "a window lies in the padding"
+        return ""
+
+    def columns(self, tap: int) -> tuple[int, int]:
+        """The results of a line whose window has column `tap` inside the plane: the first, and one past the last."""
+        step, low = self.strides[2], self.low[2]
+        first = max(0, -((tap - low) // step))
+        last = (self.extents[2] - 1 + low - tap) // step + 1
+        return first, min(last, self.results[2])
+
+
+def max_pool_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], name: str) -> Any:
+    """The PrimFunc (data, result), tensors of these shapes."""
+    return _Emitter(pool).forward(shapes, name)
+
+
+def max_pool_backward_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], name: str) -> Any:
+    """The PrimFunc (grad, data, gradient of data), tensors of these shapes."""
+    return _Emitter(pool).backward(shapes, name)
+
+
+class _Emitter:
+    def __init__(self, pool: MaxPool) -> None:
+        self.pool, self.loops = pool, Loops()
+        self.plane_size, self.result_size = math.prod(pool.extents), math.prod(pool.results)
+        work = pool.planes * self.result_size * math.prod(pool.kernel)
+        self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
+
+    def forward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
+        """Each line of the result holds the largest values so far."""
+        loops, pool = self.loops, self.pool
+        parameters, (data, result) = self._parameters(("data", "result"), shapes)
+        lines = pool.results[0] * pool.results[1]
+        with loops.loop(pool.planes, "plane", self.kind) as plane, loops.loop(lines, "line") as number:
+            line = loops.let(plane * self.result_size + number * pool.results[2], "line_at")
+            with loops.loop(pool.results[2], "x") as x:
+                loops.store(result, line + x, tirx.min_value(pool.dtype))
+
+            def keep_larger(place: Any, x: Any) -> None:
+                value = load(data, plane * self.plane_size + place)
+                loops.store(result, line + x, tirx.Max(load(result, line + x), value))
+
+            self._each_place(number, keep_larger)
+        return loops.finish(parameters, name)
+
+    def backward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
+        """A line of largest values with their places in the plane, then their gradients go there."""
+        loops, pool = self.loops, self.pool
+        parameters, (grad, data, result) = self._parameters(("grad", "data", "result"), shapes)
+        columns = pool.results[2]
+        with loops.loop(pool.planes, "plane", self.kind) as plane:
+            largest = loops.buffer("largest", columns, pool.dtype)
+            places = loops.buffer("places", columns, INDEX)
+            base = loops.let(plane * self.plane_size, "base")
+            with loops.loop(self.plane_size, "i") as i:
+                loops.store(result, base + i, zero(pool.dtype))
+            with loops.loop(pool.results[0] * pool.results[1], "line") as number:
+                first = loops.let(self._first_row(number), "first_row")
+                with loops.loop(columns, "x") as x:
+                    loops.store(largest, x, tirx.min_value(pool.dtype))
+                    start = tirx.max(expr(x * pool.strides[2] - pool.low[2]), expr(0))
+                    loops.store(places, x, first + start)
+
+                def keep_larger(place: Any, x: Any) -> None:
+                    value = load(data, base + place)
+                    loops.store(places, x, tirx.Select(value > load(largest, x), place, load(places, x)))
+                    loops.store(largest, x, tirx.Max(load(largest, x), value))
+
+                self._each_place(number, keep_larger)
+                line = loops.let(plane * self.result_size + number * columns, "line_at")
+                with loops.loop(columns, "x") as x:
+                    at = loops.let(base + load(places, x), "at")
+                    loops.store(result, at, load(result, at) + load(grad, line + x))
+        return loops.finish(parameters, name)
+
+    def _parameters(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any]]:
+        parameters = [make_parameter(key, shape, self.pool.dtype) for key, shape in zip(names, shapes, strict=True)]
+        sizes = [math.prod(shape) for shape in shapes]
+        return parameters, [self.loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True)]
+
+    def _bounds(self, number: Any, axis: int) -> tuple[Any, Any, Any]:
+        """Of a line of results: where its window begins along an axis, and its taps inside the plane, from and to."""
+        pool, loops = self.pool, self.loops
+        along = quotient(number, pool.results[1]) if axis == 0 else remainder(number, pool.results[1])
+        start = loops.let(expr(along * pool.strides[axis] - pool.low[axis]), "start")
+        first = loops.let(tirx.max(expr(0 - start), expr(0)), "from")
+        return start, first, loops.let(smaller(pool.extents[axis] - start, pool.kernel[axis]), "to")
+
+    def _first_row(self, number: Any) -> Any:
+        """The place in the plane at which the first line of the window inside it begins."""
+        (d, d_first, _), (h, h_first, _) = (self._bounds(number, axis) for axis in (0, 1))
+        return ((d + d_first) * self.pool.extents[1] + h + h_first) * self.pool.extents[2]
+
+    def _each_place(self, number: Any, use: Any) -> None:
+        """Call use(place in the plane, column of the result) for every place of a line's windows, in scan order."""
+        loops, pool = self.loops, self.pool
+        (d, d_first, d_last), (h, h_first, h_last) = (self._bounds(number, axis) for axis in (0, 1))
+        with loops.loop(d_last - d_first, "kd") as kd, loops.loop(h_last - h_first, "kh") as kh:
+            row = ((d + d_first + kd) * pool.extents[1] + h + h_first + kh) * pool.extents[2]
+            row = loops.let(row, "row")
+            for tap in range(pool.kernel[2]):
+                first, last = pool.columns(tap)
+                if first < last:
+                    with loops.loop(last - first, "x") as i:
+                        x = expr(i + first)
+                        use(row + x * pool.strides[2] + (tap - pool.low[2]), x)

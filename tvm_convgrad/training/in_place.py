@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer's update in the memory of the state: a step takes its state and gives the same tensors back.
+
+TVM has DataflowUseInplaceCalls, but that leaves parameters of functions alone, since in general a caller may still
+want them. The state of a step is handed over: whoever calls `step` goes on with the state that it returns. `init`
+therefore returns copies of the constants that it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import tvm
+from tvm import relax, te, topi
+
+from relax_ops.compat import Constant
+from tvm_convgrad.training.cpu_schedule import scheduled_in_place
+from tvm_convgrad.training.graph import bindings_of, element_type, operator_name, static_shape
+
+STEP, INIT = "step", "init"
+
+
+@tvm.transform.module_pass(opt_level=0, name="ConvgradStateInPlace")
+def state_in_place(module: Any, _context: Any) -> Any:
+    """Let calls of `step` that compute a tensor of the new state from the old one overwrite that; `init` copies."""
+    names = {str(variable.name_hint): variable for variable in module.get_global_vars()}
+    if STEP not in names or INIT not in names:
+        return module
+    builder = relax.BlockBuilder(module)
+    changed = _Update(builder, module[names[STEP]]).apply()
+    if changed is None:
+        return module
+    builder.update_func(names[STEP], changed)
+    builder.update_func(names[INIT], _with_copies(builder, module[names[INIT]]))
+    return builder.get()
+
+
+class _Update:
+    """The calls of `step` whose result may take the place of an operand."""
+
+    def __init__(self, builder: Any, function: Any) -> None:
+        self.builder, self.function = builder, function
+        self.bindings = list(bindings_of(function))
+        self.values = {binding.var: binding.value for binding in self.bindings}
+        self.state = function.params[-1]
+        self.items: dict[Any, int] = {}  # variables bound to a tensor of the state, and its number
+        for var, value in self.values.items():
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(self.state):
+                self.items[var] = int(value.index)
+        self.last_use: dict[int, int] = {}
+        for place, binding in enumerate(self.bindings):
+            for variable in relax.analysis.free_vars(binding.value):
+                if variable in self.items:
+                    self.last_use[self.items[variable]] = place
+
+    def apply(self) -> Any:
+        """The function with calls in place, or None where there is none."""
+        wanted = {field: number for number, field in enumerate(self._new_state()) if isinstance(field, relax.Var)}
+        replaced: dict[Any, Any] = {}
+        for place, binding in enumerate(self.bindings):
+            if binding.var in wanted:
+                call = self._in_place(binding, wanted[binding.var], place)
+                if call is not None:
+                    replaced[binding.var] = call
+        if not replaced:
+            return None
+        blocks = [
+            type(block)(
+                [
+                    relax.VarBinding(binding.var, replaced[binding.var]) if binding.var in replaced else binding
+                    for binding in block.bindings
+                ]
+            )
+            for block in self.function.body.blocks
+        ]
+        body, old = relax.SeqExpr(blocks, self.function.body.body), self.function
+        return relax.Function(old.params, body, old.ret_ty, old.is_pure, old.attrs)
+
+    def _new_state(self) -> list[Any]:
+        """The tensors of the state that the function returns; none if it does not return a literal tuple."""
+        result = self._resolved(self.function.body.body)
+        last = self._resolved(result.fields[-1]) if isinstance(result, relax.Tuple) else None
+        same_size = isinstance(last, relax.Tuple) and len(last.fields) == len(self.state.ty.fields)
+        return list(last.fields) if same_size and last is not None else []
+
+    def _resolved(self, expr: Any) -> Any:
+        while isinstance(expr, relax.Var) and expr in self.values:
+            expr = self.values[expr]
+        return expr
+
+    def _in_place(self, binding: Any, number: int, place: int) -> Any:
+        """The call over the old tensor of this number, or None if that is needed later, or read in another order."""
+        call = binding.value
+        if not isinstance(call, tvm.ir.Call) or operator_name(call) != "relax.call_tir" or len(call.args) != 2:
+            return None
+        operands = list(call.args[1].fields)
+        uses = Counter(self.items.get(operand) for operand in operands)
+        old = next((i for i, operand in enumerate(operands) if self.items.get(operand) == number), None)
+        if old is None or uses[number] != 1 or self.last_use[number] > place:
+            return None
+        before, after = operands[old], binding.var
+        if static_shape(before) != static_shape(after) or element_type(before) != element_type(after):
+            return None
+        function = scheduled_in_place(self.builder.get()[call.args[0]], old)
+        if function is None:
+            return None
+        variable = self.builder.add_func(function, f"{call.args[0].name_hint}_in_place")
+        return relax.op.call_tir_inplace(variable, operands, [old], [binding.var.ty])
+
+
+def _with_copies(builder: Any, function: Any) -> Any:
+    """`init` with a copy of every constant that it returns: a product with one, which no pass takes for a view."""
+    fields = list(_state_of(function))
+    own = relax.BlockBuilder()
+    copies: dict[tuple[Any, ...], Any] = {}
+    with own.function(INIT, []):
+        with own.dataflow():
+            results = []
+            for field in fields:
+                shape, dtype = tuple(int(extent) for extent in field.ty.shape.values), element_type(field)
+                if (shape, dtype) not in copies:
+                    copies[shape, dtype] = builder.add_func(_copy(shape, dtype), "copy_state")
+                one = relax.const(1, dtype)
+                results.append(own.emit(relax.op.call_tir(copies[shape, dtype], [field, one], field.ty)))
+            output = own.emit_output(relax.Tuple(results))
+        own.emit_func_output(output)
+    made = own.get()[INIT]
+    return made.with_attr(dict(function.attrs.items())) if function.attrs else made
+
+
+def _state_of(function: Any) -> list[Any]:
+    """The constants that `init` returns."""
+    values = {binding.var: binding.value for binding in bindings_of(function)}
+    result = function.body.body
+    while isinstance(result, relax.Var):
+        result = values[result]
+    fields = [values.get(field, field) if isinstance(field, relax.Var) else field for field in result.fields]
+    assert all(isinstance(field, Constant) for field in fields), "init returns constants"
+    return fields
+
+
+def _copy(shape: tuple[int, ...], dtype: str) -> Any:
+    """result = x * one."""
+    x, one = te.placeholder(shape, dtype, name="x"), te.placeholder((), dtype, name="one")
+    return te.create_prim_func([x, one, topi.multiply(x, one)])

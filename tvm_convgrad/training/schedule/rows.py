@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops for stages that memory bounds: each reads its operands once, in vectors along what lies contiguous.
+
+Iterators that move all operands as one long line (H and W of NCHW data) become one loop, the others one parallel loop.
+- An elementwise stage walks lines. Neighbouring stages with the same iterators share the walk.
+- A sum along the line keeps vectors of partial sums; several sums over the same data share the walk.
+- A sum across lines keeps one sum for each place of a piece of the line.
+
+A sum is never split over threads and has a fixed order, so results do not depend on their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.buffer import buffer_data, decl_buffer
+
+from relax_ops.compat import buffer_of
+from tvm_convgrad.kernels.loops import Loops, load, quotient, remainder, smaller, splat
+from tvm_convgrad.kernels.packing import shuffle
+from tvm_convgrad.training.schedule.stages import Address, Stage, rebuilt
+
+PIECE = 4096  # elements of a line that one thread takes at a time
+PARALLEL_FROM = 8192  # iterations; fewer are not worth waking threads for
+CHAINS = 4  # vectors of partial sums, to hide the latency of additions
+COLUMNS = (128, 64, 32, 16)  # places of a line that are summed at once
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """How stages of equal iterators are walked: `run` are the iterators of the line, innermost first."""
+
+    run: tuple[int, ...]
+    outer: tuple[int, ...]  # of the result, outside the line
+    reduced: tuple[int, ...]  # reduced over, outside the line
+    line: int  # elements of the line
+    is_dense: bool  # every access moves along the line by one element, or not at all
+    is_row: bool  # the line is reduced over
+
+
+def emitted(
+    parameters: Sequence[Any], temporaries: Sequence[Any], stages: Sequence[Stage], lanes: int, onto: int | None = None
+) -> Any:
+    """The PrimFunc that runs the stages in order, or None if one of them is not of the kinds above.
+
+    Args:
+        parameters: the buffers of the function's parameters; all extents constant.
+        temporaries: the buffers that live within the function.
+        lanes: elements of a vector.
+        onto: number of the parameter that the last one, the result, replaces in its own memory; the function then
+            has no parameter for the result.
+    """
+    if onto is not None and not _may_overwrite(stages, parameters[onto], parameters[-1]):
+        return None
+    groups = [(group, _walk(group)) for group in _groups(stages)]
+    if any(walk is None for _, walk in groups):
+        return None
+    loops = Loops()
+    own = list(parameters) if onto is None else list(parameters[:-1])
+    fresh = [decl_buffer(tuple(map(int, p.shape)), str(p.dtype), name=f"p{i}") for i, p in enumerate(own)]
+    emitter = _Emitter(loops, lanes)
+    for buffer, parameter in zip(own, fresh, strict=True):
+        size = math.prod(map(int, buffer.shape))
+        view = decl_buffer((size,), str(buffer.dtype), name=f"{parameter.name}_flat", data=buffer_data(parameter))
+        loops.emit(tirx.DeclBuffer(view, data=buffer_data(parameter)))
+        emitter.views.append((buffer, view))
+    if onto is not None:
+        emitter.views.append((parameters[-1], emitter.views[onto][1]))
+    for buffer in temporaries:
+        size = math.prod(map(int, buffer.shape))
+        emitter.views.append((buffer, loops.buffer("kept", size, str(buffer.dtype))))
+    for group, walk in groups:
+        assert walk is not None
+        emitter.emit(group, walk)
+    return loops.finish(fresh, "")
+
+
+def _may_overwrite(stages: Sequence[Stage], operand: Any, result: Any) -> bool:
+    """Whether each element of the operand is last read in the iteration that stores the same element of the result."""
+    stores = [number for number, stage in enumerate(stages) if stage.store.buffer.same_as(result)]
+    if len(stores) != 1 or stages[stores[0]].combiner:
+        return False
+    for number, stage in enumerate(stages):
+        for _, address in stage.loads:
+            if address.buffer.same_as(result):
+                return False
+            if address.buffer.same_as(operand):
+                here = stages[stores[0]]
+                same = (address.constant, address.coefficients) == (here.store.constant, here.store.coefficients)
+                if number != stores[0] or not same:
+                    return False
+    return True
+
+
+def _groups(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Neighbours that may share their loops: equal iterators, and no stage reads what another has yet to finish."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        if groups and _may_join(groups[-1], stage):
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return groups
+
+
+def _may_join(group: list[Stage], stage: Stage) -> bool:
+    first = group[0]
+    if (stage.kinds, stage.extents) != (first.kinds, first.extents):
+        return False
+    for other in group:
+        reads = [address for _, address in stage.loads if address.buffer.same_as(other.store.buffer)]
+        # An element that the same iteration has just stored may be read; a sum is not yet complete.
+        if (other.combiner and reads) or any(address != other.store for address in reads):
+            return False
+        if any(address.buffer.same_as(stage.store.buffer) and address != stage.store for _, address in other.loads):
+            return False
+        if stage.store.buffer.same_as(other.store.buffer):
+            return False
+    return len(group) < 4
+
+
+def _walk(group: list[Stage]) -> _Walk | None:
+    first = group[0]
+    extents, kinds = first.extents, first.kinds
+    moving = [position for position, extent in enumerate(extents) if extent > 1]
+    accesses = [address.coefficients for stage in group for _, address in stage.loads]
+    stores = [stage.store.coefficients for stage in group]
+    if not first.combiner:
+        start = next((p for p in moving if all(store[p] == 1 for store in stores)), None)
+        if start is None:
+            return None if moving else _Walk((), (), (), 1, False, False)
+        run = _run(start, moving, extents, [*accesses, *stores])
+        dense = all(access[start] in (0, 1) for access in accesses)
+        return _Walk(run, tuple(p for p in moving if p not in run), (), _size(run, extents), dense, False)
+    # A product of matrices has no operand that moves with every iterator: it wants tiles, not lines.
+    if not all(any(all(a.coefficients[p] for p in moving) for _, a in stage.loads) for stage in group):
+        return None
+    start = next((p for p in reversed(moving) if _is_line(p, kinds, group)), None)
+    if start is None:
+        return None
+    kind = kinds[start]
+    candidates = [p for p in moving if kinds[p] == kind]
+    run = _run(start, candidates, extents, accesses if kind == "R" else [*accesses, *stores])
+    outer = tuple(p for p in moving if kinds[p] == "S" and p not in run)
+    reduced = tuple(p for p in moving if kinds[p] == "R" and p not in run)
+    return _Walk(run, outer, reduced, _size(run, extents), True, kind == "R")
+
+
+def _is_line(position: int, kinds: str, group: list[Stage]) -> bool:
+    """Whether every operand moves along this iterator by one element or not at all, and the result likewise."""
+    for stage in group:
+        steps = [address.coefficients[position] for _, address in stage.loads]
+        if not set(steps) <= {0, 1} or 1 not in steps:
+            return False
+        if kinds[position] == "S" and stage.store.coefficients[position] != 1:
+            return False
+    return True
+
+
+def _run(start: int, moving: list[int], extents: tuple[int, ...], accesses: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The iterators that continue the line from `start`, innermost first."""
+    run = [start]
+    while True:
+        last, size = run[-1], extents[run[-1]]
+        following = next(
+            (p for p in moving if p not in run and all(a[p] == a[last] * size for a in accesses)),
+            None,
+        )
+        if following is None:
+            return tuple(run)
+        run.append(following)
+
+
+def _size(run: Sequence[int], extents: tuple[int, ...]) -> int:
+    return math.prod(extents[position] for position in run)
+
+
+class _Emitter:
+    def __init__(self, loops: Loops, lanes: int) -> None:
+        self.loops, self.lanes = loops, lanes
+        self.views: list[tuple[Any, Any]] = []
+
+    def emit(self, group: list[Stage], walk: _Walk) -> None:
+        """The loops of one group."""
+        if not group[0].combiner:
+            self._elementwise(group, walk)
+        elif walk.is_row:
+            self._sum_rows(group, walk)
+        else:
+            self._sum_columns(group, walk)
+
+    # -- addresses ----------------------------------------------------------------------------------------------
+
+    def _view(self, buffer: Any) -> Any:
+        return next(view for other, view in self.views if other.same_as(buffer))
+
+    def _bases(self, group: list[Stage], places: dict[int, Any]) -> list[tuple[list[Any], Any]]:
+        """For each stage the addresses of its loads and of its store, without what the line adds."""
+
+        def base(address: Address) -> Any:
+            total: Any = address.constant
+            for position, place in places.items():
+                if address.coefficients[position]:
+                    total = total + place * address.coefficients[position]
+            return self.loops.let(total, "at")
+
+        return [([base(address) for _, address in stage.loads], base(stage.store)) for stage in group]
+
+    def _split(self, number: Any, positions: Sequence[int], extents: tuple[int, ...]) -> dict[int, Any]:
+        """The places of iterators whose fused loop is at `number`, the last iterator fastest."""
+        places: dict[int, Any] = {}
+        for position in reversed(positions[1:]):
+            places[position] = self.loops.let(remainder(number, extents[position]), "i")
+            number = quotient(number, extents[position])
+        if positions:
+            places[positions[0]] = self.loops.let(number, "i")
+        return places
+
+    def _value(self, stage: Stage, bases: list[Any], run: tuple[int, ...], place: Any) -> Any:
+        def read(wanted: Any) -> Any:
+            index = next(i for i, (other, _) in enumerate(stage.loads) if other.same_as(wanted))
+            address = stage.loads[index][1]
+            step = address.coefficients[run[0]] if run else 0
+            return load(self._view(buffer_of(wanted)), bases[index] + place * step if step else bases[index])
+
+        return rebuilt(stage.value, read)
+
+    # -- elementwise --------------------------------------------------------------------------------------------
+
+    def _elementwise(self, group: list[Stage], walk: _Walk) -> None:
+        loops, extents = self.loops, group[0].extents
+        outer = math.prod(extents[p] for p in walk.outer)
+        pieces = -(-walk.line // PIECE)
+        length = walk.line if pieces == 1 else PIECE
+        parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
+        with loops.loop(outer * pieces, "item", parallel) as item:
+            places = self._split(quotient(item, pieces), walk.outer, extents)
+            first = loops.let(remainder(item, pieces) * length, "first")
+            bases = self._bases(group, places)
+            count = length if walk.line % length == 0 else loops.let(smaller(walk.line - first, length), "count")
+            vectors = 0
+            if walk.is_dense:
+                vectors = quotient(count, self.lanes)
+                with loops.loop(vectors, "v") as v, loops.loop(self.lanes, "l", "vectorized") as lane:
+                    self._store(group, bases, walk.run, first + v * self.lanes + lane)
+            done = vectors * self.lanes
+            if not isinstance(count, int) or done < count:
+                with loops.loop(count - done, "t") as t:
+                    self._store(group, bases, walk.run, first + done + t)
+
+    def _store(self, group: list[Stage], bases: list[tuple[list[Any], Any]], run: tuple[int, ...], place: Any) -> None:
+        for stage, (reads, write) in zip(group, bases, strict=True):
+            self.loops.store(self._view(stage.store.buffer), write + place, self._value(stage, reads, run, place))
+
+    # -- sums ---------------------------------------------------------------------------------------------------
+
+    def _sum_rows(self, group: list[Stage], walk: _Walk) -> None:
+        loops, extents, lanes = self.loops, group[0].extents, self.lanes
+        chains = max(1, min(CHAINS, walk.line // lanes))
+        block = chains * lanes
+        parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
+        with loops.loop(math.prod(extents[p] for p in walk.outer), "item", parallel) as item:
+            places = self._split(item, walk.outer, extents)
+            sums = [[self._register(stage, lanes) for _ in range(chains)] for stage in group]
+            rests = [self._register(stage, 1) for stage in group]
+            with loops.loop(math.prod(extents[p] for p in walk.reduced), "r") as number:
+                inner = self._split(number, walk.reduced, extents)
+                bases = self._bases(group, {**places, **inner})
+                if walk.line >= lanes:
+                    with loops.loop(walk.line // block, "b") as b:
+                        self._add_vectors(group, bases, walk, sums, b * block, chains)
+                    left = walk.line % block // lanes
+                    self._add_vectors(group, bases, walk, sums, walk.line // block * block, left)
+                if walk.line % lanes:
+                    start = walk.line // lanes * lanes
+                    with loops.loop(walk.line % lanes, "t") as t:
+                        self._add(group, bases, walk, rests, start + t, 0)
+            self._finish_rows(group, places, sums, rests)
+
+    def _register(self, stage: Stage, lanes: int) -> Any:
+        register = self.loops.buffer("sum", lanes, str(stage.store.buffer.dtype))
+        self.loops.store(register, 0, splat(stage.start, lanes))
+        return register
+
+    def _add_vectors(
+        self, group: list[Stage], bases: Any, walk: _Walk, sums: list[list[Any]], start: Any, count: int
+    ) -> None:
+        for chain in range(count):
+            with self.loops.loop(self.lanes, "l", "vectorized") as lane:
+                registers = [row[chain] for row in sums]
+                self._add(group, bases, walk, registers, start + chain * self.lanes + lane, lane)
+
+    def _add(self, group: list[Stage], bases: Any, walk: _Walk, registers: list[Any], place: Any, lane: Any) -> None:
+        for stage, (reads, _), register in zip(group, bases, registers, strict=True):
+            value = self._value(stage, reads, walk.run, place)
+            self.loops.store(register, lane, _combined(stage, load(register, lane), value))
+
+    def _finish_rows(self, group: list[Stage], places: dict[int, Any], sums: list[list[Any]], rests: list[Any]) -> None:
+        loops = self.loops
+        for stage, registers, rest, (_, write) in zip(group, sums, rests, self._bases(group, places), strict=True):
+            vectors = [load(register, 0, self.lanes) for register in registers]
+            while len(vectors) > 1:
+                half = -(-len(vectors) // 2)
+                paired = [_combined(stage, a, b) for a, b in zip(vectors, vectors[half:], strict=False)]
+                vectors = [*paired, *vectors[len(paired) : half]]
+            width, value = self.lanes, loops.let(vectors[0], "sums")
+            while width > 1:
+                width //= 2
+                low, high = (_half(value, width, part) for part in (0, 1))
+                value = loops.let(_combined(stage, low, high), "half")
+            loops.store(self._view(stage.store.buffer), write, _combined(stage, value, load(rest, 0)))
+
+    def _sum_columns(self, group: list[Stage], walk: _Walk) -> None:
+        loops, extents, lanes = self.loops, group[0].extents, self.lanes
+        outer = math.prod(extents[p] for p in walk.outer)
+        fitting = [width for width in COLUMNS if walk.line % width == 0 and width % lanes == 0]
+        width = next((w for w in fitting if walk.line // w * outer >= 8), fitting[-1] if fitting else 1)
+        parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
+        with loops.loop(outer * (walk.line // width), "item", parallel) as item:
+            blocks = walk.line // width
+            places = self._split(quotient(item, blocks), walk.outer, extents)
+            first = loops.let(remainder(item, blocks) * width, "first")
+            vectors = max(1, width // lanes)
+            size = min(lanes, width)
+            sums = [[self._register(stage, size) for _ in range(vectors)] for stage in group]
+            with loops.loop(math.prod(extents[p] for p in walk.reduced), "r") as number:
+                inner = self._split(number, walk.reduced, extents)
+                bases = self._bases(group, {**places, **inner})
+                if width == 1:
+                    self._add(group, bases, walk, [row[0] for row in sums], first, 0)
+                else:
+                    self._add_vectors(group, bases, walk, sums, first, vectors)
+            for stage, registers, (_, write) in zip(group, sums, self._bases(group, places), strict=True):
+                for i, register in enumerate(registers):
+                    loops.store(self._view(stage.store.buffer), write + first + i * lanes, load(register, 0, size))
+
+
+def _combined(stage: Stage, a: Any, b: Any) -> Any:
+    if stage.combiner == "sum":
+        return a + b
+    return tirx.Max(a, b) if stage.combiner == "max" else tirx.Min(a, b)
+
+
+def _half(value: Any, width: int, part: int) -> Any:
+    return shuffle(value, value, range(part * width, (part + 1) * width))
