@@ -122,7 +122,7 @@ def test_kernels_without_epilogue_say_so():
 def test_a_batch_known_only_at_run_time(text, channels_last, face):
     fixed = _problem(text, channels_last)
     symbolic = replace(fixed, batch="n")
-    choice = plan.choose(symbolic, face, MACHINE, symbolic_batch=True)
+    choice = plan.choose(symbolic, face, MACHINE)
     assert choice.is_kernel
     gather, best = choice.detail
     for tiling in (*best[:1], *_tilings(gather, gather.phases[0], 1, text)):
@@ -136,11 +136,12 @@ def test_a_batch_known_only_at_run_time(text, channels_last, face):
 
 def test_batches_that_int32_does_not_reach_are_refused():
     problem = replace(ConvProblem.from_descriptor("mb1ic64ih512oc1oh512kh1"), batch="n")
-    choice = plan.choose(problem, "forward", MACHINE, symbolic_batch=True)
+    choice = plan.choose(problem, "forward", MACHINE)
     function = plan.build(problem, "forward", MACHINE, choice, "main")
     assert "batches of at most 63" in function.script()
-    assert not plan.choose(problem, "backward_weight", MACHINE, symbolic_batch=True).is_kernel
-    assert not plan.choose(problem, "forward", MACHINE).is_kernel
+    inside = plan.choose(problem.with_layouts("CNHW", "OIHW", "CNHW"), "forward", MACHINE)
+    assert not inside.is_kernel
+    assert "outermost" in inside.reason
 
 
 def test_estimates_grow_with_the_work():
