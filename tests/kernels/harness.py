@@ -25,11 +25,11 @@ def kernel_of(problem: ConvProblem, face: str, target=None):
     return choice, tvm.compile(tvm.IRModule({"main": function}), target)
 
 
-def run_in_red_zones(problem: ConvProblem, face: str, library, operands) -> np.ndarray:
-    """The result; asserts that nothing around it was written."""
+def run_in_red_zones(problem: ConvProblem, face: str, library, operands, before=None) -> np.ndarray:
+    """The result, which holds `before` or NaN when the kernel is called; asserts that nothing around it was written."""
     tensors = [_zoned(array, np.nan)[1] for array in operands]
     shape, dtype = problem.tensors[FACES[face].result]
-    blank = np.full(shape, np.nan, numpy_dtype(dtype))
+    blank = np.full(shape, np.nan, numpy_dtype(dtype)) if before is None else before
     zone, result = _zoned(blank, 77.0)
     library["main"](*tensors, result)
     assert (zone[:ZONE] == 77.0).all()

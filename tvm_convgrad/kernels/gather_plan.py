@@ -1,19 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How forward and dgrad are cut: depthwise or implicit GEMM, the register tile, slabs, and what threads share."""
+"""How forward and dgrad are cut: depthwise or implicit GEMM; for the latter the tiling of least estimated time."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
-from tvm_convgrad.kernels.gather import GatherTiling
+from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape, in_bounds, shape_of
 from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.spec import Gather, Phase, data_gather, forward_gather, split_line
-from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.spec import Gather, Phase, data_gather, forward_gather
+from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tile import balanced, tile_rows
 from tvm_convgrad.problem import ConvProblem
 
 DEPTHWISE_PANEL = 1 << 17
 """Bytes of a depthwise kernel's panel: a part of the core's own cache."""
+
+FMA_LATENCY = 4.0
+"""Cycles; a tile of fewer than twice as many accumulators waits for its own sums."""
+
+STEP_OVERHEAD = 0.3
+"""Cycles of a step of the reduction beyond its arithmetic and loads."""
+
+FAR_VECTOR_CYCLES = 2.2
+"""Of a vector of pixels from a channel's own place, which no prefetcher foresees."""
+
+TILE_OVERHEAD = 25.0
+"""Cycles to begin and end a tile."""
+
+STORE_CYCLES = 1.5
+"""Of a vector of results that goes straight to memory."""
+
+TURN_CYCLES = 6.0
+"""Of a vector of results that is turned on its way."""
+
+COPY_CYCLES = 0.15
+"""Of an element that is packed in the order it has in memory."""
+
+SQUARE_CYCLES = 0.3
+"""Of an element that is packed through squares turned in registers."""
+
+ELEMENT_CYCLES = 1.5
+"""Of an element that is packed by itself."""
+
+FETCH_CYCLES = 0.6
+"""More, of an element that is packed and comes from memory."""
+
+TOUCH_CYCLES = 12.0
+"""Of the first vectors of each channel that a tile reads from a place of its own."""
+
+SHARED_BYTES = 10.0
+"""Bytes a cycle and core from the shared cache, of which arithmetic hides a part."""
+
+MEMORY_BYTES = 3.0
+"""Bytes a cycle and core from memory."""
+
+ITEM_OVERHEAD = 1500.0
+"""Cycles of a work item."""
+
+SHARED_PANEL = 1 << 26
+"""The most bytes of a panel of the whole source."""
 
 
 def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
@@ -24,10 +70,18 @@ def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
         columns = gather.source.extents[2] + 2 * len(gather.phases[0][0][2].taps)
         lines = max(1, DEPTHWISE_PANEL // (columns * machine.vector_bytes * max(gather.in_step[1], 1)))
         return Choice(f"depthwise {face}", "one channel a group, channels are neighbours", detail=(gather, lines))
-    gather = split_line(gather, 512)
-    tilings = tuple(_tile_phase(gather, phases, machine) for phases in gather.phases)
-    kind = f"implicit GEMM {face}"
-    return Choice(kind, "covers the problem", refused={f"depthwise {face}": refusal}, detail=(gather, tilings))
+    tilings, cycles = [], 0.0
+    for phases in gather.phases:
+        best = min(candidates(gather, phases, machine), key=lambda t: estimate(gather, phases, t, machine))
+        tilings.append(best)
+        cycles += estimate(gather, phases, best, machine) * machine.parts
+    return Choice(
+        f"implicit GEMM {face}",
+        "covers the problem",
+        estimate=cycles / CLOCK,
+        refused={f"depthwise {face}": refusal},
+        detail=(gather, tuple(tilings)),
+    )
 
 
 def _depthwise_refusal(gather: Gather, machine: Machine) -> str:
@@ -45,49 +99,183 @@ def _depthwise_refusal(gather: Gather, machine: Machine) -> str:
     return ""
 
 
-def _tile_phase(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Any:
-    lanes = machine.lanes(gather.dtype)
-    d, h, w = (axis.count for axis in phases[0])
-    over_channels = gather.result.channel == 1 and gather.result_channels >= lanes // 2
-    taps = [max(len(phase[axis].taps) for phase in phases) for axis in range(3)]
-    step = gather.in_step[1]
-    offsets = [o // step for phase in phases for _, o in phase[1].taps] or [0]
-    residues = max(1, max(len({o % step for _, o in phase[1].taps}) for phase in phases))
-    shift = taps[1] > residues
-    copies = taps[0] * taps[2] * (residues if shift else taps[1])
-    reach = max(offsets) - min(offsets) if shift else 0
-    budget = machine.l2_bytes * 2 // 5
-    element = 8 if gather.dtype == "float64" else 4
-    pool = h if shift else h * d if h * d * w >= 4 * lanes else gather.batch * h * d
-    others = gather.batch * d * h // pool * gather.groups * len(phases)
-    best = 1
-    for lines in (n for n in range(1, pool + 1) if pool % n == 0):
-        panel = copies * gather.source_channels * (lines + reach) * w * element
-        items = pool // lines * others
-        if lines == 1 or (panel <= budget and (items % machine.parts == 0 or items >= 4 * machine.parts)):
-            best = lines
-    items = pool // best * others
-    channels = gather.result_channels
-    if over_channels:
-        columns = min((1, 2, 3), key=lambda c: (_waste(channels, c * lanes) * (1.15 if c == 1 else 1.0), c))
-        rows = balanced(best * w, min(tile_rows(machine, columns), best * w))
-        blocks = -(-channels // (columns * lanes))
+def invalid(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, machine: Machine) -> str:
+    """Why a tiling cannot be built for a group of phases, or nothing."""
+    _, h, w = (axis.count for axis in phases[0])
+    if tiling.orientation not in ("channels", "pixels"):
+        return f"orientation is {tiling.orientation}, neither channels nor pixels"
+    if tiling.order not in ("source", "weights"):
+        return f"order is {tiling.order}, neither source nor weights"
+    if min(tiling.rows, tiling.columns, tiling.lines, tiling.strip, tiling.splits, tiling.tile_lines) < 1:
+        return "a number of the tiling is less than one"
+    if tiling.rows * tiling.columns + tiling.columns + 1 > machine.registers:
+        return f"{tiling.rows} x {tiling.columns} accumulators do not fit {machine.registers} registers"
+    if h % tiling.lines:
+        return f"{tiling.lines} lines do not divide {h}"
+    if tiling.over_pixels:
+        return _invalid_pixels(gather, phases, tiling, machine)
+    if tiling.rows % tiling.tile_lines or tiling.lines % tiling.tile_lines:
+        return f"{tiling.tile_lines} lines of a tile do not divide its rows and the slab's lines"
+    if tiling.rows // tiling.tile_lines > w:
+        return f"a line has {w} pixels, less than a tile's"
+    return _invalid_panel(gather, phases, tiling, machine)
+
+
+def _invalid_pixels(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, machine: Machine) -> str:
+    if tiling.tile_lines != 1:
+        return "vectors of pixels stay in their line"
+    if tiling.rows > gather.result_channels:
+        return f"{tiling.rows} rows for {gather.result_channels} result channels"
+    if shape_of(gather, phases, tiling, machine).step_x != 1:
+        return "pixels of the source that neighbouring results need are not neighbours"
+    if tiling.direct and phases[0][2].count < tiling.columns * machine.lanes(gather.dtype):
+        return "vectors would be longer than a line"
+    return _invalid_panel(gather, phases, tiling, machine)
+
+
+def _invalid_panel(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, machine: Machine) -> str:
+    if tiling.direct:
+        if gather.source.dtype != gather.dtype:
+            return f"the source is {gather.source.dtype}, sums are {gather.dtype}"
+        return "" if in_bounds(gather, phases) else "taps reach over the source's border"
+    shape = shape_of(gather, phases, tiling, machine)
+    size = shape.panel_size * 4
+    if tiling.order == "weights":
+        size *= gather.batch * gather.groups * phases[0][0].count * shape.slabs
+        if size > SHARED_PANEL:
+            return "the panel of the whole source is too large"
+    return ""
+
+
+def candidates(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Iterator[GatherTiling]:
+    """Valid tilings worth a thought; the first two orientations always have one."""
+    for tile in _tiles(gather, phases, machine):
+        for direct in (True, False):
+            for tiling in _cuts(gather, phases, machine, tile, direct):
+                if not invalid(gather, phases, tiling, machine):
+                    yield tiling
+
+
+def _tiles(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Iterator[GatherTiling]:
+    """Register tiles of both orientations."""
+    _, h, w = (axis.count for axis in phases[0])
+    lanes, channels = machine.lanes(gather.dtype), gather.result_channels
+    most = machine.registers - 1
+    for columns in (1, 2, 3):
+        rows = min(tile_rows(machine, columns), most)
+        yield GatherTiling("channels", balanced(w, min(rows, w)), columns, 1, 1)
+        if columns > 1 and w > rows // 2:
+            yield GatherTiling("channels", balanced(w, min(rows // 2 + 1, w)), columns, 1, 1)
+        for tile_lines in (n for n in range(2, rows // w + 1) if h % n == 0):
+            yield GatherTiling("channels", tile_lines * w, columns, tile_lines, 1, tile_lines=tile_lines)
+    if gather.result.channel == 1 and channels >= lanes // 2:
+        return
+    for columns in (1, 2, 3, 4, 5, 6, 7):
+        if columns > 1 and (columns - 1) * lanes >= w:
+            break
+        rows = min(tile_rows(machine, columns), channels)
+        if rows >= 1:
+            yield GatherTiling("pixels", balanced(channels, rows), columns, 1, 1)
+
+
+def _cuts(
+    gather: Gather, phases: tuple[Phase, ...], machine: Machine, tile: GatherTiling, direct: bool
+) -> Iterator[GatherTiling]:
+    """The slabs, orders and splits of a tile."""
+    _, h, _ = (axis.count for axis in phases[0])
+    base = replace(tile, direct=direct)
+    if invalid(gather, phases, base, machine):
+        return
+    shape = shape_of(gather, phases, base, machine)
+    tiles = shape.tiles
+    budget = machine.l2_bytes // 4
+    lines = [n for n in range(tile.tile_lines, h + 1) if h % n == 0 and n % tile.tile_lines == 0]
+    pieces = sorted({-(-tiles // n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)} | {1})
+    for strip in pieces:
+        for count in lines if strip == tiles else lines[:1]:
+            cut = replace(base, lines=count, strip=strip)
+            full = shape_of(gather, phases, cut, machine)
+            bytes_ = _slab_bytes(gather, full, cut, direct)
+            smallest = strip == 1 and count == lines[0]
+            if bytes_ <= budget or smallest:
+                yield cut
+                for splits in (2, 4, machine.parts, 2 * machine.parts):
+                    if full.blocks >= splits > 1:
+                        yield replace(cut, splits=splits)
+            if strip == tiles and (count == lines[-1] or bytes_ <= budget):
+                yield replace(cut, order="weights")
+
+
+def _slab_bytes(gather: Gather, shape: Shape, tiling: GatherTiling, direct: bool) -> int:
+    if not direct:
+        return shape.panel_size * 4
+    return shape.span * tiling.lines * gather.in_step[1] * gather.in_step[2] * gather.source_channels * 4
+
+
+def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, machine: Machine) -> float:
+    """Cycles until the last core is done, by arithmetic, packing, stores and traffic beyond the core's own cache."""
+    shape = shape_of(gather, phases, tiling, machine)
+    lanes, element = machine.lanes(gather.dtype), 8 if gather.dtype == "float64" else 4
+    depth, h, _ = (axis.count for axis in phases[0])
+    channels, groups, parts = gather.source_channels, gather.groups, machine.parts
+    images = gather.batch * depth
+    tiles = images * groups * shape.blocks * (h // tiling.tile_lines) * shape.tiles
+    accumulators = tiling.rows * tiling.columns
+    step = max(accumulators / 2, (tiling.rows + tiling.columns) / 2, FMA_LATENCY) + STEP_OVERHEAD
+    if not tiling.over_pixels and channels * shape.run < 8:
+        step += 1.0
+    if tiling.over_pixels:
+        # Vectors come from far, or straddle lines of the cache.
+        far = FAR_VECTOR_CYCLES if shape.tap_count <= len(phases) else 1.0
+        step = max(step, far * tiling.columns + tiling.rows / 2 + STEP_OVERHEAD)
+    arithmetic = tiles * shape.tap_count * channels * step
+    turned = not tiling.over_pixels and gather.result.channel != 1
+    scattered = tiling.over_pixels and gather.result.spatial[2] * gather.out_step[2] != 1
+    store = TURN_CYCLES if turned else lanes * ELEMENT_CYCLES if scattered else STORE_CYCLES
+    work = arithmetic + tiles * len(phases) * (accumulators * store + TILE_OVERHEAD)
+    # The source.
+    slabs = images * groups * shape.slabs
+    copied = COPY_CYCLES if tiling.over_pixels == (gather.source.channel != 1) else SQUARE_CYCLES
+    if gather.source.dtype != gather.dtype or not machine.has_masks:
+        copied = ELEMENT_CYCLES
+    splits = tiling.splits if tiling.order == "source" else 1
+    panel = 0 if tiling.direct else shape.panel_size
+    if gather.source.size * element > machine.l2_bytes * 8:
+        copied += FETCH_CYCLES  # nothing hides what is read from memory while it is packed
+    work += slabs * splits * panel * copied
+    if tiling.direct and gather.source.channel != 1:
+        work += tiles / shape.blocks * channels * TOUCH_CYCLES
+    # W.
+    weights = groups * shape.blocks * shape.block * shape.tap_count * channels
+    neighbours = gather.weight_result == 1
+    contiguous = gather.weight_source == 1 or gather.weight_source == shape.tap_count
+    per_weight = COPY_CYCLES if neighbours else SQUARE_CYCLES if contiguous else 2 * SQUARE_CYCLES
+    work += weights * per_weight
+    # Traffic beyond the core's own cache.
+    own = machine.l2_bytes / 2
+    block_bytes = shape.block * shape.tap_count * channels * element
+    slab_bytes = _slab_bytes(gather, shape, tiling, tiling.direct)
+    if tiling.order == "source":
+        items = slabs * tiling.splits
+        traffic = slabs * weights / groups * element if weights * element / groups > own - slab_bytes else 0.0
+        if slab_bytes > own:
+            traffic += slabs * shape.blocks * slab_bytes
+        traffic += 2 * weights * element
     else:
-        columns = min(
-            (c for c in (2, 1, 3) if tile_rows(machine, c) > 0),
-            key=lambda c: _waste(best * w, c * lanes) * _waste(channels, min(tile_rows(machine, c), channels)),
-        )
-        rows = balanced(channels, min(tile_rows(machine, columns), channels))
-        blocks = -(-channels // rows)
-    splits = 1
-    if items < machine.parts:
-        splits = min(blocks, -(-machine.parts // items))
-    return GatherTiling("channels" if over_channels else "pixels", rows, columns, best, shift, splits)
+        items = groups * shape.blocks
+        whole = images * shape.slabs * slab_bytes
+        traffic = items * whole if whole + block_bytes > own else 0.0
+        if tiling.direct and gather.source.channel != 1:
+            traffic *= 3  # from page to page
+        if block_bytes > own:
+            traffic += slabs * shape.blocks * block_bytes
+        traffic += 0 if tiling.direct else 2 * slabs * panel * element
+    if tiling.direct and not tiling.over_pixels and shape.step_x * element % 4096 == 0:
+        work += arithmetic * 0.3  # all rows fall into the same sets of the cache
+    work += traffic / SHARED_BYTES + items * ITEM_OVERHEAD
+    total = work * (-(-items // parts)) / items
+    moved = (gather.source.size + gather.weight.size + gather.result.size) * element / parts / MEMORY_BYTES
+    return max(total, moved) + 0.2 * min(total, moved)
 
 
-def _waste(total: int, piece: int) -> float:
-    """How many times more than `total` whole pieces hold."""
-    return -(-total // piece) * piece / total
-
-
-__all__ = ["plan_gather"]
+__all__ = ["GatherTiling", "candidates", "estimate", "invalid", "plan_gather"]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tuned import tilings_of, winner
 from tvm_convgrad.problem import ConvProblem
+
+if TYPE_CHECKING:  # this module is imported while TVM is, and must not need it
+    from tvm_convgrad.kernels.epilogue import Epilogue
 
 COMPOSITION = "composition"
 """The kind of a choice for no kernel."""
@@ -65,7 +67,7 @@ def choose(problem: ConvProblem, face: str, machine: Machine | None, *, symbolic
     """
     if machine is None:
         return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
-    if symbolic_batch and face == "backward_weight" and not isinstance(problem.batch, int):
+    if symbolic_batch and not isinstance(problem.batch, int):
         choice = _choose(replace(problem, batch=REPRESENTATIVE_BATCH), face, machine)
         if not choice.is_kernel or choice.kind.startswith("implicit GEMM"):
             return choice
@@ -127,26 +129,29 @@ def build(
     """The PrimFunc of a choice; its parameters are the face's operands in order, and the result.
 
     Args:
-        epilogue: what is fused into the store; a bias gradient is the parameter after the result.
+        epilogue: what is fused into the store; a bias is the parameter before the result, a bias gradient the one
+            after it. Only implicit GEMMs have one.
 
     A batch known only at run time is a tirx.Var of the problem's name in the parameters' shapes.
 
     Raises:
         UnsupportedError: the kernel does not have that epilogue.
     """
-    return _build(problem, face, machine, choice.kind, choice.detail, name, epilogue or NO_EPILOGUE)
+    return _build(problem, face, machine, choice.kind, choice.detail, name, epilogue)
 
 
 @lru_cache(maxsize=1024)
 def _build(
-    problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str, epilogue: Epilogue
+    problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str, given: Epilogue | None
 ) -> Any:
-    tensors = problem.tensors
+    from tvm_convgrad.kernels.epilogue import NO_EPILOGUE
+
+    tensors, epilogue = problem.tensors, given or NO_EPILOGUE
     if kind == "implicit GEMM wgrad":
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
         return weight_kernel(problem, detail, machine, name, epilogue)
-    if epilogue != NO_EPILOGUE:
+    if epilogue != NO_EPILOGUE and not kind.startswith("implicit GEMM"):
         raise UnsupportedError(f"{kind} has no fused epilogue; apply it to the result")
     if kind == "few-channel wgrad":
         from tvm_convgrad.kernels.stem import stem_weight_kernel
@@ -165,7 +170,7 @@ def _build(
         from tvm_convgrad.kernels.depthwise import depthwise_gather_kernel
 
         return depthwise_gather_kernel(gather, tilings, machine, name, shapes)
-    return gather_kernel(gather, tilings, machine, name, shapes)
+    return gather_kernel(gather, tilings, machine, name, shapes, epilogue)
 
 
-__all__ = ["COMPOSITION", "Choice", "build", "choose", "in_words", "roofline"]
+__all__ = ["COMPOSITION", "REPRESENTATIVE_BATCH", "Choice", "build", "choose", "in_words", "roofline"]

@@ -249,31 +249,3 @@ def _joined(view: View, outer: int) -> View:
     extents[outer + 1] *= extents[outer]
     extents[outer], spatial[outer] = 1, 0
     return replace(view, spatial=tuple(spatial), extents=tuple(extents))  # type: ignore[arg-type]
-
-
-def split_line(gather: Gather, limit: int) -> Gather:
-    """A gather over one long line of pixels (1x1, merged) as lines of at most `limit`, so that slabs can be cut."""
-    phase = gather.phases[0][0]
-    total = phase[2].count
-    if (
-        len(gather.phases) > 1
-        or len(gather.phases[0]) > 1
-        or phase[0].count * phase[1].count > 1
-        or phase[2].taps != ((0, 0),)
-        or total <= limit
-    ):
-        return gather
-    if gather.in_step != (1, 1, 1) or gather.out_step != (1, 1, 1) or phase[1].taps != ((0, 0),):
-        return gather
-    if any(view.extents[2] != total for view in (gather.source, gather.result)):
-        return gather
-    width = max(n for n in range(1, limit + 1) if total % n == 0)
-    if width < 64:
-        return gather
-
-    def split(view: View) -> View:
-        d, _, w = view.spatial
-        return replace(view, spatial=(d, width * w, w), extents=(view.extents[0], total // width, width))
-
-    axes = (phase[0], replace(phase[1], count=total // width), replace(phase[2], count=width))
-    return replace(gather, phases=((axes,),), source=split(gather.source), result=split(gather.result))

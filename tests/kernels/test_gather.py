@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implicit GEMMs of forward and dgrad: every kind of tiling, fused epilogues, and batches known only at run time."""
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+
+from tests.kernels.harness import NATIVE, run_in_red_zones
+from tests.kernels.test_exact import SHAPES, _problem
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.gather_plan import candidates, invalid
+from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verification import numbers_of
+
+TARGET = tvm.target.Target(NATIVE)
+MACHINE = machine_of(TARGET)
+GATHERS = ("forward", "backward_data")
+EPILOGUES = [Epilogue(bias=True), Epilogue(relu=True, accumulate=True), Epilogue(bias=True, relu=True, accumulate=True)]
+FUSED = [
+    "mb2ic17ih9iw11oc19oh9ow11kh3kw3ph1pw1",
+    "mb2ic40ih8iw8oc24oh8ow8kh1kw1",
+    "mb2ic32ih7iw37oc48oh7ow37kh1kw1",
+    "mb2ic16ih12iw14oc32oh6ow7kh3kw3sh2sw2ph1pw1",
+    "mb1ic3ih33iw33oc20oh17ow17kh7kw7sh2sw2ph3pw3",
+    "g2mb2ic32ih13iw53oc36oh13ow53kh3kw3ph1pw1",
+]
+
+
+def _compiled(problem, face, choice, epilogue=None):
+    return tvm.compile(tvm.IRModule({"main": plan.build(problem, face, MACHINE, choice, "main", epilogue)}), TARGET)
+
+
+def _tilings(gather, phases, count, seed):
+    every = list(candidates(gather, phases, MACHINE))
+    kinds = {(t.orientation, t.order, t.direct, t.splits > 1, t.strip > 1, t.tile_lines > 1): t for t in every}
+    return random.Random(seed).sample(list(kinds.values()), min(count, len(kinds)))
+
+
+@pytest.mark.parametrize("face", GATHERS)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("text", [*SHAPES[:5], *FUSED[2:4]])
+def test_every_kind_of_tiling_is_exact(text, channels_last, face):
+    problem = _problem(text, channels_last)
+    choice = plan.choose(problem, face, MACHINE)
+    gather, best = choice.detail
+    operands, wanted = numbers_of(problem, face, 0)
+    for tiling in _tilings(gather, gather.phases[0], 3, text):
+        detail = (gather, (tiling, *best[1:]))
+        library = _compiled(problem, face, replace(choice, detail=detail))
+        np.testing.assert_array_equal(run_in_red_zones(problem, face, library, operands), wanted, str(tiling))
+
+
+def test_why_a_tiling_is_not_valid():
+    problem = ConvProblem.from_descriptor("mb2ic32ih9iw11oc48oh9ow11kh3kw3ph1pw1")
+    gather, (tiling,) = plan.choose(problem, "forward", MACHINE).detail
+    phases = gather.phases[0]
+    assert not invalid(gather, phases, tiling, MACHINE)
+    for changes, reason in (
+        ({"rows": 30, "columns": 3}, "registers"),
+        ({"lines": 2}, "divide"),
+        ({"direct": True}, "border"),
+        ({"orientation": "lines"}, "orientation"),
+        ({"order": "random"}, "order"),
+        ({"splits": 0}, "less than one"),
+        ({"orientation": "channels", "rows": 12, "columns": 1}, "line has"),
+        ({"orientation": "pixels", "tile_lines": 3, "lines": 3}, "stay in their line"),
+    ):
+        assert reason in invalid(gather, phases, replace(tiling, **changes), MACHINE)
+
+
+def _with_epilogue(wanted, epilogue, axis, seed):
+    """(bias, what the result holds before, what it should hold after) on small integers."""
+    rng = np.random.default_rng(seed)
+    shape = [1] * wanted.ndim
+    shape[axis] = -1
+    bias = rng.integers(-9, 10, wanted.shape[axis]).astype(wanted.dtype)
+    before = rng.integers(-9, 10, wanted.shape).astype(wanted.dtype)
+    total = wanted.copy()
+    if epilogue.accumulate:
+        total += before
+    if epilogue.bias:
+        total += bias.reshape(shape)
+    return bias, before, np.maximum(total, 0) if epilogue.relu else total
+
+
+@pytest.mark.parametrize("face", GATHERS)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("text", FUSED)
+def test_epilogues_are_exact(text, channels_last, face):
+    problem = _problem(text, channels_last)
+    choice = plan.choose(problem, face, MACHINE)
+    operands, sums = numbers_of(problem, face, 0)
+    layout = problem.grad_layout if face == "forward" else problem.data_layout
+    gather, best = choice.detail
+    for seed, tiling in enumerate(_tilings(gather, gather.phases[0], 2, text)):
+        epilogue = EPILOGUES[(FUSED.index(text) + seed) % len(EPILOGUES)]
+        bias, before, wanted = _with_epilogue(sums, epilogue, layout.index("C"), seed)
+        library = _compiled(problem, face, replace(choice, detail=(gather, (tiling, *best[1:]))), epilogue)
+        with_bias = [*operands, bias] if epilogue.bias else operands
+        found = run_in_red_zones(problem, face, library, with_bias, before if epilogue.accumulate else None)
+        np.testing.assert_array_equal(found, wanted, str(tiling))
+
+
+def test_kernels_without_epilogue_say_so():
+    problem = _problem("g32mb2ic32ih9oc32oh9kh3ph1", True)
+    choice = plan.choose(problem, "forward", MACHINE)
+    with pytest.raises(UnsupportedError, match="epilogue"):
+        plan.build(problem, "forward", MACHINE, choice, "main", Epilogue(relu=True))
+    problem = ConvProblem.from_descriptor("mb2ic17ih9oc19oh9kh3ph1")
+    choice = plan.choose(problem, "forward", MACHINE)
+    with pytest.raises(UnsupportedError, match="bias gradient"):
+        plan.build(problem, "forward", MACHINE, choice, "main", Epilogue(bias_grad=True))
+
+
+@pytest.mark.parametrize("face", GATHERS)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("text", FUSED)
+def test_a_batch_known_only_at_run_time(text, channels_last, face):
+    fixed = _problem(text, channels_last)
+    symbolic = replace(fixed, batch="n")
+    choice = plan.choose(symbolic, face, MACHINE, symbolic_batch=True)
+    assert choice.is_kernel
+    gather, best = choice.detail
+    for tiling in (*best[:1], *_tilings(gather, gather.phases[0], 1, text)):
+        library = _compiled(symbolic, face, replace(choice, detail=(gather, (tiling, *best[1:]))), Epilogue(relu=True))
+        for batch in (1, 3):
+            problem = replace(fixed, batch=batch)
+            operands, wanted = numbers_of(problem, face, 0)
+            found = run_in_red_zones(problem, face, library, operands)
+            np.testing.assert_array_equal(found, np.maximum(wanted, 0), str(tiling))
+
+
+def test_batches_that_int32_does_not_reach_are_refused():
+    problem = replace(ConvProblem.from_descriptor("mb1ic64ih512oc1oh512kh1"), batch="n")
+    choice = plan.choose(problem, "forward", MACHINE, symbolic_batch=True)
+    function = plan.build(problem, "forward", MACHINE, choice, "main")
+    assert "batches of at most 63" in function.script()
+    assert not plan.choose(problem, "forward", MACHINE).is_kernel
+
+
+def test_estimates_grow_with_the_work():
+    small, large = (ConvProblem.from_descriptor(f"mb{n}ic64ih56oc64oh56kh3ph1") for n in (4, 16))
+    for face in GATHERS:
+        times = [plan.choose(problem, face, MACHINE).estimate for problem in (small, large)]
+        assert 0 < times[0] < times[1] < 6 * times[0]
+
+
+PROGRAM = """
+import hashlib, numpy as np, tvm
+from tests.kernels.test_gather import MACHINE, TARGET
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.problem import ConvProblem
+for text in ("mb3ic20ih20iw21oc24oh20ow21kh3kw3ph1pw1", "mb3ic40ih13iw53oc36oh13ow53kh1kw1"):
+    for problem in (p := ConvProblem.from_descriptor(text), p.with_layouts("NHWC", "OHWI", "NHWC")):
+        for face in ("forward", "backward_data"):
+            choice = plan.choose(problem, face, MACHINE)
+            function = plan.build(problem, face, MACHINE, choice, "main", Epilogue(True, True, True))
+            library = tvm.compile(tvm.IRModule({"main": function}), TARGET)
+            rng = np.random.default_rng(0)
+            result = problem.tensors[FACES[face].result][0]
+            channels = problem.out_channels if face == "forward" else problem.in_channels
+            shapes = [*(problem.tensors[name][0] for name in FACES[face].operands), (channels,), result]
+            arrays = [tvm.runtime.tensor(rng.standard_normal(s).astype("float32")) for s in shapes]
+            library["main"](*arrays)
+            print(face, hashlib.sha256(arrays[-1].numpy().tobytes()).hexdigest())
+"""
+
+
+def test_threads_do_not_change_bits(monkeypatch):
+    outputs = set()
+    for threads in ("1", "2", "3"):
+        monkeypatch.setenv("TVM_NUM_THREADS", threads)
+        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+    assert outputs.pop().count("\n") == 8

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source panel of a slab: the lines and columns that its taps reach, with borders of zeros."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.kernels.gather_shape import Shape
+from tvm_convgrad.kernels.loops import (
+    Loops,
+    Numbers,
+    choose,
+    convert,
+    expr,
+    lanes_below,
+    lanes_within,
+    load,
+    load_masked,
+    quotient,
+    remainder,
+    within,
+    zero,
+)
+from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.spec import Gather
+from tvm_convgrad.kernels.target import Machine
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Where a slab begins: image, group, depth, line and column of the result; how many of its first columns the slab
+    before it has as well, and how many tiles of a line it has beyond these."""
+
+    image: Any
+    group: Any
+    depth: Any
+    line: Any
+    column: Any
+    fresh: Any
+    tiles: Any
+
+
+class SourcePanel:
+    """Emits the packing of panels, line by line."""
+
+    def __init__(
+        self, loops: Loops, gather: Gather, shape: Shape, machine: Machine, over_pixels: bool, source: Any
+    ) -> None:
+        self.loops, self.gather, self.shape, self.machine, self.source = loops, gather, shape, machine, source
+        self.over_pixels, self.lanes = over_pixels, machine.lanes(gather.dtype)
+        self.lines = len(shape.planes) * shape.panel_lines
+        self._planes = Numbers(loops, "planes", list(shape.planes))
+        self._vectors = gather.source.dtype == gather.dtype and machine.has_masks
+
+    def base(self, slab: Slab) -> Any:
+        """Address in the source of a slab's first pixel, for taps without offset."""
+        gather, source = self.gather, self.gather.source
+        at = slab.image * source.batch + slab.group * (gather.source_channels * source.channel)
+        for position, step, stride in zip(
+            (slab.depth, slab.line, slab.column), gather.in_step, source.spatial, strict=True
+        ):
+            at = at + position * (step * stride)
+        return at
+
+    def pack_line(self, panel: Any, panel_at: Any, slab: Slab, number: Any) -> None:
+        """Line `number` of a slab's panel, over all planes, to `panel` from `panel_at` on."""
+        loops, gather, shape, source = self.loops, self.gather, self.shape, self.gather.source
+        plane, line = (number, 0) if shape.panel_lines == 1 else divided(loops, number, shape.panel_lines)
+        d = slab.depth * gather.in_step[0] + self._planes.at(plane)
+        h = slab.line * gather.in_step[1] + shape.low[1] + line * shape.fetch[1]
+        valid = loops.let(tirx.And(within(d, source.extents[0]), within(h, source.extents[1])), "valid")
+        limit = loops.let(choose(valid, source.extents[2], 0), "limit")
+        base = slab.image * source.batch + slab.group * (gather.source_channels * source.channel)
+        base = loops.let(expr(base + d * source.spatial[0] + h * source.spatial[1]), "from")
+        into = loops.let(expr(panel_at + plane * shape.plane_pitch + line * shape.line_pitch), "into")
+        first = loops.let(expr(slab.column * gather.in_step[2] + shape.low[2]), "column0")
+        if self.over_pixels:
+            if source.channel == 1 and self._vectors:
+                self._turned_to_pixels(panel, into, base, first, limit)
+            else:
+                self._pixels(panel, into, base, first, limit)
+        elif source.spatial[2] == 1 and self._vectors:
+            self._turned_to_channels(panel, into, base, first, limit)
+        else:
+            self._channels(panel, into, base, first, limit)
+
+    def _channels(self, panel: Any, into: Any, base: Any, first: Any, limit: Any) -> None:
+        """Pixel after pixel, all channels of each."""
+        loops, gather, shape, lanes = self.loops, self.gather, self.shape, self.lanes
+        source, channels = gather.source, gather.source_channels
+        vectors = source.channel == 1 and source.dtype == gather.dtype
+        whole = channels - channels % lanes if vectors else 0
+        with loops.loop(shape.panel_columns, "x") as x:
+            column = loops.let(expr(first + x * shape.fetch[2]), "column")
+            inside = loops.let(tirx.And(column >= 0, column < limit), "inside")
+            pixel = loops.let(base + column * source.spatial[2], "pixel")
+            to = loops.let(expr(into + x * shape.pitch), "to")
+            with loops.when(inside):
+                if whole:
+                    with loops.loop(whole // lanes, "c") as c:
+                        loops.store(panel, to + c * lanes, load(self.source, pixel + c * lanes, lanes))
+                if channels > whole:
+                    with loops.loop(channels - whole, "c") as c:
+                        value = convert(load(self.source, pixel + (whole + c) * source.channel), gather.dtype)
+                        loops.store(panel, to + whole + c, value)
+            with loops.otherwise(inside):
+                rounded = channels - channels % lanes
+                if rounded:
+                    with loops.loop(rounded // lanes, "c") as c:
+                        loops.store(panel, to + c * lanes, zero(gather.dtype, lanes))
+                if channels > rounded:
+                    with loops.loop(channels - rounded, "c") as c:
+                        loops.store(panel, to + rounded + c, zero(gather.dtype))
+
+    def _turned_to_channels(self, panel: Any, into: Any, base: Any, first: Any, limit: Any) -> None:
+        """Squares of channels x pixels, both neighbours in one of the memories, turned in registers."""
+        loops, gather, shape, lanes = self.loops, self.gather, self.shape, self.lanes
+        channels = gather.source_channels
+        few = channels < lanes
+        with (
+            loops.loop(-(-channels // lanes), "c") as c,
+            loops.loop(-(-shape.panel_columns // lanes), "x") as x,
+        ):
+            column = loops.let(expr(first + x * lanes), "column")
+            mask = lanes_within(column, limit, lanes)
+            row0 = loops.let(expr(base + c * (lanes * gather.source.channel) + column), "row0")
+            rows = []
+            for i in range(lanes):
+                if few and i >= channels:
+                    rows.append(zero(gather.dtype, lanes))
+                    continue
+                here = mask
+                if not few and channels % lanes:
+                    inside = choose(expr(c * lanes + i) < channels, limit, 0)
+                    here = lanes_within(column, inside, lanes)
+                rows.append(loops.let(load_masked(self.source, row0 + i * gather.source.channel, here, lanes), "row"))
+            to = loops.let(expr(into + x * (lanes * shape.pitch) + c * lanes), "to")
+            for i, value in enumerate(transpose(loops, rows)):
+                if few:
+                    loops.store_masked(panel, to + i * shape.pitch, value, lanes_below(0, channels, lanes))
+                else:
+                    loops.store(panel, to + i * shape.pitch, value)
+
+    def _pixels(self, panel: Any, into: Any, base: Any, first: Any, limit: Any) -> None:
+        """Channel after channel, the pixels of the line."""
+        loops, gather, shape, lanes = self.loops, self.gather, self.shape, self.lanes
+        source = gather.source
+        with loops.loop(gather.source_channels, "c") as c:
+            row = loops.let(expr(base + c * source.channel), "row")
+            to = loops.let(expr(into + c * shape.channel_step), "to")
+            if source.spatial[2] == 1 and shape.fetch[2] == 1 and self._vectors:
+                with loops.loop(-(-shape.panel_columns // lanes), "x") as x:
+                    column = loops.let(expr(first + x * lanes), "column")
+                    value = load_masked(self.source, row + column, lanes_within(column, limit, lanes), lanes)
+                    loops.store(panel, to + x * lanes, value)
+            else:
+                with loops.loop(shape.panel_columns, "x") as x:
+                    column = loops.let(expr(first + x * shape.fetch[2]), "column")
+                    value = convert(load(self.source, row + column * source.spatial[2]), gather.dtype)
+                    inside = tirx.And(column >= 0, column < limit)
+                    loops.store(panel, to + x, choose(inside, value, zero(gather.dtype)))
+
+    def _turned_to_pixels(self, panel: Any, into: Any, base: Any, first: Any, limit: Any) -> None:
+        """As above, from neighbouring channels to neighbouring pixels."""
+        loops, gather, shape, lanes = self.loops, self.gather, self.shape, self.lanes
+        channels = gather.source_channels
+        with (
+            loops.loop(-(-shape.panel_columns // lanes), "x") as x,
+            loops.loop(-(-channels // lanes), "c") as c,
+        ):
+            rows = []
+            for i in range(lanes):
+                column = loops.let(expr(first + (x * lanes + i) * shape.fetch[2]), "column")
+                inside = tirx.And(column >= 0, column < limit)
+                mask = lanes_below(c * lanes, choose(inside, channels, 0), lanes)
+                pixel = base + column * gather.source.spatial[2] + c * lanes
+                rows.append(loops.let(load_masked(self.source, pixel, mask, lanes), "row"))
+            to = loops.let(expr(into + c * (lanes * shape.channel_step) + x * lanes), "to")
+            for i, value in enumerate(transpose(loops, rows)):
+                if channels % lanes == 0:
+                    loops.store(panel, to + i * shape.channel_step, value)
+                    continue
+                with loops.when(expr(c * lanes + i) < channels):
+                    loops.store(panel, to + i * shape.channel_step, value)
+
+
+def divided(loops: Loops, value: Any, by: int) -> tuple[Any, Any]:
+    """Named quotient and remainder of value >= 0."""
+    return loops.let(quotient(value, by), "q"), loops.let(remainder(value, by), "r")
+
+
+__all__ = ["Slab", "SourcePanel", "divided"]
