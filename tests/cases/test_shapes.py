@@ -110,9 +110,11 @@ def test_every_kind_composes(shard: int) -> None:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_kind_compiles(shard: int) -> None:
-    """All faces of every kind equal float64 exactly, by kernels; and, of every third, by one of the compositions."""
+    """All faces of every kind equal float64 exactly, by kernels (empty tensors, which these refuse, by compositions); and,
+    of every third, by one of the compositions.
+    """
     problems = [problem for problem in _all_small() if _chooses_affordable(problem)][shard::SHARDS]
-    verdicts = list(check_problems(problems, impls=("kernel",), target="llvm"))
+    verdicts = list(check_problems(problems, impls=("auto",), target="llvm"))
     assert len(verdicts) == 3 * len(problems)
     forms = (("composition:swapped", "composition:transposed"), ("composition:tiled", "composition:dilated"))
     for place, impls in enumerate(forms):

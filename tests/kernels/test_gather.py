@@ -14,7 +14,7 @@ from tests.kernels.harness import NATIVE, run_in_red_zones
 from tests.kernels.test_exact import SHAPES, _problem
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.gather_plan import candidates, invalid
 from tvm_convgrad.kernels.target import machine_of
 from tvm_convgrad.problem import ConvProblem
@@ -34,7 +34,7 @@ FUSED = [
 ]
 
 
-def _compiled(problem, face, choice, epilogue=None):
+def _compiled(problem, face, choice, epilogue=NO_EPILOGUE):
     return tvm.compile(tvm.IRModule({"main": plan.build(problem, face, MACHINE, choice, "main", epilogue)}), TARGET)
 
 
@@ -111,9 +111,10 @@ def test_epilogues_are_exact(text, channels_last, face):
 
 def test_kernels_without_epilogue_say_so():
     problem = ConvProblem.from_descriptor("mb2ic17ih9oc19oh9kh3ph1")
-    choice = plan.choose(problem, "backward_weight", MACHINE)
-    with pytest.raises(UnsupportedError, match="epilogue"):
-        plan.build(problem, "backward_weight", MACHINE, choice, "main", Epilogue(relu=True))
+    for face, epilogue in (("backward_weight", Epilogue(relu=True)), ("forward", Epilogue(bias_grad=True))):
+        choice = plan.choose(problem, face, MACHINE)
+        with pytest.raises(UnsupportedError, match="does no (relu|bias_grad); apply it to the result"):
+            plan.build(problem, face, MACHINE, choice, "main", epilogue)
 
 
 @pytest.mark.parametrize("face", GATHERS)
@@ -156,7 +157,7 @@ import hashlib, numpy as np, tvm
 from tests.kernels.test_gather import MACHINE, TARGET
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.problem import ConvProblem
 for text in ("mb3ic20ih20iw21oc24oh20ow21kh3kw3ph1pw1", "mb3ic40ih13iw53oc36oh13ow53kh1kw1"):
     for problem in (p := ConvProblem.from_descriptor(text), p.with_layouts("NHWC", "OHWI", "NHWC")):

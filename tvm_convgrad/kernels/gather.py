@@ -46,7 +46,7 @@ def gather_kernel(
     machine: Machine,
     name: str,
     shapes: dict[str, tuple[tuple[Any, ...], str]],
-    epilogue: Epilogue | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Any:
     """The PrimFunc (source, weight, [bias,] result).
 
@@ -55,7 +55,7 @@ def gather_kernel(
         shapes: the parameters' own shapes and types, by "source", "weight" and "result"; a batch known only at run
             time is a name or a tirx.Var in the first and the last.
     """
-    loops, epilogue = Loops(), epilogue or NO_EPILOGUE
+    loops = Loops()
     shapes, variable = _with_variable(shapes)
     keys = ["source", "weight", *(["bias"] if epilogue.bias else []), "result"]
     channels = gather.groups * gather.result_channels
