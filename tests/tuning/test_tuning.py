@@ -95,7 +95,7 @@ def test_candidates_begin_with_the_plans_own() -> None:
 
 
 def test_no_candidates_without_a_kernel() -> None:
-    assert list(candidates(replace(PROBLEM, batch="n"), "backward_weight", this_machine())) == []
+    assert list(candidates(replace(PROBLEM, batch=0), "backward_weight", this_machine())) == []
 
 
 # ------------------------------------------------------------------------------------------------- plain values
