@@ -110,8 +110,9 @@ def test_every_kind_composes(shard: int) -> None:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_kind_compiles(shard: int) -> None:
-    """All faces of every kind equal float64 exactly, by kernels (empty tensors, which these refuse, by compositions); and,
-    of every third, by one of the compositions.
+    """All faces of every kind equal float64 exactly, by kernels; and, of every third, by one of the compositions.
+
+    Kernels refuse empty tensors, for which "auto" takes compositions.
     """
     problems = [problem for problem in _all_small() if _chooses_affordable(problem)][shard::SHARDS]
     verdicts = list(check_problems(problems, impls=("auto",), target="llvm"))

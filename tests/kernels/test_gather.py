@@ -113,7 +113,7 @@ def test_kernels_without_epilogue_say_so():
     problem = ConvProblem.from_descriptor("mb2ic17ih9oc19oh9kh3ph1")
     for face, epilogue in (("backward_weight", Epilogue(relu=True)), ("forward", Epilogue(bias_grad=True))):
         choice = plan.choose(problem, face, MACHINE)
-        with pytest.raises(UnsupportedError, match="does no (relu|bias_grad); apply it to the result"):
+        with pytest.raises(UnsupportedError, match=r"does no (relu|bias_grad); apply it to the result"):
             plan.build(problem, face, MACHINE, choice, "main", epilogue)
 
 
