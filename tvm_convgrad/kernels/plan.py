@@ -167,7 +167,7 @@ def _build(
     shapes = {"source": tensors[source], "weight": tensors["weight"], "result": tensors[result]}
     gather, tilings = detail
     if kind.startswith("depthwise"):
-        from tvm_convgrad.kernels.depthwise import depthwise_gather_kernel
+        from tvm_convgrad.kernels.depthwise_gather import depthwise_gather_kernel
 
         return depthwise_gather_kernel(gather, tilings, machine, name, shapes)
     return gather_kernel(gather, tilings, machine, name, shapes, epilogue)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When depthwise kernels serve a problem, and how they are cut."""
+
+from __future__ import annotations
+
+from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling, emitted_products
+from tvm_convgrad.kernels.plan import Choice
+from tvm_convgrad.kernels.spec import Gather
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.problem import ConvProblem
+
+MAX_PRODUCTS = 1500
+"""Multiply-adds that a kernel's code may have: compile time."""
+
+SLAB_BYTES = 1 << 16
+"""Of a panel, or of the result's lines of a work item: a slab and its source stay in the core's own cache."""
+
+
+def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machine: Machine) -> Choice | str:
+    """The choice for forward or dgrad, or why no depthwise kernel serves it."""
+    refusal = _gather_refusal(gather, machine)
+    if refusal:
+        return refusal
+    direct = _direct(gather, machine)
+    lanes = machine.lanes(gather.dtype)
+    width_taps = max(len(phase[2].taps) for phases in gather.phases for phase in phases)
+    pixels = _pixels(machine, width_taps)
+    products = emitted_products(gather, pixels)
+    if products > MAX_PRODUCTS:
+        return f"borders and phases would take {products} multiply-adds of code"
+    _, height, width = gather.result.extents
+    step = gather.out_step[1]
+    element = 8 if gather.dtype == "float64" else 4
+    line_bytes = width * element * (gather.groups if direct else lanes)
+    lines = max(1, SLAB_BYTES // (line_bytes * step)) * step
+    blocks = -(-gather.groups // lanes)
+    wanted = 4 * machine.parts
+    chunks = 1
+    if direct:
+        images = gather.batch * -(-gather.result.extents[0] // gather.out_step[0])
+        slabs = -(-wanted // images)
+        lines = min(lines, max(1, height // (slabs * step)) * step)
+        items = images * -(-height // lines)
+        chunks = min(blocks, -(-wanted // items))
+    lines = min(lines, -(-height // step) * step)
+    # Slabs of equal size.
+    count = -(-height // lines)
+    lines = -(-height // (count * step)) * step
+    tiling = DepthwiseTiling(direct, pixels, lines, chunks, problem_kernel(problem))
+    reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
+    return Choice(f"depthwise {face}", reason, detail=(gather, tiling))
+
+
+def problem_kernel(problem: ConvProblem) -> tuple[int, int, int]:
+    """Taps along depth, height and width."""
+    d, h, w = (1,) * (3 - problem.rank) + problem.kernel
+    return d, h, w
+
+
+def _pixels(machine: Machine, width_taps: int) -> int:
+    """Accumulators beside one kernel line's weights; 14 hide the adders' latency and divide common widths."""
+    return max(4, min(14, machine.registers - 2 - min(width_taps, machine.registers // 2)))
+
+
+def _direct(gather: Gather, machine: Machine) -> bool:
+    channels_last = gather.source.channel == gather.result.channel == 1
+    single = gather.source_channels == gather.result_channels == 1
+    same = gather.source.dtype == gather.result.dtype == gather.dtype
+    whole = gather.groups % machine.lanes(gather.dtype) == 0
+    return channels_last and single and (whole or (machine.has_masks and same))
+
+
+def _gather_refusal(gather: Gather, machine: Machine) -> str:
+    """Why vectors over channels do not serve a gather, or nothing."""
+    if gather.groups == 1 or min(gather.source_channels, gather.result_channels) != 1:
+        return "not one channel a group"
+    if sum(map(len, gather.phases)) > 16:
+        return "more than 16 phases"
+    if 2 * gather.groups < machine.lanes(gather.dtype):
+        return "groups would fill less than half of a vector"
+    if gather.source.extents[2] * machine.vector_bytes > machine.l2_bytes and not _direct(gather, machine):
+        return "a line of the panel would fill the core's own cache"
+    return ""
+
+
+__all__ = ["plan_depthwise_gather", "problem_kernel"]
