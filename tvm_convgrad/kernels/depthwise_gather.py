@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+
 from tvm_convgrad.kernels.lanes import Mover, Spread, pack_weights, pieces_of, run_of_taps, valid_taps
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
@@ -157,9 +159,7 @@ class _Depthwise:
         loops, gather, tiling, lanes = self.loops, self.gather, self.tiling, self.lanes
         view, width = gather.source, gather.source.extents[2]
         first = loops.let(expr(block * lanes), "c0")
-        reader = Mover(
-            loops, self.machine, self.source, view, self.dtype, self.channels, self.inputs * view.channel
-        )
+        reader = Mover(loops, self.machine, self.source, view, self.dtype, self.channels, self.inputs * view.channel)
         writer = Mover(
             loops,
             self.machine,
@@ -173,8 +173,15 @@ class _Depthwise:
         plane = reader.room(most)
         depths = sorted({offset for phase in self.phases for _, offset in phase[0].taps})
         depths = list(range(depths[0], depths[-1] + 1)) if depths else []
-        panel = loops.buffer("panel", max(1, self.inputs * len(depths)) * plane, self.dtype)
-        out = loops.buffer("out_panel", writer.room(tiling.lines), self.dtype)
+        panel = loops.panel("panel", max(1, self.inputs * len(depths)) * plane, self.dtype)
+        out = loops.panel("out_panel", writer.room(tiling.lines), self.dtype)
+        if len(depths) == 1 and view.extents[0] == 1:
+            for j in range(self.inputs):
+                reader.prefetch(n * view.batch + j * view.channel, first, row, rows)
+            for j in range(self.outputs):
+                line = slab * tiling.lines
+                room = smaller(gather.result.extents[1] - line, tiling.lines)
+                writer.prefetch(n * gather.result.batch + j * gather.result.channel, first, line, room, write=True)
         for j in range(self.inputs):
             for i, offset in enumerate(depths):
                 depth = qd * gather.in_step[0] + offset
@@ -187,11 +194,11 @@ class _Depthwise:
                     reader.pack(base, first, row, rows, panel, (j * len(depths) + i) * plane)
         low = depths[0] if depths else 0
         # The panel's depth 0 is `low` below the position: lines then count depths from there.
-        origin = loops.let(expr(-(row * (width * lanes)) - (qd * gather.in_step[0] + low) * plane), "origin")
+        origin = loops.opaque(expr(-(row * (width * lanes)) - (qd * gather.in_step[0] + low) * plane), "origin")
         source = _Place(panel, origin, len(depths) * plane, plane, width * lanes, lanes)
         columns = gather.result.extents[2] * lanes
         line = loops.let(expr(slab * tiling.lines), "line")
-        result = _Place(out, loops.let(expr(-(line * columns)), "out_origin"), 0, 0, columns, lanes)
+        result = _Place(out, loops.opaque(expr(-(line * columns)), "out_origin"), 0, 0, columns, lanes)
         count = loops.let(smaller(gather.result.extents[1] - line, tiling.lines), "lines")
         for residue in sorted({phase[0].base for phase in self.phases}):
             depth = qd * gather.out_step[0] + residue
@@ -211,19 +218,15 @@ class _Depthwise:
         if self.turns == 1:
             return 0, extent, extent
         per_slab = self.tiling.lines // gather.out_step[1]
-        from tvm import tirx
-
         start = slab * (per_slab * step) + min(offsets)
         reach = (per_slab - 1) * step + max(offsets) - min(offsets) + 1
-        row = loops.let(tirx.min(tirx.max(expr(start), expr(0)), expr(extent)), "row")
+        row = loops.opaque(tirx.min(tirx.max(expr(start), expr(0)), expr(extent)), "row")
         end = tirx.max(tirx.min(expr(start + reach), expr(extent)), row)
-        return row, loops.let(end - row, "rows"), min(reach, extent)
+        return row, loops.opaque(end - row, "rows"), min(reach, extent)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
-    def _lines(
-        self, phase: Phase, qd: Any, slab: Any, source: _Place, result: _Place, weights: Any, mask: Any
-    ) -> None:
+    def _lines(self, phase: Phase, qd: Any, slab: Any, source: _Place, result: _Place, weights: Any, mask: Any) -> None:
         """A phase's lines of a slab."""
         loops, gather = self.loops, self.gather
         per_slab = self.tiling.lines // gather.out_step[1]
@@ -248,7 +251,7 @@ class _Depthwise:
                     if all(axis.taps for axis in phase):
                         self._sum(tile, phase, met, (qd, q, x), source, (depth_taps, line_taps), weights, mask)
                     step = gather.out_step[2] * result.column
-                    to = loops.let(expr(at + x * step + phase[2].base * result.column), "to")
+                    to = loops.opaque(expr(at + x * step + phase[2].base * result.column), "to")
                     for i, register in enumerate(tile):
                         value = load(register, 0, self.lanes)
                         if mask is None:
@@ -279,7 +282,7 @@ class _Depthwise:
             td, th = first_d + kd, first_h + kh
             depth, line = qd * gather.in_step[0] + low_d + td * pace_d, q * gather.in_step[1] + low_h + th * pace_h
             at = source.origin + j * source.multiple + depth * source.depth + line * source.line
-            at = loops.let(expr(at + x * (gather.in_step[2] * source.column)), "at")
+            at = loops.opaque(expr(at + x * (gather.in_step[2] * source.column)), "at")
             w = j * self.taps + ((k_d + td * step_d) * kernel_h + k_h + th * step_h) * kernel_w
             w = loops.let(expr(weights + w * lanes), "w_line")
             for tap, pixels in enumerate(met):

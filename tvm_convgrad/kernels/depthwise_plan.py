@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling, emitted_products
+from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
 from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.spec import Gather
+from tvm_convgrad.kernels.spec import Gather, axes_of, views
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.problem import ConvProblem
 
@@ -14,6 +15,12 @@ MAX_PRODUCTS = 1500
 
 SLAB_BYTES = 1 << 16
 """Of a panel, or of the result's lines of a work item: a slab and its source stay in the core's own cache."""
+
+WEIGHT_SLAB_BYTES = 1 << 15
+"""Of X and dY, for a vector of channels, in a slab of wgrad: each kernel line reads them again."""
+
+PIECE = 8
+"""Pixels of a line in wgrad's code without a loop."""
 
 
 def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machine: Machine) -> Choice | str:
@@ -51,6 +58,40 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     return Choice(f"depthwise {face}", reason, detail=(gather, tiling))
 
 
+def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | str:
+    """The choice for wgrad, or why no depthwise kernel serves it."""
+    if not problem.is_depthwise:
+        return "not one input channel a group"
+    lanes = machine.lanes(problem.accumulator)
+    if 2 * problem.groups < lanes:
+        return "groups would fill less than half of a vector"
+    kernel, strides, _, _ = axes_of(problem)
+    x, _, dy = views(problem)
+    sums = machine.registers * 5 // 8
+    if kernel[2] > sums:
+        return f"more than {sums} taps in a kernel line"
+    same = x.dtype == dy.dtype == problem.accumulator
+    whole = problem.groups % lanes == 0
+    channels_last = x.channel == dy.channel == 1 and problem.out_channels == problem.in_channels
+    direct = channels_last and (whole or (machine.has_masks and same))
+    depth, height, width = dy.extents
+    if not direct and x.extents[2] * kernel[0] * machine.vector_bytes > machine.l2_bytes:
+        return "a line of the panel would fill the core's own cache"
+    budget = WEIGHT_SLAB_BYTES if direct else 4 * WEIGHT_SLAB_BYTES
+    line_bytes = (width + x.extents[2] * strides[1]) * machine.vector_bytes
+    lines = min(height, max(1, budget // line_bytes))
+    lines = -(-height // -(-height // lines))
+    blocks = -(-problem.groups // lanes)
+    slabs = int(problem.batch) * depth * -(-height // lines)
+    parts = 1
+    if direct or (blocks % machine.parts and blocks < 4 * machine.parts):
+        parts = min(slabs, machine.parts)
+    chunks = blocks if not direct else min(blocks, -(-machine.parts // parts))
+    tiling = DepthwiseWeightTiling(direct, PIECE, max(1, min(4, 16 // kernel[2])), lines, parts, chunks)
+    reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
+    return Choice("depthwise wgrad", reason, detail=tiling)
+
+
 def problem_kernel(problem: ConvProblem) -> tuple[int, int, int]:
     """Taps along depth, height and width."""
     d, h, w = (1,) * (3 - problem.rank) + problem.kernel
@@ -83,4 +124,4 @@ def _gather_refusal(gather: Gather, machine: Machine) -> str:
     return ""
 
 
-__all__ = ["plan_depthwise_gather", "problem_kernel"]
+__all__ = ["plan_depthwise_gather", "plan_depthwise_weight", "problem_kernel"]

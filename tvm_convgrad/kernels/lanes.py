@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
+
+from tvm import tirx
 
 from tvm_convgrad.kernels.loops import (
     Loops,
-    choose,
     convert,
     expr,
     lanes_below,
@@ -16,8 +18,6 @@ from tvm_convgrad.kernels.loops import (
     load_masked,
     quotient,
     smaller,
-    splat,
-    zero,
 )
 from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.spec import View, WeightView
@@ -52,8 +52,6 @@ def valid_taps(loops: Loops, taps: Taps, positions: int, step: int, extent: int,
 
 
 def _larger(a: Any, b: Any) -> Any:
-    from tvm import tirx
-
     return tirx.max(expr(a), expr(b))
 
 
@@ -76,6 +74,16 @@ def pieces_of(
         else:
             pieces.append((first, width, 1, met))
     return pieces
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where W has the channels of the lanes: channel c and multiple m at c * step + m * inner."""
+
+    channels: int
+    multiple: int
+    step: int
+    inner: int
 
 
 class Mover:
@@ -105,6 +113,17 @@ class Mover:
     def room(self, rows: int) -> int:
         """Elements of a panel of `rows` lines; whole squares are written."""
         return (-(-rows * self.view.extents[2] // self.lanes) + 1) * self.lanes * self.lanes
+
+    def prefetch(self, base: Any, first: Any, row: Any, rows: Any, write: bool = False) -> None:
+        """Ask for what pack or unpack will touch: many streams at once are beyond what hardware foresees."""
+        if self.kind != "turn":
+            return
+        loops, line = self.loops, self.lanes
+        base = loops.let(expr(base + row * self.view.spatial[1] + first * self.step), "plane")
+        with loops.loop(self.lanes, "c") as c:
+            at = loops.let(expr(base + c * self.step), "ahead")
+            with loops.loop(quotient(expr(rows * self.view.extents[2] + (line - 1)), line), "line") as number:
+                loops.prefetch(self.buffer, at + number * line, write, near=True)
 
     def pack(self, base: Any, first: Any, row: Any, rows: Any, panel: Any, into: Any) -> None:
         """Lines row .. row + rows of the channels from `first` on; lanes past the last channel hold anything."""
@@ -178,10 +197,12 @@ def pack_weights(
 ) -> Any:
     """W as [block][multiple][tap][lanes], taps in the order of the kernel's axes; lanes past the last hold anything."""
     lanes = machine.lanes(dtype)
-    taps = [sum(k * s for k, s in zip(tap, view.spatial, strict=True)) for tap in itertools.product(*map(range, kernel))]
+    taps = [
+        sum(k * s for k, s in zip(tap, view.spatial, strict=True)) for tap in itertools.product(*map(range, kernel))
+    ]
     count = len(taps)
     blocks = -(-spread.channels // lanes)
-    packed = loops.buffer("w_panel", (blocks * spread.multiple * count + lanes) * lanes, dtype)
+    packed = loops.panel("w_panel", (blocks * spread.multiple * count + lanes) * lanes, dtype)
     step, last = spread.step, spread.channels - 1
     turns = machine.has_masks and view.dtype == dtype and taps == list(range(count))
     table = None if turns else loops.table("w_taps", taps)
@@ -193,9 +214,7 @@ def pack_weights(
                 mask = lanes_below(chunk * lanes, count, lanes)
                 rows = [
                     loops.let(
-                        load_masked(
-                            weight, base + smaller(b * lanes + c, last) * step + chunk * lanes, mask, lanes
-                        ),
+                        load_masked(weight, base + smaller(b * lanes + c, last) * step + chunk * lanes, mask, lanes),
                         "row",
                     )
                     for c in range(lanes)
@@ -209,11 +228,4 @@ def pack_weights(
     return packed
 
 
-class Spread:
-    """Where channels lie among those of another tensor: lane channel c, multiple m at c * step + m * inner."""
-
-    def __init__(self, channels: int, multiple: int, step: int, inner: int) -> None:
-        self.channels, self.multiple, self.step, self.inner = channels, multiple, step, inner
-
-
-__all__ = ["Mover", "Spread", "choose", "pack_weights", "pieces_of", "run_of_taps", "splat", "valid_taps", "zero"]
+__all__ = ["Mover", "Spread", "pack_weights", "pieces_of", "run_of_taps", "valid_taps"]

@@ -158,7 +158,7 @@ def _build(
 
         return stem_weight_kernel(problem, detail, machine, name)
     if kind == "depthwise wgrad":
-        from tvm_convgrad.kernels.depthwise import depthwise_weight_kernel
+        from tvm_convgrad.kernels.depthwise_weight import depthwise_weight_kernel
 
         return depthwise_weight_kernel(problem, detail, machine, name)
     from tvm_convgrad.kernels.gather import gather_kernel
