@@ -9,6 +9,7 @@ the bounds of a loop, and the code of pieces near the borders leaves out the pro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from tvm_convgrad.kernels.loops import (
     smaller,
     zero,
 )
-from tvm_convgrad.kernels.spec import AxisPhase, Gather, Phase
+from tvm_convgrad.kernels.spec import AxisPhase, Gather, Phase, Three
 from tvm_convgrad.kernels.target import Machine
 
 
@@ -42,29 +43,30 @@ class DepthwiseTiling:
         pixels: of the register tile.
         lines: result lines of a slab, a multiple of the step between a phase's lines.
         chunks: pieces of the blocks of channels that are separate work items (direct only).
-        kernel: taps of W along depth, height, width.
     """
 
     direct: bool
     pixels: int
     lines: int
     chunks: int
-    kernel: tuple[int, int, int]
 
 
 def depthwise_gather_kernel(
-    gather: Gather,
-    tiling: DepthwiseTiling,
+    detail: tuple[Gather, DepthwiseTiling, Three],
     machine: Machine,
     name: str,
     shapes: dict[str, tuple[tuple[Any, ...], str]],
 ) -> Any:
-    """The PrimFunc (source, weight, result) of a gather with one channel a group on at least one side."""
+    """The PrimFunc (source, weight, result) of a gather with one channel a group on one side, or both.
+
+    The detail's third are the taps of W along depth, height and width.
+    """
+    gather, tiling, kernel = detail
     loops = Loops()
     parameters = [make_parameter(key, *shapes[key]) for key in ("source", "weight", "result")]
     sizes = (gather.source.size, gather.weight.size, gather.result.size)
     source, weight, result = (loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True))
-    _Depthwise(loops, gather, tiling, machine, source, weight, result).emit()
+    _Depthwise(loops, gather, tiling, kernel, machine, source, weight, result).emit()
     return loops.finish(parameters, name)
 
 
@@ -86,12 +88,13 @@ class _Depthwise:
         loops: Loops,
         gather: Gather,
         tiling: DepthwiseTiling,
+        kernel: Three,
         machine: Machine,
         source: Any,
         weight: Any,
         result: Any,
     ) -> None:
-        self.loops, self.gather, self.tiling, self.machine = loops, gather, tiling, machine
+        self.loops, self.gather, self.tiling, self.kernel, self.machine = loops, gather, tiling, kernel, machine
         self.source, self.weight, self.result = source, weight, result
         self.dtype = gather.dtype
         self.lanes = machine.lanes(self.dtype)
@@ -99,7 +102,7 @@ class _Depthwise:
         self.channels = gather.groups
         self.blocks = -(-self.channels // self.lanes)
         self.inputs, self.outputs = gather.source_channels, gather.result_channels
-        self.taps = tiling.kernel[0] * tiling.kernel[1] * tiling.kernel[2]
+        self.taps = math.prod(kernel)
         self.turns = (gather.result.extents[1] + tiling.lines - 1) // tiling.lines
 
     # -- work items ---------------------------------------------------------------------------------------------
@@ -109,7 +112,7 @@ class _Depthwise:
         loops, gather, tiling = self.loops, self.gather, self.tiling
         multiple = max(self.inputs, self.outputs)
         spread = Spread(self.channels, multiple, gather.weight_group, self._inner())
-        self.packed = pack_weights(loops, self.machine, self.weight, gather.weight, tiling.kernel, self.dtype, spread)
+        self.packed = pack_weights(loops, self.machine, self.weight, gather.weight, self.kernel, self.dtype, spread)
         depths = -(-gather.result.extents[0] // gather.out_step[0])
         pieces = tiling.chunks if tiling.direct else self.blocks
         macs = gather.batch * self.channels * multiple * self.taps
@@ -273,7 +276,7 @@ class _Depthwise:
         """Products of the taps that a piece meets; `met` has its pixels for each column tap."""
         loops, gather, lanes = self.loops, self.gather, self.lanes
         (first_d, count_d), (first_h, count_h) = taps
-        _, kernel_h, kernel_w = self.tiling.kernel
+        _, kernel_h, kernel_w = self.kernel
         (k_d, step_d, low_d, pace_d), (k_h, step_h, low_h, pace_h), (k_w, step_w, low_w, pace_w) = (
             run_of_taps(axis.taps) for axis in phase
         )

@@ -3,21 +3,29 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling, emitted_products
 from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
-from tvm_convgrad.kernels.plan import Choice
+from tvm_convgrad.kernels.plan import Choice, roofline
 from tvm_convgrad.kernels.spec import Gather, axes_of, views
-from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.problem import ConvProblem
 
 MAX_PRODUCTS = 1500
 """Multiply-adds that a kernel's code may have: compile time."""
 
-SLAB_BYTES = 1 << 16
-"""Of a panel, or of the result's lines of a work item: a slab and its source stay in the core's own cache."""
+SLAB_SHARE = 16
+"""The part of the core's own cache for the result's lines of a work item; their source is there as well."""
 
-WEIGHT_SLAB_BYTES = 1 << 15
-"""Of X and dY, for a vector of channels, in a slab of wgrad: each kernel line reads them again."""
+WEIGHT_SLAB_SHARE = 32
+"""The part of it for X and dY, of a vector of channels, in a slab of wgrad: each kernel line reads them again."""
+
+TURN_COST = 0.35
+"""Cycles to turn an element in registers, on its way to a panel or from one."""
+
+SUM_OVERHEAD = 1.4
+"""Cycles of a piece of a line beside its multiply-adds, as a factor."""
 
 PIECE = 8
 """Pixels of a line in wgrad's code without a loop."""
@@ -39,7 +47,7 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     step = gather.out_step[1]
     element = 8 if gather.dtype == "float64" else 4
     line_bytes = width * element * (gather.groups if direct else lanes)
-    lines = max(1, SLAB_BYTES // (line_bytes * step)) * step
+    lines = max(1, machine.l2_bytes // SLAB_SHARE // (line_bytes * step)) * step
     blocks = -(-gather.groups // lanes)
     wanted = 4 * machine.parts
     chunks = 1
@@ -53,9 +61,10 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     # Slabs of equal size.
     count = -(-height // lines)
     lines = -(-height // (count * step)) * step
-    tiling = DepthwiseTiling(direct, pixels, lines, chunks, problem_kernel(problem))
+    tiling = DepthwiseTiling(direct, pixels, lines, chunks)
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
-    return Choice(f"depthwise {face}", reason, detail=(gather, tiling))
+    detail = (gather, tiling, problem_kernel(problem))
+    return Choice(f"depthwise {face}", reason, _estimate(problem, machine, direct), detail=detail)
 
 
 def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | str:
@@ -77,7 +86,7 @@ def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | st
     depth, height, width = dy.extents
     if not direct and x.extents[2] * kernel[0] * machine.vector_bytes > machine.l2_bytes:
         return "a line of the panel would fill the core's own cache"
-    budget = WEIGHT_SLAB_BYTES if direct else 4 * WEIGHT_SLAB_BYTES
+    budget = machine.l2_bytes // WEIGHT_SLAB_SHARE * (1 if direct else 4)
     line_bytes = (width + x.extents[2] * strides[1]) * machine.vector_bytes
     lines = min(height, max(1, budget // line_bytes))
     lines = -(-height // -(-height // lines))
@@ -89,7 +98,16 @@ def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | st
     chunks = blocks if not direct else min(blocks, -(-machine.parts // parts))
     tiling = DepthwiseWeightTiling(direct, PIECE, max(1, min(4, 16 // kernel[2])), lines, parts, chunks)
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
-    return Choice("depthwise wgrad", reason, detail=tiling)
+    return Choice("depthwise wgrad", reason, _estimate(problem, machine, direct), detail=tiling)
+
+
+def _estimate(problem: ConvProblem, machine: Machine, direct: bool) -> float:
+    """Seconds on one core."""
+    cycles = problem.macs / (2 * machine.lanes(problem.accumulator)) * SUM_OVERHEAD
+    if not direct:
+        shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
+        cycles += TURN_COST * sum(math.prod(int(e) for e in shape) for shape in shapes)
+    return max(cycles / CLOCK, roofline(problem, machine))
 
 
 def problem_kernel(problem: ConvProblem) -> tuple[int, int, int]:

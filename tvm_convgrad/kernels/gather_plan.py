@@ -60,7 +60,6 @@ SHARED_PANEL = 1 << 26
 """The most bytes of a panel of the whole source."""
 
 
-
 def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
     """The choice for forward or dgrad."""
     gather = forward_gather(problem) if face == "forward" else data_gather(problem)
