@@ -19,6 +19,13 @@ SHAPES = [
     "g4mb2ic16ih9iw9oc24oh9ow9kh3kw3ph1pw1",  # 1 < groups < channels
     "g20mb2ic20ih10iw10oc20oh10ow10kh3kw3ph1pw1",  # depthwise
     "g6mb2ic6ih9iw9oc18oh5ow5kh3kw3sh2sw2ph1pw1",  # depthwise with a multiplier
+    "g16mb2ic16ih7iw7oc16oh7ow7kh7kw7ph3pw3",  # depthwise, no pixel meets all taps
+    "g24mb1ic24ih30iw33oc24oh30ow33kh7kw7ph3pw3",  # depthwise, slabs of lines, several pieces of a line
+    "g40mb3ic40ih13iw50oc40oh7ow25kh3kw3sh2sw2ph1pw1",  # depthwise, strided, ragged channels
+    "g20mb2ic20ih9iw9oc60oh5ow5kh3kw3sh2sw2ph1pw1",  # depthwise, more channels than a register, with a multiplier
+    "g16mb1ic16ih40iw40oc16oh40ow40kh3kw3ph18pw18dh17dw17",  # depthwise, dilation
+    "g32mb2ic32id5ih6iw7oc32od3oh3ow4kd3kh3kw3sd2sh2sw2pd1ph1pw1",  # depthwise, 3-d
+    "g33mb2ic33iw50oc33ow26kw5sw2pw3",  # depthwise, 1-d
     "mb2ic9ih13iw13oc11oh9ow9kh3kw3ph2pw2dh3dw3rh2rw2",  # dilation
     "mb1ic18ih2iw3oc17oh5ow4kh5kw6ph3pw4rh4rw2",  # kernel larger than the data
     "mb5ic33iw50oc34ow26kw5sw2pw3",  # 1-d
@@ -49,6 +56,14 @@ def test_types_sum_in_the_accumulator(face, dtypes):
     problem = ConvProblem.from_descriptor("mb2ic18ih7iw7oc20oh4ow4kh3kw3sh2sw2ph1pw1")
     check_exact(problem.with_dtypes(*dtypes), face)
     check_exact(_problem(problem.descriptor, True).with_dtypes(*dtypes), face)
+
+
+@pytest.mark.parametrize("dtypes", [("float64",) * 3, ("float16",) * 3, ("bfloat16", "float32", "float16")])
+@pytest.mark.parametrize("face", ALL_FACES)
+def test_types_of_depthwise(face, dtypes):
+    for text in ("g40mb2ic40ih13iw20oc40oh7ow10kh3kw3sh2sw2ph1pw1", "g16mb1ic16ih9iw9oc32oh9ow9kh3kw3ph1pw1"):
+        for channels_last in (False, True):
+            check_exact(_problem(text, channels_last).with_dtypes(*dtypes), face)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tvm_convgrad.kernels.depthwise_plan import plan_depthwise_gather
 from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape, in_bounds, shape_of
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.spec import Gather, Phase, data_gather, forward_gather
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tile import balanced, tile_rows
 from tvm_convgrad.problem import ConvProblem
-
-DEPTHWISE_PANEL = 1 << 17
-"""Bytes of a depthwise kernel's panel: a part of the core's own cache."""
 
 FMA_LATENCY = 4.0
 """Cycles; a tile of fewer than twice as many accumulators waits for its own sums."""
@@ -65,11 +63,9 @@ SHARED_PANEL = 1 << 26
 def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
     """The choice for forward or dgrad."""
     gather = forward_gather(problem) if face == "forward" else data_gather(problem)
-    refusal = _depthwise_refusal(gather, machine)
-    if not refusal:
-        columns = gather.source.extents[2] + 2 * len(gather.phases[0][0][2].taps)
-        lines = max(1, DEPTHWISE_PANEL // (columns * machine.vector_bytes * max(gather.in_step[1], 1)))
-        return Choice(f"depthwise {face}", "one channel a group, channels are neighbours", detail=(gather, lines))
+    depthwise = plan_depthwise_gather(problem, face, gather, machine)
+    if isinstance(depthwise, Choice):
+        return depthwise
     tilings, cycles = [], 0.0
     for phases in gather.phases:
         best = min(candidates(gather, phases, machine), key=lambda t: estimate(gather, phases, t, machine))
@@ -79,24 +75,9 @@ def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
         f"implicit GEMM {face}",
         "covers the problem",
         estimate=cycles / CLOCK,
-        refused={f"depthwise {face}": refusal},
+        refused={f"depthwise {face}": depthwise},
         detail=(gather, tuple(tilings)),
     )
-
-
-def _depthwise_refusal(gather: Gather, machine: Machine) -> str:
-    """Why the kernel with channels as lanes does not serve a gather, or nothing."""
-    if gather.groups == 1 or gather.source_channels != 1 or gather.result_channels != 1:
-        return "not one channel a group on both sides"
-    if gather.source.channel != 1 or gather.result.channel != 1:
-        return "channels are not neighbours in memory"
-    if {gather.source.dtype, gather.result.dtype} != {gather.dtype}:
-        return f"tensors are not of the type of the sums, {gather.dtype}"
-    if not machine.has_masks:
-        return f"{machine.name} has no masked loads"
-    if sum(map(len, gather.phases)) > 16:
-        return "more than 16 phases"
-    return ""
 
 
 def invalid(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, machine: Machine) -> str:

@@ -34,6 +34,7 @@ class Loops:
 
     def __init__(self) -> None:
         self._blocks: list[list[Any]] = [[]]
+        self._panels: list[list[tuple[Any, int]]] = [[]]
         self._names: dict[str, int] = {}
 
     # -- structure --------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ class Loops:
             yield 0
             return
         variable = tirx.Var(self._name(name), INDEX)
-        self._blocks.append([])
+        self._open()
         yield variable
         body = self._close()
         self.emit(tirx.For(variable, tirx.IntImm(INDEX, 0), expr(extent), _KINDS[kind], body))
@@ -57,7 +58,7 @@ class Loops:
     @contextmanager
     def when(self, condition: Any) -> Iterator[None]:
         """Statements that run only if `condition` holds."""
-        self._blocks.append([])
+        self._open()
         yield
         self.emit(tirx.IfThenElse(condition, self._close(), None))
 
@@ -75,6 +76,20 @@ class Loops:
         self.emit(tirx.Bind(variable, value))
         return variable
 
+    def opaque(self, value: Any, name: str = "v") -> Any:
+        """Name an index that no analysis looks through: long sums of minima cost the simplifier minutes."""
+        if isinstance(value, int):
+            return value
+        cell = self.buffer(f"{name}_cell", 1, INDEX)
+        self.store(cell, 0, value)
+        return self.let(load(cell, 0), name)
+
+    def prefetch(self, buffer: Any, index: Any, write: bool = False, near: bool = False) -> None:
+        """Ask for a cache line, into the second level or the first (near); never faults, wherever it points."""
+        address = tirx.op.address_of(buffer[expr(index)])
+        flags = [tirx.IntImm(INDEX, i) for i in (int(write), 3 if near else 2, 1)]
+        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *flags)))
+
     def finish(self, parameters: Sequence[Any], name: str) -> Any:
         """The PrimFunc of everything emitted; an empty name leaves it to whoever adds it to a module."""
         function = tirx.PrimFunc(list(parameters), self._close())
@@ -88,6 +103,17 @@ class Loops:
         result = decl_buffer((size,), dtype, name=self._name(name))
         self.emit(tirx.AllocBuffer(result))
         return result
+
+    def panel(self, name: str, size: int, dtype: str) -> Any:
+        """A flat buffer seen through a second name: TVM then does not analyse, for minutes, which part is used.
+
+        As it knows nothing of the second name's uses, one more element is stored to, first and last in the block:
+        until then no other buffer gets this memory.
+        """
+        buffer = self.buffer(name, size + 1, dtype)
+        self.store(buffer, size, zero(dtype))
+        self._panels[-1].append((buffer, size))
+        return self.flat(buffer, size)
 
     def flat(self, buffer: Any, size: int) -> Any:
         """A one-dimensional view of a parameter."""
@@ -124,13 +150,13 @@ class Loops:
         make: Any = tirx.AssertStmt  # whose constructor takes the condition first, whatever its signature says
         self.emit(make(condition, kind, [text]))
 
-    def prefetch(self, buffer: Any, index: Any) -> None:
-        """Ask for a cache line into the core's second-level cache; never faults, wherever it points."""
-        address = tirx.op.address_of(buffer[expr(index)])
-        read, second_level, data = (tirx.IntImm(INDEX, i) for i in (0, 2, 1))
-        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, second_level, data)))
+    def _open(self) -> None:
+        self._blocks.append([])
+        self._panels.append([])
 
     def _close(self) -> Any:
+        for buffer, size in self._panels.pop():
+            self.store(buffer, size, zero(str(buffer.dtype)))
         block = self._blocks.pop()
         if not block:
             return tirx.Evaluate(tirx.IntImm(INDEX, 0))

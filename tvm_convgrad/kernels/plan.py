@@ -131,7 +131,7 @@ def in_words(choice: Choice) -> str:
 
 def _tiling_words(tiling: Any) -> str:
     values = {item.name: getattr(tiling, item.name) for item in fields(tiling)}
-    words = [f"tile of {values.pop('rows')} x {values.pop('columns')} vectors"]
+    words = [f"tile of {values.pop('rows')} x {values.pop('columns')} vectors"] if "rows" in values else []
     for name, value in values.items():
         if isinstance(value, bool):
             words += [name] if value else []
@@ -184,18 +184,18 @@ def _build(
 
         return stem_weight_kernel(problem, detail, machine, name)
     if kind == "depthwise wgrad":
-        from tvm_convgrad.kernels.depthwise import depthwise_weight_kernel
+        from tvm_convgrad.kernels.depthwise_weight import depthwise_weight_kernel
 
         return depthwise_weight_kernel(problem, detail, machine, name)
     from tvm_convgrad.kernels.gather import gather_kernel
 
     source, result = ("data", "grad") if face == "forward" else ("grad", "data")
     shapes = {"source": tensors[source], "weight": tensors["weight"], "result": tensors[result]}
-    gather, tilings = detail
     if kind.startswith("depthwise"):
-        from tvm_convgrad.kernels.depthwise import depthwise_gather_kernel
+        from tvm_convgrad.kernels.depthwise_gather import depthwise_gather_kernel
 
-        return depthwise_gather_kernel(gather, tilings, machine, name, shapes)
+        return depthwise_gather_kernel(detail, machine, name, shapes)
+    gather, tilings = detail
     return gather_kernel(gather, tilings, machine, name, shapes, epilogue)
 
 

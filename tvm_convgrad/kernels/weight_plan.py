@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from tvm_convgrad.kernels.depthwise_plan import plan_depthwise_weight
 from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import CLOCK, Machine
@@ -55,8 +56,9 @@ HIDDEN = 0.25
 
 def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     """The choice for wgrad."""
-    if problem.is_depthwise:
-        return _plan_depthwise(problem, machine)
+    depthwise = plan_depthwise_weight(problem, machine)
+    if isinstance(depthwise, Choice):
+        return depthwise
     spec = weight_spec(problem)
     rows = problem.in_channels * math.prod(problem.kernel)
     if problem.groups == 1 and 2 * problem.in_channels <= machine.lanes(spec.dtype) and rows <= MAX_ROWS:
@@ -65,19 +67,8 @@ def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     _, tiling = min(
         ((_elapsed(spec, t, machine), t) for t in candidates(spec, machine, parallel)), key=lambda pair: pair[0]
     )
-    return Choice("implicit GEMM wgrad", "covers the problem", estimate(spec, tiling, machine), detail=(spec, tiling))
-
-
-def _plan_depthwise(problem: ConvProblem, machine: Machine) -> Choice:
-    """Depthwise: the channels of all groups as one, cut into vectors."""
-    spec = replace(weight_spec(problem), groups=1, in_channels=problem.in_channels, out_channels=1)
-    tiling = slab_tiling(spec, machine, problem.macs)
-    if spec.x.channel == 1:
-        height, line = spec.dy.extents[1:]
-        lines = max(n for n in _divisors(height) if n == 1 or n * line <= SLAB_PIXELS // 3)
-        tiling = replace(tiling, lines=lines, planes=1, parts=machine.parts)
-    multiplier = problem.out_channels // problem.in_channels
-    return Choice("depthwise wgrad", "one input channel a group", detail=(spec, tiling, multiplier))
+    seconds, refused = estimate(spec, tiling, machine), {"depthwise wgrad": depthwise}
+    return Choice("implicit GEMM wgrad", "covers the problem", seconds, refused, (spec, tiling))
 
 
 def _plan_few_channels(problem: ConvProblem, machine: Machine) -> Choice:

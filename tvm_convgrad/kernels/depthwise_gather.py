@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depthwise forward and dgrad: out[q, c] = sum over taps of source[q * step + offset(tap), c] * W[tap, c].
+
+Vectors run over channels. Where channels are neighbours in memory (NHWC) pixels are read and written in place;
+elsewhere (NCHW) a slab of lines is turned into a panel [line][column][lanes], and the result back. The register tile is
+a piece of a result line; a kernel line's weights stay in registers. Nothing is padded: the taps that a line meets are
+the bounds of a loop, and the code of pieces near the borders leaves out the products with what lies outside.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.kernels.lanes import Mover, Spread, pack_weights, pieces_of, run_of_taps, valid_taps
+from tvm_convgrad.kernels.loops import (
+    PARALLEL_FROM,
+    Loops,
+    convert,
+    expr,
+    lanes_below,
+    load,
+    load_masked,
+    make_parameter,
+    quotient,
+    remainder,
+    smaller,
+    zero,
+)
+from tvm_convgrad.kernels.spec import AxisPhase, Gather, Phase, Three
+from tvm_convgrad.kernels.target import Machine
+
+
+@dataclass(frozen=True)
+class DepthwiseTiling:
+    """How a depthwise gather is cut.
+
+    Attributes:
+        direct: whether the tensors are read and written in place; else through panels.
+        pixels: of the register tile.
+        lines: result lines of a slab, a multiple of the step between a phase's lines.
+        chunks: pieces of the blocks of channels that are separate work items (direct only).
+    """
+
+    direct: bool
+    pixels: int
+    lines: int
+    chunks: int
+
+
+def depthwise_gather_kernel(
+    detail: tuple[Gather, DepthwiseTiling, Three],
+    machine: Machine,
+    name: str,
+    shapes: dict[str, tuple[tuple[Any, ...], str]],
+) -> Any:
+    """The PrimFunc (source, weight, result) of a gather with one channel a group on one side, or both.
+
+    The detail's third are the taps of W along depth, height and width.
+    """
+    gather, tiling, kernel = detail
+    loops = Loops()
+    parameters = [make_parameter(key, *shapes[key]) for key in ("source", "weight", "result")]
+    sizes = (gather.source.size, gather.weight.size, gather.result.size)
+    source, weight, result = (loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True))
+    _Depthwise(loops, gather, tiling, kernel, machine, source, weight, result).emit()
+    return loops.finish(parameters, name)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where lines of a tensor are: in itself or in a panel. Element steps; `origin` is line 0, column 0."""
+
+    buffer: Any
+    origin: Any
+    multiple: int
+    depth: int
+    line: int
+    column: int
+
+
+class _Depthwise:
+    def __init__(
+        self,
+        loops: Loops,
+        gather: Gather,
+        tiling: DepthwiseTiling,
+        kernel: Three,
+        machine: Machine,
+        source: Any,
+        weight: Any,
+        result: Any,
+    ) -> None:
+        self.loops, self.gather, self.tiling, self.kernel, self.machine = loops, gather, tiling, kernel, machine
+        self.source, self.weight, self.result = source, weight, result
+        self.dtype = gather.dtype
+        self.lanes = machine.lanes(self.dtype)
+        self.phases = [phase for phases in gather.phases for phase in phases]
+        self.channels = gather.groups
+        self.blocks = -(-self.channels // self.lanes)
+        self.inputs, self.outputs = gather.source_channels, gather.result_channels
+        self.taps = math.prod(kernel)
+        self.turns = (gather.result.extents[1] + tiling.lines - 1) // tiling.lines
+
+    # -- work items ---------------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        """Pack W, then the work items: slabs of lines of an image, and in panels blocks of channels."""
+        loops, gather, tiling = self.loops, self.gather, self.tiling
+        multiple = max(self.inputs, self.outputs)
+        spread = Spread(self.channels, multiple, gather.weight_group, self._inner())
+        self.packed = pack_weights(loops, self.machine, self.weight, gather.weight, self.kernel, self.dtype, spread)
+        depths = -(-gather.result.extents[0] // gather.out_step[0])
+        pieces = tiling.chunks if tiling.direct else self.blocks
+        macs = gather.batch * self.channels * multiple * self.taps
+        for extent in gather.result.extents:
+            macs *= extent
+        kind = "parallel" if macs >= PARALLEL_FROM else "serial"
+        with loops.loop(gather.batch * depths * self.turns * pieces, "item", kind) as item:
+            piece, rest = loops.let(remainder(item, pieces), "piece"), quotient(item, pieces)
+            slab, rest = loops.let(remainder(rest, self.turns), "slab"), quotient(rest, self.turns)
+            qd, n = loops.let(remainder(rest, depths), "qd"), loops.let(quotient(rest, depths), "n")
+            if tiling.direct:
+                self._direct(n, qd, slab, piece)
+            else:
+                self._through_panels(n, qd, slab, piece)
+
+    def _inner(self) -> int:
+        return self.gather.weight_result if self.outputs > 1 else self.gather.weight_source
+
+    def _direct(self, n: Any, qd: Any, slab: Any, piece: Any) -> None:
+        loops, lanes = self.loops, self.lanes
+        whole = self.channels // lanes
+        per_piece = -(-self.blocks // self.tiling.chunks)
+        first = loops.let(expr(piece * per_piece), "first_block")
+        with loops.loop(smaller(whole - first, per_piece), "b") as b:
+            self._direct_block(n, qd, slab, loops.let(first + b, "block"), None)
+        if self.channels % lanes:
+            last = expr(first + per_piece) > whole
+            with loops.when(last):
+                self._direct_block(n, qd, slab, whole, lanes_below(0, self.channels % lanes, lanes))
+
+    def _direct_block(self, n: Any, qd: Any, slab: Any, block: Any, mask: Any) -> None:
+        loops, gather = self.loops, self.gather
+        origin = loops.let(expr(n * gather.source.batch + block * self.lanes), "from")
+        to = loops.let(expr(n * gather.result.batch + block * self.lanes), "to")
+        source = _Place(self.source, origin, 0, *gather.source.spatial)
+        result = _Place(self.result, to, 0, *gather.result.spatial)
+        weights = loops.let(expr(block * (self.taps * self.lanes)), "w")
+        for phase in self.phases:
+            with self._depth(phase, qd):
+                self._lines(phase, qd, slab, source, result, weights, mask)
+
+    def _depth(self, phase: Phase, qd: Any) -> Any:
+        """Runs only if the phase has this depth."""
+        return self.loops.when(expr(qd) < phase[0].count)
+
+    def _through_panels(self, n: Any, qd: Any, slab: Any, block: Any) -> None:
+        loops, gather, tiling, lanes = self.loops, self.gather, self.tiling, self.lanes
+        view, width = gather.source, gather.source.extents[2]
+        first = loops.let(expr(block * lanes), "c0")
+        reader = Mover(loops, self.machine, self.source, view, self.dtype, self.channels, self.inputs * view.channel)
+        writer = Mover(
+            loops,
+            self.machine,
+            self.result,
+            gather.result,
+            self.dtype,
+            self.channels,
+            self.outputs * gather.result.channel,
+        )
+        row, rows, most = self._source_lines(slab)
+        plane = reader.room(most)
+        depths = sorted({offset for phase in self.phases for _, offset in phase[0].taps})
+        depths = list(range(depths[0], depths[-1] + 1)) if depths else []
+        panel = loops.panel("panel", max(1, self.inputs * len(depths)) * plane, self.dtype)
+        out = loops.panel("out_panel", writer.room(tiling.lines), self.dtype)
+        if len(depths) == 1 and view.extents[0] == 1:
+            for j in range(self.inputs):
+                reader.prefetch(n * view.batch + j * view.channel, first, row, rows)
+            for j in range(self.outputs):
+                line = slab * tiling.lines
+                room = smaller(gather.result.extents[1] - line, tiling.lines)
+                writer.prefetch(n * gather.result.batch + j * gather.result.channel, first, line, room, write=True)
+        for j in range(self.inputs):
+            for i, offset in enumerate(depths):
+                depth = qd * gather.in_step[0] + offset
+                base = loops.let(expr(n * view.batch + depth * view.spatial[0] + j * view.channel), "image")
+                if len(depths) == 1 and view.extents[0] == 1:
+                    reader.pack(base, first, row, rows, panel, (j * len(depths) + i) * plane)
+                    continue
+                inside = loops.let(expr(depth) >= 0, "above") & loops.let(expr(depth) < view.extents[0], "below")
+                with loops.when(inside):
+                    reader.pack(base, first, row, rows, panel, (j * len(depths) + i) * plane)
+        low = depths[0] if depths else 0
+        # The panel's depth 0 is `low` below the position: lines then count depths from there.
+        origin = loops.opaque(expr(-(row * (width * lanes)) - (qd * gather.in_step[0] + low) * plane), "origin")
+        source = _Place(panel, origin, len(depths) * plane, plane, width * lanes, lanes)
+        columns = gather.result.extents[2] * lanes
+        line = loops.let(expr(slab * tiling.lines), "line")
+        result = _Place(out, loops.opaque(expr(-(line * columns)), "out_origin"), 0, 0, columns, lanes)
+        count = loops.let(smaller(gather.result.extents[1] - line, tiling.lines), "lines")
+        for residue in sorted({phase[0].base for phase in self.phases}):
+            depth = qd * gather.out_step[0] + residue
+            phases = [phase for phase in self.phases if phase[0].base == residue]
+            with self._depth(phases[0], qd), loops.loop(self.outputs, "m") as m:
+                weights = loops.let(expr((block * max(self.inputs, self.outputs) + m) * (self.taps * lanes)), "w")
+                for phase in phases:
+                    self._lines(phase, qd, slab, source, result, weights, None)
+                base = n * gather.result.batch + depth * gather.result.spatial[0] + m * gather.result.channel
+                writer.unpack(loops.let(expr(base), "image"), first, line, count, out, lambda value, _: value)
+
+    def _source_lines(self, slab: Any) -> tuple[Any, Any, int]:
+        """(first, count, the most) of the source's lines that a slab's result lines meet."""
+        loops, gather = self.loops, self.gather
+        extent, step = gather.source.extents[1], gather.in_step[1]
+        offsets = [offset for phase in self.phases for _, offset in phase[1].taps] or [0]
+        if self.turns == 1:
+            return 0, extent, extent
+        per_slab = self.tiling.lines // gather.out_step[1]
+        start = slab * (per_slab * step) + min(offsets)
+        reach = (per_slab - 1) * step + max(offsets) - min(offsets) + 1
+        row = loops.opaque(tirx.min(tirx.max(expr(start), expr(0)), expr(extent)), "row")
+        end = tirx.max(tirx.min(expr(start + reach), expr(extent)), row)
+        return row, loops.opaque(end - row, "rows"), min(reach, extent)
+
+    # -- sums ---------------------------------------------------------------------------------------------------
+
+    def _lines(self, phase: Phase, qd: Any, slab: Any, source: _Place, result: _Place, weights: Any, mask: Any) -> None:
+        """A phase's lines of a slab."""
+        loops, gather = self.loops, self.gather
+        per_slab = self.tiling.lines // gather.out_step[1]
+        first = loops.let(expr(slab * per_slab), "q0")
+        with loops.loop(smaller(phase[1].count - first, per_slab), "l") as number:
+            q = loops.let(first + number, "q")
+            at = result.origin + (qd * gather.out_step[0] + phase[0].base) * result.depth
+            at = loops.let(expr(at + (q * gather.out_step[1] + phase[1].base) * result.line), "out")
+            depth_taps = valid_taps(
+                loops, phase[0].taps, phase[0].count, gather.in_step[0], gather.source.extents[0], qd
+            )
+            line_taps = valid_taps(loops, phase[1].taps, phase[1].count, gather.in_step[1], gather.source.extents[1], q)
+            pieces = pieces_of(
+                phase[2].count, self.tiling.pixels, phase[2].taps, gather.in_step[2], gather.source.extents[2]
+            )
+            for begin, size, repeats, met in pieces:
+                with loops.loop(repeats, "piece") as number:
+                    x = loops.let(begin + number * size, "x")
+                    tile = [loops.buffer("sum", self.lanes, self.dtype) for _ in range(size)]
+                    for register in tile:
+                        loops.store(register, 0, zero(self.dtype, self.lanes))
+                    if all(axis.taps for axis in phase):
+                        self._sum(tile, phase, met, (qd, q, x), source, (depth_taps, line_taps), weights, mask)
+                    step = gather.out_step[2] * result.column
+                    to = loops.opaque(expr(at + x * step + phase[2].base * result.column), "to")
+                    for i, register in enumerate(tile):
+                        value = load(register, 0, self.lanes)
+                        if mask is None:
+                            loops.store(result.buffer, to + i * step, value)
+                        else:
+                            loops.store_masked(result.buffer, to + i * step, value, mask)
+
+    def _sum(
+        self,
+        tile: list[Any],
+        phase: Phase,
+        met: list[list[int]],
+        position: tuple[Any, Any, Any],
+        source: _Place,
+        taps: tuple[tuple[Any, Any], tuple[Any, Any]],
+        weights: Any,
+        mask: Any,
+    ) -> None:
+        """Products of the taps that a piece meets; `met` has its pixels for each column tap."""
+        loops, gather, lanes = self.loops, self.gather, self.lanes
+        (first_d, count_d), (first_h, count_h) = taps
+        _, kernel_h, kernel_w = self.kernel
+        (k_d, step_d, low_d, pace_d), (k_h, step_h, low_h, pace_h), (k_w, step_w, low_w, pace_w) = (
+            run_of_taps(axis.taps) for axis in phase
+        )
+        qd, q, x = position
+        with loops.loop(self.inputs, "j") as j, loops.loop(count_d, "kd") as kd, loops.loop(count_h, "kh") as kh:
+            td, th = first_d + kd, first_h + kh
+            depth, line = qd * gather.in_step[0] + low_d + td * pace_d, q * gather.in_step[1] + low_h + th * pace_h
+            at = source.origin + j * source.multiple + depth * source.depth + line * source.line
+            at = loops.opaque(expr(at + x * (gather.in_step[2] * source.column)), "at")
+            w = j * self.taps + ((k_d + td * step_d) * kernel_h + k_h + th * step_h) * kernel_w
+            w = loops.let(expr(weights + w * lanes), "w_line")
+            for tap, pixels in enumerate(met):
+                if not pixels:
+                    continue
+                factor = loops.let(load(self.packed, w + (k_w + tap * step_w) * lanes, lanes), "factor")
+                for i in pixels:
+                    place = at + (i * gather.in_step[2] + low_w + tap * pace_w) * source.column
+                    value = self._value(source.buffer, place, mask)
+                    loops.store(tile[i], 0, load(tile[i], 0, lanes) + value * factor)
+
+    def _value(self, buffer: Any, place: Any, mask: Any) -> Any:
+        if mask is None:
+            return convert(load(buffer, place, self.lanes), self.dtype)
+        return load_masked(buffer, place, mask, self.lanes)
+
+
+def emitted_products(gather: Gather, pixels: int) -> int:
+    """How many multiply-adds of the register tiles the code has."""
+    total = 0
+    for phase in (phase for phases in gather.phases for phase in phases):
+        axis: AxisPhase = phase[2]
+        for _, _, _, met in pieces_of(axis.count, pixels, axis.taps, gather.in_step[2], gather.source.extents[2]):
+            total += sum(map(len, met))
+    return total
+
+
+__all__ = ["DepthwiseTiling", "depthwise_gather_kernel", "emitted_products"]

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When depthwise kernels serve a problem, and how they are cut."""
+
+from __future__ import annotations
+
+import math
+
+from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling, emitted_products
+from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
+from tvm_convgrad.kernels.plan import Choice, roofline
+from tvm_convgrad.kernels.spec import Gather, axes_of, views
+from tvm_convgrad.kernels.target import CLOCK, Machine
+from tvm_convgrad.problem import ConvProblem
+
+MAX_PRODUCTS = 1500
+"""Multiply-adds that a kernel's code may have: compile time."""
+
+SLAB_SHARE = 16
+"""The part of the core's own cache for the result's lines of a work item; their source is there as well."""
+
+WEIGHT_SLAB_SHARE = 32
+"""The part of it for X and dY, of a vector of channels, in a slab of wgrad: each kernel line reads them again."""
+
+TURN_COST = 0.35
+"""Cycles to turn an element in registers, on its way to a panel or from one."""
+
+SUM_OVERHEAD = 1.4
+"""Cycles of a piece of a line beside its multiply-adds, as a factor."""
+
+PIECE = 8
+"""Pixels of a line in wgrad's code without a loop."""
+
+
+def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machine: Machine) -> Choice | str:
+    """The choice for forward or dgrad, or why no depthwise kernel serves it."""
+    refusal = _gather_refusal(gather, machine)
+    if refusal:
+        return refusal
+    direct = _direct(gather, machine)
+    lanes = machine.lanes(gather.dtype)
+    width_taps = max(len(phase[2].taps) for phases in gather.phases for phase in phases)
+    pixels = _pixels(machine, width_taps)
+    products = emitted_products(gather, pixels)
+    if products > MAX_PRODUCTS:
+        return f"borders and phases would take {products} multiply-adds of code"
+    _, height, width = gather.result.extents
+    step = gather.out_step[1]
+    element = 8 if gather.dtype == "float64" else 4
+    line_bytes = width * element * (gather.groups if direct else lanes)
+    lines = max(1, machine.l2_bytes // SLAB_SHARE // (line_bytes * step)) * step
+    blocks = -(-gather.groups // lanes)
+    wanted = 4 * machine.parts
+    chunks = 1
+    if direct:
+        images = gather.batch * -(-gather.result.extents[0] // gather.out_step[0])
+        slabs = -(-wanted // images)
+        lines = min(lines, max(1, height // (slabs * step)) * step)
+        items = images * -(-height // lines)
+        chunks = min(blocks, -(-wanted // items))
+    lines = min(lines, -(-height // step) * step)
+    # Slabs of equal size.
+    count = -(-height // lines)
+    lines = -(-height // (count * step)) * step
+    tiling = DepthwiseTiling(direct, pixels, lines, chunks)
+    reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
+    detail = (gather, tiling, problem_kernel(problem))
+    return Choice(f"depthwise {face}", reason, _estimate(problem, machine, direct), detail=detail)
+
+
+def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | str:
+    """The choice for wgrad, or why no depthwise kernel serves it."""
+    if not problem.is_depthwise:
+        return "not one input channel a group"
+    lanes = machine.lanes(problem.accumulator)
+    if 2 * problem.groups < lanes:
+        return "groups would fill less than half of a vector"
+    kernel, strides, _, _ = axes_of(problem)
+    x, _, dy = views(problem)
+    sums = machine.registers * 5 // 8
+    if kernel[2] > sums:
+        return f"more than {sums} taps in a kernel line"
+    same = x.dtype == dy.dtype == problem.accumulator
+    whole = problem.groups % lanes == 0
+    channels_last = x.channel == dy.channel == 1 and problem.out_channels == problem.in_channels
+    direct = channels_last and (whole or (machine.has_masks and same))
+    depth, height, width = dy.extents
+    if not direct and x.extents[2] * kernel[0] * machine.vector_bytes > machine.l2_bytes:
+        return "a line of the panel would fill the core's own cache"
+    budget = machine.l2_bytes // WEIGHT_SLAB_SHARE * (1 if direct else 4)
+    line_bytes = (width + x.extents[2] * strides[1]) * machine.vector_bytes
+    lines = min(height, max(1, budget // line_bytes))
+    lines = -(-height // -(-height // lines))
+    blocks = -(-problem.groups // lanes)
+    slabs = int(problem.batch) * depth * -(-height // lines)
+    parts = 1
+    if direct or (blocks % machine.parts and blocks < 4 * machine.parts):
+        parts = min(slabs, machine.parts)
+    chunks = blocks if not direct else min(blocks, -(-machine.parts // parts))
+    tiling = DepthwiseWeightTiling(direct, PIECE, max(1, min(4, 16 // kernel[2])), lines, parts, chunks)
+    reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
+    return Choice("depthwise wgrad", reason, _estimate(problem, machine, direct), detail=tiling)
+
+
+def _estimate(problem: ConvProblem, machine: Machine, direct: bool) -> float:
+    """Seconds on one core."""
+    cycles = problem.macs / (2 * machine.lanes(problem.accumulator)) * SUM_OVERHEAD
+    if not direct:
+        shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
+        cycles += TURN_COST * sum(math.prod(int(e) for e in shape) for shape in shapes)
+    return max(cycles / CLOCK, roofline(problem, machine))
+
+
+def problem_kernel(problem: ConvProblem) -> tuple[int, int, int]:
+    """Taps along depth, height and width."""
+    d, h, w = (1,) * (3 - problem.rank) + problem.kernel
+    return d, h, w
+
+
+def _pixels(machine: Machine, width_taps: int) -> int:
+    """Accumulators beside one kernel line's weights; 14 hide the adders' latency and divide common widths."""
+    return max(4, min(14, machine.registers - 2 - min(width_taps, machine.registers // 2)))
+
+
+def _direct(gather: Gather, machine: Machine) -> bool:
+    channels_last = gather.source.channel == gather.result.channel == 1
+    single = gather.source_channels == gather.result_channels == 1
+    same = gather.source.dtype == gather.result.dtype == gather.dtype
+    whole = gather.groups % machine.lanes(gather.dtype) == 0
+    return channels_last and single and (whole or (machine.has_masks and same))
+
+
+def _gather_refusal(gather: Gather, machine: Machine) -> str:
+    """Why vectors over channels do not serve a gather, or nothing."""
+    if gather.groups == 1 or min(gather.source_channels, gather.result_channels) != 1:
+        return "not one channel a group"
+    if sum(map(len, gather.phases)) > 16:
+        return "more than 16 phases"
+    if 2 * gather.groups < machine.lanes(gather.dtype):
+        return "groups would fill less than half of a vector"
+    if gather.source.extents[2] * machine.vector_bytes > machine.l2_bytes and not _direct(gather, machine):
+        return "a line of the panel would fill the core's own cache"
+    return ""
+
+
+__all__ = ["plan_depthwise_gather", "plan_depthwise_weight", "problem_kernel"]

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depthwise wgrad: dW[tap, c] = sum over pixels of dY[pixel, c] * X[pixel * stride + tap * dilation - padding, c].
+
+Vectors run over channels, read in place (NHWC) or from panels of a slab of lines (NCHW, turned). A kernel line's sums
+stay in registers over the slab's lines that meet it, in some copies each, so that no addition waits for the one before.
+Nothing is padded: lines outside are left out by the bounds of a loop, columns outside by the code of border pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.kernels.lanes import Mover, pieces_of
+from tvm_convgrad.kernels.loops import (
+    PARALLEL_FROM,
+    Loops,
+    convert,
+    expr,
+    lanes_below,
+    load,
+    load_masked,
+    make_parameter,
+    quotient,
+    remainder,
+    smaller,
+    zero,
+)
+from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.spec import Three, axes_of, views
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class DepthwiseWeightTiling:
+    """How a depthwise wgrad is cut.
+
+    Attributes:
+        direct: whether X and dY are read in place; else through panels.
+        pixels: of a piece of a line; its code has no loop.
+        copies: of each tap's sum.
+        lines: of dY in a slab.
+        parts: pieces of the slabs that are summed apart, in their order.
+        chunks: pieces of the blocks of channels that are separate work items.
+    """
+
+    direct: bool
+    pixels: int
+    copies: int
+    lines: int
+    parts: int
+    chunks: int
+
+
+def depthwise_weight_kernel(problem: ConvProblem, tiling: DepthwiseWeightTiling, machine: Machine, name: str) -> Any:
+    """The PrimFunc (grad, data, weight's gradient)."""
+    loops = Loops()
+    parameters = [make_parameter(key, *problem.tensors[key]) for key in ("grad", "data", "weight")]
+    x, dw, dy = views(problem)
+    flat = [loops.flat(p, size) for p, size in zip(parameters, (dy.size, x.size, dw.size), strict=True)]
+    _DepthwiseWeight(loops, problem, tiling, machine, *flat).emit()
+    return loops.finish(parameters, name)
+
+
+class _DepthwiseWeight:
+    def __init__(
+        self,
+        loops: Loops,
+        problem: ConvProblem,
+        tiling: DepthwiseWeightTiling,
+        machine: Machine,
+        dy: Any,
+        x: Any,
+        dw: Any,
+    ) -> None:
+        self.loops, self.tiling, self.machine = loops, tiling, machine
+        self.dy, self.x, self.dw = dy, x, dw
+        self.x_view, self.dw_view, self.dy_view = views(problem)
+        self.kernel, self.strides, self.dilation, padding = axes_of(problem)
+        self.low: Three = tuple(low for low, _ in padding)  # type: ignore[assignment]
+        self.dtype = problem.accumulator
+        self.lanes = machine.lanes(self.dtype)
+        self.batch, self.channels = int(problem.batch), problem.in_channels
+        self.multiplier = problem.out_channels // problem.in_channels
+        self.blocks = -(-self.channels // self.lanes)
+        self.taps = self.kernel[0] * self.kernel[1] * self.kernel[2]
+        self.block_size = self.multiplier * self.taps * self.lanes
+        self.kind = "parallel" if problem.macs >= PARALLEL_FROM else "serial"
+
+    # -- work items ---------------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        """All work items, then the last pass."""
+        loops, tiling = self.loops, self.tiling
+        depth, height, _ = self.dy_view.extents
+        line_slabs = -(-height // tiling.lines)
+        slabs = self.batch * depth * line_slabs
+        per_part, per_chunk = -(-slabs // tiling.parts), -(-self.blocks // tiling.chunks)
+        size = self.blocks * self.block_size
+        sums = loops.panel("sums", tiling.parts * size + self.lanes * self.lanes, self.dtype)
+        with loops.loop(tiling.parts * tiling.chunks, "item", self.kind) as item:
+            chunk, part = loops.let(remainder(item, tiling.chunks), "chunk"), quotient(item, tiling.chunks)
+            part = loops.let(part, "part")
+            first = loops.let(expr(chunk * per_chunk), "first_block")
+            count = loops.let(smaller(self.blocks - first, per_chunk), "blocks")
+            base = loops.let(expr(part * size), "sums_of_part")
+            with loops.loop(count * (self.multiplier * self.taps), "v") as v:
+                start = base + first * self.block_size
+                loops.store(sums, start + v * self.lanes, zero(self.dtype, self.lanes))
+            panels = None if tiling.direct else self._panels()
+            with loops.loop(smaller(slabs - part * per_part, per_part), "s") as s:
+                slab = loops.let(expr(part * per_part + s), "slab")
+                plane, line = quotient(slab, line_slabs), remainder(slab, line_slabs) * tiling.lines
+                n, d = loops.let(quotient(plane, depth), "n"), loops.let(remainder(plane, depth), "d")
+                line = loops.let(line, "line")
+                lines = loops.let(smaller(height - line, tiling.lines), "lines")
+                self._blocks(sums, base, first, count, n, d, line, lines, panels)
+        passes = "parallel" if size * tiling.parts >= PARALLEL_FROM else "serial"
+        with loops.loop(self.blocks * self.multiplier, "written", passes) as number:
+            block, m = quotient(number, self.multiplier), remainder(number, self.multiplier)
+            self._write(sums, loops.let(block, "block"), loops.let(m, "m"), size)
+
+    def _blocks(
+        self, sums: Any, base: Any, first: Any, count: Any, n: Any, d: Any, line: Any, lines: Any, panels: Any
+    ) -> None:
+        """A slab's blocks of channels; in place, the last of a ragged number with masks."""
+        loops, lanes, ragged = self.loops, self.lanes, self.channels % self.lanes
+        if panels is not None or not ragged:
+            with loops.loop(count, "b") as b:
+                block = loops.let(first + b, "block")
+                self._slab(sums, base + block * self.block_size, block, n, d, line, lines, panels, None)
+            return
+        whole = self.blocks - 1
+        with loops.loop(smaller(whole - first, count), "b") as b:
+            block = loops.let(first + b, "block")
+            self._slab(sums, base + block * self.block_size, block, n, d, line, lines, None, None)
+        with loops.when(expr(first + count) > whole):
+            mask = lanes_below(0, ragged, lanes)
+            self._slab(sums, base + whole * self.block_size, whole, n, d, line, lines, None, mask)
+
+    def _panels(self) -> Any:
+        """(reader of X, its panel, elements of a depth tap, reader of dY, its panel)."""
+        loops, tiling = self.loops, self.tiling
+        x, dy = self.x_view, self.dy_view
+        read_x = Mover(loops, self.machine, self.x, x, self.dtype, self.channels, x.channel)
+        step = self.multiplier * dy.channel
+        read_dy = Mover(loops, self.machine, self.dy, dy, self.dtype, self.channels, step)
+        size = read_x.room(min(self._reach(), x.extents[1]))
+        panel = loops.panel("x_panel", self.kernel[0] * size, self.dtype)
+        grads = loops.panel("grad_panel", read_dy.room(tiling.lines), self.dtype)
+        return read_x, panel, size, read_dy, grads
+
+    def _reach(self) -> int:
+        """Lines of X that a slab meets."""
+        return (self.tiling.lines - 1) * self.strides[1] + (self.kernel[1] - 1) * self.dilation[1] + 1
+
+    def _slab(
+        self, sums: Any, at: Any, block: Any, n: Any, d: Any, line: Any, lines: Any, panels: Any, mask: Any
+    ) -> None:
+        """One slab and block: for each multiple and each line of taps, the sums over the pixels that meet it."""
+        loops, lanes, x, dy = self.loops, self.lanes, self.x_view, self.dy_view
+        first = loops.let(expr(block * lanes), "c0")
+        at = loops.let(expr(at), "sums_at")
+        kd_extent, kh_extent, kw_extent = self.kernel
+        x_base, dy_base = n * x.batch, n * dy.batch + d * dy.spatial[0]
+        if panels is None:
+            source, x_origin = self.x, loops.let(expr(x_base + first), "x_origin")
+            x_depth, x_line, x_column = x.spatial
+            grads, dy_origin = self.dy, loops.let(expr(dy_base + first), "dy_origin")
+            _, dy_line, dy_column = dy.spatial
+        else:
+            read_x, source, size, read_dy, grads = panels
+            start = expr(line * self.strides[1] - self.low[1])
+            row = loops.opaque(tirx.min(tirx.max(start, expr(0)), expr(x.extents[1])), "row")
+            end = tirx.max(tirx.min(start + self._reach(), expr(x.extents[1])), row)
+            rows = loops.opaque(end - row, "rows")
+            x_line, x_column = x.extents[2] * lanes, lanes
+            dy_line, dy_column = dy.extents[2] * lanes, lanes
+            dy_origin = loops.opaque(expr(-(line * dy_line)), "dy_origin")
+            x_origin, x_depth = loops.opaque(expr(-(row * x_line)), "x_origin"), 0
+            if kd_extent == 1:
+                read_x.prefetch(x_base + (d * self.strides[0] - self.low[0]) * x.spatial[0], first, row, rows)
+                read_dy.prefetch(dy_base, first, line, lines)
+            with loops.loop(kd_extent, "kd") as kd:
+                z = loops.let(expr(d * self.strides[0] + kd * self.dilation[0] - self.low[0]), "z")
+                with loops.when(tirx.And(z >= 0, z < x.extents[0])):
+                    read_x.pack(x_base + z * x.spatial[0], first, row, rows, source, kd * size)
+        with loops.loop(self.multiplier, "m") as m:
+            if panels is not None:
+                read_dy.pack(dy_base + m * dy.channel, first, line, lines, grads, 0)
+            with loops.loop(kd_extent, "kd") as kd:
+                z = loops.let(expr(d * self.strides[0] + kd * self.dilation[0] - self.low[0]), "z")
+                with loops.when(tirx.And(z >= 0, z < x.extents[0])), loops.loop(kh_extent, "kh") as kh:
+                    tap = (m * self.taps + (kd * kh_extent + kh) * kw_extent) * lanes
+                    offset = loops.let(expr(kh * self.dilation[1] - self.low[1]), "offset")
+                    plane = z * x_depth if panels is None else kd * size
+                    origin = loops.let(expr(x_origin + plane + offset * x_line), "x_from")
+                    places = (source, origin, x_line, x_column), (grads, dy_origin, dy_line, dy_column)
+                    self._line_of_taps(sums, at + tap, places, line, lines, offset, mask)
+
+    def _line_of_taps(
+        self, sums: Any, at: Any, places: tuple[Any, Any], line: Any, lines: Any, offset: Any, mask: Any
+    ) -> None:
+        """The sums of one (depth, height) of the kernel over the slab's lines l with 0 <= l * stride + offset < H."""
+        loops, lanes, stride = self.loops, self.lanes, self.strides[1]
+        (source, origin, x_line, x_column), (grads, dy_origin, dy_line, dy_column) = places
+        width_taps, copies = self.kernel[2], self.tiling.copies
+        begin = tirx.max(expr(line), quotient(tirx.max(expr(stride - 1) - offset, expr(0)), stride))
+        begin = loops.opaque(begin, "begin")
+        limit = quotient(tirx.max(expr(self.x_view.extents[1] + stride - 1) - offset, expr(0)), stride)
+        count = loops.opaque(tirx.min(expr(line + lines), limit) - begin, "count")
+        tile = [[loops.buffer("sum", lanes, self.dtype) for _ in range(width_taps)] for _ in range(copies)]
+        for register in itertools.chain(*tile):
+            loops.store(register, 0, zero(self.dtype, lanes))
+        taps = tuple((k, k * self.dilation[2] - self.low[2]) for k in range(width_taps))
+        step = self.strides[2]
+        pieces = pieces_of(self.dy_view.extents[2], self.tiling.pixels, taps, step, self.x_view.extents[2])
+        with loops.loop(count, "l") as number:
+            y = loops.let(expr(begin + number), "y")
+            x_at = loops.let(expr(origin + y * (stride * x_line)), "x_line")
+            dy_at = loops.let(expr(dy_origin + y * dy_line), "dy_line")
+            for first, size, repeats, met in pieces:
+                with loops.loop(repeats, "piece") as piece:
+                    place = loops.let(expr(x_at + (first + piece * size) * (step * x_column)), "x_at")
+                    grad_place = loops.let(expr(dy_at + (first + piece * size) * dy_column), "dy_at")
+                    for i in range(size):
+                        taken = [k for k in range(width_taps) if i in met[k]]
+                        if not taken:
+                            continue
+                        grad = loops.let(self._value(grads, grad_place + i * dy_column, mask), "grad")
+                        for k in taken:
+                            value = self._value(source, place + (i * step + taps[k][1]) * x_column, mask)
+                            register = tile[i % copies][k]
+                            loops.store(register, 0, load(register, 0, lanes) + value * grad)
+        for k in range(width_taps):
+            total = load(sums, at + k * lanes, lanes)
+            for copy in tile:
+                total = total + load(copy[k], 0, lanes)
+            loops.store(sums, at + k * lanes, total)
+
+    def _value(self, buffer: Any, place: Any, mask: Any) -> Any:
+        if mask is None:
+            return convert(load(buffer, place, self.lanes), self.dtype)
+        return load_masked(buffer, place, mask, self.lanes)
+
+    # -- the result ---------------------------------------------------------------------------------------------
+
+    def _write(self, sums: Any, block: Any, m: Any, part_size: int) -> None:
+        """One block and multiple: parts added in their order, into dW's own layout."""
+        loops, lanes, dw = self.loops, self.lanes, self.dw_view
+        offsets = [
+            sum(k * s for k, s in zip(tap, dw.spatial, strict=True))
+            for tap in itertools.product(*map(range, self.kernel))
+        ]
+        base = loops.let(expr((block * self.multiplier + m) * (self.taps * lanes)), "sums_at")
+        to = loops.let(expr((block * lanes * self.multiplier + m) * dw.out), "to")
+        step = self.multiplier * dw.out
+
+        def total(index: Any, lanes: int) -> Any:
+            value = load(sums, index, lanes)
+            for part in range(1, self.tiling.parts):
+                value = value + load(sums, index + part * part_size, lanes)
+            return value
+
+        if self.machine.has_masks and dw.dtype == self.dtype and offsets == list(range(self.taps)):
+            with loops.loop(-(-self.taps // lanes), "chunk") as chunk:
+                at = loops.let(expr(base + chunk * (lanes * lanes)), "at")
+                rows = [loops.let(total(at + i * lanes, lanes), "row") for i in range(lanes)]
+                mask = lanes_below(chunk * lanes, self.taps, lanes)
+                for c, value in enumerate(transpose(loops, rows)):
+                    with loops.when(expr(block * lanes + c) < self.channels):
+                        loops.store_masked(self.dw, to + c * step + chunk * lanes, value, mask)
+            return
+        table = loops.table("dw_taps", offsets)
+        with (
+            loops.loop(smaller(self.channels - block * lanes, lanes), "c") as c,
+            loops.loop(self.taps, "tap") as tap,
+        ):
+            loops.store(self.dw, to + c * step + load(table, tap), total(base + tap * lanes + c, 1))
+
+
+__all__ = ["DepthwiseWeightTiling", "depthwise_weight_kernel"]
