@@ -21,7 +21,7 @@ from relax_ops.lowering import forced_forms
 from tests.cli.command import Command
 from tvm_convgrad.errors import ArtifactError
 from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.candidates import candidates
+from tvm_convgrad.kernels.candidates import candidates, refusal
 from tvm_convgrad.kernels.target import Machine, machine_of
 from tvm_convgrad.kernels.tuned import plain_tilings, tilings_of, use_winners, with_plain_tilings, with_tilings
 from tvm_convgrad.problem import ConvProblem
@@ -246,6 +246,32 @@ def test_an_entry_of_another_kernel(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with use_winners(Store(path, 1)), pytest.raises(ArtifactError, match="another"):
         plan.choose(PROBLEM, "backward_weight", this_machine())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [("orientation", "sideways", "sideways"), ("lines", 5, "do not divide"), ("rows", 31, "do not fit")],
+)
+def test_a_cut_that_cannot_be_built(tmp_path: Path, field: str, value: Any, reason: str) -> None:
+    path = tmp_path / "t.json"
+    keep(Store(path, 1), "forward")
+    content = json.loads(path.read_text())
+    (entry,) = content["entries"].values()
+    entry["tilings"][0][field] = value
+    path.write_text(json.dumps(content))
+    with use_winners(Store(path, 1)), pytest.raises(ArtifactError, match=reason):
+        plan.choose(PROBLEM, "forward", this_machine())
+
+
+def test_other_cuts_are_valid_and_differ() -> None:
+    """Those of a strided dgrad, whose phases are several groups."""
+    machine = this_machine()
+    problem = ConvProblem.from_descriptor("mb2ic20ih13oc40kh3sh2ph1")
+    found = list(candidates(problem, "backward_data", machine))
+    assert len(found) > 10
+    cuts = [tuple(tilings_of(choice.detail)) for choice in found]
+    assert len(set(cuts)) == len(cuts)
+    assert all(refusal(choice, machine) == "" and choice.estimate > 0 for choice in found)
 
 
 # ------------------------------------------------------------------------------------------------- the commands

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other cuts of the kernel that the plan takes for a problem, for the tuner to measure.
 
-Each is what the plan itself would choose if the machine had other caches, fewer registers or more cores: the plan
-answers for every such machine with a cut that its kernel can be built with, so that no cut has to be checked here.
+For forward and dgrad as implicit GEMMs they are the tilings of `gather_plan.candidates`, best estimates first. For
+other kernels each is what the plan itself would choose if the machine had other caches, fewer registers or more cores:
+the plan answers for every such machine with a cut that its kernel can be built with.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels import gather_plan, plan
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tuned import tilings_of, use_winners, with_tilings
 from tvm_convgrad.problem import ConvProblem
@@ -35,6 +36,10 @@ def candidates(problem: ConvProblem, face: str, machine: Machine) -> Iterator[pl
         if not own.is_kernel:
             return
         yield own
+        if own.kind in plan.GATHERS:
+            for detail, seconds in gather_plan.other_cuts(own.detail, machine):
+                yield replace(own, detail=detail, estimate=seconds, reason="a candidate of the tuner")
+            return
         seen = [tilings_of(own.detail)]
         if not seen[0]:
             return
@@ -61,4 +66,9 @@ def candidates(problem: ConvProblem, face: str, machine: Machine) -> Iterator[pl
             yield replace(other, reason="a candidate of the tuner")
 
 
-__all__ = ["candidates"]
+def refusal(choice: plan.Choice, machine: Machine) -> str:
+    """Why a cut that was read from a file cannot be built for its problem, or nothing."""
+    return gather_plan.invalid_cut(choice.detail, machine) if choice.kind in plan.GATHERS else ""
+
+
+__all__ = ["candidates", "refusal"]

@@ -59,6 +59,9 @@ ITEM_OVERHEAD = 1500.0
 SHARED_PANEL = 1 << 26
 """The most bytes of a panel of the whole source."""
 
+MOST_CUTS = 24
+"""Other cuts that are worth compiling for a measurement."""
+
 
 def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
     """The choice for forward or dgrad."""
@@ -78,6 +81,36 @@ def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
         refused={f"depthwise {face}": depthwise},
         detail=(gather, tuple(tilings)),
     )
+
+
+def other_cuts(
+    detail: tuple[Gather, tuple[GatherTiling, ...]], machine: Machine
+) -> Iterator[tuple[tuple[Gather, tuple[GatherTiling, ...]], float]]:
+    """Other details of a choice and their estimates in seconds: one group of phases at a time is cut otherwise.
+
+    The best estimate of each kind of tile comes first, then the second best of each, up to MOST_CUTS in all.
+    """
+    gather, own = detail
+    found: list[tuple[int, float, tuple[GatherTiling, ...]]] = []
+    costs = [estimate(gather, phases, tiling, machine) for phases, tiling in zip(gather.phases, own, strict=True)]
+    for number, phases in enumerate(gather.phases):
+        ranks: dict[object, int] = {}
+        every = {t: estimate(gather, phases, t, machine) for t in candidates(gather, phases, machine)}
+        for tiling, cost in sorted(every.items(), key=lambda pair: pair[1]):
+            kind = replace(tiling, lines=1, strip=1, splits=1)
+            ranks[kind] = ranks.get(kind, -1) + 1
+            if tiling != own[number]:
+                total = sum(costs) - costs[number] + cost
+                found.append((ranks[kind], total, (*own[:number], tiling, *own[number + 1 :])))
+    for _, cycles, tilings in sorted(found, key=lambda each: each[:2])[:MOST_CUTS]:
+        yield (gather, tilings), cycles * machine.parts / CLOCK
+
+
+def invalid_cut(detail: tuple[Gather, tuple[GatherTiling, ...]], machine: Machine) -> str:
+    """Why one of a detail's tilings cannot be built, or nothing."""
+    gather, tilings = detail
+    reasons = (invalid(gather, phases, t, machine) for phases, t in zip(gather.phases, tilings, strict=True))
+    return next(filter(None, reasons), "")
 
 
 def invalid(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, machine: Machine) -> str:
@@ -259,4 +292,4 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     return max(total, moved) + 0.2 * min(total, moved)
 
 
-__all__ = ["GatherTiling", "candidates", "estimate", "invalid", "plan_gather"]
+__all__ = ["GatherTiling", "candidates", "estimate", "invalid", "invalid_cut", "other_cuts", "plan_gather"]

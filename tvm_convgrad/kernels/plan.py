@@ -26,13 +26,14 @@ BYTES_PER_CYCLE = 4
 REPRESENTATIVE_BATCH = 8
 """Images that a kernel for any batch is planned for."""
 
-_GATHERS = tuple(f"implicit GEMM {face}" for face in ("forward", "backward_data"))
+GATHERS = tuple(f"implicit GEMM {face}" for face in ("forward", "backward_data"))
+"""The kernels that `gather_plan` cuts."""
 
-ANY_BATCH = frozenset((*_GATHERS, "implicit GEMM wgrad"))
+ANY_BATCH = frozenset((*GATHERS, "implicit GEMM wgrad"))
 """The kernels that loop over a batch known only when they run."""
 
 ABLE = {
-    **dict.fromkeys(_GATHERS, ("bias", "relu", "accumulate")),
+    **dict.fromkeys(GATHERS, ("bias", "relu", "accumulate")),
     "implicit GEMM wgrad": ("accumulate", "bias_grad"),
 }
 """Which fields of an Epilogue each kernel takes."""
@@ -199,4 +200,4 @@ def _build(
     return gather_kernel(gather, tilings, machine, name, shapes, epilogue)
 
 
-__all__ = ["COMPOSITION", "Choice", "build", "choose", "epilogue_refusal", "in_words", "roofline"]
+__all__ = ["COMPOSITION", "GATHERS", "Choice", "build", "choose", "epilogue_refusal", "in_words", "roofline"]

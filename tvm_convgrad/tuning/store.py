@@ -19,6 +19,7 @@ from typing import Any
 import tvm_convgrad
 from tvm_convgrad.errors import ArtifactError
 from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.candidates import refusal
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tuned import TUNED, plain_tilings, with_plain_tilings
 from tvm_convgrad.problem import ConvProblem
@@ -91,6 +92,9 @@ class Store:
             if entry["kind"] != choice.kind:
                 raise ValueError(f"of {entry['kind']}, not {choice.kind}")
             found = with_plain_tilings(choice, entry["tilings"], f"{TUNED}: {gain:.2f}x the cost model's cut")
+            reason = refusal(found, machine)
+            if reason:
+                raise ValueError(reason)
         except ValueError as error:
             raise self._damaged(f"{key}: {error}") from error
         self.used.add(key)
