@@ -234,3 +234,11 @@ def test_bias_gradient(name: str, first: str) -> None:
         return [dw, net.bias_gradient(grad)]
 
     check(PROBLEMS[name], body, ["multiply", "kernel", "reshape", "reshape"], [("bias_grad",)])
+
+
+def test_a_sum_between_elementwise_operations_is_left_to_them() -> None:
+    def decayed(net: Net) -> list[Any]:
+        acc = net.emit(relax.op.multiply(net.weight, net.weight))
+        return [relu(net, net.emit(relax.op.add(acc, net.wgrad())))]
+
+    check(PROBLEM, decayed, ["multiply", "conv2d_backward_weight", "add", "relu"], [])

@@ -21,6 +21,7 @@ def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
 
     op, descriptor   the operator and its problem; a transposed convolution's problem is the one whose dgrad it is
     kernel           what computes it: a generated kernel's kind, "composition:…", or "stock" for TVM's own
+    fused            what it does besides: "bias", "relu", "accumulate" (adds to a tensor in its place), "bias_grad"
     reason           why
     plan             how a generated kernel is cut; empty otherwise
     seconds          the cost model's estimate for one core; None where it has none
@@ -34,6 +35,7 @@ def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
             "op": entry.op,
             "descriptor": entry.problem.descriptor,
             "kernel": entry.form,
+            "fused": list(entry.fused),
             "reason": entry.choice.reason,
             "plan": in_words(entry.choice),
             "refused": _refused(entry),
@@ -105,7 +107,7 @@ def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
                 number,
                 row["op"],
                 row["descriptor"],
-                f"{row['kernel']}: {_cut(row)}",
+                f"{' + '.join([row['kernel'], *row['fused']])}: {_cut(row)}",
                 "; ".join(f"{other['kernel']}: {other['reason']}" for other in row["refused"]),
                 quantity(row["gflop"]),
                 byte_count(row["bytes"]),

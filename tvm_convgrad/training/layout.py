@@ -7,7 +7,10 @@ from typing import Any
 
 from relax_ops.layout_cleanup import converted
 
-_NHWC = ["NHWC", "OHWI"]
+_NHWC = ["NHWC", "OIHW"]
+"""Kernels stay as the parameters are: the generated ones pack their weight anyway, and wgrad writes what the optimizer
+updates in place. Turned to OHWI, every weight would be transposed in each step, and its gradient back."""
+
 NHWC_LAYOUTS = {
     "relax.nn.conv2d": _NHWC,
     "relax.nn.conv2d_backward_weight": _NHWC,
@@ -16,7 +19,7 @@ NHWC_LAYOUTS = {
 
 
 def convert_layout(module: Any, layout: str) -> Any:
-    """The module with 2-D convolutions in `layout`: "NCHW" leaves it, "NHWC" takes NHWC data and OHWI kernels.
+    """The module with 2-D convolutions in `layout`: "NCHW" leaves it, "NHWC" takes NHWC data and OIHW kernels.
 
     Inputs, parameters and results keep the layout that the model has; transforms stand at the borders.
     """

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 
+from relax_ops.fusion import fuse_epilogues
 from relax_ops.lowering import Lowered, recorded_choices
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
@@ -39,22 +40,37 @@ def compile_with_plan(step: StepModule, target: Any = "llvm") -> tuple[Any, list
         UnsupportedError: the target is not a CPU.
     """
     target = _cpu(target)
+    module = _simplified(step.module)
     with recorded_choices() as record:
-        executable = tvm.compile(step.module, target=_with_options(target), relax_pipeline=pipeline(target))
-    return executable, _in_order(step, record)
+        executable = tvm.compile(module, target=_with_options(target), relax_pipeline=pipeline(target))
+    return executable, _in_order(module, record)
 
 
 def plan_of(step: StepModule, target: Any = "llvm") -> list[Lowered]:
     """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
+    module = _simplified(step.module)
     with _cpu(target), recorded_choices() as record:
-        relax.transform.LegalizeOps()(step.module)
-    return _in_order(step, record)
+        tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(module)
+    return _in_order(module, record)
 
 
-def _in_order(step: StepModule, record: list[Lowered]) -> list[Lowered]:
-    """For each convolution of the step its entry of a record. Equal problems were lowered alike."""
-    taken = {(entry.op, entry.problem.descriptor): entry for entry in record}
-    return [taken[key] for key in convolution_descriptors(step.module["step"])]
+def _simplified(module: Any) -> Any:
+    """The module without common subexpressions: the one whose convolutions are counted."""
+    passes = [relax.transform.EliminateCommonSubexpr(), relax.transform.CanonicalizeBindings()]
+    return tvm.transform.Sequential(passes)(module)
+
+
+def _rewrites() -> list[Any]:
+    """What is done to a step before operators are legalized; convolutions stay in their order."""
+    return [products_as_convolutions, fuse_epilogues, recompute]
+
+
+def _in_order(module: Any, record: list[Lowered]) -> list[Lowered]:
+    """For each convolution of the step its entry of a record; equal problems are lowered alike, but for fusion."""
+    fused = {entry.place: entry for entry in record if entry.place is not None}
+    alone = {(entry.op, entry.problem.descriptor): entry for entry in record if entry.place is None}
+    keys = convolution_descriptors(module["step"])
+    return [fused.get(("step", number)) or alone[key] for number, key in enumerate(keys)]
 
 
 def _cpu(target: Any) -> Any:
@@ -85,10 +101,7 @@ def pipeline(target: Any) -> Any:
             return tvm.transform.Sequential(
                 [
                     *cpu_pipeline.library_dispatch_passes(target),
-                    relax.transform.EliminateCommonSubexpr(),
-                    relax.transform.CanonicalizeBindings(),
-                    products_as_convolutions,
-                    recompute,
+                    *_rewrites(),
                     *cpu_pipeline.legalize_passes(target),
                     relax.transform.DeadCodeElimination(),
                     state_in_place,

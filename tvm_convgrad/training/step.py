@@ -92,7 +92,7 @@ def build_step(
             accumulate in float32; weights and everything else stay float32.
         loss_scale: factor on the loss during the backward pass, undone before the optimizer (default: 1024 for
             float16, else 1).
-        layout: "NCHW", or "NHWC" to convert convolutions to NHWC/OHWI.
+        layout: "NCHW", or "NHWC" to convert the data of convolutions to it.
         bn: "train" normalises with batch statistics, whatever mode the model was exported in; "frozen" keeps the
             running statistics.
         dropout_mode: "train" makes every dropout real (seeded by `seed` and the step counter); "off" drops nothing.

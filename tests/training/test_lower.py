@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step's convolutions with what follows them: one kernel each, and what is reported about them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from relax_ops.lowering import forced_forms
+from tests.training.harness import Runner, relative_error
+from tvm_convgrad.training.lower import plan_of
+from tvm_convgrad.training.model import Model, from_module
+from tvm_convgrad.training.step import build_step
+
+SHAPES = {"x": (4, 12, 9, 7), "w1": (24, 12, 3, 3), "b1": (24,), "w2": (24, 24, 3, 3), "b2": (24,), "last": (5, 24)}
+
+
+def model() -> Model:
+    """conv, bias, relu; conv, bias, sum with what came before, relu; mean over pixels; linear."""
+    variables = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in SHAPES.items()}
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(variables.values())):
+        with builder.dataflow():
+
+            def biased(value: relax.Expr, number: int) -> relax.Expr:
+                result = builder.emit(relax.op.nn.conv2d(value, variables[f"w{number}"], padding=1))
+                bias = builder.emit(relax.op.reshape(variables[f"b{number}"], (1, 24, 1, 1)))
+                return builder.emit(relax.op.add(result, bias))
+
+            first = builder.emit(relax.op.nn.relu(biased(variables["x"], 1)))
+            second = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(biased(first, 2), first))))
+            mean = builder.emit(relax.op.mean(second, [2, 3]))
+            output = builder.emit_output(relax.op.matmul(mean, relax.op.permute_dims(variables["last"])))
+        builder.emit_func_output(output)
+    rng = np.random.default_rng(3)
+    values = {name: rng.standard_normal(shape, "float32") * 0.3 for name, shape in SHAPES.items() if name != "x"}
+    return from_module(builder.get(), parameters=values)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_bias_and_relu_are_part_of_the_kernels(layout: str) -> None:
+    step = build_step(model(), optimizer="sgd", lr=0.1, layout=layout)
+    plan = plan_of(step, "native")
+    fused = [(entry.op, entry.fused) for entry in plan]
+    assert fused[:2] == [("conv2d", ("bias", "relu")), ("conv2d", ("bias",))]
+    assert [("bias_grad" in names) for op, names in fused if op.endswith("weight")] == [True, True]
+    rng = np.random.default_rng(5)
+    x, y = rng.standard_normal(SHAPES["x"], "float32"), rng.integers(0, 5, 4)
+    one = Runner(step)
+    with forced_forms(backward_weight="composition", backward_data="composition", forward="composition"):
+        assert not any(entry.fused for entry in plan_of(step, "native"))
+        other = Runner(step)
+    for _ in range(3):
+        losses = [runner.step(x, y, lr=0.1)[0] for runner in (one, other)]
+        assert relative_error(*losses) < 1e-5
+    for name, value in one.named().items():
+        assert relative_error(value, other.named()[name]) < 1e-4, name
