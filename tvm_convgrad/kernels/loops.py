@@ -177,6 +177,9 @@ class Numbers:
         self._values = values
         self._table = None if self._constant is not None else loops.table(name, values)
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def at(self, index: Any) -> Any:
         """The number of an index."""
         if self._constant is not None:

@@ -180,10 +180,6 @@ def _build(
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
         return weight_kernel(problem, detail, machine, name, epilogue)
-    if kind == "few-channel wgrad":
-        from tvm_convgrad.kernels.stem import stem_weight_kernel
-
-        return stem_weight_kernel(problem, detail, machine, name)
     if kind == "depthwise wgrad":
         from tvm_convgrad.kernels.depthwise_weight import depthwise_weight_kernel
 

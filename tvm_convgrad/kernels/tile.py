@@ -53,6 +53,11 @@ def tile_rows(machine: Machine, columns: int) -> int:
     return min(24, (machine.registers - 1 - columns) // columns)
 
 
+def fits(machine: Machine, rows: int, columns: int) -> bool:
+    """Whether accumulators, a row of vectors and one broadcast are no more than there are registers."""
+    return rows * columns + columns + 1 <= machine.registers
+
+
 def balanced(total: int, limit: int) -> int:
     """The size of equal pieces of at most `limit`: 39 in pieces of up to 14 is 13 + 13 + 13."""
     pieces = -(-total // min(total, limit))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Panels of wgrad: X of a slab as [plane][depth tap][line][column][channel], and dY as [block][pixel][row]."""
+"""The geometry of wgrad, and the panel of its vectors: X of a slab as [plane][depth tap][line][column][channel]."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tvm_convgrad.kernels.loops import (
     zero,
 )
 from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
 from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
@@ -35,7 +36,7 @@ PIECES = 64
 
 
 class WeightPanels:
-    """The geometry of a wgrad kernel, and the code that packs its two operands."""
+    """The geometry of a wgrad kernel, and the code that packs the operand of its vectors."""
 
     def __init__(
         self, loops: Loops, spec: WeightSpec, tiling: WeightTiling, machine: Machine, dy: Any, x: Any, dw: Any
@@ -51,10 +52,10 @@ class WeightPanels:
         self.kind = "parallel" if tiling.parallel else "serial"
         _, kh, kw = spec.kernel
         # Without taps along an axis the panel holds only the lines or columns that are met.
-        self.line_step = spec.strides[1] if kh > 1 else 1
+        self.line_step = spec.line_step
         self.column_step = spec.strides[2] if kw > 1 else 1
         self.reach = (kh - 1) * spec.dilation[1] + 1
-        self.panel_lines = (tiling.lines - 1) * self.line_step + self.reach
+        self.panel_lines = spec.panel_lines(tiling.lines)
         self.panel_columns = (spec.dy.extents[2] - 1) * self.column_step + (kw - 1) * spec.dilation[2] + 1
         self.pitch = -(-self.panel_columns // self.lanes) * self.lanes if self._transposes() else self.panel_columns
         self.plane_size = spec.kernel[0] * self.panel_lines * self.pitch * self.width
@@ -65,7 +66,6 @@ class WeightPanels:
             for kd, kh, kw in self.taps
         ]
         self.shifts = Numbers(loops, "tap_shifts", shifts)
-        self.slab_pixels = tiling.planes * tiling.lines * spec.dy.extents[2]
 
     def _transposes(self) -> bool:
         """Whether X is packed by transposing registers: its columns are neighbours in memory, its channels not."""
@@ -79,9 +79,9 @@ class WeightPanels:
         return smaller(out_block * self.tiling.rows, self.spec.out_channels - self.tiling.rows)
 
     def convert_grad(self) -> None:
-        """dY of another type is converted once, as its elements are read many times."""
+        """dY of another type is converted once, as its elements are read many times; a panel of taps does it itself."""
         loops, spec = self.loops, self.spec
-        if spec.dy.dtype == spec.dtype:
+        if spec.dy.dtype == spec.dtype or spec.gathered is not None:
             return
         size = self.grad_size
         piece = loops.let(ceiling(size, PIECES), "piece_size")
@@ -109,6 +109,12 @@ class WeightPanels:
                 index = at + (i * tile.columns + j) * lanes
                 loops.store(sums, index, load(sums, index, lanes) + tile.value(i, j))
 
+    def at(self, view: View, plane: Any, line: Any, scale: int = 1) -> Any:
+        """Where a line of a plane begins."""
+        depth = self.spec.dy.extents[0]
+        at = quotient(plane, depth) * view.batch + remainder(plane, depth) * view.spatial[0]
+        return at + line * (view.spatial[1] * scale)
+
     # -- the panel of X -----------------------------------------------------------------------------------------
 
     def _pack(
@@ -118,8 +124,6 @@ class WeightPanels:
         loops, spec, tiling = self.loops, self.spec, self.tiling
         x, depth = spec.x, spec.dy.extents[0]
         channel = loops.let(group * spec.in_channels + first_in, "channel")
-        line_scale = spec.strides[1]
-        fetched = spec.strides[1] if spec.kernel[1] == 1 else 1
         count = tiling.planes if count is None else count
         panel_lines = self.panel_lines if lines is None else (lines - 1) * self.line_step + self.reach
         with loops.loop(count, "p") as p, loops.loop(spec.kernel[0], "kd") as kd:
@@ -127,7 +131,7 @@ class WeightPanels:
             d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
             n = quotient(number, depth)
             with loops.loop(panel_lines, "r") as r:
-                h = line * line_scale + r * fetched - spec.low[1]
+                h = line * spec.strides[1] + r * spec.line_pace - spec.low[1]
                 valid = loops.let(tirx.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
                 base = n * x.batch + d * x.spatial[0] + h * x.spatial[1] + channel * x.channel
                 base = loops.let(expr(base), "from")
@@ -188,64 +192,6 @@ class WeightPanels:
             with loops.otherwise(inside):
                 for j in range(self.tiling.columns):
                     loops.store(panel, start + j * lanes, zero(spec.dtype, lanes))
-
-    # -- the panel of dY ----------------------------------------------------------------------------------------
-
-    def grad_panel_size(self, blocks: int) -> int:
-        """Elements of dY's panel for so many blocks; the last stores reach behind the pixels that exist."""
-        return blocks * self.slab_pixels * self.tiling.rows + self.lanes * (self.tiling.rows + 1)
-
-    def pack_grad(
-        self, panel: Any, plane: Any, line: Any, group: Any, blocks: Any, first_block: Any, count: Any, lines: Any
-    ) -> None:
-        """dY's slab as [block][plane][line][column][row], in that order: a pixel's store may reach into the next."""
-        loops, spec, tiling, rows = self.loops, self.spec, self.tiling, self.tiling.rows
-        dy, (depth, _, columns) = spec.dy, spec.dy.extents
-        with loops.loop(blocks, "o") as o, loops.loop(count, "p") as p:
-            number = loops.let(plane + p, "number")
-            channel = group * spec.out_channels + self.first_out(first_block + o)
-            at = quotient(number, depth) * dy.batch + remainder(number, depth) * dy.spatial[0]
-            at = loops.let(at + line * dy.spatial[1] + channel * dy.channel, "from_plane")
-            with loops.loop(lines, "l") as line_number:
-                start = loops.let(at + line_number * dy.spatial[1], "from")
-                into = (o * tiling.planes + p) * tiling.lines + line_number
-                into = loops.let(into * (columns * rows), "into")
-                if dy.channel != 1 and dy.spatial[2] == 1:
-                    self._pack_grad_transposed(panel, into, start, columns)
-                else:
-                    self._pack_grad_pixels(panel, into, start, columns)
-
-    def _pack_grad_pixels(self, panel: Any, into: Any, start: Any, columns: int) -> None:
-        loops, rows, lanes, dy = self.loops, self.tiling.rows, self.lanes, self.spec.dy
-        with loops.loop(columns, "x") as x:
-            pixel = loops.let(start + x * dy.spatial[2], "pixel")
-            if dy.channel != 1:
-                for i in range(rows):
-                    loops.store(panel, into + x * rows + i, load(self.dy, pixel + i * dy.channel))
-                return
-            for first in range(0, rows, lanes):
-                mask = _first_lanes(min(rows - first, lanes), lanes)
-                value = load_masked(self.dy, pixel + first, mask, lanes)
-                loops.store_masked(panel, into + x * rows + first, value, mask)
-
-    def _pack_grad_transposed(self, panel: Any, into: Any, start: Any, columns: int) -> None:
-        loops, rows, lanes, step = self.loops, self.tiling.rows, self.lanes, self.spec.dy.channel
-        with loops.loop(-(-columns // lanes), "chunk") as chunk:
-            mask = lanes_below(chunk * lanes, columns, lanes)
-            for first in range(0, rows, lanes):
-                count = min(rows - first, lanes)
-                values = [
-                    loops.let(load_masked(self.dy, start + (first + i) * step + chunk * lanes, mask, lanes), "row")
-                    for i in range(count)
-                ]
-                values += [zero(self.spec.dtype, lanes)] * (lanes - count)
-                for x, value in enumerate(transpose(loops, values)):
-                    at = into + (chunk * lanes + x) * rows + first
-                    loops.store_masked(panel, at, value, _first_lanes(count, lanes))
-
-
-def _first_lanes(count: int, lanes: int) -> Any:
-    return lanes_below(0, count, lanes)
 
 
 __all__ = ["WeightPanels"]

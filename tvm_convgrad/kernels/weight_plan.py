@@ -13,18 +13,18 @@ from tvm_convgrad.kernels.depthwise_plan import plan_depthwise_weight
 from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import CLOCK, Machine
-from tvm_convgrad.kernels.tile import balanced, tile_rows
-from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, swapped, weight_spec
+from tvm_convgrad.kernels.tile import balanced, fits, tile_rows
+from tvm_convgrad.kernels.weight_spec import TapPanel, WeightSpec, WeightTiling, swapped, weight_spec
 from tvm_convgrad.problem import ConvProblem
-
-SLAB_PIXELS = 800
-"""The most pixels of a slab of the depthwise and few-channel kernels."""
 
 SLABS = (128, 256, 400, 800)
 """Pixels of a slab that are tried: more make little of loading and storing sums, fewer stay in the core's cache."""
 
-MAX_ROWS = 256
-"""(tap, channel) pairs that the few-channel kernel has code for."""
+MAX_TAP_ROWS = 512
+"""Pairs of tap and input channel up to which they are tried as rows: more fill the lanes of vectors of X as well."""
+
+MAX_CODE = 128
+"""Accumulators of all the code for blocks of such pairs, which do not all lie alike."""
 
 ADD_LATENCY = 4
 """Cycles from one multiply-add of an accumulator to the next; two start in a cycle."""
@@ -60,42 +60,12 @@ def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     if isinstance(depthwise, Choice):
         return depthwise
     spec = weight_spec(problem)
-    rows = problem.in_channels * math.prod(problem.kernel)
-    if problem.groups == 1 and 2 * problem.in_channels <= machine.lanes(spec.dtype) and rows <= MAX_ROWS:
-        return _plan_few_channels(problem, machine)
     parallel = problem.macs >= PARALLEL_FROM
     _, tiling = min(
         ((_elapsed(spec, t, machine), t) for t in candidates(spec, machine, parallel)), key=lambda pair: pair[0]
     )
     seconds, refused = estimate(spec, tiling, machine), {"depthwise wgrad": depthwise}
     return Choice("implicit GEMM wgrad", "covers the problem", seconds, refused, (spec, tiling))
-
-
-def _plan_few_channels(problem: ConvProblem, machine: Machine) -> Choice:
-    """Few input channels: the spec's in_channels become those that lanes run over, dY's."""
-    spec = replace(weight_spec(problem), in_channels=problem.out_channels, out_channels=1)
-    tiling = replace(slab_tiling(spec, machine, problem.macs), parts=machine.parts)
-    detail = (spec, tiling, problem.in_channels)
-    return Choice("few-channel wgrad", "input channels would fill less than half of a vector", detail=detail)
-
-
-def slab_tiling(spec: WeightSpec, machine: Machine, macs: int) -> WeightTiling:
-    """Slabs for kernels whose tile is one vector wide and that make their rows themselves."""
-    width = machine.lanes(spec.dtype)
-    _, height, line = spec.dy.extents
-
-    def fits(lines: int, planes: int) -> bool:
-        return planes * lines * line <= SLAB_PIXELS and _panel(spec, lines, planes, width) <= machine.l2_bytes // 3
-
-    lines = max(n for n in _divisors(height) if n == 1 or fits(n, 1))
-    planes = 1
-    if lines == height:
-        planes = max(n for n in _divisors(spec.batch * spec.dy.extents[0]) if n == 1 or fits(lines, n))
-    blocks = -(-spec.in_channels // width)
-    slabs = spec.batch * spec.dy.extents[0] // planes * (height // lines)
-    uneven = blocks % machine.parts and blocks < 4 * machine.parts
-    parts = machine.parts if uneven and slabs >= machine.parts else 1
-    return WeightTiling(1, 1, lines, planes, parts, 1, macs >= PARALLEL_FROM)
 
 
 # ---------------------------------------------------------------------------------------------------- candidates
@@ -106,17 +76,24 @@ def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
     for name in ("rows", "columns", "lines", "planes", "parts", "splits", "inner"):
         if getattr(tiling, name) < 1:
             return f"{name} is {getattr(tiling, name)}; it must be at least 1"
-    if tiling.swapped and (not spec.is_pointwise or spec.groups > 1):
-        return "swapped needs one group and pixels that meet one to one"
+    reason = swap_refusal(spec) if tiling.swapped else ""
+    if reason:
+        return reason
     spec = swapped(spec) if tiling.swapped else spec
     if tiling.rows > spec.out_channels:
         return f"rows is {tiling.rows}; there are {spec.out_channels} channels to put into them"
-    if tiling.rows > tile_rows(machine, tiling.columns):
+    if not fits(machine, tiling.rows, tiling.columns):
         return f"{tiling.rows} x {tiling.columns} accumulators do not fit into the registers"
     if tiling.planes > 1 and tiling.lines < spec.dy.extents[1]:
         return "planes is more than 1, but lines is not the whole height"
     if tiling.packed and not machine.has_masks:
         return "packed needs masked loads and stores"
+    if spec.gathered is not None:
+        if tiling.packed:
+            return "packed is for rows of channels; pairs of tap and channel have a panel of their own"
+        kinds = len(TapPanel.of(spec, tiling, machine.lanes(spec.dtype)).kinds())
+        if kinds > 1 and (tiling.splits > 1 or kinds * tiling.rows * tiling.columns > MAX_CODE):
+            return f"rows is {tiling.rows}; its blocks lie in {kinds} ways: too much code, and no splits"
     if not tiling.direct:
         return ""
     if not spec.is_pointwise or any(spec.low) or spec.x.channel != 1 or spec.x.dtype != spec.dtype:
@@ -126,12 +103,28 @@ def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
     return ""
 
 
+def swap_refusal(spec: WeightSpec) -> str:
+    """Why rows and vectors cannot change places, or nothing."""
+    if spec.groups > 1:
+        return "swapped needs one group"
+    if spec.is_pointwise:
+        return ""
+    if not spec.row_taps:
+        return "swapped needs a weight in which pairs of tap and input channel lie evenly"
+    if not TapPanel.runs_of(spec)[0]:
+        return "swapped needs lines of X that are runs of neighbours"
+    return ""
+
+
 def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[WeightTiling]:
     """The cuts that are worth a look."""
     planes_in_all = spec.batch * spec.dy.extents[0]
-    for turned, columns, pixels in itertools.product((False, True), (2, 1, 3), SLABS):
+    turns = (False, True)
+    if swap_refusal(spec) or (not spec.is_pointwise and spec.in_channels * math.prod(spec.kernel) > MAX_TAP_ROWS):
+        turns = (False,)
+    for turned, columns, pixels in itertools.product(turns, (2, 1, 3), SLABS):
         seen = swapped(spec) if turned else spec
-        rows = balanced(seen.out_channels, min(tile_rows(machine, columns), seen.out_channels))
+        rows = _rows(seen, columns, machine)
         height, line = spec.dy.extents[1:]
         lines = balanced(height, max(1, min(height, pixels // line)))
         planes = (
@@ -140,15 +133,33 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
         slabs = -(-planes_in_all // planes) * -(-height // lines)
         in_blocks = -(-seen.in_channels // (columns * machine.lanes(spec.dtype)))
         out_blocks = -(-seen.out_channels // rows)
-        ahead = slabs > 1 and spec.is_pointwise and max(spec.x.size, spec.dy.size) * 4 > machine.l2_bytes
+        ahead = slabs > 1 and seen.is_pointwise and max(spec.x.size, spec.dy.size) * 4 > machine.l2_bytes
         for parts in {1, machine.parts if slabs >= machine.parts else 1}:
             for inner in {1, -(-in_blocks // machine.parts), in_blocks}:
                 for splits in {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}:
                     tiling = WeightTiling(
                         rows, columns, lines, planes, parts, splits, parallel, inner, turned, prefetched=ahead
                     )
+                    if turned and seen.gathered is not None:
+                        tiling = replace(tiling, direct=not refusal(spec, replace(tiling, direct=True), machine))
                     if not refusal(spec, tiling, machine):
                         yield tiling
+
+
+def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
+    """The rows of a tile: as few blocks as registers allow, of equal size; pairs of tap and channel that lie alike."""
+    count = spec.out_channels
+    if spec.gathered is None:
+        return balanced(count, min(tile_rows(machine, columns), count))
+    lanes = machine.lanes(spec.dtype)
+
+    def worth(rows: int) -> tuple[int, int]:
+        kinds = len(TapPanel.of(spec, WeightTiling(rows, columns, 1, 1, 1, 1, True), lanes).kinds())
+        if kinds * rows * columns > MAX_CODE:
+            return (count * columns * 2 * ADD_LATENCY, kinds)
+        return (-(-count // rows) * (max(rows * columns, 2 * ADD_LATENCY) + 4), kinds)
+
+    return min((rows for rows in range(1, count + 1) if fits(machine, rows, columns)), key=worth)
 
 
 # ---------------------------------------------------------------------------------------------------- cost
@@ -180,7 +191,7 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     in_items = -(-in_blocks // tiling.inner)
 
     step = max(rows * columns / 2, (rows + columns) / 2, ADD_LATENCY)
-    joined = spec.kernel[1:] == (1, 1) and (line % lanes == 0 or spec.x.channel == 1)
+    joined = spec.kernel[1:] == (1, 1) and spec.gathered is None and (line % lanes == 0 or spec.x.channel == 1)
     exits = slabs if joined else spec.batch * depth * height
     sums = rows * columns * KEEP_COST * (0 if slabs == 1 else 1)
     cycles = tiles * (pixels * step + exits * LINE_COST + slabs * (TILE_COST + sums))
@@ -188,6 +199,10 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     panel = _panel(spec, tiling.lines, tiling.planes, width) / element
     if not tiling.direct:
         cycles += slabs * in_blocks * spec.groups * tiling.splits * panel * _pack_cost(spec, machine)
+    if spec.gathered is not None:
+        plain = machine.has_masks and spec.gathered.x.dtype == spec.dtype
+        size = TapPanel.of(spec, tiling, lanes).size
+        cycles += slabs * in_items * tiling.splits * size * (COPY_COST if plain else GATHER_COST)
     if tiling.packed:
         cost = TRANSPOSE_COST if spec.dy.channel != 1 else COPY_COST
         cycles += pixels * spec.out_channels * spec.groups * in_items * cost
@@ -238,8 +253,4 @@ def _panel(spec: WeightSpec, lines: int, planes: int, width: int) -> int:
     return planes * spec.kernel[0] * panel_lines * ((spec.dy.extents[2] - 1) * steps[2] + reach[2]) * width * element
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-__all__: list[Any] = ["candidates", "estimate", "plan_weight", "refusal", "slab_tiling", "weight_spec"]
+__all__: list[Any] = ["candidates", "estimate", "plan_weight", "refusal", "weight_spec"]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tvm_convgrad.kernels.spec import Three, View, WeightView, axes_of, views
 from tvm_convgrad.problem import ConvProblem
@@ -24,6 +26,8 @@ class WeightSpec:
         batch, groups, out_channels, in_channels: the last two per group.
         kernel, strides, dilation, low: of the convolution; low is the padding before.
         dtype: of sums.
+        gathered: where this is a 1x1 convolution whose row channels are the (tap, input channel) pairs of another one,
+            that one; dy is then a view of its X that has the pixels' first taps.
     """
 
     x: View
@@ -38,11 +42,41 @@ class WeightSpec:
     dilation: Three
     low: Three
     dtype: str
+    gathered: WeightSpec | None = None
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether pixels of X and dY meet one to one, so that the two may change places."""
+        """Whether pixels of X and dY meet one to one."""
         return self.kernel == (1, 1, 1) and self.x.extents == self.dy.extents
+
+    @property
+    def line_step(self) -> int:
+        """Lines of a panel of X from one line of dY to the next: without taps it has only those that are met."""
+        return self.strides[1] if self.kernel[1] > 1 else 1
+
+    @property
+    def line_pace(self) -> int:
+        """Lines of X from one line of its panel to the next."""
+        return self.strides[1] if self.kernel[1] == 1 else 1
+
+    def panel_lines(self, lines: int) -> int:
+        """Lines of a panel of X for so many lines of dY."""
+        return (lines - 1) * self.line_step + (self.kernel[1] - 1) * self.dilation[1] + 1
+
+    @property
+    def row_taps(self) -> list[tuple[Three, int]]:
+        """The (tap, input channel) pairs in the order in which dW has them; none if it has them in no even order."""
+        taps = list(itertools.product(*(range(k) for k in self.kernel)))
+        pairs = [(tap, i) for tap in taps for i in range(self.in_channels)]
+        pairs.sort(key=self.in_weight)
+        places = [self.in_weight(pair) for pair in pairs]
+        step = places[1] - places[0] if len(places) > 1 else 1
+        return pairs if places == [n * step for n in range(len(places))] else []  # type: ignore[return-value]
+
+    def in_weight(self, pair: tuple[tuple[int, ...], int]) -> int:
+        """Where dW has a (tap, input channel) pair, from an output channel's first element on."""
+        tap, channel = pair
+        return channel * self.dw.into + sum(k * s for k, s in zip(tap, self.dw.spatial, strict=True))
 
 
 @dataclass(frozen=True)
@@ -57,7 +91,7 @@ class WeightTiling:
         splits: pieces of the output channels that are separate work items.
         parallel: whether threads pay.
         inner: blocks of input channels that one work item computes, slab by slab, so that dY's slab stays in cache.
-        swapped: whether output channels are the lanes and input channels the rows (only where pixels meet one to one).
+        swapped: whether output channels are the lanes, and the rows are input channels, or pairs of tap and channel.
         direct: whether X's vectors are read where they are, without a panel.
         packed: whether dY's slab is packed into a panel [block of output channels][pixel][row].
         prefetched: whether the next slab's lines are asked for while this one is summed.
@@ -75,6 +109,89 @@ class WeightTiling:
     direct: bool = False
     packed: bool = False
     prefetched: bool = False
+
+
+@dataclass(frozen=True)
+class TapPanel:
+    """A slab of X with borders, [plane][depth tap][line][channel][column] or [...][line][column][channel] as in memory.
+
+    A line is a few runs of neighbours, so that it is packed by vectors; each pixel's (tap, channel) pairs lie at the
+    same offsets from it.
+
+    Attributes:
+        source: the convolution whose taps these are.
+        rows: of a block.
+        lines: of the panel.
+        runs, scale: runs in a line, and elements of a run that are one column; runs is 0 where X has none.
+        pitch, line_size, plane_size, size: elements of a run, of a line, of a plane of dY with its depth taps, of all.
+        offsets: of the pairs, in dW's order, from the pixel's first.
+    """
+
+    source: WeightSpec
+    rows: int
+    lines: int
+    runs: int
+    scale: int
+    pitch: int
+    line_size: int
+    plane_size: int
+    size: int
+    offsets: tuple[int, ...]
+
+    @staticmethod
+    def runs_of(spec: WeightSpec) -> tuple[int, int]:
+        """Runs in a line of X, and elements of a run that are one column."""
+        if spec.x.spatial[2] == 1:
+            return spec.in_channels, 1
+        if spec.x.channel == 1 and spec.x.spatial[2] == spec.in_channels:
+            return 1, spec.in_channels
+        return 0, 0
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(spec: WeightSpec, tiling: WeightTiling, lanes: int) -> TapPanel:
+        """The panel of a spec that gathers."""
+        source = spec.gathered
+        assert source is not None
+        runs, scale = TapPanel.runs_of(source)
+        lines = source.panel_lines(tiling.lines)
+        columns = (source.dy.extents[2] - 1) * source.strides[2] + (source.kernel[2] - 1) * source.dilation[2] + 1
+        pitch = -(-columns * scale // lanes) * lanes
+        line_size = runs * pitch
+        plane_size = source.kernel[0] * lines * line_size
+        offsets = tuple(
+            (kd * lines + kh * source.dilation[1]) * line_size
+            + kw * source.dilation[2] * scale
+            + channel * (pitch if scale == 1 else 1)
+            for (kd, kh, kw), channel in source.row_taps
+        )
+        return TapPanel(
+            source, tiling.rows, lines, runs, scale, pitch, line_size, plane_size, tiling.planes * plane_size, offsets
+        )
+
+    @property
+    def column_size(self) -> int:
+        """Elements from one pixel of dY to the next."""
+        return self.source.strides[2] * self.scale
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first row of each block; the last block overlaps the one before it."""
+        count = len(self.offsets)
+        return [min(first, count - self.rows) for first in range(0, count, self.rows)]
+
+    @property
+    def starts(self) -> list[int]:
+        """The offset of each block's first row."""
+        return [self.offsets[first] for first in self.firsts]
+
+    def kinds(self) -> dict[tuple[int, ...], list[int]]:
+        """Blocks by the offsets from their first rows: those of one kind have one code."""
+        kinds: dict[tuple[int, ...], list[int]] = {}
+        for block, first in enumerate(self.firsts):
+            start = self.offsets[first]
+            kinds.setdefault(tuple(o - start for o in self.offsets[first : first + self.rows]), []).append(block)
+        return kinds
 
 
 def weight_spec(problem: ConvProblem) -> WeightSpec:
@@ -131,9 +248,26 @@ def _joined(spec: WeightSpec) -> WeightSpec:
 
 
 def swapped(spec: WeightSpec) -> WeightSpec:
-    """The transposed contraction of a pointwise spec with one group."""
-    dw = replace(spec.dw, out=spec.dw.into, into=spec.dw.out)
-    return replace(spec, x=spec.dy, dy=spec.x, dw=dw, out_channels=spec.in_channels, in_channels=spec.out_channels)
+    """The transposed contraction of a spec with one group: vectors of dY, and rows of X's channels at all taps."""
+    if spec.is_pointwise:
+        dw = replace(spec.dw, out=spec.dw.into, into=spec.dw.out)
+        return replace(spec, x=spec.dy, dy=spec.x, dw=dw, out_channels=spec.in_channels, in_channels=spec.out_channels)
+    rows = spec.row_taps
+    step = spec.in_weight(rows[1]) if len(rows) > 1 else 1
+    d, h, w = (step * s for step, s in zip(spec.x.spatial, spec.strides, strict=True))
+    return replace(
+        spec,
+        x=spec.dy,
+        dy=replace(spec.x, spatial=(d, h, w), extents=spec.dy.extents),
+        dw=replace(spec.dw, out=step, into=spec.dw.out, spatial=(0, 0, 0)),
+        out_channels=len(rows),
+        in_channels=spec.out_channels,
+        kernel=(1, 1, 1),
+        strides=(1, 1, 1),
+        dilation=(1, 1, 1),
+        low=(0, 0, 0),
+        gathered=spec,
+    )
 
 
-__all__ = ["WeightSpec", "WeightTiling", "swapped", "weight_spec"]
+__all__ = ["TapPanel", "WeightSpec", "WeightTiling", "swapped", "weight_spec"]

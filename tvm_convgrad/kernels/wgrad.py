@@ -8,6 +8,8 @@ little else to share); its sums stay in a buffer of its own. The last slab write
 last pass adds them in their order.
 
 Where pixels of X and dY meet one to one (1x1), both may change places, and neighbouring channels of X need no panel.
+Other convolutions change places if the rows are X's channels at all taps, as few-channel ones have it: then vectors run
+over dY's channels, and the rows' scalars come from a panel of X with borders.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from tvm_convgrad.kernels.loops import (
     smaller,
     zero,
 )
-from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
 from tvm_convgrad.kernels.weight_frame import WeightFrame
 from tvm_convgrad.kernels.weight_panels import WeightPanels
+from tvm_convgrad.kernels.weight_rows import Rows, rows_of
 from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, swapped
 from tvm_convgrad.kernels.weight_write import WeightWriter
 from tvm_convgrad.problem import ConvProblem
@@ -65,7 +67,7 @@ def weight_kernel(
 
 @dataclass(frozen=True)
 class _Slab:
-    """A slab of a work item: its planes and lines; the group; the panels that hold it, or None."""
+    """A slab of a work item: its planes and lines; the group; the panel that holds its vectors, or None."""
 
     plane: Any
     planes: Any
@@ -73,7 +75,6 @@ class _Slab:
     lines: Any
     group: Any
     panel: Any
-    grads: Any
     ahead: tuple[Any, Any] | None  # from dY's and X's elements to those of the next slab
 
 
@@ -98,6 +99,7 @@ class _Weight(WeightPanels):
         blocks, in_items = spec.groups * self.in_blocks, -(-self.in_blocks // tiling.inner)
         block_size = len(self.taps) * self.tile_size  # of a block of input and one of output channels
         part_size = blocks * self.out_blocks * block_size
+        rows = rows_of(self)
         writer = WeightWriter(self, frame.epilogue.accumulate)
         bias = frame.bias_sum(self.machine)
         if bias is not None:
@@ -112,7 +114,7 @@ class _Weight(WeightPanels):
             first_out = loops.let(split * per_split, "first_out")
             out_count = loops.let(smaller(self.out_blocks - first_out, per_split), "out_count")
             panel = None if tiling.direct else loops.buffer("x_panel", tiling.planes * self.plane_size, spec.dtype)
-            grads = loops.buffer("grad_panel", self.grad_panel_size(per_split), spec.dtype) if tiling.packed else None
+            rows.allocate(per_split)
             once = isinstance(slabs, int) and slabs == 1
             kept = 1 if once else tiling.inner * per_split
             sums = loops.buffer("sums", kept * block_size, spec.dtype) if shared is None else shared
@@ -125,25 +127,27 @@ class _Weight(WeightPanels):
                 return (block * self.out_blocks + first_out + o) * block_size
 
             with loops.loop(count, "s") as s:
-                slab = self._slab(part * per_part + s, total, slabs, line_slabs, group, panel, grads)
+                slab = self._slab(part * per_part + s, total, slabs, line_slabs, group, panel)
                 if bias is not None:
                     piece = (slab.plane, slab.planes, slab.line, slab.lines)
                     share = loops.let(rest * splits + split, "share")
                     bias.add(part, share, spec.groups * in_items * splits, piece, spec.dy.extents[0])
-                if grads is not None:
-                    self.pack_grad(grads, slab.plane, slab.line, group, out_count, first_out, slab.planes, slab.lines)
+                rows.pack(slab, out_count, first_out)
                 with loops.loop(block_count, "b") as b:
                     first_in = loops.let((first_block + b) * self.width, "i0")
                     if panel is not None:
                         self._pack(panel, slab.plane, slab.line, group, first_in, slab.planes, slab.lines)
-                    with loops.loop(out_count, "o") as o:
-                        base = loops.let(place(b, o), "sums_at")
-                        with loops.loop(len(self.taps), "tap") as tap:
-                            tile = self._sum(slab, tap, first_in, loops.let(first_out + o, "out_block"), o)
-                            self.keep(tile, sums, loops.let(base + tap * self.tile_size, "tile_at"), s)
-                        if shared is None:
-                            with loops.when(less(count - 1 - s, 1)):
-                                writer.write(sums, base, 1, 0, group, first_out + o, first_in)
+                    for blocks_alike, numbers, offsets in rows.kinds(out_count):
+                        with loops.loop(blocks_alike, "o") as index:
+                            o = index if numbers is None else loops.let(numbers.at(index), "o")
+                            base = loops.let(place(b, o), "sums_at")
+                            with loops.loop(len(self.taps), "tap") as tap:
+                                out_block = loops.let(first_out + o, "out_block")
+                                tile = self._sum(slab, rows, offsets, tap, first_in, out_block, o)
+                                self.keep(tile, sums, loops.let(base + tap * self.tile_size, "tile_at"), s)
+                            if shared is None:
+                                with loops.when(less(count - 1 - s, 1)):
+                                    writer.write(sums, base, 1, 0, group, first_out + o, first_in)
             if frame.is_symbolic:
                 with loops.when(less(count, 1)), loops.loop(block_count, "b") as b, loops.loop(out_count, "o") as o:
                     base = loops.let(place(b, o), "sums_at")
@@ -160,7 +164,7 @@ class _Weight(WeightPanels):
         if bias is not None:
             bias.write()
 
-    def _slab(self, number: Any, total: Any, slabs: Any, line_slabs: int, group: Any, panel: Any, grads: Any) -> _Slab:
+    def _slab(self, number: Any, total: Any, slabs: Any, line_slabs: int, group: Any, panel: Any) -> _Slab:
         loops, spec, tiling = self.loops, self.spec, self.tiling
 
         def begin(slab: Any) -> tuple[Any, Any]:
@@ -174,34 +178,29 @@ class _Weight(WeightPanels):
         if tiling.prefetched:
             following = begin(loops.let(expr(smaller(number + 1, slabs - 1)), "next"))
             ahead_dy, ahead_x = (
-                loops.let(expr(self._at(view, *following, scale) - self._at(view, plane, line, scale)), "ahead")
+                loops.let(expr(self.at(view, *following, scale) - self.at(view, plane, line, scale)), "ahead")
                 for view, scale in ((spec.dy, 1), (spec.x, spec.strides[1]))
             )
             ahead = (ahead_dy, ahead_x)
         height = spec.dy.extents[1]
         lines = tiling.lines if height % tiling.lines == 0 else smaller(height - line, tiling.lines)
         lines = loops.let(lines, "lines")
-        return _Slab(plane, loops.let(count, "planes"), line, lines, group, panel, grads, ahead)
-
-    def _at(self, view: View, plane: Any, line: Any, scale: int = 1) -> Any:
-        """Where a line of a plane begins."""
-        depth = self.spec.dy.extents[0]
-        at = quotient(plane, depth) * view.batch + remainder(plane, depth) * view.spatial[0]
-        return at + line * (view.spatial[1] * scale)
+        return _Slab(plane, loops.let(count, "planes"), line, lines, group, panel, ahead)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
-    def _sum(self, slab: _Slab, tap: Any, first_in: Any, out_block: Any, local_block: Any) -> Tile:
+    def _sum(
+        self, slab: _Slab, rows: Rows, offsets: list[int], tap: Any, first_in: Any, out_block: Any, local_block: Any
+    ) -> Tile:
         """The tile of one tap and block of output channels over the pixels of a slab."""
         loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
         columns = spec.dy.extents[2]
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, spec.dtype)
         shift = 0 if slab.panel is None else loops.let(self.shifts.at(tap), "shift")
         source = self.x if slab.panel is None else slab.panel
-        rows_from = self.dy if slab.grads is None else slab.grads
         with loops.loop(slab.planes, "p") as p:
             number = loops.let(slab.plane + p, "number")
-            a_plane, a_line, a_pixel, a_row = self._rows_at(slab, number, p, out_block, local_block)
+            a_plane, a_line, a_pixel = rows.at(slab, number, p, out_block, local_block)
             b_plane, b_line, b_pixel = self._vectors_at(slab, number, p, first_in, shift)
             joined = tiling.lines == 1 or (a_line == a_pixel * columns and b_line == b_pixel * columns)
             line_count, pixel_count = (1, slab.lines * columns) if joined else (slab.lines, columns)
@@ -215,7 +214,7 @@ class _Weight(WeightPanels):
                     if slab.ahead is not None:
                         self._prefetch(slab, number, line_number, x, first_in, out_block)
                     tile.add(
-                        lambda i: load(rows_from, a + i * a_row),
+                        lambda i: load(rows.buffer, a + offsets[i]),
                         lambda j: self._vector(source, b, first_in, j, slab.panel is None),
                     )
         return tile
@@ -226,11 +225,15 @@ class _Weight(WeightPanels):
         Where pixels are neighbours in memory, a line has as many of them as lanes: each asks for another channel's.
         """
         loops, spec, lanes = self.loops, self.spec, self.lanes
-        sides = [(self.dy, spec.dy, self.first_out(out_block) + slab.group * spec.out_channels, self.tiling.rows)]
+        ahead_dy, ahead_x = slab.ahead or (0, 0)
+        sides = []
+        if spec.gathered is None:
+            first_out = self.first_out(out_block) + slab.group * spec.out_channels
+            sides.append((self.dy, spec.dy, first_out, self.tiling.rows, ahead_dy))
         if spec.is_pointwise:
-            sides.append((self.x, spec.x, first_in + slab.group * spec.in_channels, self.width))
-        for (buffer, view, channel, count), ahead in zip(sides, slab.ahead or (), strict=False):
-            at = self._at(view, number, slab.line + line_number) + channel * view.channel + ahead
+            sides.append((self.x, spec.x, first_in + slab.group * spec.in_channels, self.width, ahead_x))
+        for buffer, view, channel, count, ahead in sides:
+            at = self.at(view, number, slab.line + line_number) + channel * view.channel + ahead
             for first in range(0, count, lanes):
                 if view.channel == 1:
                     loops.prefetch(buffer, at + x * view.spatial[2] + first)
@@ -245,22 +248,13 @@ class _Weight(WeightPanels):
             return load_masked(source, at + column * lanes, mask, lanes)
         return load(source, at + column * lanes, lanes)
 
-    def _rows_at(self, slab: _Slab, number: Any, p: Any, out_block: Any, local_block: Any) -> tuple[Any, int, int, int]:
-        """Where the rows' scalars of a plane begin, and their steps: a line, a pixel, a row."""
-        dy, columns, tiling = self.spec.dy, self.spec.dy.extents[2], self.tiling
-        if slab.grads is not None:
-            lines = (local_block * tiling.planes + p) * tiling.lines
-            return lines * (columns * tiling.rows), columns * tiling.rows, tiling.rows, 1
-        channel = slab.group * self.spec.out_channels + self.first_out(out_block)
-        return self._at(dy, number, slab.line) + channel * dy.channel, dy.spatial[1], dy.spatial[2], dy.channel
-
     def _vectors_at(self, slab: _Slab, number: Any, p: Any, first_in: Any, shift: Any) -> tuple[Any, int, int]:
         """Where the vectors of a plane begin, and their steps: a line, a pixel."""
         if slab.panel is not None:
             line = self.line_step * self.pitch * self.width
             return shift + p * self.plane_size, line, self.column_step * self.width
         x = self.spec.x
-        at = self._at(x, number, slab.line) + slab.group * self.spec.in_channels + first_in
+        at = self.at(x, number, slab.line) + slab.group * self.spec.in_channels + first_in
         return at, x.spatial[1], x.spatial[2]
 
 
