@@ -23,6 +23,7 @@ SHAPES = [
     "mb3ic33ih9iw9oc24oh5ow5kh1kw1sh2sw2",
     "g2mb3ic36ih7iw7oc42oh7ow7kh3kw3ph1pw1",
     "mb2ic9id5ih6iw7oc17od5oh6ow7kd3kh3kw3pd1ph1pw1",
+    "mb4ic3ih21iw19oc21oh11ow10kh7kw7sh2sw2ph3pw3",
     "mb2ic64ih24iw24oc48oh24ow24kh3kw3ph1pw1",
 ]
 LAYOUTS = {"NCHW": None, "NHWC": "O{}I", "HWIO": "{}IO"}

@@ -22,6 +22,11 @@ DENSE = [
     "mb4ic24ih7iw7oc29oh7ow7kh5kw5ph2pw2",
     "g2mb3ic36ih7iw7oc40oh7ow7kh3kw3ph1pw1",
 ]
+FEW = [
+    "mb3ic3ih17iw19oc20oh9ow10kh3kw3sh2sw2ph1pw1",
+    "mb2ic5ih13iw11oc37oh13ow11kh4kw3dh1dw2ph3pw3",
+    "mb2ic3ih19iw19oc33oh10ow10kh7kw7sh2sw2ph3pw3",
+]
 CUTS = [
     {"inner": 99},
     {"inner": 2, "splits": 2},
@@ -39,12 +44,23 @@ CUTS = [
     {"direct": True, "swapped": True, "rows": 7, "parts": 2, "packed": True},
 ]
 
+FEW_CUTS = [
+    {"rows": 7, "columns": 3, "parts": 2},
+    {"rows": 21, "columns": 1, "inner": 2, "prefetched": True},
+    {"rows": 13, "columns": 2, "lines": 2},
+    {"rows": 3, "columns": 1, "parts": 3, "planes": 2},
+]
+
 
 CASES = [
     (cut, layout, texts[(number + turn) % 3])
     for number, cut in enumerate(CUTS)
     for turn, (layout, texts) in enumerate((("NCHW", POINTWISE), ("NHWC", POINTWISE), ("HWIO", DENSE), ("NCHW", DENSE)))
     if texts is POINTWISE or not cut.keys() & {"swapped", "direct"}
+] + [
+    ({**cut, "swapped": True, "direct": direct and layout != "NCHW"}, layout, text)
+    for cut, direct in zip(FEW_CUTS, (True, False, True, False), strict=True)
+    for layout, text in zip(("NCHW", "NHWC", "HWIO"), FEW, strict=True)
 ]
 
 

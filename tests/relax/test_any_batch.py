@@ -23,6 +23,7 @@ PROBLEMS = [
     "mb{n}ic17ih9iw11oc11kh3kw3ph1pw1",  # ragged channels
     "mb{n}ic24ih8iw7oc40kh1kw1",  # 1x1
     "mb{n}ic16ih8oc12kh3sh2ph1",
+    "mb{n}ic3ih19oc20kh5sh2ph2",  # pairs of tap and channel as rows of wgrad
     "g4mb{n}ic16ih7oc24kh3ph1",
     "mb{n}ic9ih13oc11kh3dh2ph2",
     "mb{n}ic18iw30oc20kw5sw2pw3",

@@ -119,7 +119,7 @@ def swap_refusal(spec: WeightSpec) -> str:
 def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[WeightTiling]:
     """The cuts that are worth a look."""
     planes_in_all = spec.batch * spec.dy.extents[0]
-    turns = (False, True)
+    turns: tuple[bool, ...] = (False, True)
     if swap_refusal(spec) or (not spec.is_pointwise and spec.in_channels * math.prod(spec.kernel) > MAX_TAP_ROWS):
         turns = (False,)
     for turned, columns, pixels in itertools.product(turns, (2, 1, 3), SLABS):
