@@ -136,17 +136,13 @@ class _Finder:
         return found
 
     def _follow(self, convolution: _Convolution) -> _Chain:
-        """The longest chain behind a convolution; without a sum where that does not pay."""
-        start = _Chain(convolution, Epilogue(), self._bindings[convolution.index].var, convolution.index)
-        for sums in (True, False):
-            chain = start
-            while (longer := self._extended(chain, sums)) is not None:
-                chain = longer
-            if chain.acc is None or self._pays(chain):
-                break
+        """The longest chain behind a convolution."""
+        chain = _Chain(convolution, Epilogue(), self._bindings[convolution.index].var, convolution.index)
+        while (longer := self._extended(chain)) is not None:
+            chain = longer
         return chain
 
-    def _extended(self, chain: _Chain, sums: bool) -> _Chain | None:
+    def _extended(self, chain: _Chain) -> _Chain | None:
         readers, before = self._readers.get(chain.result, []), chain.epilogue
         if len(readers) != 1 or readers[0] == len(self._bindings) or before.relu:
             return None
@@ -161,7 +157,7 @@ class _Finder:
             other = call.args[0] if call.args[1].same_as(chain.result) else call.args[1]
             if not before.bias and self._bias(chain, other) is not None:
                 grown = replace(grown, epilogue=replace(before, bias=True), bias=self._bias(chain, other))
-            elif not before.accumulate and sums and self._is_free(other, chain, readers[0]):
+            elif not before.accumulate and self._is_free(other, chain, readers[0]) and self._pays(other):
                 grown = replace(grown, epilogue=replace(before, accumulate=True), acc=other)
             else:
                 return None
@@ -204,20 +200,12 @@ class _Finder:
             for index in others
         )
 
-    def _pays(self, chain: _Chain) -> bool:
-        """Whether a sum is better done by the kernel than by elementwise operations on both of its sides.
+    def _pays(self, acc: Any) -> bool:
+        """Whether a sum is better done by the kernel: not if elementwise operations make `acc` for it alone.
 
-        Those become one with the sum, and then neither `acc` nor the result is ever in memory: weight decay before an
-        optimizer's update.
+        They become one with the sum otherwise, which reads and writes no more, and an optimizer's keeps its place.
         """
-        alone = self._place[chain.acc] not in self._convolutions and len(self._readers[chain.acc]) == 1
-        after = self._readers.get(chain.result, [])
-        return not alone or any(self._keeps(index) for index in after)
-
-    def _keeps(self, reader: int) -> bool:
-        """Whether a reader needs its operand in memory: the function's result, another name, or a convolution."""
-        end = reader == len(self._bindings)
-        return end or reader in self._convolutions or not _operator(self._bindings[reader].value)
+        return self._place[acc] in self._convolutions or len(self._readers[acc]) > 1
 
     def _with_bias_gradient(self, chain: _Chain) -> _Chain:
         """The chain with the sum of its dY over everything but channels, if the function has that."""

@@ -175,10 +175,10 @@ def test_two_weight_gradients_are_summed_in_place() -> None:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_residual_sum_bias_and_relu(name: str) -> None:
     def body(net: Net) -> list[Any]:
-        branch = net.emit(relax.op.multiply(net.more, net.more))
+        branch = net.forward(net.emit(relax.op.multiply(net.data, net.data)))
         return [relu(net, net.emit(relax.op.add(net.biased(net.forward()), branch)))]
 
-    check(PROBLEMS[name], body, ["multiply", "kernel in place"], [("bias", "relu", "accumulate")])
+    check(PROBLEMS[name], body, ["multiply", "conv2d", "kernel in place"], [("bias", "relu", "accumulate")])
 
 
 def test_places_that_others_may_read_are_not_written() -> None:
@@ -236,9 +236,9 @@ def test_bias_gradient(name: str, first: str) -> None:
     check(PROBLEMS[name], body, ["multiply", "kernel", "reshape", "reshape"], [("bias_grad",)])
 
 
-def test_a_sum_between_elementwise_operations_is_left_to_them() -> None:
+def test_a_sum_with_what_elementwise_operations_make_for_it_is_left_to_them() -> None:
     def decayed(net: Net) -> list[Any]:
         acc = net.emit(relax.op.multiply(net.weight, net.weight))
-        return [relu(net, net.emit(relax.op.add(acc, net.wgrad())))]
+        return [net.emit(relax.op.add(acc, net.wgrad()))]
 
-    check(PROBLEM, decayed, ["multiply", "conv2d_backward_weight", "add", "relu"], [])
+    check(PROBLEM, decayed, ["multiply", "conv2d_backward_weight", "add"], [])

@@ -11,7 +11,23 @@ from tvm import te, topi
 from tvm_convgrad.training.cpu_schedule import scheduled
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-SHAPES = [(4, 8, 3, 5), (8, 32, 7, 7), (2, 16, 9, 16), (3, 5, 1, 1), (2, 20, 70, 30), (1, 3, 130, 64)]
+SHAPES = [
+    (4, 8, 3, 5),
+    (8, 32, 7, 7),
+    (2, 16, 9, 16),
+    (3, 5, 1, 1),
+    (2, 20, 70, 30),
+    (1, 3, 130, 64),
+    (2, 30, 9, 24),
+    (3, 40, 7, 144),
+]
+
+
+def window(value, seen):
+    """The value where what is seen is between -1 and 3, else 0."""
+    low, high, none = (topi.full_like(seen, number) for number in (-1.0, 3.0, 0.0))
+    return topi.where(topi.logical_and(topi.greater_equal(seen, low), topi.less_equal(seen, high)), value, none)
+
 
 CASES = {
     "difference": (
@@ -41,6 +57,15 @@ CASES = {
     "sum of columns": (
         lambda a, m: [topi.sum(topi.multiply(a, m), axis=[0, 1, 2])],
         lambda a, m: [(a * m).sum((0, 1, 2))],
+    ),
+    "sums over pixels, channels last": (
+        lambda a, m: [topi.sum(topi.multiply(a, a), axis=[0, 1, 2]), topi.sum(topi.add(a, m), axis=[1])],
+        lambda a, m: [(a * a).sum((0, 1, 2)), (a + m).sum(1)],
+    ),
+    "window": (
+        # The sum is read by both comparisons, and is not made in memory.
+        lambda a, m: [window(a, topi.add(topi.multiply(a, m), m))],
+        lambda a, m: [np.where((a * m + m >= -1) & (a * m + m <= 3), a, 0)],
     ),
     "transposed": (
         lambda a, m: [topi.transpose(topi.add(a, m), [0, 2, 3, 1])],
@@ -81,7 +106,7 @@ def test_lines_are_exact(name, shape):
         np.testing.assert_array_equal(have, want)
 
 
-@pytest.mark.parametrize("name", ["two sums", "sum of columns", "centred"])
+@pytest.mark.parametrize("name", ["two sums", "sum of columns", "centred", "sums over pixels, channels last"])
 def test_lines_do_not_depend_on_threads(name):
     shape = (2, 20, 70, 30)
     rng = np.random.default_rng(1)

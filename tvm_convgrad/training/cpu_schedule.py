@@ -147,20 +147,34 @@ def _work(schedule: Any, block: Any) -> int:
 
 
 def _inline(schedule: Any, blocks: list[Any]) -> None:
-    """Inline copies, and elementwise stages where that repeats no more than a single multiplication or addition."""
+    """Inline copies, and elementwise stages where that repeats no more than a single multiplication or addition.
+
+    What two stages read that end in the same third one can follow once these are inlined: so it goes on until nothing
+    changes. LLVM computes once what one expression has twice.
+    """
+    left = list(blocks)
+    while True:
+        inlined = [block for block in left if _inline_one(schedule, block)]
+        if not inlined:
+            return
+        left = [block for block in left if not any(block.same_as(other) for other in inlined)]
+
+
+def _inline_one(schedule: Any, block: Any) -> bool:
+    """Inline a block into its consumers where that pays; whether it was done."""
+    statement = schedule.get(block)
+    if set(_kinds(schedule, block)) - {"S"} or len(statement.writes) != 1:
+        return False
+    result = buffer_of(statement.writes[0])
     temporaries = schedule.mod["main"].body.block.alloc_buffers
-    for block in blocks:
-        statement = schedule.get(block)
-        if set(_kinds(schedule, block)) - {"S"} or len(statement.writes) != 1:
-            continue
-        result = buffer_of(statement.writes[0])
-        if not isinstance(statement.body, tirx.BufferStore) or not any(result.same_as(b) for b in temporaries):
-            continue
-        consumers = schedule.get_consumers(block)
-        own = _work(schedule, block)
-        alone = len(consumers) == 1 and _work(schedule, consumers[0]) <= own
-        if consumers and (alone or _is_cheap(statement.body.value)):
-            schedule.compute_inline(block)
+    if not isinstance(statement.body, tirx.BufferStore) or not any(result.same_as(b) for b in temporaries):
+        return False
+    consumers = schedule.get_consumers(block)
+    alone = len(consumers) == 1 and _work(schedule, consumers[0]) <= _work(schedule, block)
+    if not consumers or not (alone or _is_cheap(statement.body.value)):
+        return False
+    schedule.compute_inline(block)
+    return True
 
 
 def _is_cheap(value: Any) -> bool:

@@ -6,7 +6,9 @@ Iterators that move all operands as one long line (H and W of NCHW data) become 
 - A sum along the line keeps vectors of partial sums; several sums over the same data share the walk.
 - A sum across lines keeps one sum for each place of a piece of the line.
 
-A sum is never split over threads and has a fixed order, so results do not depend on their number.
+- A long sum across lines is cut into a fixed number of parts, which are summed in their order.
+
+How a sum is cut and in which order it runs is fixed when it is compiled, so results do not depend on threads.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from tvm_convgrad.training.schedule.stages import Address, Stage, rebuilt
 PIECE = 4096  # elements of a line that one thread takes at a time
 PARALLEL_FROM = 8192  # iterations; fewer are not worth waking threads for
 CHAINS = 4  # vectors of partial sums, to hide the latency of additions
-COLUMNS = (128, 64, 32, 16)  # places of a line that are summed at once
+COLUMNS = 12  # vectors of a line that are summed at once
+ITEMS = 16  # pieces of work that a sum across lines has at the least; more cores than that find nothing to do
+PART = 64  # lines that a part of a sum has at the least
 
 
 @dataclass(frozen=True)
@@ -210,14 +214,19 @@ class _Emitter:
 
         return [([base(address) for _, address in stage.loads], base(stage.store)) for stage in group]
 
-    def _split(self, number: Any, positions: Sequence[int], extents: tuple[int, ...]) -> dict[int, Any]:
-        """The places of iterators whose fused loop is at `number`, the last iterator fastest."""
+    def _split(self, number: Any, positions: Sequence[int], group: list[Stage]) -> dict[int, Any]:
+        """The places of iterators whose fused loop is at `number`, the last iterator fastest.
+
+        Iterators that continue each other in all accesses count as one, whose place is that of the innermost.
+        """
+        extents, joined = group[0].extents, _joined(positions, group)
         places: dict[int, Any] = {}
-        for position in reversed(positions[1:]):
-            places[position] = self.loops.let(remainder(number, extents[position]), "i")
-            number = quotient(number, extents[position])
-        if positions:
-            places[positions[0]] = self.loops.let(number, "i")
+        for run in joined[:-1]:
+            size = _size(run, extents)
+            places[run[0]] = self.loops.let(remainder(number, size), "i")
+            number = self.loops.let(quotient(number, size), "i")
+        if joined:
+            places[joined[-1][0]] = self.loops.let(number, "i")
         return places
 
     def _value(self, stage: Stage, bases: list[Any], run: tuple[int, ...], place: Any) -> Any:
@@ -238,7 +247,7 @@ class _Emitter:
         length = walk.line if pieces == 1 else PIECE
         parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
         with loops.loop(outer * pieces, "item", parallel) as item:
-            places = self._split(quotient(item, pieces), walk.outer, extents)
+            places = self._split(quotient(item, pieces), walk.outer, group)
             first = loops.let(remainder(item, pieces) * length, "first")
             bases = self._bases(group, places)
             count = length if walk.line % length == 0 else loops.let(smaller(walk.line - first, length), "count")
@@ -264,17 +273,17 @@ class _Emitter:
         block = chains * lanes
         parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
         with loops.loop(math.prod(extents[p] for p in walk.outer), "item", parallel) as item:
-            places = self._split(item, walk.outer, extents)
+            places = self._split(item, walk.outer, group)
             sums = [[self._register(stage, lanes) for _ in range(chains)] for stage in group]
             rests = [self._register(stage, 1) for stage in group]
             with loops.loop(math.prod(extents[p] for p in walk.reduced), "r") as number:
-                inner = self._split(number, walk.reduced, extents)
+                inner = self._split(number, walk.reduced, group)
                 bases = self._bases(group, {**places, **inner})
                 if walk.line >= lanes:
                     with loops.loop(walk.line // block, "b") as b:
-                        self._add_vectors(group, bases, walk, sums, b * block, chains)
+                        self._add_vectors(group, bases, walk, sums, b * block, chains, lanes)
                     left = walk.line % block // lanes
-                    self._add_vectors(group, bases, walk, sums, walk.line // block * block, left)
+                    self._add_vectors(group, bases, walk, sums, walk.line // block * block, left, lanes)
                 if walk.line % lanes:
                     start = walk.line // lanes * lanes
                     with loops.loop(walk.line % lanes, "t") as t:
@@ -287,12 +296,15 @@ class _Emitter:
         return register
 
     def _add_vectors(
-        self, group: list[Stage], bases: Any, walk: _Walk, sums: list[list[Any]], start: Any, count: int
+        self, group: list[Stage], bases: Any, walk: _Walk, sums: list[list[Any]], start: Any, count: int, lanes: int
     ) -> None:
         for chain in range(count):
-            with self.loops.loop(self.lanes, "l", "vectorized") as lane:
-                registers = [row[chain] for row in sums]
-                self._add(group, bases, walk, registers, start + chain * self.lanes + lane, lane)
+            registers = [row[chain] for row in sums]
+            if lanes == 1:
+                self._add(group, bases, walk, registers, start + chain, 0)
+                continue
+            with self.loops.loop(lanes, "l", "vectorized") as lane:
+                self._add(group, bases, walk, registers, start + chain * lanes + lane, lane)
 
     def _add(self, group: list[Stage], bases: Any, walk: _Walk, registers: list[Any], place: Any, lane: Any) -> None:
         for stage, (reads, _), register in zip(group, bases, registers, strict=True):
@@ -315,28 +327,62 @@ class _Emitter:
             loops.store(self._view(stage.store.buffer), write, _combined(stage, value, load(rest, 0)))
 
     def _sum_columns(self, group: list[Stage], walk: _Walk) -> None:
-        loops, extents, lanes = self.loops, group[0].extents, self.lanes
-        outer = math.prod(extents[p] for p in walk.outer)
-        fitting = [width for width in COLUMNS if walk.line % width == 0 and width % lanes == 0]
-        width = next((w for w in fitting if walk.line // w * outer >= 8), fitting[-1] if fitting else 1)
+        loops, extents = self.loops, group[0].extents
+        lanes = next(n for n in (self.lanes >> shift for shift in range(self.lanes)) if walk.line % n == 0)
+        vectors = next(n for n in range(COLUMNS, 0, -1) if walk.line // lanes % n == 0)
+        width = vectors * lanes
+        blocks, outer = walk.line // width, math.prod(extents[p] for p in walk.outer)
+        lines = math.prod(extents[p] for p in walk.reduced)
         parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
-        with loops.loop(outer * (walk.line // width), "item", parallel) as item:
-            blocks = walk.line // width
-            places = self._split(quotient(item, blocks), walk.outer, extents)
-            first = loops.let(remainder(item, blocks) * width, "first")
-            vectors = max(1, width // lanes)
-            size = min(lanes, width)
-            sums = [[self._register(stage, size) for _ in range(vectors)] for stage in group]
-            with loops.loop(math.prod(extents[p] for p in walk.reduced), "r") as number:
-                inner = self._split(number, walk.reduced, extents)
-                bases = self._bases(group, {**places, **inner})
-                if width == 1:
-                    self._add(group, bases, walk, [row[0] for row in sums], first, 0)
-                else:
-                    self._add_vectors(group, bases, walk, sums, first, vectors)
-            for stage, registers, (_, write) in zip(group, sums, self._bases(group, places), strict=True):
+        parts = max(1, min(-(-ITEMS // (outer * blocks)), lines // PART)) if parallel == "parallel" else 1
+        length = -(-lines // parts)
+        parts = -(-lines // length)
+        kept = [loops.buffer("parts", parts * blocks * outer * width, str(s.store.buffer.dtype)) for s in group]
+        with loops.loop(outer * blocks * parts, "item", parallel) as item:
+            place, part = loops.let(quotient(item, parts), "place"), loops.let(remainder(item, parts), "part")
+            places, first = self._columns_at(group, walk, place, blocks, width)
+            sums = [[self._register(stage, lanes) for _ in range(vectors)] for stage in group]
+            begin = loops.let(part * length, "begin")
+            count = length if lines % length == 0 else loops.let(smaller(lines - begin, length), "count")
+            with loops.loop(count, "r") as number:
+                inner = self._split(loops.let(begin + number, "line"), walk.reduced, group)
+                self._add_vectors(group, self._bases(group, {**places, **inner}), walk, sums, first, vectors, lanes)
+            writes = [write for _, write in self._bases(group, places)]
+            for stage, buffer, registers, write in zip(group, kept, sums, writes, strict=True):
+                to, start = (self._view(stage.store.buffer), write + first) if parts == 1 else (buffer, item * width)
                 for i, register in enumerate(registers):
-                    loops.store(self._view(stage.store.buffer), write + first + i * lanes, load(register, 0, size))
+                    loops.store(to, start + i * lanes, load(register, 0, lanes))
+        if parts == 1:
+            return
+        with loops.loop(outer * blocks, "item") as item:
+            places, first = self._columns_at(group, walk, item, blocks, width)
+            writes = [write for _, write in self._bases(group, places)]
+            for stage, buffer, write in zip(group, kept, writes, strict=True):
+                with loops.loop(vectors, "v") as v:
+                    register = self._register(stage, lanes)
+                    with loops.loop(parts, "part") as part:
+                        value = load(buffer, (item * parts + part) * width + v * lanes, lanes)
+                        loops.store(register, 0, _combined(stage, load(register, 0, lanes), value))
+                    to = self._view(stage.store.buffer)
+                    loops.store(to, write + first + v * lanes, load(register, 0, lanes))
+
+    def _columns_at(
+        self, group: list[Stage], walk: _Walk, item: Any, blocks: int, width: int
+    ) -> tuple[dict[int, Any], Any]:
+        """Where a piece of a line is: the places of the iterators outside of it, and its first element."""
+        places = self._split(quotient(item, blocks), walk.outer, group)
+        return places, self.loops.let(remainder(item, blocks) * width, "first")
+
+
+def _joined(positions: Sequence[int], group: list[Stage]) -> list[tuple[int, ...]]:
+    """The iterators in runs, each innermost first, the innermost run first."""
+    extents = group[0].extents
+    accesses = [address.coefficients for stage in group for address in (stage.store, *(a for _, a in stage.loads))]
+    left, runs = list(positions), []
+    while left:
+        runs.append(_run(left[-1], left, extents, accesses))
+        left = [position for position in left if position not in runs[-1]]
+    return runs
 
 
 def _combined(stage: Stage, a: Any, b: Any) -> Any:
