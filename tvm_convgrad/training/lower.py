@@ -19,6 +19,7 @@ from tvm_convgrad.training.in_place import state_in_place
 from tvm_convgrad.training.products import products_as_convolutions
 from tvm_convgrad.training.recompute import recompute
 from tvm_convgrad.training.step import StepModule
+from tvm_convgrad.training.vectorised import vectorised_functions
 
 # LLVM's SLP vectorizer breaks small fused matrix products on plain x86-64 ("Instruction does not dominate all
 # uses"); vectors are made by the schedule, so nothing is lost without it.
@@ -62,7 +63,7 @@ def _simplified(module: Any) -> Any:
 
 def _rewrites() -> list[Any]:
     """What is done to a step before operators are legalized; convolutions stay in their order."""
-    return [products_as_convolutions, fuse_epilogues, recompute]
+    return [products_as_convolutions, fuse_epilogues, recompute, vectorised_functions]
 
 
 def _in_order(module: Any, record: list[Lowered]) -> list[Lowered]:
