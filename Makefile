@@ -3,8 +3,9 @@
 # make test         the test suite, without PyTorch
 # make test-torch   the tests that compare with PyTorch; installs it
 # make test-oldest  the test suite on the oldest TVM and tvm-ffi that are supported, in .venv-oldest; no part of .ci/run
+# make test-relay   the tests of the Relay binding, in a real Relay (TVM 0.17, from the package index) in .venv-relay
 # make lint         formatting, lint and types
-# make clean        remove .venv, .venv-oldest, out and build leftovers
+# make clean        remove .venv, .venv-oldest, .venv-relay, out and build leftovers
 #
 # Everything else runs in .venv, which the first target makes. PYTHON is the interpreter to make it with.
 PYTHON ?= python3
@@ -17,10 +18,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 OLDEST_TVM := apache-tvm==0.26.0 apache-tvm-ffi==0.1.13.post2
+RELAY := .venv-relay
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops legalize -name '*.py')
+SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py')
 
-.PHONY: demo test test-torch test-oldest lint clean
+.PHONY: demo test test-torch test-oldest test-relay lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -58,10 +60,17 @@ $(OLDEST)/with-test: $(SOURCES)
 test-oldest: $(OLDEST)/with-test
 	$(OLDEST)/bin/pytest -n $(WORKERS)
 
+# Exit code 3 is "the wheel that carries Relay cannot be had", which the script has said why; then there is nothing to do.
+# The tests fail if any of them was skipped.
+test-relay:
+	@code=0; test -e $(RELAY)/made || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
+	if [ $$code = 3 ]; then echo "test-relay: not run"; exit 0; fi; \
+	[ $$code = 0 ] && touch $(RELAY)/made && $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
+
 lint: $(VENV)/with-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(RELAY) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

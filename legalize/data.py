@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from legalize.builder import Builder, Extent, Value
 from legalize.rearrange import rearrange
-from tvm_convgrad.geometry import effective_kernel
+from tvm_convgrad.geometry import effective_kernel, hidden_extent
 from tvm_convgrad.problem import ConvProblem
 
 
@@ -74,7 +74,7 @@ def dilated(builder: Builder, problem: ConvProblem, grad: Value, weight: Value, 
 def _hidden_elements(problem: ConvProblem, extents: Sequence[Extent]) -> list[int]:
     """Elements of the padded X, an axis, behind the last one that Y saw; the most possible where X is symbolic."""
     return [
-        (x + low + high - effective_kernel(k, d)) % s if isinstance(x, int) else s - 1
+        hidden_extent(x, k, s, d, low, high) if isinstance(x, int) else s - 1
         for x, k, d, s, (low, high) in zip(
             extents, problem.kernel, problem.dilation, problem.strides, problem.padding, strict=True
         )

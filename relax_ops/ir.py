@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 
 from relax_ops.compat import arithmetic
-from tvm_convgrad.catalogue import BY_NAME, ConvAttributes, OpEntry, TensorSpec, result_dtype
+from tvm_convgrad.arguments import problem_of_call
+from tvm_convgrad.catalogue import BY_NAME, ConvAttributes, OpEntry, TensorSpec
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.geometry import SPATIAL
 from tvm_convgrad.problem import ConvProblem
@@ -148,38 +149,12 @@ def problem_of(call: Any) -> ConvProblem:
     if entry.face.name == "forward":
         return _forward_problem(call, entry, shapes, dtypes)
     attributes = attributes_of(call)
-    out_dtype = result_dtype(attributes, [TensorSpec(None, None, d) for d in dtypes.values()])
-    assert out_dtype is not None  # both operands' types are known
-    dtypes[entry.face.result] = out_dtype
     if entry.face.name == "backward_data":
         values = shape_values(call.args[2])
         if values is None:
             raise UnsupportedError(f"{entry.name}: data_shape is not known at compile time; give it by R.match_cast")
         shapes["data"] = values
-        w = dict(zip(attributes.kernel_layout, shapes["weight"], strict=True))
-        kernel, out_channels = tuple(w[a] for a in SPATIAL[entry.rank]), w["O"]
-    else:
-        assert attributes.kernel_size is not None
-        kernel = attributes.kernel_size
-        out_channels = shapes["grad"][attributes.grad_layout.index("C")]
-    x = dict(zip(attributes.data_layout, shapes["data"], strict=True))
-    return ConvProblem(
-        batch=_name(x["N"]),
-        in_channels=x["C"],
-        out_channels=out_channels,
-        data_extents=tuple(_name(x[a]) for a in SPATIAL[entry.rank]),
-        kernel=kernel,
-        strides=attributes.strides,
-        padding=attributes.padding,
-        dilation=attributes.dilation,
-        groups=attributes.groups,
-        data_layout=attributes.data_layout,
-        kernel_layout=attributes.kernel_layout,
-        grad_layout=attributes.grad_layout,
-        data_dtype=dtypes["data"],
-        kernel_dtype=dtypes["weight"],
-        grad_dtype=dtypes["grad"],
-    )
+    return problem_of_call(entry.face, attributes, shapes, dtypes, _name)
 
 
 def _forward_problem(

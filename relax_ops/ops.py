@@ -12,17 +12,17 @@ from tvm import relax
 
 from relax_ops.attrs import ATTRS
 from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, entry_of, shape_values, spec_of
+from tvm_convgrad.arguments import make_attributes
 from tvm_convgrad.catalogue import (
+    BACKWARD_DATA,
     BACKWARD_WEIGHT,
     NEW_OPS,
-    ConvAttributes,
     OpEntry,
-    canonical_layouts,
     infer_backward_data,
     infer_backward_weight,
 )
 from tvm_convgrad.errors import DTypeError, ProblemError
-from tvm_convgrad.geometry import SPATIAL, Extent, check_layout, flat_padding, normalize_axes, normalize_padding
+from tvm_convgrad.geometry import flat_padding
 
 LEVEL = 11
 """Above the stock level of 10, so that what is registered here wins."""
@@ -85,63 +85,42 @@ def make_call(
     Raises:
         ProblemError, DTypeError: an argument breaks a rule; those of the operands are checked when types are inferred.
     """
-    rank = entry.rank
-    layouts = dict(zip(("grad_layout", "data_layout", "kernel_layout"), canonical_layouts(rank), strict=True))
-    given = {"grad_layout": grad_layout, "data_layout": data_layout, "kernel_layout": kernel_layout}
-    layouts.update({name: value for name, value in given.items() if value is not None})
-    try:
-        for name, layout in layouts.items():
-            check_layout(layout, rank, "kernel" if name == "kernel_layout" else "data", name)
-        strides = normalize_axes(_plain(strides), rank, "strides")
-        dilation = normalize_axes(_plain(dilation), rank, "dilation")
-        if entry.face is BACKWARD_WEIGHT:
-            if kernel_size is None:
-                raise ProblemError("kernel_size is missing; grad and data do not determine it")
-            kernel: Sequence[int] = normalize_axes(_plain(kernel_size), rank, "kernel_size")
-        else:
-            if data_shape is None:
-                raise ProblemError("data_shape is missing; grad and weight do not determine it where strides exceed 1")
-            if not isinstance(data_shape, relax.Expr):
-                data_shape = relax.ShapeExpr(list(data_shape))
-            kernel = (
-                _kernel_of(second, layouts["kernel_layout"], rank) if padding_needs_shapes(padding) else (1,) * rank
-            )
-        extents: Sequence[Extent] = [0] * rank
-        if padding_needs_shapes(padding):
-            extents = _data_extents(entry, second, data_shape, layouts["data_layout"])
-        pairs = normalize_padding(
-            _plain(padding), data_extents=extents, kernel=kernel, strides=strides, dilation=dilation
+    if entry.face is BACKWARD_DATA and data_shape is None:
+        raise ProblemError(
+            f"{entry.name}: data_shape is missing; grad and weight do not determine it where strides exceed 1"
         )
-    except (ProblemError, DTypeError) as error:
-        raise type(error)(f"{entry.name}: {error}") from None
-    attributes = ConvAttributes(
-        op=entry.name,
-        rank=rank,
-        strides=strides,
-        padding=pairs,
-        dilation=dilation,
-        groups=int(groups),
-        out_dtype=None if out_dtype in (None, "") else str(out_dtype),
-        kernel_size=tuple(kernel) if entry.face is BACKWARD_WEIGHT else None,
-        **layouts,
+    if entry.face is BACKWARD_DATA and not isinstance(data_shape, relax.Expr):
+        data_shape = relax.ShapeExpr(list(data_shape))
+    attributes = make_attributes(
+        entry,
+        data_shape=lambda: (
+            shape_values(data_shape) if entry.face is BACKWARD_DATA else spec_of(second, "data", entry.name).shape
+        ),
+        weight_shape=lambda: spec_of(second, "weight", entry.name).shape,
+        kernel_size=None if kernel_size is None else _plain(kernel_size),
+        strides=_plain(strides),
+        padding=_plain(padding),
+        dilation=_plain(dilation),
+        groups=groups,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
     )
     values = {
         "strides": attributes.strides,
-        "padding": flat_padding(pairs),
+        "padding": flat_padding(attributes.padding),
         "dilation": attributes.dilation,
         "groups": attributes.groups,
         "out_dtype": attributes.out_dtype or "",
-        **layouts,
+        "grad_layout": attributes.grad_layout,
+        "data_layout": attributes.data_layout,
+        "kernel_layout": attributes.kernel_layout,
     }
     if entry.face is BACKWARD_WEIGHT:
         values["kernel_size"] = attributes.kernel_size
     operands = [first, second] if entry.face is BACKWARD_WEIGHT else [first, second, data_shape]
     return relax.Call(tvm.ir.Op.get(PREFIX + entry.name), operands, ATTRS[entry.face.name](**values))
-
-
-def padding_needs_shapes(padding: Any) -> bool:
-    """Whether the padding is a name, which only the extents turn into numbers."""
-    return isinstance(padding, str)
 
 
 def register_ops() -> None:
@@ -186,25 +165,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tvm.tirx.IntImm):
         return int(value.value)
     return tuple(_plain(v) for v in value)
-
-
-def _kernel_of(weight: Any, layout: str, rank: int) -> tuple[int, ...]:
-    shape = _known_shape(spec_of(weight, "weight", "padding").shape, "weight", layout)
-    return tuple(int(shape[layout.index(axis)]) for axis in SPATIAL[rank])
-
-
-def _data_extents(entry: OpEntry, second: Any, data_shape: Any, layout: str) -> list[Extent]:
-    found = spec_of(second, "data", entry.name).shape if entry.face is BACKWARD_WEIGHT else shape_values(data_shape)
-    shape = _known_shape(found, "data", layout)
-    return [e if isinstance(e, int) else str(e) for e in (shape[layout.index(axis)] for axis in SPATIAL[entry.rank])]
-
-
-def _known_shape(shape: tuple[Any, ...] | None, name: str, layout: str) -> tuple[Any, ...]:
-    """The shape that a padding by name depends on."""
-    if shape is None:
-        raise ProblemError(
-            f"padding by name needs the shape of {name}, which is not known; give the padding as numbers"
-        )
-    if len(shape) != len(layout):
-        raise ProblemError(f"{name} has {len(shape)} axes; layout {layout} has {len(layout)}: add the missing axis")
-    return shape

@@ -5,13 +5,17 @@ ConvProblem          one convolution: shapes, strides, padding, dilation, groups
 op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
 reference            float64 numpy: forward, wgrad, dgrad
 evaluate             compile one op and run it on numpy arrays
-register             put the operators, gradients and rules into TVM (`import tvm` does it by itself)
+register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
+                     Relay, up to 0.19, knows no plugins: there importing this package does it)
 ConvGradError        the base of every error raised here
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+from pathlib import Path
 from typing import Any
 
 from tvm_convgrad.errors import ConvGradError
@@ -34,10 +38,19 @@ __all__ = ["ConvGradError", "ConvProblem", "__version__", "convert_layout", "eva
 def register() -> None:
     """Register operators, gradients, layout rules and legalizations with the TVM in use; repeating is harmless.
 
+    A TVM that has Relay gets the Relay binding (relay_ops), any other one that of Relax (relax_ops).
+
     Raises:
         SetupError: TVM is missing, or is a version without Relax operators that this package knows.
     """
-    importlib.import_module("relax_ops.register").register_all()
+    binding = "relay_ops" if _tvm_has_relay() else "relax_ops"
+    importlib.import_module(f"{binding}.register").register_all()
+
+
+def _tvm_has_relay() -> bool:
+    """Whether the TVM that would be imported has Relay; looks at its folder, so that nothing is imported."""
+    found = importlib.util.find_spec("tvm")
+    return found is not None and any((Path(p) / "relay").is_dir() for p in found.submodule_search_locations or ())
 
 
 def _autoload() -> None:
@@ -54,3 +67,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(module, attribute) if attribute else module
     globals()[name] = value
     return value
+
+
+# The variable is TVM's own switch for its entry points, heeded here as well.
+if os.environ.get("TVM_DEVICE_BACKEND_AUTOLOAD", "1") != "0" and _tvm_has_relay():
+    register()

@@ -100,6 +100,14 @@ def output_extent(data: Any, kernel: int, stride: int, dilation: int, low: int, 
     return max(extent, 0) if isinstance(extent, int) else extent
 
 
+def hidden_extent(data: int, kernel: int, stride: int, dilation: int, low: int, high: int) -> int:
+    """Elements of the padded data, on one axis, behind the last one that Y saw: what floor division hides.
+
+    A transposed convolution calls it output padding.
+    """
+    return (data + low + high - effective_kernel(kernel, dilation)) % stride
+
+
 def same_padding(data: Extent, kernel: int, stride: int, dilation: int, axis: str) -> tuple[int, int]:
     """TensorFlow's SAME: Y = ceil(X / stride), the odd element of padding goes to the high side.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators as Python functions on Relax expressions: conv{1,2,3}d_backward_weight and conv{1,2,3}d_backward_data.
+"""The operators conv{1,2,3}d_backward_weight and conv{1,2,3}d_backward_data as functions on Relax or Relay expressions.
 
 Arguments that all of them share:
 
@@ -18,31 +18,29 @@ A call is checked when its type is inferred: ProblemError and DTypeError name op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Union
+import importlib
+from typing import Any
 
 import tvm
 
+from tvm_convgrad import register
+from tvm_convgrad.arguments import Ints, Padding
 from tvm_convgrad.catalogue import BY_NAME
 from tvm_convgrad.errors import SetupError, UnsupportedError
 
-Ints = Union[int, Sequence[int]]
-Padding = Union[str, int, Sequence[int], Sequence[Sequence[int]]]
-
 
 def _call(name: str, first: Any, second: Any, **attributes: Any) -> Any:
-    if not hasattr(tvm, "relax"):
+    kind = "Relay" if hasattr(tvm, "relay") else "Relax"
+    if not hasattr(tvm, kind.lower()):
         raise SetupError(f"{name}: TVM {tvm.__version__} has no Relax; install 'apache-tvm>=0.26,<0.28'")
     for operand in (first, second):
-        if not isinstance(operand, tvm.relax.Expr):
+        if not isinstance(operand, getattr(tvm, kind.lower()).Expr):
             raise UnsupportedError(
-                f"{name}: the operands must be Relax expressions, not {type(operand).__name__}; for numpy arrays "
+                f"{name}: the operands must be {kind} expressions, not {type(operand).__name__}; for numpy arrays "
                 f"there is tvm_convgrad.evaluate({name!r}, ...)"
             )
-    from relax_ops.ops import make_call
-    from relax_ops.register import register_all
-
-    register_all()
+    register()
+    make_call = importlib.import_module(f"{kind.lower()}_ops.ops").make_call
     return make_call(BY_NAME[name], first, second, **attributes)
 
 
@@ -103,8 +101,8 @@ def conv1d_backward_data(
     Args:
         grad: dY, gradient of the convolution's result, in `grad_layout`.
         weight: W, in `kernel_layout`.
-        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression. With a
-            stride s, s different extents of X give one of Y, so that it cannot be guessed.
+        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression; in
+            Relay ints. With a stride s, s different extents of X give one of Y, so that it cannot be guessed.
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
     """
     return _call(
@@ -180,8 +178,8 @@ def conv2d_backward_data(
     Args:
         grad: dY, gradient of the convolution's result, in `grad_layout`.
         weight: W, in `kernel_layout`.
-        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression. With a
-            stride s, s different extents of X give one of Y, so that it cannot be guessed.
+        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression; in
+            Relay ints. With a stride s, s different extents of X give one of Y, so that it cannot be guessed.
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
     """
     return _call(
@@ -257,8 +255,8 @@ def conv3d_backward_data(
     Args:
         grad: dY, gradient of the convolution's result, in `grad_layout`.
         weight: W, in `kernel_layout`.
-        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression. With a
-            stride s, s different extents of X give one of Y, so that it cannot be guessed.
+        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression; in
+            Relay ints. With a stride s, s different extents of X give one of Y, so that it cannot be guessed.
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
     """
     return _call(

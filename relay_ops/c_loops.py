@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three faces of a convolution as C loops: one function of text for each, from a ConvProblem. Knows no IR.
+
+All faces walk over the same products, result += first * second at
+
+    X[n, g i, y * stride + k * dilation - low]    W[g o, i, k]    Y[n, g o, y]
+
+and differ in which of the three is the result. The taps k are the outer loops, so that the range of y that meets data
+is known before the inner ones: these have no conditions. The innermost loop is over the axis (o, i, or the last one of
+y) that is contiguous in most of the three tensors, so that a C compiler turns it into vectors. Where it is a reduction
+it sums in lanes of fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm_convgrad.catalogue import Face
+from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.problem import ConvProblem
+
+C_TYPES = {"float32": "float", "float64": "double"}
+"""The element types that C has."""
+
+LANES = 16
+
+
+def refuses(problem: ConvProblem) -> str | None:
+    """Why there is no C function for a problem, or None if there is."""
+    dtypes = sorted({dtype for _, dtype in problem.tensors.values()})
+    if len(dtypes) != 1 or dtypes[0] not in C_TYPES:
+        return f"C loops are made for float32 or float64 throughout, not for {', '.join(dtypes)}"
+    if not problem.is_static:
+        return "C loops need static extents"
+    return None
+
+
+def function(face: Face, problem: ConvProblem, name: str) -> str:
+    """A static C (and C++) function `name(first, second, result)` on compact tensors in the problem's layouts.
+
+    Args:
+        face: which of forward, wgrad and dgrad it computes.
+        problem: one that `refuses` accepts.
+        name: a C identifier.
+    """
+    spatial, groups = SPATIAL[problem.rank], problem.groups
+    ctype = C_TYPES[problem.data_dtype]
+    layouts = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}
+    steps = {tensor: _strides(layouts[tensor], shape) for tensor, (shape, _) in problem.tensors.items()}
+    extents = {"o": problem.out_channels // groups, "i": problem.in_channels // groups}
+    last = spatial[-1].lower()
+    inner_axes = ("o", "i", last)
+    # How far each tensor moves when an inner axis moves by one.
+    move = {
+        "data": {"o": 0, "i": steps["data"]["C"], last: steps["data"][spatial[-1]] * problem.strides[-1]},
+        "weight": {"o": steps["weight"]["O"], "i": steps["weight"]["I"], last: 0},
+        "grad": {"o": steps["grad"]["C"], "i": 0, last: steps["grad"][spatial[-1]]},
+    }
+    inner = max(inner_axes, key=lambda axis: (sum(move[tensor][axis] == 1 for tensor in move), axis == last))
+    bounds = {axis: ("0", str(extents[axis])) for axis in ("o", "i")} | {last: (f"{last}_low", f"{last}_high")}
+
+    lines = [
+        f"static void {name}(const {ctype}* __restrict {face.operands[0]}, const {ctype}* __restrict "
+        f"{face.operands[1]}, {ctype}* __restrict {face.result}) {{"
+    ]
+    size = math.prod(int(e) for e in problem.tensors[face.result][0])
+    lines.append(f"memset({face.result}, 0, sizeof({ctype}) * {size}u);")
+    lines.append(_loop("n", "0", str(problem.batch)))
+    lines.append(_loop("g", "0", str(groups)))
+    for j, axis in enumerate(spatial):
+        low, _ = problem.padding[j]
+        a, stride, x = axis.lower(), problem.strides[j], int(problem.data_extents[j])
+        lines.append(_loop(f"k{a}", "0", str(problem.kernel[j])))
+        lines.append(f"const int64_t {a}_from = k{a} * {problem.dilation[j]} - {low};")
+        lines.append(f"const int64_t {a}_low = {a}_from < 0 ? (-{a}_from + {stride - 1}) / {stride} : 0;")
+        lines.append(f"const int64_t {a}_room = {x - 1} - {a}_from;")
+        lines.append(
+            f"const int64_t {a}_high = {a}_room < 0 ? 0 : at_most({a}_room / {stride} + 1, {problem.grad_extents[j]});"
+        )
+    for axis in spatial[:-1]:
+        a = axis.lower()
+        lines.append(_loop(a, f"{a}_low", f"{a}_high"))
+    for axis in inner_axes:
+        if axis != inner:
+            lines.append(_loop(axis, *bounds[axis]))
+    for tensor in ("data", "weight", "grad"):
+        place = _place(tensor, problem, steps[tensor], skip=inner)
+        const = "" if tensor == face.result else "const "
+        lines.append(f"{const}{ctype}* __restrict {tensor}_at = {tensor} + {place};")
+    lines.extend(_inner(face, ctype, bounds[inner], {tensor: move[tensor][inner] for tensor in move}))
+    depth = sum(line.endswith("{") for line in lines) - sum(line == "}" for line in lines)
+    return _indented([*lines, *["}"] * depth])
+
+
+def _inner(face: Face, ctype: str, bounds: tuple[str, str], move: dict[str, int]) -> list[str]:
+    """The innermost loop over j, with the pointers <tensor>_at at j = 0."""
+    first, second = (f"{tensor}_at[{{j}} * {move[tensor]}]" for tensor in face.operands)
+    product = f"{first} * {second}"
+    if move[face.result]:
+        place = f"{face.result}_at[j * {move[face.result]}]"
+        return [_loop("j", *bounds), f"{place} += {product.format(j='j')};", "}"]
+    return [
+        f"{ctype} lanes[{LANES}] = {{0}};",
+        f"int64_t j = {bounds[0]};",
+        f"for (; j + {LANES} <= {bounds[1]}; j += {LANES}) {{",
+        f"for (int l = 0; l < {LANES}; ++l) lanes[l] += {product.format(j='(j + l)')};",
+        "}",
+        f"{ctype} total = 0;",
+        f"for (; j < {bounds[1]}; ++j) total += {product.format(j='j')};",
+        f"for (int l = 0; l < {LANES}; ++l) total += lanes[l];",
+        f"{face.result}_at[0] += total;",
+    ]
+
+
+def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: str) -> str:
+    """The offset of the element that the loops are at, the innermost axis `skip` left out."""
+    spatial = SPATIAL[problem.rank]
+    out_per_group = problem.out_channels // problem.groups
+    in_per_group = problem.in_channels // problem.groups
+    o, i = ("0" if skip == axis else axis for axis in ("o", "i"))
+    terms = []
+    if tensor == "weight":
+        terms += [f"(g * {out_per_group} + {o}) * {steps['O']}", f"{i} * {steps['I']}"]
+        terms += [f"k{a.lower()} * {steps[a]}" for a in spatial]
+    else:
+        channel = f"g * {in_per_group} + {i}" if tensor == "data" else f"g * {out_per_group} + {o}"
+        terms += [f"n * {steps['N']}", f"({channel}) * {steps['C']}"]
+        for a, stride in zip(spatial, problem.strides, strict=True):
+            y = "0" if skip == a.lower() else a.lower()
+            terms.append(
+                f"({y} * {stride} + {a.lower()}_from) * {steps[a]}" if tensor == "data" else f"{y} * {steps[a]}"
+            )
+    return " + ".join(terms)
+
+
+def _strides(layout: str, shape: tuple[int | str, ...]) -> dict[str, int]:
+    """Elements from one entry of each axis to the next, in a compact tensor."""
+    return {letter: math.prod(int(e) for e in shape[i + 1 :]) for i, letter in enumerate(layout)}
+
+
+def _loop(index: str, low: str, high: str) -> str:
+    return f"for (int64_t {index} = {low}; {index} < {high}; ++{index}) {{"
+
+
+def _indented(lines: list[str]) -> str:
+    depth, out = 0, []
+    for line in lines:
+        depth -= line == "}"
+        out.append("  " * depth + line)
+        depth += line.endswith("{")
+    return "\n".join(out) + "\n"

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the six operators become code in Relay: the legalization to stock operators, and a strategy for what is left.
+
+Legalization (Relay runs it from opt_level 1) takes the compositions of `legalize`, which are right for every grouping
+and layout. Where it has not run the strategy computes the formula itself, on any target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from tvm import relay, te
+
+from legalize.forms import WEIGHT_FORMS, compose_backward_data, compose_backward_weight
+from relay_ops.builder import RelayBuilder, Tensor
+from relay_ops.ir import PREFIX, problem_of
+from tvm_convgrad.catalogue import BACKWARD_DATA, NEW_OPS, Face, OpEntry
+from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.problem import ConvProblem
+
+DATA_FORM = "dilated"
+"""The composition taken for dgrad: Relay's transposed convolutions know no dilation."""
+
+
+def composed(face: Face, problem: ConvProblem, first: Any, second: Any, form: str = "") -> Any:
+    """A composition of stock operators that computes wgrad or dgrad, as a Relay expression.
+
+    Args:
+        face: BACKWARD_WEIGHT or BACKWARD_DATA.
+        problem: static.
+        first, second: its operands, Relay expressions in the problem's layouts.
+        form: a key of legalize.forms; empty is the one that legalization takes.
+
+    Raises:
+        UnsupportedError: the form is unknown, or Relay cannot express it.
+    """
+    shapes = problem.tensors
+    operands: list[Any] = []
+    for name, expr in zip(face.operands, (first, second), strict=True):
+        shape, dtype = shapes[name]
+        operands.append(Tensor(expr, tuple(int(e) for e in shape), dtype))
+    builder, (a, b) = RelayBuilder(), operands
+    if face is BACKWARD_DATA:
+        return compose_backward_data(builder, problem, a, b, problem.data_shape, form or DATA_FORM).expr
+    return compose_backward_weight(builder, problem, a, b, form or next(iter(WEIGHT_FORMS))).expr
+
+
+def legalizations() -> dict[str, Callable[..., Any]]:
+    """FTVMLegalize by operator."""
+    return {PREFIX + entry.name: _legalization(entry) for entry in NEW_OPS}
+
+
+def strategies() -> dict[str, Any]:
+    """FTVMStrategy by operator; each a generic function of its own, which a target may override."""
+    return {PREFIX + entry.name: _strategy(entry) for entry in NEW_OPS}
+
+
+def _legalization(entry: OpEntry) -> Callable[..., Any]:
+    op = tvm.ir.Op.get(PREFIX + entry.name)
+
+    def legalize(attrs: Any, inputs: Any, types: Any) -> Any:
+        return composed(entry.face, problem_of(op, attrs, list(types)[:2]), inputs[0], inputs[1])
+
+    return legalize
+
+
+def _strategy(entry: OpEntry) -> Any:
+    op = tvm.ir.Op.get(PREFIX + entry.name)
+
+    @tvm.target.override_native_generic_func(f"tvm_convgrad.{entry.name}_strategy")
+    def strategy(attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
+        def compute(attrs: Any, inputs: Any, out_type: Any) -> list[Any]:
+            types = [relay.TensorType(tensor.shape, tensor.dtype) for tensor in inputs]
+            return [formula(entry.face, problem_of(op, attrs, types), *inputs)]
+
+        found = relay.op.OpStrategy()
+        found.add_implementation(compute, _schedule, name=f"{entry.name}.formula")
+        return found
+
+    return strategy
+
+
+def formula(face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
+    """wgrad or dgrad as one te.compute over all elements of the result, in the problem's layouts.
+
+    Args:
+        face: BACKWARD_WEIGHT or BACKWARD_DATA.
+        problem: static.
+        first, second: te tensors of its operands.
+    """
+    summed = problem.accumulator
+    spatial = SPATIAL[problem.rank]
+    out_per_group = problem.out_channels // problem.groups
+    in_per_group = problem.in_channels // problem.groups
+    kernel = dict(zip(spatial, problem.kernel, strict=True))
+    step = dict(zip(spatial, problem.strides, strict=True))
+    spread = dict(zip(spatial, problem.dilation, strict=True))
+    low = dict(zip(spatial, (pair[0] for pair in problem.padding), strict=True))
+    x_extent = dict(zip(spatial, problem.data_extents, strict=True))
+    y_extent = dict(zip(spatial, problem.grad_extents, strict=True))
+    layouts = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}
+    tensors = dict(zip(face.operands, (first, second), strict=True))
+
+    def at(name: str, **indices: Any) -> Any:
+        return tensors[name](*(indices[letter] for letter in layouts[name])).astype(summed)
+
+    def weight_element(*place: Any) -> Any:
+        w = dict(zip(problem.kernel_layout, place, strict=True))
+        n = te.reduce_axis((0, problem.batch), "n")
+        y = {a: te.reduce_axis((0, y_extent[a]), f"y_{a.lower()}") for a in spatial}
+        x = {a: y[a] * step[a] + w[a] * spread[a] - low[a] for a in spatial}
+        inside = [c for a in spatial for c in (x[a] >= 0, x[a] < x_extent[a])]
+        channel = tvm.tir.floordiv(w["O"], out_per_group) * in_per_group + w["I"]
+        product = at("grad", N=n, C=w["O"], **y) * at("data", N=n, C=channel, **x)
+        zero = tvm.tir.const(0, summed)
+        return te.sum(tvm.tir.if_then_else(tvm.tir.all(*inside), product, zero), axis=[n, *y.values()])
+
+    def data_element(*place: Any) -> Any:
+        x = dict(zip(problem.data_layout, place, strict=True))
+        o = te.reduce_axis((0, out_per_group), "o")
+        k = {a: te.reduce_axis((0, kernel[a]), f"k_{a.lower()}") for a in spatial}
+        reach = {a: x[a] + low[a] - k[a] * spread[a] for a in spatial}
+        y = {a: tvm.tir.floordiv(reach[a], step[a]) for a in spatial}
+        inside = [c for a in spatial for c in (reach[a] >= 0, y[a] < y_extent[a], y[a] * step[a] == reach[a])]
+        channel = tvm.tir.floordiv(x["C"], in_per_group) * out_per_group + o
+        product = at("grad", N=x["N"], C=channel, **y) * at(
+            "weight", O=channel, I=tvm.tir.floormod(x["C"], in_per_group), **k
+        )
+        zero = tvm.tir.const(0, summed)
+        return te.sum(tvm.tir.if_then_else(tvm.tir.all(*inside), product, zero), axis=[o, *k.values()])
+
+    shape, dtype = problem.tensors[face.result]
+    name = f"conv{problem.rank}d_{face.name}"
+    total = te.compute(shape, data_element if face is BACKWARD_DATA else weight_element, name=name)
+    return total if dtype == summed else te.compute(shape, lambda *i: total(*i).astype(dtype), name=f"{name}_cast")
+
+
+def _schedule(attrs: Any, outs: Sequence[Any], target: Any) -> Any:
+    """One loop nest a stage; on a GPU each element of the result is a thread's, on a CPU the outer axis is parallel."""
+    schedule = te.create_schedule([out.op for out in outs])
+    for stage in schedule.stages:
+        if not isinstance(stage.op, te.ComputeOp):
+            continue
+        if "gpu" in target.keys:
+            fused = stage.fuse(*stage.op.axis)
+            block, thread = stage.split(fused, factor=64)
+            stage.bind(block, te.thread_axis("blockIdx.x"))
+            stage.bind(thread, te.thread_axis("threadIdx.x"))
+        elif "cpu" in target.keys:
+            stage.parallel(stage.op.axis[0])
+    return schedule

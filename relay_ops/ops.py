@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The six operators in Relay: registration, type relation, and the Python function that makes their calls.
+
+nn.conv2d_backward_weight is upstream's: it keeps its registration and its attributes, and gets the catalogue's type
+relation, which knows every layout and grouping. The other five are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relay
+
+from relay_ops.ir import PREFIX, RelayProver, call_of, infer, spec_of, tensor_type
+from tvm_convgrad.arguments import make_attributes, problem_of_call
+from tvm_convgrad.catalogue import (
+    BACKWARD_DATA,
+    NEW_OPS,
+    OpEntry,
+    infer_backward_data,
+    infer_backward_weight,
+)
+from tvm_convgrad.errors import ProblemError, UnsupportedError
+
+LEVEL = 15
+"""Above upstream's level of 10, so that what is registered here wins."""
+
+
+def register_ops() -> None:
+    """Declare the five new operators, and give all six their type relation."""
+    known = {str(name) for name in tvm.ir.Op.list_op_names()}
+    for entry in NEW_OPS:
+        name = PREFIX + entry.name
+        is_new = name not in known
+        if is_new:
+            relay.op.op.register(name, f"{entry.face.result}'s gradient of a {entry.rank}-d convolution")
+        op = tvm.ir.Op.get(name)
+        if is_new:
+            op.set_num_inputs(2)
+            for operand in entry.face.operands:
+                op.add_argument(operand, "Tensor", f"The {operand} of the convolution.")
+            op.set_support_level(2)
+            kind = "Transpose" if entry.face is BACKWARD_DATA else ""
+            op.set_attrs_type_key(f"relay.attrs.Conv{entry.rank}D{kind}Attrs")
+            relay.op.op.register_stateful(name, False, LEVEL)
+        op.add_type_rel(f"tvm_convgrad.{entry.name}", _relation(entry))
+
+
+def make_call(
+    entry: OpEntry,
+    first: Any,
+    second: Any,
+    *,
+    data_shape: Any = None,
+    **attributes: Any,
+) -> Any:
+    """A call to one of the six operators; the operands' types must be known (variables, constants, inferred ones).
+
+    Args:
+        entry: the catalogue's entry.
+        first, second: the operands, Relay expressions.
+        data_shape: dgrad only: full shape of the data in `data_layout`, ints.
+        attributes: kernel_size, strides, padding, dilation, groups, layouts, out_dtype: see tvm_convgrad.op.
+
+    Raises:
+        ProblemError, DTypeError: an argument or operand breaks a rule.
+        UnsupportedError: the type of an operand is not known, or an extent is none.
+    """
+    specs = {}
+    for name, operand in zip(entry.face.operands, (first, second), strict=True):
+        spec = spec_of(_type_of(operand), name, entry.name)
+        if spec is None or not all(isinstance(e, int) for e in spec.shape or ()):
+            raise UnsupportedError(
+                f"{entry.name}: the shape of {name} is not known; run relay.transform.InferType first, or give its "
+                f"variable a static type"
+            )
+        specs[name] = spec
+    if entry.face is BACKWARD_DATA:
+        if data_shape is None:
+            raise ProblemError(
+                f"{entry.name}: data_shape is missing; grad and weight do not determine it where strides exceed 1"
+            )
+        data_shape = tuple(int(e) for e in data_shape)
+    x = data_shape if entry.face is BACKWARD_DATA else specs["data"].shape
+    w = specs["weight"].shape if entry.face is BACKWARD_DATA else None
+    checked = make_attributes(entry, data_shape=lambda: x, weight_shape=lambda: w, **attributes)
+    shapes = {name: spec.shape or () for name, spec in specs.items()}
+    if entry.face is BACKWARD_DATA:
+        infer_backward_data(checked, specs["grad"], specs["weight"], data_shape, RelayProver())
+        shapes["data"] = data_shape
+    else:
+        infer_backward_weight(checked, specs["grad"], specs["data"], RelayProver())
+    dtypes = {name: str(spec.dtype) for name, spec in specs.items()}
+    return call_of(entry.face, problem_of_call(entry.face, checked, shapes, dtypes), first, second)
+
+
+def _relation(entry: OpEntry) -> Callable[[Any, Any], Any]:
+    """The type relation that Relay calls with the operands' types and the attributes; None is "not yet"."""
+
+    def relation(types: Any, attrs: Any) -> Any:
+        result = infer(entry, attrs, list(types))
+        return None if result is None else tensor_type(result)
+
+    return relation
+
+
+def _type_of(operand: Any) -> Any:
+    """The operand's type: inferred before, annotated on a variable, or inferred now."""
+    if getattr(operand, "_checked_type_", None) is not None:
+        return operand.checked_type
+    module = relay.transform.InferType()(tvm.IRModule.from_expr(operand))
+    body = module["main"] if isinstance(operand, relay.Function) else module["main"].body
+    return body.checked_type

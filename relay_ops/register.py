@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts everything of this package into a TVM that has Relay."""
+
+from __future__ import annotations
+
+from tvm_convgrad import errors
+
+_done = False
+
+
+def register_all() -> None:
+    """Register once; further calls do nothing.
+
+    Raises:
+        SetupError: this TVM has no Relay.
+    """
+    global _done
+    if _done:
+        return
+    import tvm
+
+    if not hasattr(tvm, "relay"):
+        raise errors.SetupError(f"TVM {tvm.__version__} has no Relay; versions up to 0.19 do")
+    from relay_ops.ops import LEVEL, register_ops
+
+    # Python exceptions keep their class through TVM's C++ only if it knows their names.
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.ConvGradError):
+            tvm.error.register_error(value.__name__, value)
+    register_ops()
+
+    from relay_ops.gradients import GRADIENTS
+    from relay_ops.layout import convert_rules, infer_rules
+    from relay_ops.lowering import legalizations, strategies
+
+    op = tvm.relay.op.op
+    tables = (
+        (op.register_gradient, GRADIENTS),
+        (op.register_legalize, legalizations()),
+        (op.register_strategy, strategies()),
+        (op.register_infer_correct_layout, infer_rules()),
+        (op.register_convert_op_layout, convert_rules()),
+    )
+    for register, table in tables:
+        for name, value in table.items():
+            register(name, value, LEVEL)
+    for name in legalizations():
+        op.register_pattern(name, op.OpPattern.OUT_ELEMWISE_FUSABLE, LEVEL)
+    from relay_ops.partition import register_codegen
+
+    register_codegen()
+
+    _done = True

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The 68 convolutions through every way that there is in Relay, equal to float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.relay_ops.harness import load_grid
+
+GRID = load_grid()
+PROBLEMS = list(GRID.problems())
+
+
+def test_the_problems_differ() -> None:
+    assert len({problem for _, problem in PROBLEMS}) == len(PROBLEMS) == 65 + len(GRID.CONFIGURATIONS["coinciding"])
+
+
+@pytest.mark.parametrize("path", ["gradient", "library", "to NHWC/OHWI", "to NHWC/HWIO"])
+@pytest.mark.parametrize("problem", [problem for _, problem in PROBLEMS], ids=str)
+def test_right(problem, path) -> None:
+    expected = ["data", "weight"] if path.startswith("to") else ["data", "weight", "grad"]
+    assert GRID.outcome(problem, path) == ("right", ", ".join(expected))
+
+
+@pytest.mark.parametrize("problem", [p for _, p in PROBLEMS if p.groups > 1 and max(p.strides) > 1], ids=str)
+@pytest.mark.parametrize("path", ["gradient of NHWC", "wgrad", "wgrad in NHWC"])
+def test_grouped_and_strided_in_other_ways(problem, path) -> None:
+    assert GRID.outcome(problem, path)[0] == "right"
