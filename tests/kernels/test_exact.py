@@ -26,6 +26,12 @@ SHAPES = [
     "g16mb1ic16ih40iw40oc16oh40ow40kh3kw3ph18pw18dh17dw17",  # depthwise, dilation
     "g32mb2ic32id5ih6iw7oc32od3oh3ow4kd3kh3kw3sd2sh2sw2pd1ph1pw1",  # depthwise, 3-d
     "g33mb2ic33iw50oc33ow26kw5sw2pw3",  # depthwise, 1-d
+    "g3mb2ic3ih33iw35oc3oh33ow35kh3kw3ph1pw1",  # depthwise, fewer channels than lanes, tiles of lines at both borders
+    "g2mb1ic2ih18iw37oc4oh9ow19kh3kw3sh2sw2ph1pw1",  # depthwise, strided with a multiplier, few planes
+    "g5mb2ic5ih31iw17oc5oh16ow17kh5kw4sh2ph2pw2",  # depthwise, even kernel, strided over lines only
+    "g4mb2ic4ih9iw64oc4oh5ow32kh2kw2sh2sw2ph1",  # depthwise, a tap for each phase
+    "g4mb2ic4ih5iw36oc8oh2ow18kh1kw1sh3sw2",  # depthwise, positions that no tap meets
+    "g4mb1ic4id4ih6iw20oc4od4oh6ow20kd3kh3kw3pd1ph1pw1",  # depthwise, 3-d, planes
     "mb2ic9ih13iw13oc11oh9ow9kh3kw3ph2pw2dh3dw3rh2rw2",  # dilation
     "mb1ic18ih2iw3oc17oh5ow4kh5kw6ph3pw4rh4rw2",  # kernel larger than the data
     "mb5ic33iw50oc34ow26kw5sw2pw3",  # 1-d

@@ -25,6 +25,7 @@ PROBLEMS = [
     "mb{n}ic16ih8oc12kh3sh2ph1",
     "mb{n}ic3ih19oc20kh5sh2ph2",  # pairs of tap and channel as rows of wgrad
     "g4mb{n}ic16ih7oc24kh3ph1",
+    "g18mb{n}ic18ih9iw20oc18kh3kw3sh2sw2ph1pw1",  # depthwise
     "mb{n}ic9ih13oc11kh3dh2ph2",
     "mb{n}ic18iw30oc20kw5sw2pw3",
     "mb{n}ic10id5ih6iw6oc12kd3kh3kw3pd1ph1pw1",

@@ -15,23 +15,32 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_convgrad.kernels.depthwise_planes import Planes, PlaneTiling
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.gather import MAX_INDEX, with_variable
 from tvm_convgrad.kernels.lanes import Mover, Spread, pack_weights, pieces_of, run_of_taps, valid_taps
 from tvm_convgrad.kernels.loops import (
+    INDEX,
     PARALLEL_FROM,
     Loops,
     convert,
     expr,
     lanes_below,
+    lanes_of,
     load,
     load_masked,
     make_parameter,
     quotient,
     remainder,
     smaller,
+    splat,
     zero,
 )
 from tvm_convgrad.kernels.spec import AxisPhase, Gather, Phase, Three
 from tvm_convgrad.kernels.target import Machine
+
+TILES_AHEAD = 8
+"""Register tiles between what is computed with and what is asked for: some lines of a block of channels."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +52,54 @@ class DepthwiseTiling:
         pixels: of the register tile.
         lines: result lines of a slab, a multiple of the step between a phase's lines.
         chunks: pieces of the blocks of channels that are separate work items (direct only).
+        prefetched: whether what lies ahead is asked for (direct only).
     """
 
     direct: bool
     pixels: int
     lines: int
     chunks: int
+    prefetched: bool
 
 
 def depthwise_gather_kernel(
-    detail: tuple[Gather, DepthwiseTiling, Three],
+    detail: tuple[Gather, DepthwiseTiling | PlaneTiling, Three],
     machine: Machine,
     name: str,
     shapes: dict[str, tuple[tuple[Any, ...], str]],
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Any:
-    """The PrimFunc (source, weight, result) of a gather with one channel a group on one side, or both.
+    """The PrimFunc (source, weight, [bias,] result) of a gather with one channel a group on one side, or both.
 
-    The detail's third are the taps of W along depth, height and width.
+    Args:
+        detail: its third are the taps of W along depth, height and width.
+        shapes: as of `gather_kernel`: a batch known only at run time is a name.
     """
     gather, tiling, kernel = detail
     loops = Loops()
-    parameters = [make_parameter(key, *shapes[key]) for key in ("source", "weight", "result")]
-    sizes = (gather.source.size, gather.weight.size, gather.result.size)
-    source, weight, result = (loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True))
-    _Depthwise(loops, gather, tiling, kernel, machine, source, weight, result).emit()
+    shapes, variable = with_variable(shapes)
+    keys = ["source", "weight", *(["bias"] if epilogue.bias else []), "result"]
+    channels = gather.groups * gather.result_channels
+    shapes = {**shapes, "bias": ((channels,), gather.result.dtype)}
+    parameters = [make_parameter(key, *shapes[key]) for key in keys]
+    sizes: dict[str, Any] = {
+        "source": gather.source.size,
+        "weight": gather.weight.size,
+        "bias": channels,
+        "result": gather.result.size,
+    }
+    batch: Any = gather.batch
+    if variable is not None:
+        limit = MAX_INDEX // 2 // max(gather.source.batch, gather.result.batch)
+        loops.require(variable <= limit, f"this convolution's kernel takes batches of at most {limit}")
+        batch = loops.let(tirx.Cast(INDEX, variable), "batch")
+        for key in ("source", "result"):
+            sizes[key] = sizes[key] // gather.batch * batch
+    flat = {key: loops.flat(p, sizes[key]) for key, p in zip(keys, parameters, strict=True)}
+    if isinstance(tiling, PlaneTiling):
+        Planes(loops, gather, tiling, kernel, machine, flat, batch, epilogue).emit()
+    else:
+        _Depthwise(loops, gather, tiling, kernel, machine, flat, batch, epilogue).emit()
     return loops.finish(parameters, name)
 
 
@@ -90,13 +123,15 @@ class _Depthwise:
         tiling: DepthwiseTiling,
         kernel: Three,
         machine: Machine,
-        source: Any,
-        weight: Any,
-        result: Any,
+        flat: dict[str, Any],
+        batch: Any,
+        epilogue: Epilogue,
     ) -> None:
         self.loops, self.gather, self.tiling, self.kernel, self.machine = loops, gather, tiling, kernel, machine
-        self.source, self.weight, self.result = source, weight, result
-        self.dtype = gather.dtype
+        self.source, self.weight, self.result, self.bias = (
+            flat.get(key) for key in ("source", "weight", "result", "bias")
+        )
+        self.batch, self.epilogue, self.dtype = batch, epilogue, gather.dtype
         self.lanes = machine.lanes(self.dtype)
         self.phases = [phase for phases in gather.phases for phase in phases]
         self.channels = gather.groups
@@ -119,7 +154,7 @@ class _Depthwise:
         for extent in gather.result.extents:
             macs *= extent
         kind = "parallel" if macs >= PARALLEL_FROM else "serial"
-        with loops.loop(gather.batch * depths * self.turns * pieces, "item", kind) as item:
+        with loops.loop(self.batch * (depths * self.turns * pieces), "item", kind) as item:
             piece, rest = loops.let(remainder(item, pieces), "piece"), quotient(item, pieces)
             slab, rest = loops.let(remainder(rest, self.turns), "slab"), quotient(rest, self.turns)
             qd, n = loops.let(remainder(rest, depths), "qd"), loops.let(quotient(rest, depths), "n")
@@ -152,7 +187,7 @@ class _Depthwise:
         weights = loops.let(expr(block * (self.taps * self.lanes)), "w")
         for phase in self.phases:
             with self._depth(phase, qd):
-                self._lines(phase, qd, slab, source, result, weights, mask)
+                self._lines(phase, qd, slab, source, result, weights, mask, block)
 
     def _depth(self, phase: Phase, qd: Any) -> Any:
         """Runs only if the phase has this depth."""
@@ -209,9 +244,9 @@ class _Depthwise:
             with self._depth(phases[0], qd), loops.loop(self.outputs, "m") as m:
                 weights = loops.let(expr((block * max(self.inputs, self.outputs) + m) * (self.taps * lanes)), "w")
                 for phase in phases:
-                    self._lines(phase, qd, slab, source, result, weights, None)
+                    self._lines(phase, qd, slab, source, result, weights, None, None)
                 base = n * gather.result.batch + depth * gather.result.spatial[0] + m * gather.result.channel
-                writer.unpack(loops.let(expr(base), "image"), first, line, count, out, lambda value, _: value)
+                writer.unpack(loops.let(expr(base), "image"), first, line, count, out, self._finish(m))
 
     def _source_lines(self, slab: Any) -> tuple[Any, Any, int]:
         """(first, count, the most) of the source's lines that a slab's result lines meet."""
@@ -229,8 +264,10 @@ class _Depthwise:
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
-    def _lines(self, phase: Phase, qd: Any, slab: Any, source: _Place, result: _Place, weights: Any, mask: Any) -> None:
-        """A phase's lines of a slab."""
+    def _lines(
+        self, phase: Phase, qd: Any, slab: Any, source: _Place, result: _Place, weights: Any, mask: Any, block: Any
+    ) -> None:
+        """A phase's lines of a slab; the block of channels where they are stored in place, with the epilogue."""
         loops, gather = self.loops, self.gather
         per_slab = self.tiling.lines // gather.out_step[1]
         first = loops.let(expr(slab * per_slab), "q0")
@@ -255,12 +292,55 @@ class _Depthwise:
                         self._sum(tile, phase, met, (qd, q, x), source, (depth_taps, line_taps), weights, mask)
                     step = gather.out_step[2] * result.column
                     to = loops.opaque(expr(at + x * step + phase[2].base * result.column), "to")
+                    if block is not None and self.tiling.prefetched:
+                        self._prefetch(phase, size, (q, x), source, to)
                     for i, register in enumerate(tile):
                         value = load(register, 0, self.lanes)
+                        if block is not None:
+                            value = self._finished(value, result.buffer, to + i * step, block * self.lanes, mask)
                         if mask is None:
                             loops.store(result.buffer, to + i * step, value)
                         else:
                             loops.store_masked(result.buffer, to + i * step, value, mask)
+
+    def _prefetch(self, phase: Phase, size: int, position: tuple[Any, Any], source: _Place, to: Any) -> None:
+        """Ask for what a later tile meets in place: its last source lines, and the result."""
+        loops, gather, view = self.loops, self.gather, self.gather.result
+        step = gather.out_step[2] * view.spatial[2]
+        pixels = TILES_AHEAD * size
+        for i in range(size):
+            loops.prefetch(self.result, to + (i + pixels) * step, write=True, near=True)
+        if phase is not self.phases[0] or not phase[1].taps:
+            return
+        q, x = position
+        first = q * gather.in_step[1] + (max(offset for _, offset in phase[1].taps) - gather.in_step[1] + 1)
+        at = source.origin + first * source.line + (x + pixels) * (gather.in_step[2] * source.column)
+        at = loops.let(expr(at), "ahead")
+        for line in range(gather.in_step[1]):
+            for i in range(size * gather.in_step[2]):
+                loops.prefetch(self.source, at + (line * source.line + i * source.column), near=True)
+
+    def _finished(self, value: Any, buffer: Any, place: Any, channel: Any, mask: Any) -> Any:
+        """The epilogue of neighbouring channels of a pixel."""
+        return self.epilogue.apply(
+            value,
+            self.dtype,
+            lambda: self._value(self.bias, channel, mask),
+            lambda: self._value(buffer, place, mask),
+        )
+
+    def _finish(self, m: Any) -> Any:
+        """The epilogue of the m-th multiple, for `Mover.unpack`."""
+
+        def bias(channel: Any, mask: Any, lanes: int) -> Any:
+            if mask is not None:
+                return load_masked(self.bias, channel, mask, lanes)
+            return splat(convert(load(self.bias, channel * self.outputs + m), self.dtype), lanes)
+
+        def finish(value: Any, before: Any, channel: Any, mask: Any) -> Any:
+            return self.epilogue.apply(value, self.dtype, lambda: bias(channel, mask, lanes_of(value)), before)
+
+        return finish
 
     def _sum(
         self,

@@ -6,8 +6,15 @@ from __future__ import annotations
 import math
 
 from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling, emitted_products
+from tvm_convgrad.kernels.depthwise_planes_plan import (
+    at_least_roofline,
+    kernel_of,
+    plan_planes,
+    plan_planes_weight,
+    planes_kind,
+)
 from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
-from tvm_convgrad.kernels.plan import Choice, roofline
+from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.spec import Gather, axes_of, views
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.problem import ConvProblem
@@ -21,11 +28,14 @@ SLAB_SHARE = 16
 WEIGHT_SLAB_SHARE = 32
 """The part of it for X and dY, of a vector of channels, in a slab of wgrad: each kernel line reads them again."""
 
-TURN_COST = 0.35
+TURN_COST = 0.55
 """Cycles to turn an element in registers, on its way to a panel or from one."""
 
 SUM_OVERHEAD = 1.4
 """Cycles of a piece of a line beside its multiply-adds, as a factor."""
+
+PREFETCH_FROM = 24 << 20
+"""Bytes of tensors that come from memory: from a shared cache, vectors of channels come as fast without asking."""
 
 PIECE = 8
 """Pixels of a line in wgrad's code without a loop."""
@@ -33,16 +43,24 @@ PIECE = 8
 
 def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machine: Machine) -> Choice | str:
     """The choice for forward or dgrad, or why no depthwise kernel serves it."""
+    if gather.groups == 1 or min(gather.source_channels, gather.result_channels) != 1:
+        return "not one channel a group"
+    if sum(map(len, gather.phases)) > 16:
+        return "more than 16 phases"
+    planes = plan_planes(problem, face, gather, machine)
     refusal = _gather_refusal(gather, machine)
-    if refusal:
-        return refusal
-    direct = _direct(gather, machine)
     lanes = machine.lanes(gather.dtype)
     width_taps = max(len(phase[2].taps) for phases in gather.phases for phase in phases)
     pixels = _pixels(machine, width_taps)
     products = emitted_products(gather, pixels)
-    if products > MAX_PRODUCTS:
-        return f"borders and phases would take {products} multiply-adds of code"
+    if not refusal and products > MAX_PRODUCTS:
+        refusal = f"borders and phases would take {products} multiply-adds of code"
+    if refusal:
+        return planes if isinstance(planes, Choice) else refusal
+    direct = _direct(gather, machine)
+    estimate = _estimate(problem, machine, direct)
+    if isinstance(planes, Choice) and planes.estimate <= estimate:
+        return at_least_roofline(planes, problem, machine)
     _, height, width = gather.result.extents
     step = gather.out_step[1]
     element = 8 if gather.dtype == "float64" else 4
@@ -61,36 +79,33 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     # Slabs of equal size.
     count = -(-height // lines)
     lines = -(-height // (count * step)) * step
-    tiling = DepthwiseTiling(direct, pixels, lines, chunks)
+    tiling = DepthwiseTiling(direct, pixels, lines, chunks, problem.bytes >= PREFETCH_FROM)
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
-    detail = (gather, tiling, problem_kernel(problem))
-    return Choice(f"depthwise {face}", reason, _estimate(problem, machine, direct), detail=detail)
+    refused = {planes_kind(face): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
+    choice = Choice(f"depthwise {face}", reason, estimate, refused, (gather, tiling, kernel_of(problem)))
+    return at_least_roofline(choice, problem, machine)
 
 
 def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | str:
     """The choice for wgrad, or why no depthwise kernel serves it."""
     if not problem.is_depthwise:
         return "not one input channel a group"
-    lanes = machine.lanes(problem.accumulator)
-    if 2 * problem.groups < lanes:
-        return "groups would fill less than half of a vector"
+    planes = plan_planes_weight(problem, machine)
+    refusal = _weight_refusal(problem, machine)
+    if refusal:
+        return planes if isinstance(planes, Choice) else refusal
+    direct = _weight_direct(problem, machine)
+    estimate = _estimate(problem, machine, direct)
+    if isinstance(planes, Choice) and planes.estimate <= estimate:
+        return at_least_roofline(planes, problem, machine)
     kernel, strides, _, _ = axes_of(problem)
     x, _, dy = views(problem)
-    sums = machine.registers * 5 // 8
-    if kernel[2] > sums:
-        return f"more than {sums} taps in a kernel line"
-    same = x.dtype == dy.dtype == problem.accumulator
-    whole = problem.groups % lanes == 0
-    channels_last = x.channel == dy.channel == 1 and problem.out_channels == problem.in_channels
-    direct = channels_last and (whole or (machine.has_masks and same))
     depth, height, width = dy.extents
-    if not direct and x.extents[2] * kernel[0] * machine.vector_bytes > machine.l2_bytes:
-        return "a line of the panel would fill the core's own cache"
     budget = machine.l2_bytes // WEIGHT_SLAB_SHARE * (1 if direct else 4)
     line_bytes = (width + x.extents[2] * strides[1]) * machine.vector_bytes
     lines = min(height, max(1, budget // line_bytes))
     lines = -(-height // -(-height // lines))
-    blocks = -(-problem.groups // lanes)
+    blocks = -(-problem.groups // machine.lanes(problem.accumulator))
     slabs = int(problem.batch) * depth * -(-height // lines)
     parts = 1
     if direct or (blocks % machine.parts and blocks < 4 * machine.parts):
@@ -98,22 +113,40 @@ def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | st
     chunks = blocks if not direct else min(blocks, -(-machine.parts // parts))
     tiling = DepthwiseWeightTiling(direct, PIECE, max(1, min(4, 16 // kernel[2])), lines, parts, chunks)
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
-    return Choice("depthwise wgrad", reason, _estimate(problem, machine, direct), detail=tiling)
+    refused = {planes_kind("wgrad"): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
+    return at_least_roofline(Choice("depthwise wgrad", reason, estimate, refused, tiling), problem, machine)
+
+
+def _weight_direct(problem: ConvProblem, machine: Machine) -> bool:
+    """Whether X and dY are read in place: their channels are neighbours, and as many."""
+    x, _, dy = views(problem)
+    same = x.dtype == dy.dtype == problem.accumulator
+    whole = problem.groups % machine.lanes(problem.accumulator) == 0
+    channels_last = x.channel == dy.channel == 1 and problem.out_channels == problem.in_channels
+    return channels_last and (whole or (machine.has_masks and same))
+
+
+def _weight_refusal(problem: ConvProblem, machine: Machine) -> str:
+    """Why vectors over channels do not serve wgrad, or nothing."""
+    if 2 * problem.groups < machine.lanes(problem.accumulator):
+        return "groups would fill less than half of a vector"
+    kernel, _, _, _ = axes_of(problem)
+    sums = machine.registers * 5 // 8
+    if kernel[2] > sums:
+        return f"more than {sums} taps in a kernel line"
+    x, _, _ = views(problem)
+    if not _weight_direct(problem, machine) and x.extents[2] * kernel[0] * machine.vector_bytes > machine.l2_bytes:
+        return "a line of the panel would fill the core's own cache"
+    return ""
 
 
 def _estimate(problem: ConvProblem, machine: Machine, direct: bool) -> float:
-    """Seconds on one core."""
+    """Seconds on one core, were memory fast."""
     cycles = problem.macs / (2 * machine.lanes(problem.accumulator)) * SUM_OVERHEAD
     if not direct:
         shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
         cycles += TURN_COST * sum(math.prod(int(e) for e in shape) for shape in shapes)
-    return max(cycles / CLOCK, roofline(problem, machine))
-
-
-def problem_kernel(problem: ConvProblem) -> tuple[int, int, int]:
-    """Taps along depth, height and width."""
-    d, h, w = (1,) * (3 - problem.rank) + problem.kernel
-    return d, h, w
+    return cycles / CLOCK
 
 
 def _pixels(machine: Machine, width_taps: int) -> int:
@@ -131,10 +164,6 @@ def _direct(gather: Gather, machine: Machine) -> bool:
 
 def _gather_refusal(gather: Gather, machine: Machine) -> str:
     """Why vectors over channels do not serve a gather, or nothing."""
-    if gather.groups == 1 or min(gather.source_channels, gather.result_channels) != 1:
-        return "not one channel a group"
-    if sum(map(len, gather.phases)) > 16:
-        return "more than 16 phases"
     if 2 * gather.groups < machine.lanes(gather.dtype):
         return "groups would fill less than half of a vector"
     if gather.source.extents[2] * machine.vector_bytes > machine.l2_bytes and not _direct(gather, machine):
@@ -142,4 +171,4 @@ def _gather_refusal(gather: Gather, machine: Machine) -> str:
     return ""
 
 
-__all__ = ["plan_depthwise_gather", "plan_depthwise_weight", "problem_kernel"]
+__all__ = ["plan_depthwise_gather", "plan_depthwise_weight"]

@@ -9,29 +9,34 @@ Nothing is padded: lines outside are left out by the bounds of a loop, columns o
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
 
+from tvm_convgrad.kernels.depthwise_planes_weight import PlanesWeight, PlaneWeightTiling
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.lanes import Mover, pieces_of
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
+    ceiling,
     convert,
     expr,
     lanes_below,
     load,
     load_masked,
-    make_parameter,
     quotient,
     remainder,
     smaller,
     zero,
 )
 from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.plan import REPRESENTATIVE_BATCH
 from tvm_convgrad.kernels.spec import Three, axes_of, views
 from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.weight_frame import WeightFrame
+from tvm_convgrad.kernels.weight_spec import weight_spec
 from tvm_convgrad.problem import ConvProblem
 
 
@@ -56,14 +61,21 @@ class DepthwiseWeightTiling:
     chunks: int
 
 
-def depthwise_weight_kernel(problem: ConvProblem, tiling: DepthwiseWeightTiling, machine: Machine, name: str) -> Any:
-    """The PrimFunc (grad, data, weight's gradient)."""
+def depthwise_weight_kernel(
+    problem: ConvProblem,
+    tiling: DepthwiseWeightTiling | PlaneWeightTiling,
+    machine: Machine,
+    name: str,
+    epilogue: Epilogue = NO_EPILOGUE,
+) -> Any:
+    """The PrimFunc (grad, data, weight's gradient[, bias gradient]); the problem's batch may be a name."""
     loops = Loops()
-    parameters = [make_parameter(key, *problem.tensors[key]) for key in ("grad", "data", "weight")]
-    x, dw, dy = views(problem)
-    flat = [loops.flat(p, size) for p, size in zip(parameters, (dy.size, x.size, dw.size), strict=True)]
-    _DepthwiseWeight(loops, problem, tiling, machine, *flat).emit()
-    return loops.finish(parameters, name)
+    planned = problem if isinstance(problem.batch, int) else replace(problem, batch=REPRESENTATIVE_BATCH)
+    x, _, dy = views(planned)
+    frame = WeightFrame(loops, problem, replace(weight_spec(planned), x=x, dy=dy), epilogue)
+    kernel = PlanesWeight if isinstance(tiling, PlaneWeightTiling) else _DepthwiseWeight
+    kernel(loops, planned, tiling, machine, frame).emit()  # type: ignore[arg-type]
+    return loops.finish(frame.parameters, name)
 
 
 class _DepthwiseWeight:
@@ -73,18 +85,16 @@ class _DepthwiseWeight:
         problem: ConvProblem,
         tiling: DepthwiseWeightTiling,
         machine: Machine,
-        dy: Any,
-        x: Any,
-        dw: Any,
+        frame: WeightFrame,
     ) -> None:
-        self.loops, self.tiling, self.machine = loops, tiling, machine
-        self.dy, self.x, self.dw = dy, x, dw
+        self.loops, self.tiling, self.machine, self.frame = loops, tiling, machine, frame
+        self.dy, self.x, self.dw = frame.dy, frame.x, frame.dw
         self.x_view, self.dw_view, self.dy_view = views(problem)
         self.kernel, self.strides, self.dilation, padding = axes_of(problem)
         self.low: Three = tuple(low for low, _ in padding)  # type: ignore[assignment]
         self.dtype = problem.accumulator
         self.lanes = machine.lanes(self.dtype)
-        self.batch, self.channels = int(problem.batch), problem.in_channels
+        self.batch, self.channels = frame.batch, problem.in_channels
         self.multiplier = problem.out_channels // problem.in_channels
         self.blocks = -(-self.channels // self.lanes)
         self.taps = self.kernel[0] * self.kernel[1] * self.kernel[2]
@@ -98,8 +108,11 @@ class _DepthwiseWeight:
         loops, tiling = self.loops, self.tiling
         depth, height, _ = self.dy_view.extents
         line_slabs = -(-height // tiling.lines)
-        slabs = self.batch * depth * line_slabs
-        per_part, per_chunk = -(-slabs // tiling.parts), -(-self.blocks // tiling.chunks)
+        slabs = loops.let(self.batch * (depth * line_slabs), "slabs")
+        per_part, per_chunk = loops.let(ceiling(slabs, tiling.parts), "per_part"), -(-self.blocks // tiling.chunks)
+        bias = self.frame.bias_sum(self.machine)
+        if bias is not None:
+            bias.allocate(tiling.parts)
         size = self.blocks * self.block_size
         sums = loops.panel("sums", tiling.parts * size + self.lanes * self.lanes, self.dtype)
         with loops.loop(tiling.parts * tiling.chunks, "item", self.kind) as item:
@@ -118,11 +131,15 @@ class _DepthwiseWeight:
                 n, d = loops.let(quotient(plane, depth), "n"), loops.let(remainder(plane, depth), "d")
                 line = loops.let(line, "line")
                 lines = loops.let(smaller(height - line, tiling.lines), "lines")
+                if bias is not None:
+                    bias.add(part, chunk, tiling.chunks, (loops.let(expr(plane), "plane"), 1, line, lines), depth)
                 self._blocks(sums, base, first, count, n, d, line, lines, panels)
         passes = "parallel" if size * tiling.parts >= PARALLEL_FROM else "serial"
         with loops.loop(self.blocks * self.multiplier, "written", passes) as number:
             block, m = quotient(number, self.multiplier), remainder(number, self.multiplier)
             self._write(sums, loops.let(block, "block"), loops.let(m, "m"), size)
+        if bias is not None:
+            bias.write()
 
     def _blocks(
         self, sums: Any, base: Any, first: Any, count: Any, n: Any, d: Any, line: Any, lines: Any, panels: Any
@@ -272,15 +289,21 @@ class _DepthwiseWeight:
                 rows = [loops.let(total(at + i * lanes, lanes), "row") for i in range(lanes)]
                 mask = lanes_below(chunk * lanes, self.taps, lanes)
                 for c, value in enumerate(transpose(loops, rows)):
+                    place = to + c * step + chunk * lanes
                     with loops.when(expr(block * lanes + c) < self.channels):
-                        loops.store_masked(self.dw, to + c * step + chunk * lanes, value, mask)
+                        before = load_masked(self.dw, place, mask, lanes) if self.frame.epilogue.accumulate else None
+                        loops.store_masked(self.dw, place, value if before is None else before + value, mask)
             return
         table = loops.table("dw_taps", offsets)
         with (
             loops.loop(smaller(self.channels - block * lanes, lanes), "c") as c,
             loops.loop(self.taps, "tap") as tap,
         ):
-            loops.store(self.dw, to + c * step + load(table, tap), total(base + tap * lanes + c, 1))
+            place = loops.let(expr(to + c * step + load(table, tap)), "place")
+            value = total(base + tap * lanes + c, 1)
+            if self.frame.epilogue.accumulate:
+                value = convert(load(self.dw, place), self.dtype) + value
+            loops.store(self.dw, place, value)
 
 
 __all__ = ["DepthwiseWeightTiling", "depthwise_weight_kernel"]

@@ -56,7 +56,7 @@ def gather_kernel(
             time is a name or a tirx.Var in the first and the last.
     """
     loops = Loops()
-    shapes, variable = _with_variable(shapes)
+    shapes, variable = with_variable(shapes)
     keys = ["source", "weight", *(["bias"] if epilogue.bias else []), "result"]
     channels = gather.groups * gather.result_channels
     shapes = {**shapes, "bias": ((channels,), gather.result.dtype)}
@@ -79,7 +79,7 @@ def gather_kernel(
     return loops.finish(parameters, name)
 
 
-def _with_variable(
+def with_variable(
     shapes: dict[str, tuple[tuple[Any, ...], str]],
 ) -> tuple[dict[str, tuple[tuple[Any, ...], str]], Any]:
     """The shapes with one variable for the name of the batch, if that is what they have; and the variable."""

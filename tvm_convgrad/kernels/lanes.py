@@ -155,7 +155,11 @@ class Mover:
                 loops.store(panel, to + c, convert(value, self.dtype))
 
     def unpack(self, base: Any, first: Any, row: Any, rows: Any, panel: Any, finish: Any) -> None:
-        """Lines row .. row + rows of the tensor from the panel's start; finish(values, before) is what is stored."""
+        """Lines row .. row + rows of the tensor from the panel's start; `finish` says what is stored.
+
+        finish(values, before, channel, mask): `before` gives what the tensor holds; `channel` is that of all values, or
+        of the first where they are of neighbouring channels: then there is a mask of those that exist.
+        """
         loops, lanes, width = self.loops, self.lanes, self.view.extents[2]
         base = loops.let(expr(base + row * self.view.spatial[1]), "plane")
         if self.kind == "turn":
@@ -166,7 +170,7 @@ class Mover:
                 mask = lanes_below(chunk * lanes, pixels, lanes)
                 for c, value in enumerate(transpose(loops, lines)):
                     to = at + (first + c) * self.step
-                    value = finish(value, lambda to=to: load_masked(self.buffer, to, mask, lanes))
+                    value = finish(value, lambda to=to: load_masked(self.buffer, to, mask, lanes), first + c, None)
                     if not self.ragged:
                         loops.store_masked(self.buffer, to, value, mask)
                         continue
@@ -179,13 +183,14 @@ class Mover:
             if self.kind == "vectors":
                 mask = lanes_below(first, self.channels, lanes)
                 value = load(panel, source, lanes)
-                value = finish(value, lambda: load_masked(self.buffer, at + first, mask, lanes))
+                value = finish(value, lambda: load_masked(self.buffer, at + first, mask, lanes), first, mask)
                 loops.store_masked(self.buffer, at + first, value, mask)
                 return
             with loops.loop(smaller(self.channels - first, lanes), "c") as c:
                 to = at + (first + c) * self.step
                 value = load(panel, source + c)
-                loops.store(self.buffer, to, finish(value, lambda: convert(load(self.buffer, to), self.dtype)))
+                value = finish(value, lambda: convert(load(self.buffer, to), self.dtype), first + c, None)
+                loops.store(self.buffer, to, value)
 
     def _channel(self, first: Any, c: Any) -> Any:
         """A channel to read: the last one again in the place of those past it."""

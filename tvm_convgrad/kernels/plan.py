@@ -29,12 +29,15 @@ REPRESENTATIVE_BATCH = 8
 GATHERS = tuple(f"implicit GEMM {face}" for face in ("forward", "backward_data"))
 """The kernels that `gather_plan` cuts."""
 
-ANY_BATCH = frozenset((*GATHERS, "implicit GEMM wgrad"))
-"""The kernels that loop over a batch known only when they run."""
+_FAMILIES = ("implicit GEMM", "depthwise", "depthwise planes")
 
 ABLE = {
-    **dict.fromkeys(GATHERS, ("bias", "relu", "accumulate")),
-    "implicit GEMM wgrad": ("accumulate", "bias_grad"),
+    **{
+        f"{family} {face}": ("bias", "relu", "accumulate")
+        for family in _FAMILIES
+        for face in ("forward", "backward_data")
+    },
+    **{f"{family} wgrad": ("accumulate", "bias_grad") for family in _FAMILIES},
 }
 """Which fields of an Epilogue each kernel takes."""
 
@@ -93,16 +96,12 @@ def _choose(problem: ConvProblem, face: str, machine: Machine) -> Choice:
 
 
 def _for_any_batch(problem: ConvProblem, face: str, machine: Machine) -> Choice:
-    """The choice for the representative batch, if its kernel loops over a batch known only when it runs."""
+    """The choice for the representative batch: every kernel loops over a batch known only when it runs."""
     choice = _choose(replace(problem, batch=REPRESENTATIVE_BATCH), face, machine)
     if not choice.is_kernel:
         return choice
-    reason = ""
-    if choice.kind not in ANY_BATCH:
-        reason = "it needs the batch when it is compiled"
-    elif any(layout[0] != "N" for layout in (problem.data_layout, problem.grad_layout)):
+    if any(layout[0] != "N" for layout in (problem.data_layout, problem.grad_layout)):
         reason = "a batch known only at run time must be the outermost axis"
-    if reason:
         return Choice(COMPOSITION, f"{choice.kind}: {reason}", refused={**choice.refused, choice.kind: reason})
     return choice
 
@@ -180,10 +179,10 @@ def _build(
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
         return weight_kernel(problem, detail, machine, name, epilogue)
-    if kind == "depthwise wgrad":
+    if kind in ("depthwise wgrad", "depthwise planes wgrad"):
         from tvm_convgrad.kernels.depthwise_weight import depthwise_weight_kernel
 
-        return depthwise_weight_kernel(problem, detail, machine, name)
+        return depthwise_weight_kernel(problem, detail, machine, name, epilogue)
     from tvm_convgrad.kernels.gather import gather_kernel
 
     source, result = ("data", "grad") if face == "forward" else ("grad", "data")
@@ -191,7 +190,7 @@ def _build(
     if kind.startswith("depthwise"):
         from tvm_convgrad.kernels.depthwise_gather import depthwise_gather_kernel
 
-        return depthwise_gather_kernel(detail, machine, name, shapes)
+        return depthwise_gather_kernel(detail, machine, name, shapes, epilogue)
     gather, tilings = detail
     return gather_kernel(gather, tilings, machine, name, shapes, epilogue)
 

@@ -25,7 +25,7 @@ class WeightFrame:
 
     Attributes:
         parameters: of the PrimFunc.
-        dy, x, dw: flat views.
+        dy, x, dw: flat views; bias: that of the bias gradient, or None.
         batch: a number, or an expression of the variable in the parameters' shapes.
         epilogue: what is fused.
     """
@@ -59,7 +59,7 @@ class WeightFrame:
         sizes["bias_grad"] = self.channels
         flat = {key: loops.flat(p, sizes[key]) for key, p in zip(keys, self.parameters, strict=True)}
         self.dy, self.x, self.dw = flat["grad"], flat["data"], flat["weight"]
-        self._bias = flat.get("bias_grad")
+        self.bias = flat.get("bias_grad")
 
     def _check_batch_is_outermost(self, views: dict[str, View]) -> None:
         for key, view in views.items():
@@ -68,9 +68,9 @@ class WeightFrame:
 
     def bias_sum(self, machine: Machine) -> BiasSum | None:
         """What sums the bias gradient, if that is wanted."""
-        if self._bias is None:
+        if self.bias is None:
             return None
-        return BiasSum(self.loops, machine, self.spec.dy, self.dy, self.channels, self.spec.dtype, self._bias)
+        return BiasSum(self.loops, machine, self.spec.dy, self.dy, self.channels, self.spec.dtype, self.bias)
 
 
 __all__ = ["WeightFrame"]
