@@ -102,6 +102,16 @@ def test_planes_in_any_number_of_slabs(face, lines):
         np.testing.assert_array_equal(run_in_red_zones(problem, face, library, operands), wanted)
 
 
+@pytest.mark.parametrize("face", GATHERS)
+def test_asking_ahead_changes_nothing(face):
+    problem = ConvProblem.from_descriptor(CHANNELS["in place, strided"])
+    choice = choice_of(problem, face, "depthwise")
+    operands, wanted = numbers_of(problem, face, 0)
+    gather, tiling, kernel = choice.detail
+    library = built(problem, face, replace(choice, detail=(gather, replace(tiling, prefetched=True), kernel)))
+    np.testing.assert_array_equal(run_in_red_zones(problem, face, library, operands), wanted)
+
+
 @pytest.mark.parametrize("tiling", [(1, 1, 1), (5, 2, 3), (12, 20, 2), (7, 7, 5)])
 def test_wgrad_of_planes_in_any_parts(tiling):
     problem = ConvProblem.from_descriptor(PLANES["plain"])
