@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from tvm_convgrad.errors import ArtifactError, TrainingError
 from tvm_convgrad.training.checkpoint import Progress
 from tvm_convgrad.training.data import Samples, load_samples
 from tvm_convgrad.training.loop import batch_size_of, batches_of_epoch, evaluate_samples, train
+from tvm_convgrad.training.pages import give_back
 from tvm_convgrad.training.session import Session
 
 X, Y = tiny.make_arrays(tiny.BATCH, 0)
@@ -184,3 +187,19 @@ def test_damaged_data(session: Session, tiny_data: Path, tmp_path: Path) -> None
             load_samples(path, session.inputs, session.target, "train", session.classes)
     with pytest.raises(ArtifactError, match="no such data file"):
         load_samples(tmp_path / "none.npz", session.inputs, session.target, "train", session.classes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc/self/smaps")
+def test_the_librarys_constants_are_not_resident_twice(tiny_step: Path) -> None:
+    session = Session(tiny_step)
+    before = session.state
+    assert give_back(tiny_step) > 0
+    text = re.sub(" +", " ", Path("/proc/self/smaps").read_text())
+    mapped = re.findall(rf"r--p \S+ \S+ \d+ +{re.escape(str(tiny_step.resolve()))}\n((?:\w+: .*\n)*)", text)
+    untouched = [facts for facts in mapped if "Anonymous: 0 kB" in facts]
+    resident = [int(number) for facts in untouched for number in re.findall(r"^Rss: (\d+) kB$", facts, re.MULTILINE)]
+    assert resident
+    assert set(resident) == {0}
+    session.reset()  # the constants are read from the file again where that is needed
+    for name, value in session.state.items():
+        np.testing.assert_array_equal(value, before[name])

@@ -36,18 +36,42 @@ def state_in_place(module: Any, _context: Any) -> Any:
     return builder.get()
 
 
+class StateFlow:
+    """Which variables of `step` are tensors of the state that it takes, and of the state that it gives.
+
+    Attributes:
+        old, new: the number in the state, by variable.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._values = {binding.var: binding.value for binding in bindings_of(function)}
+        state = function.params[-1]
+        self.old = {
+            var: int(value.index)
+            for var, value in self._values.items()
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(state)
+        }
+        result = self._resolved(function.body.body)
+        last = self._resolved(result.fields[-1]) if isinstance(result, relax.Tuple) else None
+        # A function that does not return a literal tuple gives no state that could be told apart.
+        same_size = isinstance(last, relax.Tuple) and len(last.fields) == len(getattr(state.ty, "fields", ()))
+        fields = list(last.fields) if same_size and last is not None else []
+        self.new = {field: number for number, field in enumerate(fields) if isinstance(field, relax.Var)}
+
+    def _resolved(self, expr: Any) -> Any:
+        while isinstance(expr, relax.Var) and expr in self._values:
+            expr = self._values[expr]
+        return expr
+
+
 class _Update:
     """The calls of `step` whose result may take the place of an operand."""
 
     def __init__(self, builder: Any, function: Any) -> None:
         self.builder, self.function = builder, function
         self.bindings = list(bindings_of(function))
-        self.values = {binding.var: binding.value for binding in self.bindings}
-        self.state = function.params[-1]
-        self.items: dict[Any, int] = {}  # variables bound to a tensor of the state, and its number
-        for var, value in self.values.items():
-            if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(self.state):
-                self.items[var] = int(value.index)
+        flow = StateFlow(function)
+        self.items, self.wanted = flow.old, flow.new
         self.last_use: dict[int, int] = {}
         for place, binding in enumerate(self.bindings):
             for variable in relax.analysis.free_vars(binding.value):
@@ -56,11 +80,10 @@ class _Update:
 
     def apply(self) -> Any:
         """The function with calls in place, or None where there is none."""
-        wanted = {field: number for number, field in enumerate(self._new_state()) if isinstance(field, relax.Var)}
         replaced: dict[Any, Any] = {}
         for place, binding in enumerate(self.bindings):
-            if binding.var in wanted:
-                call = self._in_place(binding, wanted[binding.var], place)
+            if binding.var in self.wanted:
+                call = self._in_place(binding, self.wanted[binding.var], place)
                 if call is not None:
                     replaced[binding.var] = call
         if not replaced:
@@ -76,18 +99,6 @@ class _Update:
         ]
         body, old = relax.SeqExpr(blocks, self.function.body.body), self.function
         return relax.Function(old.params, body, old.ret_ty, old.is_pure, old.attrs)
-
-    def _new_state(self) -> list[Any]:
-        """The tensors of the state that the function returns; none if it does not return a literal tuple."""
-        result = self._resolved(self.function.body.body)
-        last = self._resolved(result.fields[-1]) if isinstance(result, relax.Tuple) else None
-        same_size = isinstance(last, relax.Tuple) and len(last.fields) == len(self.state.ty.fields)
-        return list(last.fields) if same_size and last is not None else []
-
-    def _resolved(self, expr: Any) -> Any:
-        while isinstance(expr, relax.Var) and expr in self.values:
-            expr = self.values[expr]
-        return expr
 
     def _in_place(self, binding: Any, number: int, place: int) -> Any:
         """The call over the old tensor of this number, or None if that is needed later, or read in another order."""

@@ -16,6 +16,7 @@ from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.in_place import state_in_place
+from tvm_convgrad.training.order import ordered
 from tvm_convgrad.training.products import products_as_convolutions
 from tvm_convgrad.training.recompute import recompute
 from tvm_convgrad.training.step import StepModule
@@ -105,6 +106,7 @@ def pipeline(target: Any) -> Any:
                     *_rewrites(),
                     *cpu_pipeline.legalize_passes(target),
                     relax.transform.DeadCodeElimination(),
+                    ordered,
                     state_in_place,
                     *cpu_pipeline.dataflow_lower_passes(target),
                     cpu_schedule,  # after the pass that finds reshapes, which knows unscheduled functions only

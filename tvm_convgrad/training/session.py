@@ -11,6 +11,7 @@ import numpy as np
 from tvm_convgrad.errors import ArtifactError
 from tvm_convgrad.training.artifact import Artifact, load_module, read_artifact
 from tvm_convgrad.training.data import check_classes
+from tvm_convgrad.training.pages import give_back
 from tvm_convgrad.training.schema import Array
 
 
@@ -39,6 +40,7 @@ class Session:
         self._tensor = tvm.runtime.tensor
         self._vm: Any = relax.VirtualMachine(load_module(self.artifact), tvm.cpu())
         self._state: Any = self._vm["init"]()
+        give_back(self.artifact.path)
 
     @property
     def classes(self) -> int | None:
