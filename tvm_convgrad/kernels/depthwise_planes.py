@@ -19,7 +19,7 @@ from tvm import tirx
 
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.lanes import pieces_of, run_of_taps, valid_taps
-from tvm_convgrad.kernels.lines import LineReader, interleaved, prefetch_ahead
+from tvm_convgrad.kernels.lines import FoldedReader, LineReader, interleaved, prefetch_ahead
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
@@ -48,10 +48,12 @@ class PlaneTiling:
     Attributes:
         lines: result lines of a register tile, of one phase.
         slabs: pieces of a plane that are separate work items.
+        folded: lines that one vector has; more than one only where all of a plane is one tile.
     """
 
     lines: int
     slabs: int
+    folded: int
 
 
 class Planes:
@@ -122,14 +124,15 @@ class _Lines:
         self.offsets = sorted({offset for column in columns for _, offset in column.taps})
         taps = len(line.taps) * sum(len(column.taps) for column in columns)
         self.is_rolled = is_rolled(gather, taps)
+        self.folded = planes.tiling.folded
         self.reader = LineReader(self.loops, self.lanes, gather.in_step[2], self.count, gather.source.extents[2])
         self.is_single = planes.inputs == 1 and len(depth.taps) == 1  # one pass: weights are read once for a plane
         self.is_empty = not (depth.taps and line.taps and self.offsets)
 
     def emit(self, slab: Any, qd: Any, taps: Any, source: Any, result: Any, weight: Any, bias: Any) -> None:
         """Tiles of lines, in groups whose lines meet their taps alike."""
-        loops, gather, line = self.loops, self.gather, self.line
-        pieces = pieces_of(line.count, self.p.tiling.lines, line.taps, gather.in_step[1], gather.source.extents[1])
+        loops = self.loops
+        pieces = line_pieces(self.gather, self.line, self.p.tiling.lines, self.folded)
         tiles = sum(repeats for _, _, repeats, _ in pieces)
         per_slab = -(-tiles // self.p.tiling.slabs)
         before = 0
@@ -177,17 +180,19 @@ class _Lines:
                 at = loops.let(expr(at + q * (gather.in_step[1] * gather.source.spatial[1])), "from")
                 if self.line.base == 0:
                     met_lines, vectors = size * gather.in_step[1], gather.in_step[2]
-                    prefetch_ahead(
-                        loops, self.p.source, at + x * vectors, gather.source.spatial[1], met_lines, vectors, lanes
-                    )
+                    pitch = self.folded * gather.source.spatial[1]
+                    prefetch_ahead(loops, self.p.source, at + x * vectors, pitch, met_lines, vectors, lanes)
                 self._sum(tile, met, at, x, self._weights_at(weight, j, first_d + kd), factors)
-        step = gather.out_step[1] * gather.result.spatial[1]
+        step = self.folded * gather.out_step[1] * gather.result.spatial[1]
         to = loops.let(expr(result + q * step + self.line.base * gather.result.spatial[1]), "to")
         prefetch_ahead(
             loops, self.p.result, to + x * gather.out_step[2], step, size, gather.out_step[2], lanes, write=True
         )
         for i, registers in enumerate(tile):
-            self._store(registers, to + i * step, x, bias)
+            width = gather.result.extents[2]
+            if self.folded > 1:
+                width *= min(self.folded, self.line.count - i * self.folded)
+            self._store(registers, to + i * step, x, width, bias)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
@@ -219,7 +224,7 @@ class _Lines:
         lines: dict[int, list[tuple[int, int]]] = {}  # a source line, from the tile's first: (result line, kernel line)
         for (k_h, offset), positions in zip(ordered, met, strict=True):
             for i in positions:
-                lines.setdefault(i * gather.in_step[1] + offset, []).append((i, k_h))
+                lines.setdefault(i * self.folded * gather.in_step[1] + offset, []).append((i, k_h))
         pitch = gather.source.spatial[1]
 
         def add(register: Any, value: Any, factor: Any) -> None:
@@ -233,14 +238,14 @@ class _Lines:
                 rows = {k_h: self._factor(weights, k_h, number) for k_h, _ in self.line.taps}
                 offset = loops.let(expr(low_w + kw * pace_w), "offset")
                 for s in sorted(lines):
-                    (value,) = self.reader.read(self.p.source, at + s * pitch, x, [offset])
+                    (value,) = self._read(s, at + s * pitch, x, [offset])
                     value = loops.let(value, "line")
                     for i, k_h in lines[s]:
                         add(tile[i][0], value, rows[k_h])
             return
         factors = self._factors(weights) if factors is None else factors
         for s in sorted(lines):
-            values = self.reader.read(self.p.source, at + s * pitch, x, self.offsets)
+            values = self._read(s, at + s * pitch, x, self.offsets)
             for wanted, value in zip(self.offsets, values, strict=True):
                 value = loops.let(value, "line")
                 for number, column in enumerate(self.columns):
@@ -249,10 +254,18 @@ class _Lines:
                             for i, k_h in lines[s]:
                                 add(tile[i][number], value, factors[k_h, k_w])
 
+    def _read(self, line: int, at: Any, x: Any, offsets: list[Any]) -> list[Any]:
+        """A line of the source, or those of a vector, for each offset of columns."""
+        if self.folded == 1:
+            return self.reader.read(self.p.source, at, x, offsets)
+        _, height, width = self.gather.source.extents
+        reader = FoldedReader(self.lanes, self.folded, height, width)
+        return [reader.read(self.p.source, at, line, offset) for offset in offsets]
+
     # -- the result ---------------------------------------------------------------------------------------------
 
-    def _store(self, registers: list[Any], to: Any, x: Any, bias: Any) -> None:
-        loops, lanes, width = self.loops, self.lanes, self.gather.result.extents[2]
+    def _store(self, registers: list[Any], to: Any, x: Any, width: int, bias: Any) -> None:
+        loops, lanes = self.loops, self.lanes
         values = [loops.let(load(register, 0, lanes), "total") for register in registers]
         if len(values) == 2:
             values = list(interleaved(loops, values[0], values[1], lanes))
@@ -270,13 +283,34 @@ class _Lines:
                 loops.store_masked(self.p.result, place, total, mask)
 
 
-def plane_products(gather: Gather, lines: int) -> tuple[int, int]:
+def line_pieces(
+    gather: Gather, line: AxisPhase, lines: int, folded: int
+) -> list[tuple[int, int, int, list[list[int]]]]:
+    """The tiles of a phase's lines, or of vectors of them, as `pieces_of` has them."""
+    height = gather.source.extents[1]
+    if folded == 1:
+        return pieces_of(line.count, lines, line.taps, gather.in_step[1], height)
+    vectors = -(-line.count // folded)
+    ordered = sorted(offset for _, offset in line.taps)
+    met = [[i for i in range(vectors) if -folded < i * folded + offset < height] for offset in ordered]
+    return [(0, vectors, 1, met)]
+
+
+def lines_of_a_vector(gather: Gather, lanes: int) -> int:
+    """How many lines of a plane fit into a vector: more than one only where both tensors have them side by side."""
+    width = gather.result.extents[2]
+    same = gather.source.extents[2] == width and gather.in_step[1:] == gather.out_step[1:] == (1, 1)
+    joined = gather.source.spatial[1] == gather.result.spatial[1] == width
+    return max(1, min(lanes // width, gather.result.extents[1])) if same and joined else 1
+
+
+def plane_products(gather: Gather, lines: int, folded: int) -> tuple[int, int]:
     """(multiply-adds that the code has, those of a vector of columns through all of a plane) of a depth tap."""
     emitted = run = 0
     for phase in (phase for phases in gather.phases for phase in phases):
         _, line, column = phase
         columns = len(column.taps)
-        for _, _, repeats, met in pieces_of(line.count, lines, line.taps, gather.in_step[1], gather.source.extents[1]):
+        for _, _, repeats, met in line_pieces(gather, line, lines, folded):
             products = sum(map(len, met))
             emitted += products * (1 if is_rolled(gather, len(line.taps) * columns) else columns)
             run += products * repeats * columns
@@ -288,4 +322,4 @@ def is_rolled(gather: Gather, taps: int) -> bool:
     return taps > UNROLLED_TAPS and gather.in_step[2] == gather.out_step[2] == 1
 
 
-__all__ = ["PlaneTiling", "Planes", "plane_products"]
+__all__ = ["PlaneTiling", "Planes", "lines_of_a_vector", "plane_products"]

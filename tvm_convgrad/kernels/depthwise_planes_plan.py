@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tvm_convgrad.kernels.depthwise_planes import PlaneTiling, is_rolled, plane_products
+from tvm_convgrad.kernels.depthwise_planes import PlaneTiling, is_rolled, lines_of_a_vector, plane_products
 from tvm_convgrad.kernels.depthwise_planes_weight import PlaneWeightTiling
 from tvm_convgrad.kernels.lanes import pieces_of
 from tvm_convgrad.kernels.plan import Choice, roofline
@@ -59,21 +59,25 @@ def plan_planes(problem: ConvProblem, face: str, gather: Gather, machine: Machin
     kept = kernel[1] if is_rolled(gather, kernel[1] * kernel[2]) else kernel[1] * kernel[2]
     room = machine.registers - min(kept, machine.registers // 2) - 4
     lines = min(height, LINES // gather.in_step[2], room) // gather.out_step[2] or 1
-    while plane_products(gather, lines)[0] > MAX_PRODUCTS and lines > 1:
+    lanes = machine.lanes(gather.dtype)
+    folded = lines_of_a_vector(gather, lanes)
+    if -(-height // folded) > lines:
+        folded = 1
+    while folded == 1 and plane_products(gather, lines, folded)[0] > MAX_PRODUCTS and lines > 1:
         lines -= 1
-    emitted, run = plane_products(gather, lines)
+    emitted, run = plane_products(gather, lines, folded)
     if emitted > MAX_PRODUCTS:
         return f"borders and phases would take {emitted} multiply-adds of code"
     depths = -(-gather.result.extents[0] // gather.out_step[0])
     items = gather.batch * gather.groups * gather.result_channels * depths
-    slabs = min(-(-height // lines), -(-4 * machine.parts // items))
-    lanes = machine.lanes(gather.dtype)
+    slabs = min(-(-height // lines), -(-4 * machine.parts // items)) if folded == 1 else 1
     vectors = -(-max(phase[2].count for phase in phases) // lanes)
     cycles = (
-        run / 2 * kernel[0] * gather.source_channels + VECTOR_CYCLES * gather.result.extents[1] * gather.out_step[2]
+        run / 2 * kernel[0] * gather.source_channels
+        + VECTOR_CYCLES * gather.result.extents[1] / folded * gather.out_step[2]
     )
     seconds = items * vectors * cycles / CLOCK
-    return Choice(planes_kind(face), REASON, seconds, detail=(gather, PlaneTiling(lines, slabs), kernel))
+    return Choice(planes_kind(face), REASON, seconds, detail=(gather, PlaneTiling(lines, slabs, folded), kernel))
 
 
 def plan_planes_weight(problem: ConvProblem, machine: Machine) -> Choice | str:

@@ -7,8 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+
 from tvm_convgrad.geometry import DTYPE_BYTES
-from tvm_convgrad.kernels.loops import Loops, lanes_below, lanes_within, load, load_masked, smaller
+from tvm_convgrad.kernels.loops import (
+    Loops,
+    expr,
+    lanes_below,
+    lanes_within,
+    load,
+    load_masked,
+    ramp,
+    smaller,
+    splat,
+)
 from tvm_convgrad.kernels.packing import shuffle
 
 AHEAD = 6144
@@ -72,6 +84,31 @@ class LineReader:
         return load_masked(buffer, place, lanes_within(first, limit, lanes), lanes)
 
 
+@dataclass(frozen=True)
+class FoldedReader:
+    """Reads the columns of `rows` lines that follow each other in memory as one vector: lines shorter than half of it.
+
+    Lane l is line l // width, column l % width.
+    """
+
+    lanes: int
+    rows: int
+    height: int
+    width: int
+
+    def read(self, buffer: Any, at: Any, first: int, offset: Any) -> Any:
+        """Lines first .. first + rows, whose first element is at index `at`, all shifted by `offset` columns.
+
+        What is outside of the plane is zero; `offset` may be an expression.
+        """
+        lanes, width = self.lanes, self.width
+        low, high = max(0, -first), min(self.rows, self.height - first)
+        column = tirx.truncmod(ramp(0, lanes), splat(expr(width), lanes)) + splat(expr(offset), lanes)
+        mask = tirx.And(column >= splat(expr(0), lanes), column < splat(expr(width), lanes))
+        mask = tirx.And(mask, lanes_within(-low * width, (high - low) * width, lanes))
+        return load_masked(buffer, at + offset, mask, lanes)
+
+
 def interleaved(loops: Loops, even: Any, odd: Any, lanes: int) -> tuple[Any, Any]:
     """The two vectors even[0], odd[0], even[1], odd[1], …"""
     low = [i // 2 + (i % 2) * lanes for i in range(lanes)]
@@ -94,4 +131,4 @@ def prefetch_ahead(
             loops.prefetch(buffer, at + (line * pitch + vector * lanes + AHEAD // size), write, near=True)
 
 
-__all__ = ["LineReader", "interleaved", "prefetch_ahead"]
+__all__ = ["FoldedReader", "LineReader", "interleaved", "prefetch_ahead"]
