@@ -15,6 +15,7 @@ from tvm_convgrad.kernels.depthwise_planes import PlaneTiling
 from tvm_convgrad.kernels.depthwise_planes_weight import PlaneWeightTiling
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.kernels.tuned import tilings_of, with_tilings
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.verification import numbers_of
 
@@ -104,13 +105,13 @@ def test_planes_in_any_number_of_slabs(face, lines):
         np.testing.assert_array_equal(run_in_red_zones(problem, face, library, operands), wanted)
 
 
-@pytest.mark.parametrize("face", GATHERS)
+@pytest.mark.parametrize("face", [*GATHERS, "backward_weight"])
 def test_asking_ahead_changes_nothing(face):
     problem = ConvProblem.from_descriptor(CHANNELS["in place, strided"])
     choice = choice_of(problem, face, "depthwise")
     operands, wanted = numbers_of(problem, face, 0)
-    gather, tiling, kernel = choice.detail
-    library = built(problem, face, replace(choice, detail=(gather, replace(tiling, prefetched=True), kernel)))
+    tilings = [replace(tiling, prefetched=True) for tiling in tilings_of(choice.detail)]
+    library = built(problem, face, replace(choice, detail=with_tilings(choice.detail, tilings)))
     np.testing.assert_array_equal(run_in_red_zones(problem, face, library, operands), wanted)
 
 

@@ -34,8 +34,11 @@ TURN_COST = 0.55
 SUM_OVERHEAD = 1.4
 """Cycles of a piece of a line beside its multiply-adds, as a factor."""
 
-PREFETCH_FROM = 24 << 20
+PREFETCH_FROM = 16 << 20
 """Bytes of tensors that come from memory: from a shared cache, vectors of channels come as fast without asking."""
+
+WEIGHT_PREFETCH_FROM = 24 << 20
+"""The same for wgrad, which asks for whole slabs and has no result to write."""
 
 PIECE = 8
 """Pixels of a line in wgrad's code without a loop."""
@@ -111,7 +114,15 @@ def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | st
     if direct or (blocks % machine.parts and blocks < 4 * machine.parts):
         parts = min(slabs, machine.parts)
     chunks = blocks if not direct else min(blocks, -(-machine.parts // parts))
-    tiling = DepthwiseWeightTiling(direct, PIECE, max(1, min(4, 16 // kernel[2])), lines, parts, chunks)
+    tiling = DepthwiseWeightTiling(
+        direct,
+        PIECE,
+        max(1, min(4, 16 // kernel[2])),
+        lines,
+        parts,
+        chunks,
+        problem.bytes >= WEIGHT_PREFETCH_FROM,
+    )
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
     refused = {planes_kind("wgrad"): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
     return at_least_roofline(Choice("depthwise wgrad", reason, estimate, refused, tiling), problem, machine)

@@ -51,6 +51,7 @@ class DepthwiseWeightTiling:
         lines: of dY in a slab.
         parts: pieces of the slabs that are summed apart, in their order.
         chunks: pieces of the blocks of channels that are separate work items.
+        prefetched: whether the next slab is asked for (direct only).
     """
 
     direct: bool
@@ -59,6 +60,7 @@ class DepthwiseWeightTiling:
     lines: int
     parts: int
     chunks: int
+    prefetched: bool
 
 
 def depthwise_weight_kernel(
@@ -189,6 +191,8 @@ class _DepthwiseWeight:
             x_depth, x_line, x_column = x.spatial
             grads, dy_origin = self.dy, loops.let(expr(dy_base + first), "dy_origin")
             _, dy_line, dy_column = dy.spatial
+            if self.tiling.prefetched:
+                self._prefetch(dy_origin, x_origin, line)
         else:
             read_x, source, size, read_dy, grads = panels
             start = expr(line * self.strides[1] - self.low[1])
@@ -218,6 +222,19 @@ class _DepthwiseWeight:
                     origin = loops.let(expr(x_origin + plane + offset * x_line), "x_from")
                     places = (source, origin, x_line, x_column), (grads, dy_origin, dy_line, dy_column)
                     self._line_of_taps(sums, at + tap, places, line, lines, offset, mask)
+
+    def _prefetch(self, dy_origin: Any, x_origin: Any, line: Any) -> None:
+        """Ask for the lines of the next slab, of the same block of channels."""
+        loops, ahead = self.loops, line + self.tiling.lines
+
+        for buffer, origin, view, step in (
+            (self.dy, dy_origin, self.dy_view, 1),
+            (self.x, x_origin, self.x_view, self.strides[1]),
+        ):
+            _, line_step, column = view.spatial
+            at = loops.let(expr(origin + ahead * (step * line_step)), "next")
+            with loops.loop(self.tiling.lines * step, "l") as number, loops.loop(view.extents[2], "x") as x:
+                loops.prefetch(buffer, at + number * line_step + x * column, near=True)
 
     def _line_of_taps(
         self, sums: Any, at: Any, places: tuple[Any, Any], line: Any, lines: Any, offset: Any, mask: Any
