@@ -87,6 +87,9 @@ def test_refusals_name_the_knob():
     machine = machine_of(tvm.target.Target(NATIVE))
     spec, tiling = weight_plan.plan_weight(ConvProblem.from_descriptor(DENSE[0]), machine).detail
     assert not weight_plan.refusal(spec, tiling, machine)
-    for knob, value in (("rows", 0), ("rows", 99), ("columns", 31), ("swapped", True), ("direct", True)):
+    for knob, value in (("rows", 0), ("rows", 99), ("columns", 31), ("direct", True)):
         assert knob in weight_plan.refusal(spec, replace(tiling, **{knob: value}), machine) or value == 31
+    assert "lie in" in weight_plan.refusal(spec, replace(tiling, rows=19, columns=1, swapped=True), machine)
+    grouped, _ = weight_plan.plan_weight(ConvProblem.from_descriptor(DENSE[2]), machine).detail
+    assert "swapped" in weight_plan.refusal(grouped, replace(tiling, swapped=True), machine)
     assert "height" in weight_plan.refusal(spec, replace(tiling, planes=2, lines=2), machine)

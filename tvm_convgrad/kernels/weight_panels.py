@@ -25,7 +25,7 @@ from tvm_convgrad.kernels.loops import (
     within,
     zero,
 )
-from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.packing import shuffle, transpose
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
@@ -68,11 +68,8 @@ class WeightPanels:
         self.shifts = Numbers(loops, "tap_shifts", shifts)
 
     def _transposes(self) -> bool:
-        """Whether X is packed by transposing registers: its columns are neighbours in memory, its channels not."""
-        spec = self.spec
-        step = spec.strides[2] if spec.kernel[2] == 1 else 1
-        plain = spec.x.spatial[2] == 1 and spec.x.channel != 1 and spec.x.dtype == spec.dtype and step == 1
-        return plain and self.machine.has_masks
+        """Whether X is packed by transposing registers."""
+        return self.spec.turns and self.machine.has_masks
 
     def first_out(self, out_block: Any) -> Any:
         """The first output channel of a block; the last block overlaps the one before it."""
@@ -148,7 +145,7 @@ class WeightPanels:
         limit = loops.let(choose(valid, spec.x.extents[2], 0), "limit")
         ragged = spec.in_channels % self.width != 0
         with loops.loop(self.pitch // lanes, "c") as chunk:
-            column = loops.let(chunk * lanes - spec.low[2], "column")
+            column = loops.let((chunk * lanes * spec.column_pace - spec.low[2]) * spec.x.spatial[2], "column")
             with loops.loop(self.tiling.columns, "j") as j:
                 rows = []
                 for c in range(lanes):
@@ -156,18 +153,30 @@ class WeightPanels:
                     if ragged:
                         exists = expr(first_in + j * lanes + c) < spec.in_channels
                         within_block = choose(exists, limit, 0)
-                    mask = lanes_within(column, within_block, lanes)
-                    at = base + (j * lanes + c) * spec.x.channel + column
-                    rows.append(loops.let(load_masked(self.x, at, mask, lanes), "row"))
+                    rows.append(
+                        loops.let(self._columns(base + (j * lanes + c) * spec.x.channel, column, within_block), "row")
+                    )
                 start = loops.let(into + chunk * lanes * self.width + j * lanes, "start")
                 for c, value in enumerate(transpose(loops, rows)):
                     loops.store(panel, start + c * self.width, value)
+
+    def _columns(self, base: Any, first: Any, limit: Any) -> Any:
+        """A vector of columns of a channel, each or each second element from `first` on; zeros outside of X."""
+        spec, lanes = self.spec, self.lanes
+        step = spec.x.spatial[2]
+        if step * spec.column_pace == 1:
+            return load_masked(self.x, base + first, lanes_within(first, limit, lanes), lanes)
+        end = (limit - 1) * step + 1
+        halves = [
+            load_masked(self.x, base + first + at, lanes_within(first + at, end, lanes), lanes) for at in (0, lanes)
+        ]
+        return shuffle(*(self.loops.let(half, "half") for half in halves), range(0, 2 * lanes, 2))
 
     def _pack_columns(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
         """One line, the channels of a column at a time."""
         loops, spec, lanes = self.loops, self.spec, self.lanes
         x = spec.x
-        step = spec.strides[2] if spec.kernel[2] == 1 else 1
+        step = spec.column_pace
         vectors = x.channel == 1 and x.dtype == spec.dtype
         ragged = spec.in_channels % self.width != 0
         with loops.loop(self.panel_columns, "c") as c:

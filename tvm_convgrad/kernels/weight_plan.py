@@ -14,7 +14,7 @@ from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tile import balanced, fits, tile_rows
-from tvm_convgrad.kernels.weight_spec import TapPanel, WeightSpec, WeightTiling, swapped, weight_spec
+from tvm_convgrad.kernels.weight_spec import VECTOR, TapPanel, WeightSpec, WeightTiling, swapped, weight_spec
 from tvm_convgrad.problem import ConvProblem
 
 SLABS = (128, 256, 400, 800)
@@ -29,26 +29,42 @@ MAX_CODE = 128
 ADD_LATENCY = 4
 """Cycles from one multiply-add of an accumulator to the next; two start in a cycle."""
 
-LINE_COST = 14
+LOAD_COST = 0.55
+"""Cycles of a load of the inner loop: two start in a cycle, but not all rows are in the first cache."""
+
+PANEL_COST = 0.25
+"""Cycles that a vector of a panel beyond the first cache delays a step."""
+
+LINE_COST = 8
 """Cycles to leave a loop over the pixels of a line: its exit is mispredicted now and then, and pipelines drain."""
 
 TILE_COST = 40
 """Cycles to clear a tile and to enter its loops."""
 
-KEEP_COST = 1.5
+KEEP_COST = 2.5
 """Cycles to add one accumulator to sums in the core's cache."""
 
-COPY_COST, TRANSPOSE_COST, GATHER_COST = 0.15, 0.35, 2.0
+COPY_COST, TRANSPOSE_COST, GATHER_COST = 0.15, 0.3, 2.0
 """Cycles to pack one element: by vectors, through transposed registers, one by one."""
 
-WRITE_COST, TURNED_COST, SCATTER_COST = 0.2, 3.0, 2.5
-"""Cycles to write one element of dW: by vectors, by transposed vectors that lie lines apart, one by one."""
+WRITE_COST, TURNED_COST, LOST_COST, SCATTER_COST = 0.2, 3.0, 10.0, 2.5
+"""Cycles to write one element of dW: by vectors, by transposed vectors that lie lines apart (in a dW that the core's
+cache does not hold), one by one."""
 
 SHARED_BYTES, MEMORY_BYTES = 40.0, 4.5
 """Bytes a cycle that a core gets from the cache that cores share, mostly behind its sums, and from memory."""
 
+LONE_BYTES, SUMS_BYTES = 10.0, 12.0
+"""Bytes a cycle of what no prefetcher foresees, a line at a time, and of sums that do not fit into the core's cache."""
+
+PAGE_BYTES, FAR_PAGES, FAR_COST = 4096, 400, 0.5
+"""Rows whose pixels spread over so many pages lose so many cycles a pixel, by translations and sets of the cache."""
+
 SHARED_CACHE = 8 << 20
 """Bytes: tensors larger than this come from memory."""
+
+ASK_COST = 0.5
+"""Cycles a pixel to ask for lines ahead."""
 
 HIDDEN = 0.25
 """The part of the time for streaming that remains when lines are asked for a slab ahead."""
@@ -135,7 +151,7 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
         out_blocks = -(-seen.out_channels // rows)
         ahead = slabs > 1 and seen.is_pointwise and max(spec.x.size, spec.dy.size) * 4 > machine.l2_bytes
         for parts in {1, machine.parts if slabs >= machine.parts else 1}:
-            for inner in {1, -(-in_blocks // machine.parts), in_blocks}:
+            for inner in {1, min(4, in_blocks), min(8, in_blocks), -(-in_blocks // machine.parts), in_blocks}:
                 for splits in {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}:
                     tiling = WeightTiling(
                         rows, columns, lines, planes, parts, splits, parallel, inner, turned, prefetched=ahead
@@ -190,7 +206,9 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     tiles = taps * in_blocks * out_blocks * spec.groups
     in_items = -(-in_blocks // tiling.inner)
 
-    step = max(rows * columns / 2, (rows + columns) / 2, ADD_LATENCY)
+    loads = LOAD_COST if spec.gathered is None else 0.5
+    step = max(rows * columns / 2, (rows + columns) * loads, ADD_LATENCY) + columns * PANEL_COST
+    step += ASK_COST if tiling.prefetched else 0
     joined = spec.kernel[1:] == (1, 1) and spec.gathered is None and (line % lanes == 0 or spec.x.channel == 1)
     exits = slabs if joined else spec.batch * depth * height
     sums = rows * columns * KEEP_COST * (0 if slabs == 1 else 1)
@@ -211,20 +229,29 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     slab_pixels = tiling.planes * tiling.lines * line
     per_split = -(-spec.out_channels // tiling.splits)
     both = slab_pixels * (per_split + min(tiling.inner * width, spec.in_channels)) * element
-    reads = in_items if slab_pixels * per_split * element + panel * element <= machine.l2_bytes else in_blocks
-    stream = spec.x.size * element * tiling.splits / _rate(spec.x.size * element)
-    stream += spec.dy.size * element * reads / _rate(spec.dy.size * element)
+    kept = taps * tiling.inner * width * per_split * element if slabs > tiling.parts else 0
+    touched = slab_pixels * per_split * element + panel * element + kept // tiling.inner
+    reads = in_items if touched <= machine.l2_bytes * 3 // 4 else in_blocks
+    apart = spec.x.channel == 1  # pixels that are not met are then whole lines of the cache
+    met = min(spec.x.size, pixels * spec.in_channels * spec.groups * taps if apart else spec.x.size) * element
+    stream = met * tiling.splits / _rate(met)
+    lone = spec.gathered is None and not tiling.packed and spec.dy.spatial[2] > 1
+    stream += spec.dy.size * element * reads / min(_rate(spec.dy.size * element), LONE_BYTES if lone else SHARED_BYTES)
     cycles += stream * (HIDDEN if tiling.prefetched and 2 * both <= machine.l2_bytes else 1)
-    kept = taps * tiling.inner * width * per_split * element
-    if slabs > tiling.parts and kept > machine.l2_bytes // 2:
-        cycles += slabs * tiles * rows * width * element * 2 / SHARED_BYTES
+    if lone:
+        pages = slab_pixels * min(1.0, spec.dy.spatial[2] * element / PAGE_BYTES)
+        cycles += tiles * pixels * FAR_COST * min(1.0, pages / FAR_PAGES)
+    if kept and kept + slab_pixels * per_split * element + panel * element > machine.l2_bytes * 3 // 4:
+        rate = max(MEMORY_BYTES, SUMS_BYTES * min(1.0, SHARED_CACHE * 3 / 8 / (kept * machine.parts)))
+        cycles += slabs * tiles * rows * width * element * 2 / rate
 
     dw = spec.dw
     write = SCATTER_COST
     if dw.into == 1:
         write = WRITE_COST
     elif machine.has_masks and (dw.out == 1 or dw.spatial[2] == 1):
-        write = WRITE_COST if dw.into * element < 256 else TURNED_COST
+        turned = TURNED_COST if dw.size * element <= machine.l2_bytes * 3 // 4 else LOST_COST
+        write = WRITE_COST if dw.into * element < 256 else turned
     cycles += dw.size * write + dw.size * element * 2 / SHARED_BYTES
     if tiling.parts > 1:
         cycles += dw.size * tiling.parts * (KEEP_COST / lanes + element * 2 / SHARED_BYTES)
@@ -240,8 +267,9 @@ def _pack_cost(spec: WeightSpec, machine: Machine) -> float:
         return GATHER_COST
     if spec.x.channel == 1:
         return COPY_COST
-    plain = spec.x.spatial[2] == 1 and (spec.kernel[2] > 1 or spec.strides[2] == 1)
-    return TRANSPOSE_COST if plain and machine.has_masks else GATHER_COST
+    if not spec.turns or not machine.has_masks:
+        return GATHER_COST
+    return TRANSPOSE_COST * (1 if spec.x.spatial[2] * spec.column_pace == 1 else 1.5)
 
 
 def _panel(spec: WeightSpec, lines: int, planes: int, width: int) -> int:
@@ -250,7 +278,10 @@ def _panel(spec: WeightSpec, lines: int, planes: int, width: int) -> int:
     steps = [s if k > 1 else 1 for s, k in zip(spec.strides, spec.kernel, strict=True)]
     reach = [(k - 1) * d + 1 for k, d in zip(spec.kernel, spec.dilation, strict=True)]
     panel_lines = (lines - 1) * steps[1] + reach[1]
-    return planes * spec.kernel[0] * panel_lines * ((spec.dy.extents[2] - 1) * steps[2] + reach[2]) * width * element
+    columns = (spec.dy.extents[2] - 1) * steps[2] + reach[2]
+    if spec.turns:  # in squares
+        columns = -(-columns // VECTOR) * VECTOR
+    return planes * spec.kernel[0] * panel_lines * columns * width * element
 
 
 __all__: list[Any] = ["candidates", "estimate", "plan_weight", "refusal", "weight_spec"]

@@ -59,6 +59,17 @@ class WeightSpec:
         """Lines of X from one line of its panel to the next."""
         return self.strides[1] if self.kernel[1] == 1 else 1
 
+    @property
+    def column_pace(self) -> int:
+        """Columns of X from one column of its panel to the next."""
+        return self.strides[2] if self.kernel[2] == 1 else 1
+
+    @property
+    def turns(self) -> bool:
+        """Whether X's panel is a transpose of neighbouring columns, or each second one, of channels that lie apart."""
+        pace = self.x.spatial[2] * self.column_pace
+        return pace in (1, 2) and self.x.channel != 1 and self.x.dtype == self.dtype
+
     def panel_lines(self, lines: int) -> int:
         """Lines of a panel of X for so many lines of dY."""
         return (lines - 1) * self.line_step + (self.kernel[1] - 1) * self.dilation[1] + 1
