@@ -15,6 +15,7 @@ SHAPES = [
     "mb2ic40ih8iw8oc24oh8ow8kh1kw1",  # 1x1, more channels than a register
     "mb3ic8ih15iw15oc12oh8ow8kh1kw1sh2sw2",  # strided 1x1
     "mb2ic16ih12iw12oc32oh3ow3kh3kw3sh4sw4ph1pw1",  # positions of X that nothing meets
+    "mb2ic40ih20iw37oc24oh11ow20kh1kw1sh2sw2ph1pw1",  # columns two apart, and borders
     "mb1ic3ih21iw26oc40kh5kw5ph2pw2",  # few channels, more taps than registers
     "g4mb2ic16ih9iw9oc24oh9ow9kh3kw3ph1pw1",  # 1 < groups < channels
     "g20mb2ic20ih10iw10oc20oh10ow10kh3kw3ph1pw1",  # depthwise

@@ -14,7 +14,7 @@ from tvm_convgrad.problem import ConvProblem
 
 POINTWISE = [
     "mb3ic40ih10iw10oc37oh10ow10kh1kw1",
-    "mb3ic33ih9iw9oc24oh5ow5kh1kw1sh2sw2",
+    "mb3ic33ih9iw43oc24oh5ow22kh1kw1sh2sw2",
     "mb2ic64ih16iw8oc48oh16ow8kh1kw1",
 ]
 DENSE = [

@@ -167,10 +167,11 @@ class WeightPanels:
         if step * spec.column_pace == 1:
             return load_masked(self.x, base + first, lanes_within(first, limit, lanes), lanes)
         end = (limit - 1) * step + 1
-        halves = [
-            load_masked(self.x, base + first + at, lanes_within(first + at, end, lanes), lanes) for at in (0, lanes)
-        ]
-        return shuffle(*(self.loops.let(half, "half") for half in halves), range(0, 2 * lanes, 2))
+        near, far = (
+            self.loops.let(load_masked(self.x, base + at, lanes_within(at, end, lanes), lanes), "half")
+            for at in (first, first + lanes)
+        )
+        return shuffle(near, far, range(0, 2 * lanes, 2))
 
     def _pack_columns(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
         """One line, the channels of a column at a time."""
