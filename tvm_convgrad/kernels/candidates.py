@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other cuts of the kernel that the plan takes for a problem, for the tuner to measure.
 
-For forward and dgrad as implicit GEMMs they are the tilings of `gather_plan.candidates`, best estimates first. For
-other kernels each is what the plan itself would choose if the machine had other caches, fewer registers or more cores:
-the plan answers for every such machine with a cut that its kernel can be built with.
+For implicit GEMMs they are the tilings of `gather_plan.candidates` and `weight_plan.candidates`, best estimates first.
+For other kernels each is what the plan itself would choose if the machine had other caches, fewer registers or more
+cores: the plan answers for every such machine with a cut that its kernel can be built with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from tvm_convgrad.kernels import gather_plan, plan
+from tvm_convgrad.kernels import gather_plan, plan, weight_plan
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tuned import tilings_of, use_winners, with_tilings
 from tvm_convgrad.problem import ConvProblem
@@ -25,6 +26,9 @@ REGISTER_FACTORS = (1.0, 0.75, 0.875, 0.5)
 PART_FACTORS = (1, 2, 4)
 """Of the pieces that work is cut into: more of them balance, and cost sums."""
 
+_CUTS: dict[str, Any] = {**dict.fromkeys(plan.GATHERS, gather_plan), weight_plan.KIND: weight_plan}
+"""The plans that list their own candidates, by the kind of kernel."""
+
 
 def candidates(problem: ConvProblem, face: str, machine: Machine) -> Iterator[plan.Choice]:
     """The plan's own choice, then distinct others of the same kernel, the most different machines last.
@@ -36,8 +40,8 @@ def candidates(problem: ConvProblem, face: str, machine: Machine) -> Iterator[pl
         if not own.is_kernel:
             return
         yield own
-        if own.kind in plan.GATHERS:
-            for detail, seconds in gather_plan.other_cuts(own.detail, machine):
+        if own.kind in _CUTS:
+            for detail, seconds in _CUTS[own.kind].other_cuts(own.detail, machine):
                 yield replace(own, detail=detail, estimate=seconds, reason="a candidate of the tuner")
             return
         seen = [tilings_of(own.detail)]
@@ -68,7 +72,7 @@ def candidates(problem: ConvProblem, face: str, machine: Machine) -> Iterator[pl
 
 def refusal(choice: plan.Choice, machine: Machine) -> str:
     """Why a cut that was read from a file cannot be built for its problem, or nothing."""
-    return gather_plan.invalid_cut(choice.detail, machine) if choice.kind in plan.GATHERS else ""
+    return _CUTS[choice.kind].invalid_cut(choice.detail, machine) if choice.kind in _CUTS else ""
 
 
 __all__ = ["candidates", "refusal"]

@@ -17,8 +17,14 @@ from tvm_convgrad.kernels.tile import balanced, fits, tile_rows
 from tvm_convgrad.kernels.weight_spec import VECTOR, TapPanel, WeightSpec, WeightTiling, swapped, weight_spec
 from tvm_convgrad.problem import ConvProblem
 
+KIND = "implicit GEMM wgrad"
+"""The kernel that is cut here."""
+
 SLABS = (128, 256, 400, 800)
 """Pixels of a slab that are tried: more make little of loading and storing sums, fewer stay in the core's cache."""
+
+MOST_CUTS = 24
+"""Other cuts that are worth compiling for a measurement."""
 
 MAX_TAP_ROWS = 512
 """Pairs of tap and input channel up to which they are tried as rows: more fill the lanes of vectors of X as well."""
@@ -81,10 +87,15 @@ def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
         ((_elapsed(spec, t, machine), t) for t in candidates(spec, machine, parallel)), key=lambda pair: pair[0]
     )
     seconds, refused = estimate(spec, tiling, machine), {"depthwise wgrad": depthwise}
-    return Choice("implicit GEMM wgrad", "covers the problem", seconds, refused, (spec, tiling))
+    return Choice(KIND, "covers the problem", seconds, refused, (spec, tiling))
 
 
 # ---------------------------------------------------------------------------------------------------- candidates
+
+
+def invalid_cut(detail: tuple[WeightSpec, WeightTiling], machine: Machine) -> str:
+    """Why a detail's tiling cannot be built, or nothing."""
+    return refusal(*detail, machine)
 
 
 def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
@@ -117,6 +128,32 @@ def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
     if spec.in_channels % (tiling.columns * machine.lanes(spec.dtype)) and not machine.has_masks:
         return "direct needs masked loads where channels do not fill the vectors"
     return ""
+
+
+def other_cuts(
+    detail: tuple[WeightSpec, WeightTiling], machine: Machine
+) -> Iterator[tuple[tuple[WeightSpec, WeightTiling], float]]:
+    """Other details of a choice and their estimates in seconds, for measurements; packed and unpacked, direct or not.
+
+    The best estimate of each kind of tile comes first, then the second best of each, up to MOST_CUTS in all.
+    """
+    spec, own = detail
+    knobs = ("packed", "direct", "prefetched")
+    found = {
+        varied: _elapsed(spec, varied, machine)
+        for tiling in candidates(spec, machine, own.parallel)
+        for values in itertools.product((False, True), repeat=len(knobs))
+        if not refusal(spec, varied := replace(tiling, **dict(zip(knobs, values, strict=True))), machine)
+    }
+    ranks: dict[WeightTiling, int] = {}
+    ordered: list[tuple[int, float, WeightTiling]] = []
+    for tiling, seconds in sorted(found.items(), key=lambda pair: pair[1]):
+        kind = replace(tiling, lines=1, planes=1, parts=1, splits=1, inner=1, prefetched=False)
+        ranks[kind] = ranks.get(kind, -1) + 1
+        if tiling != own:
+            ordered.append((ranks[kind], seconds, tiling))
+    for _, seconds, tiling in sorted(ordered, key=lambda each: each[:2])[:MOST_CUTS]:
+        yield (spec, tiling), seconds * machine.parts
 
 
 def swap_refusal(spec: WeightSpec) -> str:
@@ -284,4 +321,13 @@ def _panel(spec: WeightSpec, lines: int, planes: int, width: int) -> int:
     return planes * spec.kernel[0] * panel_lines * columns * width * element
 
 
-__all__: list[Any] = ["candidates", "estimate", "plan_weight", "refusal", "weight_spec"]
+__all__: list[Any] = [
+    "KIND",
+    "candidates",
+    "estimate",
+    "invalid_cut",
+    "other_cuts",
+    "plan_weight",
+    "refusal",
+    "weight_spec",
+]
