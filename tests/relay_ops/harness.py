@@ -18,6 +18,9 @@ from tvm_convgrad.catalogue import Face
 from tvm_convgrad.problem import ConvProblem
 
 
+TARGET = "llvm -opt-level=0"  # builds take two thirds of the time
+
+
 def load_grid() -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "relay_grid.py"
     spec = importlib.util.spec_from_file_location("relay_grid", path)
@@ -43,7 +46,7 @@ def call_program(face: Face, problem: ConvProblem) -> Any:
 
 def run(module: Any, arrays: dict[str, Any], opt_level: int = 3) -> list[Any]:
     with tvm.transform.PassContext(opt_level=opt_level):
-        factory = relay.build(module, "llvm")
+        factory = relay.build(module, TARGET)
     return execute(factory, arrays)
 
 
