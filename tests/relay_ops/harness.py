@@ -17,7 +17,6 @@ from relay_ops.ir import call_of
 from tvm_convgrad.catalogue import Face
 from tvm_convgrad.problem import ConvProblem
 
-
 TARGET = "llvm -opt-level=0"  # builds take two thirds of the time
 
 
