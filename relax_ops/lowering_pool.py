@@ -16,6 +16,7 @@ from tvm import relax
 from relax_ops import pooling
 from relax_ops.compat import SBlock, SBlockRealize
 from tvm_convgrad.kernels.max_pool import MaxPool, Triple, max_pool_backward_kernel, max_pool_kernel
+from tvm_convgrad.kernels.max_pool_channels import channels_last_backward_kernel, channels_last_kernel
 from tvm_convgrad.kernels.target import machine_of
 
 _LETTERS = {1: "W", 2: "HW", 3: "DHW"}
@@ -32,11 +33,17 @@ def _static(tensor: Any) -> tuple[int, ...] | None:
     return tuple(int(extent) for extent in shape.values)
 
 
+def _layouts(rank: int) -> tuple[str, str]:
+    """Channels first and channels last."""
+    return "NC" + _LETTERS[rank], "N" + _LETTERS[rank] + "C"
+
+
 def _pool_of(call: Any, data: Any, result: Any) -> MaxPool | None:
     """The pool of a call, or None where there is no kernel for it."""
     attrs, rank = call.attrs, len(call.attrs.pool_size)
     shape, results, dtype = _static(data), _static(result), str(data.ty.dtype)
-    plain = str(attrs.layout) == "NC" + _LETTERS[rank] == str(getattr(attrs, "out_layout", "") or attrs.layout)
+    layout = str(attrs.layout)
+    plain = layout in _layouts(rank) and layout == str(getattr(attrs, "out_layout", "") or layout)
     if shape is None or results is None or not plain or dtype not in ("float32", "float64"):
         return None
     if any(int(dilation) != 1 for dilation in attrs.dilation) or math.prod(shape) >= 2**31:
@@ -46,10 +53,11 @@ def _pool_of(call: Any, data: Any, result: Any) -> MaxPool | None:
         filled = [fill] * (3 - rank) + [int(value) for value in values]
         return filled[0], filled[1], filled[2]
 
+    first = layout.index("C") % (rank + 1)  # of the spatial axes, less one
     pool = MaxPool(
-        planes=shape[0] * shape[1],
-        extents=triple(shape[2:], 1),
-        results=triple(results[2:], 1),
+        planes=shape[0] * shape[layout.index("C")],
+        extents=triple(shape[1 + first : 1 + first + rank], 1),
+        results=triple(results[1 + first : 1 + first + rank], 1),
         kernel=triple(attrs.pool_size, 1),
         strides=triple(attrs.strides, 1),
         low=triple(list(attrs.padding)[:rank], 0),
@@ -61,14 +69,19 @@ def _pool_of(call: Any, data: Any, result: Any) -> MaxPool | None:
 def _legalization(stock: Callable[[Any, Any], Any], is_forward: bool) -> Callable[[Any, Any], Any]:
     def legalize(block_builder: Any, call: Any) -> Any:
         data, result = (call.args[0], call) if is_forward else (call.args[1], call.args[0])
-        on_cpu = machine_of(tvm.target.Target.current(allow_none=True)) is not None
-        pool = _pool_of(call, data, result) if on_cpu else None
-        if pool is None:
+        machine = machine_of(tvm.target.Target.current(allow_none=True))
+        pool = _pool_of(call, data, result) if machine is not None else None
+        if pool is None or machine is None:
             return stock(block_builder, call)
-        make = max_pool_kernel if is_forward else max_pool_backward_kernel
-        shapes = [_static(argument) for argument in (*call.args, call)]
         name = "max_pool" if is_forward else "max_pool_backward"
-        function = _in_root_block(make(pool, [shape for shape in shapes if shape is not None], ""))
+        shapes = [shape for argument in (*call.args, call) if (shape := _static(argument)) is not None]
+        if str(call.attrs.layout).endswith("C"):
+            make_last = channels_last_kernel if is_forward else channels_last_backward_kernel
+            function = make_last(pool, shapes, machine.lanes(pool.dtype), "")
+        else:
+            make = max_pool_kernel if is_forward else max_pool_backward_kernel
+            function = make(pool, shapes, "")
+        function = _in_root_block(function)
         variable = block_builder.add_func(function, name)
         return relax.op.call_tir(variable, list(call.args), call.ty)
 

@@ -18,14 +18,16 @@ CASES = {
     "wide": ((1, 4, 6, 40), (2, 5), (1, 3), (1, 2)),
     "gaps": ((1, 2, 11, 13), 2, 3, 0),
     "many planes": ((4, 64, 14, 14), 3, 2, 1),
+    "some channels": ((2, 24, 12, 9), 3, 2, 1),
+    "no window reaches the end": ((3, 16, 8, 8), 2, 3, 0),
 }
 
 
-def compiled(shape, kernel, stride, padding):
+def compiled(shape, kernel, stride, padding, layout="NCHW"):
     builder = relax.BlockBuilder()
     pair = lambda value: value if isinstance(value, tuple) else (value, value)  # noqa: E731
     x = relax.Var("x", relax.TensorType(shape, "float32"))
-    options = {"pool_size": pair(kernel), "strides": pair(stride), "padding": pair(padding)}
+    options = {"pool_size": pair(kernel), "strides": pair(stride), "padding": pair(padding), "layout": layout}
     with builder.function("forward", [x]):
         with builder.dataflow():
             result = builder.emit(relax.op.nn.max_pool2d(x, **options))
@@ -46,16 +48,19 @@ def compiled(shape, kernel, stride, padding):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("values", [3, 1000])
-def test_max_pool_equals_pytorch(name, values):
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_max_pool_equals_pytorch(name, values, layout):
+    to = (lambda array: np.ascontiguousarray(array.transpose(0, 2, 3, 1))) if layout == "NHWC" else np.asarray
     shape, *options = CASES[name]
     rng = np.random.default_rng(0)
     x = rng.integers(-values, values, shape).astype("float32")  # with 3, most windows have ties
-    machine = compiled(shape, *options)
+    machine = compiled(to(np.empty(shape)).shape, *options, layout)
+    x[0, 0, :2, :2] = -np.inf  # a window of nothing else has a first place too
     leaf = torch.tensor(x, requires_grad=True)
     wanted = torch.nn.functional.max_pool2d(leaf, *options)
     grad = rng.integers(-8, 9, tuple(wanted.shape)).astype("float32")
     wanted.backward(torch.tensor(grad))
-    found = machine["forward"](tvm.runtime.tensor(x)).numpy()
-    np.testing.assert_array_equal(found, wanted.detach().numpy())
-    found = machine["backward"](tvm.runtime.tensor(grad), tvm.runtime.tensor(x)).numpy()
-    np.testing.assert_array_equal(found, leaf.grad.numpy())
+    found = machine["forward"](tvm.runtime.tensor(to(x))).numpy()
+    np.testing.assert_array_equal(found, to(wanted.detach().numpy()))
+    found = machine["backward"](tvm.runtime.tensor(to(grad)), tvm.runtime.tensor(to(x))).numpy()
+    np.testing.assert_array_equal(found, to(leaf.grad.numpy()))

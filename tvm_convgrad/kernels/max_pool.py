@@ -91,7 +91,7 @@ class _Emitter:
         with loops.loop(pool.planes, "plane", self.kind) as plane, loops.loop(lines, "line") as number:
             line = loops.let(plane * self.result_size + number * pool.results[2], "line_at")
             with loops.loop(pool.results[2], "x") as x:
-                loops.store(result, line + x, tirx.min_value(pool.dtype))
+                loops.store(result, line + x, tirx.const(-math.inf, pool.dtype))
 
             def keep_larger(place: Any, x: Any) -> None:
                 value = load(data, plane * self.plane_size + place)
@@ -114,7 +114,7 @@ class _Emitter:
             with loops.loop(pool.results[0] * pool.results[1], "line") as number:
                 first = loops.let(self._first_row(number), "first_row")
                 with loops.loop(columns, "x") as x:
-                    loops.store(largest, x, tirx.min_value(pool.dtype))
+                    loops.store(largest, x, tirx.const(-math.inf, pool.dtype))
                     start = tirx.max(expr(x * pool.strides[2] - pool.low[2]), expr(0))
                     loops.store(places, x, first + start)
 

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Max pools of N...C data and their gradient: vectors of channels, images and blocks of channels on threads.
+
+Forward, the largest of a window is kept in registers. Backward, a window is read twice: for its largest values, and
+to find the first place that has each of them, which gets the gradient; what is left of the gradient is then zero. Every
+place belongs to one image and one block of channels, so the order of sums is fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+
+from tvm_convgrad.kernels.loops import (
+    PARALLEL_FROM,
+    Loops,
+    expr,
+    load,
+    make_parameter,
+    quotient,
+    remainder,
+    smaller,
+    splat,
+    zero,
+)
+from tvm_convgrad.kernels.max_pool import MaxPool
+
+BLOCK = 4
+"""Vectors of channels of a work item: some lines of the cache, side by side."""
+
+ITEMS = 16
+"""Work items that there should be, if need be of fewer channels."""
+
+
+def channels_last_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], lanes: int, name: str) -> Any:
+    """The PrimFunc (data, result), tensors of these shapes; `pool.planes` counts channels of images."""
+    emitter = _Emitter(pool, shapes[0], lanes)
+    return emitter.forward(shapes, name)
+
+
+def channels_last_backward_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], lanes: int, name: str) -> Any:
+    """The PrimFunc (grad, data, gradient of data), tensors of these shapes."""
+    emitter = _Emitter(pool, shapes[1], lanes)
+    return emitter.backward(shapes, name)
+
+
+class _Emitter:
+    def __init__(self, pool: MaxPool, data: Sequence[int], lanes: int) -> None:
+        self.pool, self.loops = pool, Loops()
+        self.images, self.channels = data[0], data[-1]
+        # The widest vector that fills the channels evenly; the last is of one element.
+        self.lanes = next(n for n in (lanes >> shift for shift in range(lanes)) if self.channels % n == 0)
+        vectors = self.channels // self.lanes
+        fitting = [n for n in range(min(BLOCK, vectors), 0, -1) if vectors % n == 0]
+        self.vectors = next((n for n in fitting if self.images * vectors // n >= ITEMS), fitting[-1])
+        work = pool.planes * math.prod(pool.results) * math.prod(pool.kernel)
+        self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
+        self.lowest = splat(tirx.const(-math.inf, pool.dtype), self.lanes)
+
+    def forward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
+        loops = self.loops
+        parameters, (data, result) = self._parameters(("data", "result"), shapes)
+
+        def window(source: Any, target: Any, places: Callable[[Callable[[Any], None]], None]) -> None:
+            largest = self._largest(data, source, places)
+            for i, register in enumerate(largest):
+                loops.store(result, target + i * self.lanes, load(register, 0, self.lanes))
+
+        self._each_window(window)
+        return loops.finish(parameters, name)
+
+    def backward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
+        loops, lanes, dtype = self.loops, self.lanes, self.pool.dtype
+        parameters, (grad, data, result) = self._parameters(("grad", "data", "result"), shapes)
+
+        def clear(source: Any) -> None:
+            with loops.loop(math.prod(self.pool.extents), "pixel") as pixel:
+                for i in range(self.vectors):
+                    loops.store(result, source + pixel * self.channels + i * lanes, zero(dtype, lanes))
+
+        def window(source: Any, target: Any, places: Callable[[Callable[[Any], None]], None]) -> None:
+            largest = self._largest(data, source, places)
+            left = [loops.buffer("left", lanes, dtype) for _ in largest]
+            for i, register in enumerate(left):
+                loops.store(register, 0, load(grad, target + i * lanes, lanes))
+
+            def give(place: Any) -> None:
+                for i, (most, rest) in enumerate(zip(largest, left, strict=True)):
+                    at = loops.let(expr(source + place + i * lanes), "at")
+                    value = loops.let(load(data, at, lanes), "value")
+                    best, rest_now = load(most, 0, lanes), loops.let(load(rest, 0, lanes), "rest")
+                    nothing = zero(dtype, lanes)
+                    sent = loops.let(tirx.Select(tirx.EQ(value, best), rest_now, nothing), "sent")
+                    loops.store(result, at, load(result, at, lanes) + sent)
+                    loops.store(rest, 0, tirx.Select(tirx.EQ(value, best), nothing, rest_now))
+
+            places(give)
+
+        self._each_window(window, clear)
+        return loops.finish(parameters, name)
+
+    def _parameters(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any]]:
+        parameters = [make_parameter(key, shape, self.pool.dtype) for key, shape in zip(names, shapes, strict=True)]
+        sizes = [math.prod(shape) for shape in shapes]
+        return parameters, [self.loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True)]
+
+    def _largest(self, data: Any, source: Any, places: Callable[[Callable[[Any], None]], None]) -> list[Any]:
+        """Registers with the largest values of a window."""
+        loops, lanes = self.loops, self.lanes
+        largest = [loops.buffer("largest", lanes, self.pool.dtype) for _ in range(self.vectors)]
+        for register in largest:
+            loops.store(register, 0, self.lowest)
+
+        def keep_larger(place: Any) -> None:
+            for i, register in enumerate(largest):
+                value = load(data, source + place + i * lanes, lanes)
+                loops.store(register, 0, tirx.Max(load(register, 0, lanes), value))
+
+        places(keep_larger)
+        return largest
+
+    def _each_window(self, use: Callable[..., None], before: Callable[[Any], None] | None = None) -> None:
+        """Call use(start in data, start in the result, loop over the window's places) for every window."""
+        loops, pool = self.loops, self.pool
+        blocks = self.channels // (self.vectors * self.lanes)
+        pixels, results = math.prod(pool.extents), math.prod(pool.results)
+        with loops.loop(self.images * blocks, "item", self.kind) as item:
+            image = loops.let(quotient(item, blocks), "image")
+            channel = loops.let(remainder(item, blocks) * (self.vectors * self.lanes), "channel")
+            source = loops.let(expr(image * (pixels * self.channels) + channel), "source")
+            if before is not None:
+                before(source)
+            with loops.loop(results, "pixel") as number:
+                x = remainder(number, pool.results[2])
+                rest = quotient(number, pool.results[2])
+                places = [quotient(rest, pool.results[1]), remainder(rest, pool.results[1]), x]
+                bounds = [self._bounds(place, axis) for axis, place in enumerate(places)]
+                target = loops.let(expr((image * results + number) * self.channels + channel), "target")
+                use(source, target, lambda visit, bounds=bounds: self._each_place(bounds, visit))
+
+    def _bounds(self, along: Any, axis: int) -> tuple[Any, Any]:
+        """Where a window begins inside the plane along an axis, and how many of its places are inside."""
+        pool, loops = self.pool, self.loops
+        start = loops.let(expr(along * pool.strides[axis] - pool.low[axis]), "start")
+        first = loops.let(tirx.max(start, expr(0)), "from")
+        return first, loops.let(smaller(start + pool.kernel[axis], pool.extents[axis]) - first, "count")
+
+    def _each_place(self, bounds: list[tuple[Any, Any]], visit: Callable[[Any], None]) -> None:
+        """Call visit(place) for every place of a window in scan order."""
+        loops, (_, height, width) = self.loops, self.pool.extents
+        (d, d_count), (h, h_count), (w, w_count) = bounds
+        with loops.loop(d_count, "kd") as kd, loops.loop(h_count, "kh") as kh:
+            row = loops.let(expr((((d + kd) * height + h + kh) * width + w) * self.channels), "row")
+            with loops.loop(w_count, "kw") as kw:
+                visit(loops.let(expr(row + kw * self.channels), "place"))
+
+
+__all__ = ["channels_last_backward_kernel", "channels_last_kernel"]
