@@ -22,7 +22,8 @@ from tvm_convgrad.problem import ConvProblem
 PROBLEM = ConvProblem.from_descriptor("mb3ic24ih9iw7oc40kh3kw3ph1pw1")
 STRIDED = ConvProblem.from_descriptor("mb2ic17ih9iw7oc33kh3kw2sh2sw2ph1pw0")
 LAST = PROBLEM.with_layouts("NHWC", "OHWI", "NHWC")
-PROBLEMS = {"plain": PROBLEM, "strided": STRIDED, "channels last": LAST}
+DEPTHWISE = ConvProblem.from_descriptor("g24mb3ic24ih9iw7oc24kh3kw3ph1pw1")
+PROBLEMS = {"plain": PROBLEM, "strided": STRIDED, "channels last": LAST, "depthwise": DEPTHWISE}
 
 
 class Net:
@@ -44,7 +45,7 @@ class Net:
     @property
     def attributes(self) -> dict[str, Any]:
         p = self.problem
-        return {"strides": list(p.strides), "padding": list(flat_padding(p.padding))}
+        return {"strides": list(p.strides), "padding": list(flat_padding(p.padding)), "groups": p.groups}
 
     @property
     def layouts(self) -> dict[str, str]:

@@ -29,7 +29,7 @@ WEIGHT_TAPS = 9
 VECTOR_CYCLES = 3.0
 """Of a vector of results beside its multiply-adds: loads across cache lines, the store."""
 
-SUMS_BYTES = 12 << 10
+SUMS_BYTES = 6 << 10
 """Of the sums of a work item of wgrad: a part of the first-level cache."""
 
 REASON = "one channel a group, columns are neighbours"

@@ -14,8 +14,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_convgrad.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.lanes import pieces_of, valid_taps
-from tvm_convgrad.kernels.lines import LineReader, prefetch_ahead
+from tvm_convgrad.kernels.lines import AHEAD, LineReader, prefetch_ahead
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
@@ -169,8 +170,9 @@ class PlanesWeight:
         with loops.loop(vectors, "v") as v:
             x = loops.let(expr(v * lanes), "x") if vectors > 1 else 0
             x_line, step = self.x_view.spatial[1], self.strides[2]
-            prefetch_ahead(loops, self.dy, grad + x, self.dy_view.spatial[1], size, 1, lanes)
-            prefetch_ahead(loops, self.x, data + x * step, x_line, size * self.strides[1], step, lanes)
+            dy_line, met = self.dy_view.spatial[1], size * self.strides[1]
+            prefetch_ahead(loops, self.dy, grad + x, dy_line, size, 1, lanes, ahead=self._ahead(self.dy_view))
+            prefetch_ahead(loops, self.x, data + x * step, x_line, met, step, lanes, ahead=self._ahead(self.x_view))
             grads = [self._grad(grad + i * self.dy_view.spatial[1], x) for i in range(size)]
             for s in sorted(lines):
                 values = self.reader.read(self.x, data + s * x_line, x, offsets)
@@ -180,6 +182,11 @@ class PlanesWeight:
                         register = tile[k_h, k_w]
                         loops.store(register, 0, load(register, 0, lanes) + named * grads[i])
         self._flush(sums, into, tile)
+
+    def _ahead(self, view: View) -> int | None:
+        """Elements from a plane to the same channel's of the next image, where a work item's planes are few bytes."""
+        run = self.tiling.channels * view.channel * DTYPE_BYTES[view.dtype]
+        return view.batch if run < 2 * AHEAD else None
 
     def _flush(self, sums: Any, into: Any, tile: dict[tuple[int, int], Any]) -> None:
         for (k_h, k_w), register in tile.items():

@@ -117,18 +117,26 @@ def interleaved(loops: Loops, even: Any, odd: Any, lanes: int) -> tuple[Any, Any
 
 
 def prefetch_ahead(
-    loops: Loops, buffer: Any, at: Any, pitch: int, lines: int, vectors: int, lanes: int, write: bool = False
+    loops: Loops,
+    buffer: Any,
+    at: Any,
+    pitch: int,
+    lines: int,
+    vectors: int,
+    lanes: int,
+    write: bool = False,
+    ahead: int | None = None,
 ) -> None:
-    """Ask for what lies AHEAD of `vectors` in each of some lines, into the first level.
+    """Ask for what lies AHEAD (or `ahead` elements) of `vectors` in each of some lines, into the first level.
 
     Planes follow each other in memory, but a tile goes through its lines side by side: so many streams at once are
     beyond what hardware foresees. With it, layers that come from memory take half of the time.
     """
-    size = DTYPE_BYTES[str(buffer.dtype)]
+    distance = AHEAD // DTYPE_BYTES[str(buffer.dtype)] if ahead is None else ahead
     together = max(1, lanes // max(1, pitch))  # lines of one vector's bytes
     for line in range(0, lines, together):
         for vector in range(vectors):
-            loops.prefetch(buffer, at + (line * pitch + vector * lanes + AHEAD // size), write, near=True)
+            loops.prefetch(buffer, at + (line * pitch + vector * lanes + distance), write, near=True)
 
 
 __all__ = ["FoldedReader", "LineReader", "interleaved", "prefetch_ahead"]
