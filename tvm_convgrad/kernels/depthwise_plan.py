@@ -82,7 +82,7 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     # Slabs of equal size.
     count = -(-height // lines)
     lines = -(-height // (count * step)) * step
-    tiling = DepthwiseTiling(direct, pixels, lines, chunks, problem.bytes >= PREFETCH_FROM)
+    tiling = DepthwiseTiling(direct, pixels, lines, chunks, _from_memory(problem, PREFETCH_FROM))
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
     refused = {planes_kind(face): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
     choice = Choice(f"depthwise {face}", reason, estimate, refused, (gather, tiling, kernel_of(problem)))
@@ -121,7 +121,7 @@ def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | st
         lines,
         parts,
         chunks,
-        problem.bytes >= WEIGHT_PREFETCH_FROM,
+        _from_memory(problem, WEIGHT_PREFETCH_FROM),
     )
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
     refused = {planes_kind("wgrad"): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
@@ -158,6 +158,11 @@ def _estimate(problem: ConvProblem, machine: Machine, direct: bool) -> float:
         shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
         cycles += TURN_COST * sum(math.prod(int(e) for e in shape) for shape in shapes)
     return cycles / CLOCK
+
+
+def _from_memory(problem: ConvProblem, limit: int) -> bool:
+    """Whether memory bounds a problem of at least so many bytes; many taps hide it, and asking would cost them time."""
+    return problem.bytes >= limit and problem.macs < 4 * problem.bytes
 
 
 def _pixels(machine: Machine, width_taps: int) -> int:
