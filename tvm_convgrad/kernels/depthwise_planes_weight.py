@@ -170,9 +170,9 @@ class PlanesWeight:
         with loops.loop(vectors, "v") as v:
             x = loops.let(expr(v * lanes), "x") if vectors > 1 else 0
             x_line, step = self.x_view.spatial[1], self.strides[2]
-            dy_line, met = self.dy_view.spatial[1], size * self.strides[1]
+            dy_line, x_lines = self.dy_view.spatial[1], size * self.strides[1]
             prefetch_ahead(loops, self.dy, grad + x, dy_line, size, 1, lanes, ahead=self._ahead(self.dy_view))
-            prefetch_ahead(loops, self.x, data + x * step, x_line, met, step, lanes, ahead=self._ahead(self.x_view))
+            prefetch_ahead(loops, self.x, data + x * step, x_line, x_lines, step, lanes, ahead=self._ahead(self.x_view))
             grads = [self._grad(grad + i * self.dy_view.spatial[1], x) for i in range(size)]
             for s in sorted(lines):
                 values = self.reader.read(self.x, data + s * x_line, x, offsets)
