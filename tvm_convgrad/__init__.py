@@ -5,6 +5,7 @@ ConvProblem          one convolution: shapes, strides, padding, dilation, groups
 op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
 reference            float64 numpy: forward, wgrad, dgrad
 evaluate             compile one op and run it on numpy arrays
+from_relay           Relay programs (TVM up to 0.19) as Relax modules
 register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
                      Relay, up to 0.19, knows no plugins: there importing this package does it)
 ConvGradError        the base of every error raised here
@@ -29,10 +30,21 @@ _LAZY = {
     "catalogue": "tvm_convgrad.catalogue",
     # Not a module of that name: importing it would put the module in the place of the function.
     "evaluate": "tvm_convgrad.evaluation:evaluate",
+    "from_relay": "tvm_convgrad.importer:from_relay",
     "convert_layout": "relax_ops.layout_cleanup:converted",
 }
 
-__all__ = ["ConvGradError", "ConvProblem", "__version__", "convert_layout", "evaluate", "op", "reference", "register"]
+__all__ = [
+    "ConvGradError",
+    "ConvProblem",
+    "__version__",
+    "convert_layout",
+    "evaluate",
+    "from_relay",
+    "op",
+    "reference",
+    "register",
+]
 
 
 def register() -> None:

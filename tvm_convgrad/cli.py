@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import tvm_convgrad
-from tvm_convgrad.commands import bench, build, env, explain, run, tune, verify
+from tvm_convgrad.commands import bench, build, env, explain, import_relay, run, tune, verify
 from tvm_convgrad.errors import ConvGradError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("bench")(bench.bench)
 app.command("build")(build.build)
 app.command("run")(run.run)
 app.command("explain")(explain.explain)
+app.command("import")(import_relay.import_program)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
 app.command("env")(env.env)

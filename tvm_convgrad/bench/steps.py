@@ -121,7 +121,10 @@ def _load(model: str, batch: int | None) -> Model:
     if model not in BUILT_IN:
         if not Path(model).suffix:
             raise ModelError(f"bench --step {model}: give a model file, or one of {', '.join(BUILT_IN)}.")
-        return load_model(model, batch=batch)
+        loaded = load_model(model, batch=batch)
+        if not isinstance(loaded, Model):
+            raise ModelError(f"bench --step {model}: this program has its own gradients; give a model without them.")
+        return loaded
     import torch
 
     from tvm_convgrad.bench.networks import network

@@ -13,12 +13,15 @@ from tvm_convgrad.commands import options
 
 
 def build(
-    model: Annotated[str, typer.Argument(help="Model: .onnx, .pt2, file.py:function, or .json of a Relax module.")],
+    model: Annotated[
+        str, typer.Argument(help="Model: .onnx, .pt2, file.py:function, .json of a Relax module, or a Relay program.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The shared library to write.")],
     target: options.Target = "llvm",
     layout: options.Layout = "NCHW",
     offload: options.Offload = "auto",
     batch: options.Batch = None,
+    params: options.Params = None,
     optimizer: options.Optimizer = "sgd",
     lr: options.Rate = None,
     momentum: options.Momentum = None,
@@ -54,7 +57,7 @@ def build(
     compiled_for = parse_target(target)
     winners = Store(store or default_path(), intended_threads()) if tuned else None
     with stderr().status(f"reading {model}") as status:
-        loaded = load_model(model, batch=size)
+        loaded = load_model(model, batch=size, params=params)
         status.update("differentiating")
         step = build_step(
             loaded,

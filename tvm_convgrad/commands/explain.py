@@ -16,6 +16,7 @@ def explain(
     layout: options.Layout = "NCHW",
     target: options.Target = "llvm",
     batch: options.Batch = None,
+    params: options.Params = None,
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
     tuned: options.Tuned = True,
@@ -40,7 +41,7 @@ def explain(
         from tvm_convgrad.training.step import build_step
         from tvm_convgrad.tuning.store import Store, default_path
 
-        step = build_step(load_model(model, batch=size), loss=loss, dtype=dtype, layout=layout)
+        step = build_step(load_model(model, batch=size, params=params), loss=loss, dtype=dtype, layout=layout)
         with use_winners(Store(store or default_path(), intended_threads()) if tuned else None):
             entries = describe_convolutions(plan_of(step, parse_target(target)))
         gradients = [entry for entry in entries if "backward" in entry["op"]]

@@ -15,6 +15,12 @@ Batch = Annotated[
     str | None,
     typer.Option(metavar="N|dynamic", help="Samples of a step; dynamic: any number. Default: as the model says."),
 ]
+Params = Annotated[
+    Path | None,
+    typer.Option(
+        help="Values of a Relay program's parameters, of relay.save_param_dict. Default: MODEL's .params file."
+    ),
+]
 Layout = Annotated[str, typer.Option(metavar="NCHW|NHWC", help="Layout of the convolutions inside the step.")]
 DType = Annotated[str, typer.Option(metavar="float32|float16|bfloat16", help="Type that convolutions compute in.")]
 Target = Annotated[str, typer.Option(help="What to compile for: llvm, native (this CPU), or TVM's JSON form.")]

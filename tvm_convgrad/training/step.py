@@ -27,6 +27,7 @@ from tvm_convgrad.training.layout import convert_layout
 from tvm_convgrad.training.losses import Loss, find_loss
 from tvm_convgrad.training.model import Model, TensorSchema, schema_of
 from tvm_convgrad.training.optimizers import Optimizer, make_optimizer
+from tvm_convgrad.training.program import TrainingProgram
 
 Role = Literal["parameter", "running_stat", "optimizer", "counter"]
 Array = np.ndarray[Any, Any]
@@ -65,7 +66,7 @@ class StepModule:
 
 
 def build_step(
-    model: Model,
+    model: Model | TrainingProgram,
     *,
     loss: str = "cross_entropy",
     optimizer: str = "sgd",
@@ -82,7 +83,7 @@ def build_step(
     dropout_mode: str = "train",
     seed: int = 0,
 ) -> StepModule:
-    """The training step of a model.
+    """The training step of a model, or of a program that computes its own gradients (whose loss, bn and dropout stay).
 
     Args:
         loss: "cross_entropy" (int64 class labels) or "mse".
@@ -101,10 +102,11 @@ def build_step(
         UnsupportedError: an option that does not exist.
         ModelError: operators without gradient (all of them are named), or a shape that the loss does not fit.
     """
+    program = model if isinstance(model, TrainingProgram) else None
     chosen = make_optimizer(
         optimizer,
         {
-            "lr": lr,
+            "lr": program.rate if program is not None and lr is None and optimizer == "sgd" else lr,
             "momentum": momentum,
             "weight_decay": weight_decay,
             "nesterov": nesterov,
@@ -117,12 +119,16 @@ def build_step(
     _one_of("dropout_mode", dropout_mode, ("train", "off"))
     _one_of("layout", layout, ("NCHW", "NHWC"))
     _one_of("dtype", dtype, precision.DTYPES)
+    if isinstance(model, TrainingProgram):
+        from tvm_convgrad.training.program_step import step_of_program
+
+        return step_of_program(model, chosen, dtype=dtype, loss_scale=loss_scale, layout=layout, seed=seed)
     scale = precision.loss_scale(dtype, loss_scale)
 
     drops = dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
     counted = chosen.needs_step or drops
     forward = _loss_function(model, criterion, scale, bn=bn, drop=drops, counted=counted, seed=seed)
-    state = _state_of(model, chosen, counted)
+    state = state_of(model, chosen, counted)
     module = _assemble(model, forward, chosen, scale, counted, state)
     module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(module)
     module = precision.narrow(module, dtype)
@@ -157,7 +163,7 @@ def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
         raise UnsupportedError(f"build_step: {option} = {value!r} is unknown; choose one of {', '.join(allowed)}.")
 
 
-def _state_of(model: Model, optimizer: Optimizer, counted: bool) -> list[tuple[StateSchema, Array]]:
+def state_of(model: Model | TrainingProgram, optimizer: Optimizer, counted: bool) -> list[tuple[StateSchema, Array]]:
     """Every tensor of the state with its initial value, in the order of the state tuple."""
 
     def entry(name: str, value: Array, role: Role) -> tuple[StateSchema, Array]:
@@ -217,12 +223,17 @@ def _assemble(
     state_type = relax.TupleType([relax.TensorType(schema.shape, schema.dtype) for schema, _ in state])
     _emit_step(builder, model, forward, optimizer, scale, counted, state_type)
     _emit_predict(builder, model, state_type)
+    emit_init(builder, state)
+    return builder.get()
+
+
+def emit_init(builder: Any, state: list[tuple[StateSchema, Array]]) -> None:
+    """init() -> the initial state."""
     with function_scope(builder, "init", []):
         with builder.dataflow():
             values = [relax.const(value, schema.dtype) for schema, value in state]
             output = builder.emit_output(relax.Tuple(values))
         builder.emit_func_output(output)
-    return builder.get()
 
 
 def _emit_step(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading models: ONNX, torch.export, a Python function that returns Relax, and Relax JSON."""
+"""Reading models: ONNX, torch.export, a Python function that returns Relax, Relax JSON, and Relay programs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Literal
 
 from tvm_convgrad.errors import ModelError
 from tvm_convgrad.training.model import Model
+from tvm_convgrad.training.program import TrainingProgram
 
 Batch = int | Literal["dynamic"] | None
-_ENDINGS = ".onnx, .pt2, .json or file.py:function"
+_RELAY = (".relay", ".ir", ".tar", ".gz")
+_ENDINGS = ".onnx, .pt2, .json, .relay, .tar or file.py:function"
 
 
-def load_model(path: str | Path, *, batch: Batch = None) -> Model:
-    """Read a model file.
+def load_model(path: str | Path, *, batch: Batch = None, params: str | Path | None = None) -> Model | TrainingProgram:
+    """Read a model file, or a program that computes its own gradients.
 
     Args:
         path: `.onnx`; `.pt2` (torch.export.save); `.json` (tvm.ir.save_json, parameters in an `.npz` of the same
-            stem, if any); or `file.py:function`, a function without required arguments (see `python_function`).
+            stem, if any), of Relax or Relay; `.relay`, `.ir` (Relay's text), `.tar` (of TVMC), `.gz` of these; or
+            `file.py:function`, a function without required arguments (see `python_function`).
+        params: values of a Relay program's parameters, a file of relay.save_param_dict.
         batch: extent of axis 0 of every input: an int, "dynamic" for a symbolic one, None for what the model says.
 
     Raises:
@@ -35,6 +39,17 @@ def load_model(path: str | Path, *, batch: Batch = None) -> Model:
 
         return load_function(require_file(file), function, batch)
     suffix = Path(text).suffix.lower()
+    relay = suffix in _RELAY
+    if suffix == ".json":
+        from tvm_convgrad.importer.sources import looks_like_relay
+
+        relay = looks_like_relay(require_file(text))
+    if relay:
+        from tvm_convgrad.training.frontends.relay import load_relay
+
+        return load_relay(require_file(text), batch, None if params is None else require_file(params))
+    if params is not None:
+        raise ModelError(f"{text} is no Relay program, and only these take a file of parameters; leave --params out.")
     if suffix == ".py":
         raise ModelError(f"{text} names no function; write {text}:FUNCTION, a function that returns an IRModule.")
     if suffix not in (".onnx", ".pt2", ".json"):

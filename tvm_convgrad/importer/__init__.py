@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relay programs (TVM up to 0.19) on today's TVM: JSON, text and TVMC archives become Relax. No Relay is needed.
+
+from_relay       a program as a Relax IRModule
+import_relay     the same, with parameters apart and a report
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvm_convgrad.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported program.
+
+    Attributes:
+        module: the Relax IRModule; its function `main` takes all parameters of the Relay function, in order.
+        params: the values of parameters that were given or came with the program, by name in `module`.
+        version: what wrote the program, or "".
+        lifted: what was recognised as a convolution's gradient, with counts.
+    """
+
+    module: Any
+    params: dict[str, Any]
+    version: str
+    lifted: dict[str, int]
+
+
+def import_relay(source: str | Path, params: str | Path | Mapping[str, Any] | None = None) -> Imported:
+    """Read a Relay program and convert it. Arguments and errors as `from_relay`."""
+    import tvm_convgrad
+    from tvm_convgrad.importer.convert import convert, unique_names
+    from tvm_convgrad.importer.sources import load
+
+    tvm_convgrad.register()
+    loaded = load(source, params)
+    converted = convert(loaded.program)
+    main = loaded.program.functions["main"]
+    names = list(zip((var.name for var in main.params), unique_names(main), strict=True))
+    values: dict[str, Any] = {}
+    for old, new in names:
+        found = loaded.params.get(new, loaded.params.get(old))
+        if found is not None:
+            values[new] = _fitting(new, found, converted.module)
+    known = {name for pair in names for name in pair}
+    unknown = sorted(set(loaded.params) - known)
+    if unknown and len(unknown) == len(loaded.params):
+        raise ModelError(
+            f"{loaded.program.source}: values were given for {', '.join(unknown[:8])}, which are no parameters of it; "
+            f"it has {', '.join(sorted(known)[:8]) or 'none'}."
+        )
+    return Imported(converted.module, values, loaded.program.version, dict(Counter(converted.lifted)))
+
+
+def _fitting(name: str, value: Any, module: Any) -> Any:
+    from tvm_convgrad.training.model import schema_of
+
+    (param,) = [param for param in module["main"].params if str(param.name) == name]
+    schema = schema_of(param)
+    fixed = all(
+        not isinstance(want, int) or want == have for want, have in zip(schema.shape, value.shape, strict=False)
+    )
+    if len(schema.shape) != value.ndim or not fixed or str(value.dtype) != schema.dtype:
+        raise ModelError(f"The value for {name!r} is {value.dtype}{list(value.shape)}; it must be {schema.describe()}.")
+    return value
+
+
+def from_relay(source: str | Path, params: str | Path | Mapping[str, Any] | None = None) -> Any:
+    """A Relay program as a Relax IRModule with the function `main`.
+
+    Args:
+        source: a file: JSON of tvm.ir.save_json, text of mod.astext(), either as .gz, or a .tar of TVMC; or the JSON
+            or text itself.
+        params: a file of relay.save_param_dict, or arrays by name. As in relay.build, those parameters become
+            constants. Constants that a text without metadata lacks can be given here as "meta[relay.Constant][0]".
+
+    Returns:
+        The module. Parameters keep their order; of several with one name the later ones get numbers.
+
+    Raises:
+        ModelError: the program cannot be read, holds what is not imported (all of it is named), or is wrong.
+    """
+    import tvm
+    from tvm import relax
+
+    imported = import_relay(source, params)
+    if not imported.params:
+        return imported.module
+    arrays = {name: tvm.runtime.tensor(value) for name, value in imported.params.items()}
+    return relax.transform.BindParams("main", arrays)(imported.module)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and training programs from Relay (TVM up to 0.19); tvm_convgrad.importer says which files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tvm import relax
+
+from tvm_convgrad.errors import ModelError
+from tvm_convgrad.importer import import_relay
+from tvm_convgrad.training.frontends.batch import bind_batch
+from tvm_convgrad.training.initialise import initial_value, roles_of
+from tvm_convgrad.training.model import Array, Model, from_module, schema_of
+from tvm_convgrad.training.program import TARGETS, TrainingProgram, recognise
+
+
+def load_relay(path: Path, batch: int | str | None, params: Path | None = None) -> Model | TrainingProgram:
+    """Read a Relay program; a function that returns a loss and gradients becomes a training program.
+
+    Args:
+        path: the program.
+        batch: of the inputs, where the program leaves it open (Any).
+        params: a file of relay.save_param_dict; default: the file of the same stem that ends in .params, if there is
+            one. Parameters of main without a value are inputs (and the target); without any values the first is the
+            input and the rest is initialised.
+
+    Raises:
+        ModelError: it cannot be imported, or is no model.
+    """
+    beside = path.with_suffix(".params")
+    imported = import_relay(path, params or (beside if beside.is_file() else None))
+    source = str(path)
+    module, values = imported.module, dict(imported.params)
+    if not values:
+        values = _initialised(module)
+    program = recognise(module, values, source)  # before parameters are moved: gradients come in their order
+    if program is not None:
+        if batch is not None and any(schema.shape[:1] != (batch,) for schema in program.inputs):
+            raise ModelError(f"{source}: the batch of a program with gradients is fixed; leave --batch out.")
+        return program
+    function = _inputs_first(module["main"], values)
+    count = sum(str(param.name) not in values for param in function.params)
+    module = type(module)({"main": function})
+    if not 0 < count <= len(function.params):
+        raise ModelError(f"{source} has no input: values were given for all of its parameters.")
+    remedy = "save the Relay program with that batch, or with Any"
+    module = bind_batch(module, "main", count, batch, remedy, source)
+    return from_module(module, num_inputs=count, parameters=values, source=source)
+
+
+def _initialised(module: Any) -> dict[str, Array]:
+    """Values for all parameters but the first, and but those that are called as targets are."""
+    roles, values = roles_of(module["main"]), {}
+    for param in module["main"].params[1:]:
+        schema = schema_of(param)
+        shape = tuple(extent for extent in schema.shape if isinstance(extent, int))
+        if schema.name.lower() not in TARGETS and len(shape) == len(schema.shape):
+            values[schema.name] = initial_value(schema.name, shape, schema.dtype, roles.get(param, "weight"), 0)
+    return values
+
+
+def _inputs_first(function: Any, values: dict[str, Array]) -> Any:
+    """The function with the parameters that have no value in front."""
+    inputs = [param for param in function.params if str(param.name) not in values]
+    weights = [param for param in function.params if str(param.name) in values]
+    attributes = {"global_symbol": "main", "num_input": len(inputs)}
+    made = relax.Function([*inputs, *weights], function.body, function.ret_ty, function.is_pure)
+    for key, value in attributes.items():
+        made = made.with_attr(key, value)
+    return made
