@@ -283,6 +283,10 @@ def test_means() -> None:
     assert forward["ratio"] == pytest.approx(4.0)
     assert (forward["layers"], forward["worst"], forward["total"]) == (2, 2.0, pytest.approx((2 * 2 + 8) / 3))
     assert forward["peak"] == pytest.approx(0.5)
+    # Under this roof one FLOP a byte gives 10 GFLOP/s, less than was measured: the bound is what was measured.
+    assert forward["bound"] == pytest.approx(4.0)
+    dense = {(r["rival"], r["face"]): r for r in means([made(2.0, intensity=1e6)], ROOF)}
+    assert dense["torch", "forward"]["bound"] == pytest.approx(100 / 25)  # the peak over the rival's rate
     assert rows["torch", "vgg16", "all", 1, "gradients"]["ratio"] == pytest.approx(9.0)
     assert rows["torch", "all", "all", "all", "all"]["layers"] == 4
     assert rows["jax", "vgg16", "NCHW", 1, "forward"]["ratio"] == pytest.approx(5.0)

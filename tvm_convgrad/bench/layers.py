@@ -154,11 +154,11 @@ def show(results: Results) -> None:
         once = sum(m.pairs == 1 for m in of_rival)
         if rival in SLOW_RIVALS and once:
             _say(f"{rival} is slow: {once} of {len(of_rival)} layers were measured by a single pair")
-    named = ("rival", "suite", "layout", "batch", "face", "layers", "ratio", "worst", "total", "peak")
+    named = ("rival", "suite", "layout", "batch", "face", "layers", "ratio", "worst", "total", "bound", "peak")
     rows = [
         (
             *(row[name] for name in named[:6]),
-            *(f"{row[name]:.2f}" for name in ("ratio", "worst", "total")),
+            *(f"{row[name]:.2f}" for name in ("ratio", "worst", "total", "bound")),
             f"{row['peak']:.0%}",
         )
         for row in means(results.measurements, roof)

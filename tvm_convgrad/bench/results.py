@@ -117,7 +117,9 @@ def means(measurements: Sequence[Measurement], roof: Roof) -> list[dict[str, Any
 
     Each row: rival, suite, layout, batch, face ("gradients" is wgrad and dgrad), `layers` (how many distinct ones),
     `ratio` (their geometric mean), `worst`, `total` (time of all layers, each as often as it occurs, theirs / ours),
-    and `peak` (FLOP of all layers / their time, as a part of the peak).
+    `peak` (FLOP of all layers / their time, as a part of the peak), and `bound`: the ratio that kernels at the roofline
+    would have, that is, at the FMA peak or at the bandwidth of memory, whichever ends first. A rival that is at nine
+    tenths of it leaves room for 1.1. Layers that caches let go faster than memory count as they were measured.
     """
     rows: list[dict[str, Any]] = []
     seen: set[tuple[int, ...]] = set()
@@ -156,6 +158,7 @@ def _mean(members: list[Measurement], roof: Roof) -> dict[str, Any]:
         "worst": min(m.ratio for m in members),
         "total": sum(m.count * m.theirs for m in members) / ours,
         "peak": gflop / ours / roof.gflops,
+        "bound": geometric_mean(max(m.ratio, roof.attainable(m.intensity) / m.rival_gflops) for m in members),
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tvm_convgrad.bench.measure import MIN_PAIRS
+from tvm_convgrad.bench.measure import MIN_PAIRS, SETTLE
 from tvm_convgrad.bench.parties import BUILT_IN, Step, Training, memory_of, our_step, torch_step
 from tvm_convgrad.bench.results import FORMAT, environment
 from tvm_convgrad.bench.rivals import prepare_rivals
@@ -176,11 +176,12 @@ def _measure(
 
 
 def _rounds(parties: dict[str, Step], seconds: float) -> dict[str, list[float]]:
-    """Seconds of each party's steps, in turns."""
+    """Seconds of each party's steps, in turns; between them the threads of the one before come to rest."""
     times: dict[str, list[float]] = {party: [] for party in parties}
     begin = time.perf_counter()
     while len(times["ours"]) < MIN_PAIRS or time.perf_counter() - begin < seconds:
         for party, step in parties.items():
+            time.sleep(SETTLE)
             start = time.perf_counter()
             step()
             times[party].append(time.perf_counter() - start)
