@@ -88,9 +88,21 @@ def test_attainable_is_the_lower_limit() -> None:
 
 
 def test_what_a_run_leaves(convgrad: Command, tmp_path: Path) -> None:
-    file, picture = tmp_path / "out.json", tmp_path / "roofline.png"
+    file, picture, table = tmp_path / "out.json", tmp_path / "roofline.png", tmp_path / "table.md"
     done = convgrad(
-        "bench", "--problem", SMALL, "--against", "stock", "--seconds", 0, "--json", file, "--roofline", picture
+        "bench",
+        "--problem",
+        SMALL,
+        "--against",
+        "stock",
+        "--seconds",
+        0,
+        "--json",
+        file,
+        "--roofline",
+        picture,
+        "--markdown",
+        table,
     )
     assert done.code == 0, done.err
     content = json.loads(file.read_text())
@@ -110,6 +122,9 @@ def test_what_a_run_leaves(convgrad: Command, tmp_path: Path) -> None:
         assert entry["descriptor"] == problem.descriptor
     assert {row["face"] for row in content["means"]} == {"backward_weight", "backward_data", "gradients"}
     assert picture.read_bytes().startswith(b"\x89PNG")
+    (line,) = [line for line in table.read_text().splitlines() if f"`{problem.descriptor}`" in line]
+    assert line.count(f"{entries[0]['ratio']:.2f} ({entries[0]['gflops']:.0f})") >= 1
+    assert "| wgrad (GFLOP/s) | dgrad (GFLOP/s) |" in table.read_text()
     assert problem.descriptor in "".join(done.out.split())
     again = convgrad("bench", "--problem", entries[0]["descriptor"], "--against", "stock", "--seconds", 0)
     assert again.code == 0

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +55,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write all measurements as JSON.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what an earlier run left in --json.")] = False,
     roofline: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a roofline, as PNG.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write tables of all layers.")] = None,
 ) -> None:
     """Interleaved pairs, medians of their ratios; worst first, then geometric means."""
     faces = list(FACES) if face == "all" else _names("--face", face, FACES)
@@ -62,7 +65,7 @@ def bench(
         raise typer.BadParameter(f"--batch {batch}: give positive numbers.")
     if resume and json is None:
         raise typer.BadParameter("--resume needs --json, the file of the earlier run.")
-    for path in (json, roofline):
+    for path in (json, roofline, markdown):
         if path is not None and not path.parent.is_dir():
             raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
     batches = [int(size) for size in sizes]
@@ -98,6 +101,10 @@ def bench(
     )
     if roofline is not None:
         save_roofline(roofline, results.measurements, results.roof)
+    if markdown is not None:
+        from tvm_convgrad.bench.markdown import save_markdown
+
+        save_markdown(markdown, results, "convgrad " + shlex.join(sys.argv[1:]))
     show(results)
 
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements as a Markdown document: where and how, the means, and a line for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tvm_convgrad.bench.measure import Measurement
+from tvm_convgrad.bench.results import Results, means
+from tvm_convgrad.training.envelope import write_atomic
+
+FACES = {"backward_weight": "wgrad", "backward_data": "dgrad", "forward": "forward"}
+"""What the columns are called."""
+
+
+def save_markdown(path: Path, results: Results, command: str) -> None:
+    """Write the document.
+
+    Args:
+        command: what was run, for the reader to repeat it.
+
+    Raises:
+        ArtifactError: it cannot be written.
+    """
+    write_atomic(path, document(results, command).encode())
+
+
+def document(results: Results, command: str) -> str:
+    """The text: ratios are time of the rival / ours, so more is better; rates are ours, in GFLOP/s."""
+    where, roof = results.environment, results.roof
+    versions = ", ".join(f"{name} {where[name]}" for name in ("apache-tvm", "torch", "jax") if where.get(name))
+    parts = [
+        "# Layers, measured",
+        "Written by",
+        f"    {command}",
+        f"on {where['cpu']} ({roof.machine}), {roof.threads} threads, {versions}: FMA peak {roof.gflops:.0f} GFLOP/s, "
+        f"memory {roof.bandwidth:.1f} GB/s, both measured. Ratios are the rival's time / ours, medians of interleaved "
+        "pairs; `docs/BENCH.md` says what the columns are.",
+    ]
+    for rival in dict.fromkeys(m.rival for m in results.measurements):
+        of_rival = [m for m in results.measurements if m.rival == rival]
+        parts += [f"## Against {rival}: geometric means", _means(of_rival, results)]
+        parts += [f"## Against {rival}: every layer", _layers(of_rival)]
+    if results.failures:
+        failures = [(f["face"], f["descriptor"], f["reason"]) for f in results.failures]
+        parts += ["## Not measured", _table(("face", "problem", "reason"), failures)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _means(measurements: Sequence[Measurement], results: Results) -> str:
+    names = ("suite", "layout", "batch", "face", "layers")
+    numbers = ("ratio", "worst", "total", "bound")
+    rows = [
+        (*(str(row[name]) for name in names), *(f"{row[n]:.2f}" for n in numbers), f"{row['peak']:.0%}")
+        for row in means(measurements, results.roof)
+    ]
+    return _table((*names, *numbers, "peak"), rows)
+
+
+def _layers(measurements: Sequence[Measurement]) -> str:
+    found = {(m.suite, m.descriptor, m.face): m for m in measurements}
+    faces = [face for face in FACES if any(m.face == face for m in measurements)]
+    rows = []
+    for suite, descriptor in dict.fromkeys((m.suite, m.descriptor) for m in measurements):
+        of_layer = {face: found.get((suite, descriptor, face)) for face in faces}
+        count = next(m.count for m in of_layer.values() if m is not None)
+        cells = ["–" if m is None else f"{m.ratio:.2f} ({m.gflops:.0f})" for m in of_layer.values()]
+        rows.append((suite, f"`{descriptor}`", str(count), *cells))
+    return _table(("suite", "problem", "count", *(f"{FACES[face]} (GFLOP/s)" for face in faces)), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+__all__ = ["document", "save_markdown"]
