@@ -111,9 +111,6 @@ CONFIGURATIONS = {
 """Families of configurations: problems in NCHW, float32. Where extents coincide, no shape gives a wrong axis away."""
 
 LAYOUTS = {"NHWC/OHWI": ("NHWC", "OHWI"), "NHWC/HWIO": ("NHWC", "HWIO")}
-TARGET = "llvm -opt-level=0"
-"""Whether results are right is asked here, not how fast: without LLVM's optimisations a build takes two thirds."""
-
 Arrays = dict[str, Any]
 
 
@@ -184,7 +181,7 @@ def run(module: Any, arrays: Arrays, *, library: bool = False) -> list[Any]:
     from tvm.contrib import graph_executor
 
     with tvm.transform.PassContext(opt_level=3):
-        factory = relay.build(module, TARGET)
+        factory = relay.build(module, "llvm")
     if library:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "program.so")

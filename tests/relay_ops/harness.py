@@ -17,8 +17,6 @@ from relay_ops.ir import call_of
 from tvm_convgrad.catalogue import Face
 from tvm_convgrad.problem import ConvProblem
 
-TARGET = "llvm -opt-level=0"  # builds take two thirds of the time
-
 
 def load_grid() -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "relay_grid.py"
@@ -45,7 +43,7 @@ def call_program(face: Face, problem: ConvProblem) -> Any:
 
 def run(module: Any, arrays: dict[str, Any], opt_level: int = 3) -> list[Any]:
     with tvm.transform.PassContext(opt_level=opt_level):
-        factory = relay.build(module, TARGET)
+        factory = relay.build(module, "llvm")
     return execute(factory, arrays)
 
 

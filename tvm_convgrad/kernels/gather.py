@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.gather_result import Place, ResultStore
 from tvm_convgrad.kernels.gather_shape import GatherTiling, shape_of
-from tvm_convgrad.kernels.gather_source import Slab, SourcePanel, divided
+from tvm_convgrad.kernels.gather_source import Ahead, Slab, SourcePanel, divided
 from tvm_convgrad.kernels.gather_weight import WeightPanel
 from tvm_convgrad.kernels.loops import (
     INDEX,
@@ -130,6 +130,7 @@ class _Group:
         self.kind = "parallel" if macs * shape.tap_count >= PARALLEL_FROM else "serial"
         self.weights = WeightPanel(loops, gather, shape, machine, self.over_pixels, flat["weight"])
         self.panels = SourcePanel(loops, gather, shape, machine, self.over_pixels, flat["source"])
+        self.ahead = Ahead(loops, gather, shape, tiling, flat["source"])
         self.results = ResultStore(
             loops, gather, phases, tiling, shape, machine, flat["result"], flat.get("bias"), epilogue
         )
@@ -169,10 +170,13 @@ class _Group:
             panel_at = loops.let(expr(panel_at), "panel_at")
             first = loops.let(expr(split * per_split), "first_block")
             self.results.allocate()
+            if self.ahead.useful:
+                following = loops.let(expr(rest + 1), "next")
+                self.ahead.begin(self._slab(following, group), per_split)
             with loops.loop(smaller(shape.blocks - first, per_split), "b") as b:
                 block = loops.let(first + b, "block")
                 w_at = loops.let(expr((group * shape.blocks + block) * self.weights.size), "w_at")
-                self._block(packed, w_at, panel, panel_at, slab, block)
+                self._block(packed, w_at, panel, panel_at, slab, block, b)
 
     def _by_blocks(self) -> None:
         loops, gather, shape, tiling = self.loops, self.gather, self.shape, self.tiling
@@ -193,7 +197,9 @@ class _Group:
             with loops.loop(slabs, "slab") as number:
                 slab = self._slab(number, group)
                 at = self.panels.base(slab) if tiling.direct else (number * gather.groups + group) * shape.panel_size
-                self._block(packed, 0, panel, loops.let(expr(at), "panel_at"), slab, block)
+                if self.ahead.useful:
+                    self.ahead.begin(self._slab(loops.let(expr(number + 1), "next"), group), 1)
+                self._block(packed, 0, panel, loops.let(expr(at), "panel_at"), slab, block, 0)
 
     def _slab(self, number: Any, group: Any) -> Slab:
         """A slab by its number."""
@@ -214,14 +220,14 @@ class _Group:
         line = loops.let(expr(line * self.tiling.lines), "line")
         return Slab(image, group, depth, line, column, fresh, tiles)
 
-    def _block(self, packed: Any, w_at: Any, panel: Any, panel_at: Any, slab: Slab, block: Any) -> None:
+    def _block(self, packed: Any, w_at: Any, panel: Any, panel_at: Any, slab: Slab, block: Any, number: Any) -> None:
         """One block of result channels of a slab, strip after strip."""
         loops, lines = self.loops, self.results.strip_lines
         channel = loops.let(expr(self.weights.first_channel(block)), "m0")
         with loops.loop(self.tiling.lines // lines, "strip") as strip:
             first = loops.let(expr(strip * lines), "first_line")
             with loops.loop(len(self.phases), "phase") as phase:
-                self._strip(packed, w_at, panel, panel_at, slab, block, channel, first, phase)
+                self._strip(packed, w_at, panel, panel_at, slab, block, channel, first, phase, number)
                 if self.results.uses_strip and not self.results.whole:
                     self.results.strip(slab, channel, first, phase, slab.fresh)
             if self.results.uses_strip and self.results.whole:
@@ -238,6 +244,7 @@ class _Group:
         channel: Any,
         first: Any,
         phase: Any,
+        number: Any,
     ) -> None:
         loops, shape, tiling = self.loops, self.shape, self.tiling
         weights = loops.let(expr(w_at + self.weights.of_phase(phase)), "w_phase")
@@ -252,11 +259,13 @@ class _Group:
             wanted = slab.column + slab.fresh + t * shape.tile_columns
             column = loops.let(smaller(wanted, max(0, self.counts[2] - shape.tile_columns)), "column")
             at = panel_at + line * shape.step_line + (column - slab.column) * shape.step_x
-            tile = self._sum(packed, weights, panel, loops.let(expr(at), "s_tile"), phase)
+            self.results.ask(slab, phase, channel, line, column)
+            asked = self.ahead.of_tile(number, line, t)
+            tile = self._sum(packed, weights, panel, loops.let(expr(at), "s_tile"), phase, asked)
             fresh = loops.let(expr(wanted - column), "column_fresh")
             self.results.tile(tile, Place(slab, phase, channel, channel_fresh, line, strip_line, column, fresh))
 
-    def _sum(self, packed: Any, weights: Any, panel: Any, at: Any, phase: Any) -> Tile:
+    def _sum(self, packed: Any, weights: Any, panel: Any, at: Any, phase: Any, asked: list[Any]) -> Tile:
         loops, shape, tiling, lanes = self.loops, self.shape, self.tiling, self.lanes
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, self.dtype)
         channels, block = self.gather.source_channels, shape.block
@@ -279,6 +288,7 @@ class _Group:
             with loops.loop(channels * shape.run, "c") as c:
                 s = loops.let(expr(s_at + c * shape.channel_step), "s")
                 w = loops.let(expr(w_at + c * block), "w")
+                self.ahead.channel(asked, c)
                 tile.add(lambda i: load(panel, s + offsets[i]), lambda j: load(packed, w + j * lanes, lanes))
         return tile
 

@@ -23,8 +23,14 @@ STEP_OVERHEAD = 0.3
 FAR_VECTOR_CYCLES = 2.2
 """Of a vector of pixels from a channel's own place, which no prefetcher foresees."""
 
-TILE_OVERHEAD = 25.0
+TILE_OVERHEAD = 30.0
 """Cycles to begin and end a tile."""
+
+SHORT_SUM = 64
+"""Steps of a reduction so short that the next tile's begin has to hide this one's end."""
+
+WIDE_TILE = 0.01
+"""More, relative, of a short reduction for each accumulator beyond 16: the core looks ahead less far."""
 
 STORE_CYCLES = 1.5
 """Of a vector of results that goes straight to memory."""
@@ -32,23 +38,38 @@ STORE_CYCLES = 1.5
 TURN_CYCLES = 6.0
 """Of a vector of results that is turned on its way."""
 
-COPY_CYCLES = 0.15
+COPY_CYCLES = 0.3
 """Of an element that is packed in the order it has in memory."""
 
-SQUARE_CYCLES = 0.3
-"""Of an element that is packed through squares turned in registers."""
+FAR_COPY_CYCLES = 0.5
+"""The same where channels lie far apart, line after line."""
+
+SQUARE_CYCLES = 1.2
+"""Of an element that is packed through squares turned in registers, whose rows lie far apart."""
 
 ELEMENT_CYCLES = 1.5
 """Of an element that is packed by itself."""
 
 FETCH_CYCLES = 0.6
-"""More, of an element that is packed and comes from memory."""
+"""More, of an element that is packed before anything is summed, and does not come from the core's own cache."""
 
-TOUCH_CYCLES = 12.0
+TOUCH_CYCLES = 8.0
 """Of the first vectors of each channel that a tile reads from a place of its own."""
 
-SHARED_BYTES = 10.0
-"""Bytes a cycle and core from the shared cache, of which arithmetic hides a part."""
+FAR_TOUCH_CYCLES = 25.0
+"""The same of a tile that reads single pixels there."""
+
+SHARED_BYTES = 4.5
+"""Bytes a cycle and core from the shared cache, while results go there."""
+
+SEEN = 0.15
+"""The part of a stream from there that the arithmetic of the tile that reads it never hides."""
+
+LOAD_CYCLES = 0.54
+"""Of a vector or broadcast that a step loads."""
+
+WRITTEN_BYTES = 10.0
+"""The same of panels that all cores pack together, which happens before any results."""
 
 MEMORY_BYTES = 3.0
 """Bytes a cycle and core from memory."""
@@ -235,9 +256,11 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     images = gather.batch * depth
     tiles = images * groups * shape.blocks * (h // tiling.tile_lines) * shape.tiles
     accumulators = tiling.rows * tiling.columns
-    step = max(accumulators / 2, (tiling.rows + tiling.columns) / 2, FMA_LATENCY) + STEP_OVERHEAD
+    step = max(accumulators / 2, (tiling.rows + tiling.columns) * LOAD_CYCLES, FMA_LATENCY) + STEP_OVERHEAD
     if not tiling.over_pixels and channels * shape.run < 8:
         step += 1.0
+    if shape.tap_count * channels < SHORT_SUM * len(phases):
+        step *= 1 + WIDE_TILE * max(0, accumulators - 16)
     if tiling.over_pixels:
         # Vectors come from far, or straddle lines of the cache.
         far = FAR_VECTOR_CYCLES if shape.tap_count <= len(phases) else 1.0
@@ -249,47 +272,53 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     work = arithmetic + tiles * len(phases) * (accumulators * store + TILE_OVERHEAD)
     # The source.
     slabs = images * groups * shape.slabs
-    copied = COPY_CYCLES if tiling.over_pixels == (gather.source.channel != 1) else SQUARE_CYCLES
+    copied = COPY_CYCLES
+    if tiling.over_pixels or gather.source.channel != 1:
+        copied = FAR_COPY_CYCLES if tiling.over_pixels and gather.source.channel != 1 else SQUARE_CYCLES
     if gather.source.dtype != gather.dtype or not machine.has_masks:
         copied = ELEMENT_CYCLES
     splits = tiling.splits if tiling.order == "source" else 1
     panel = 0 if tiling.direct else shape.panel_size
-    if gather.source.size * element > machine.l2_bytes * 8:
-        copied += FETCH_CYCLES  # nothing hides what is read from memory while it is packed
+    if gather.source.size * element > machine.l2_bytes and tiling.order == "weights":
+        copied += FETCH_CYCLES
     work += slabs * splits * panel * copied
     if tiling.direct and gather.source.channel != 1:
-        work += tiles / shape.blocks * channels * TOUCH_CYCLES
+        again = tiles if tiling.order == "weights" else tiles / shape.blocks
+        work += again * channels * (TOUCH_CYCLES if tiling.over_pixels else FAR_TOUCH_CYCLES)
     # W.
     weights = groups * shape.blocks * shape.block * shape.tap_count * channels
     neighbours = gather.weight_result == 1
     contiguous = gather.weight_source == 1 or gather.weight_source == shape.tap_count
     per_weight = COPY_CYCLES if neighbours else SQUARE_CYCLES if contiguous else 2 * SQUARE_CYCLES
     work += weights * per_weight
-    # Traffic beyond the core's own cache.
-    own = machine.l2_bytes / 2
+    # Streams from beyond the core's own cache: W for the first tile of each slab, the source for every tile.
     block_bytes = shape.block * shape.tap_count * channels * element
     slab_bytes = _slab_bytes(gather, shape, tiling, tiling.direct)
+    tile_bytes = slab_bytes * slabs * shape.blocks / tiles
     if tiling.order == "source":
         items = slabs * tiling.splits
-        traffic = slabs * weights / groups * element if weights * element / groups > own - slab_bytes else 0.0
-        if slab_bytes > own:
-            traffic += slabs * shape.blocks * slab_bytes
-        traffic += 2 * weights * element
+        work += 2 * weights * element / WRITTEN_BYTES
+        beyond_w = _beyond(weights / groups * element, slab_bytes, machine)
+        beyond_source = _beyond(slab_bytes, block_bytes, machine)
     else:
         items = groups * shape.blocks
-        whole = images * shape.slabs * slab_bytes
-        traffic = items * whole if whole + block_bytes > own else 0.0
-        if tiling.direct and gather.source.channel != 1:
-            traffic *= 3  # from page to page
-        if block_bytes > own:
-            traffic += slabs * shape.blocks * block_bytes
-        traffic += 0 if tiling.direct else 2 * slabs * panel * element
+        beyond_w = _beyond(block_bytes, slab_bytes, machine)
+        beyond_source = _beyond(images * shape.slabs * slab_bytes, block_bytes, machine)
+        work += 0 if tiling.direct else 2 * slabs * panel * element / WRITTEN_BYTES
+    for beyond, times, bytes_ in ((beyond_w, slabs * shape.blocks, block_bytes), (beyond_source, tiles, tile_bytes)):
+        stream = beyond * bytes_ / SHARED_BYTES
+        work += times * max(SEEN * stream, stream - arithmetic / tiles)
     if tiling.direct and not tiling.over_pixels and shape.step_x * element % 4096 == 0:
         work += arithmetic * 0.3  # all rows fall into the same sets of the cache
-    work += traffic / SHARED_BYTES + items * ITEM_OVERHEAD
+    work += items * ITEM_OVERHEAD
     total = work * (-(-items // parts)) / items
     moved = (gather.source.size + gather.weight.size + gather.result.size) * element / parts / MEMORY_BYTES
     return max(total, moved) + 0.2 * min(total, moved)
+
+
+def _beyond(streamed: float, kept: float, machine: Machine) -> float:
+    """The part of what is read again and again that the core's own cache does not hold, besides what it keeps."""
+    return min(1.0, max(0.0, (streamed + kept - machine.l2_bytes) / streamed)) if streamed else 0.0
 
 
 __all__ = ["GatherTiling", "candidates", "estimate", "invalid", "invalid_cut", "other_cuts", "plan_gather"]

@@ -35,6 +35,12 @@ from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
 
+LINE_BYTES = 64
+"""Of a line of the cache."""
+
+ASK_FROM = 128
+"""Steps of a sum long enough for lines of memory to arrive meanwhile."""
+
 STRIP_BYTES = 1 << 15
 """Of a strip of pixels that is turned at once: a part of the first cache."""
 
@@ -96,6 +102,7 @@ class ResultStore:
             if self.whole
             else [0] * len(phases),
         )
+        self._asks = not tiling.over_pixels and shape.tap_count * gather.source_channels >= ASK_FROM * len(phases)
         pixels = self.steps[0] * self.steps[1] * self.strip_lines * self.strip_width
         self.strip_size = (pixels + self.lanes) * shape.block if self.uses_strip else 0
         self._scratch: Any = None
@@ -143,6 +150,28 @@ class ResultStore:
             return splat(convert(load(self.bias, index), self.dtype), lanes)
 
         return self.epilogue.apply(total, self.dtype, bias, lambda: read(self.result, at, lanes))
+
+    def ask(self, slab: Slab, phase: Any, channel: Any, line: Any, column: Any) -> None:
+        """Ask for the lines of memory that a tile will be stored to: they arrive while it is summed.
+
+        Not for vectors of pixels and short sums: there asking costs more than it gives.
+        """
+        if not self._asks:
+            return
+        loops, view, lanes, shape = self.loops, self.gather.result, self.lanes, self.shape
+        along, across = (self.gather.out_step[a] * view.spatial[a] for a in (2, 1))
+        if self._channel_vectors:
+            rows, columns, pixel = shape.tile_columns, self.tiling.columns * lanes, along
+            start = channel
+        elif view.spatial[2] == 1 and (rows := min(shape.block, self.gather.result_channels)):
+            columns, pixel = shape.tile_columns * along, view.channel
+            start = channel * view.channel
+        else:
+            return
+        at = loops.let(self._address(slab, line, column, phase) + start, "ask")
+        with loops.loop(self.tiling.tile_lines, "line") as number, loops.loop(rows, "row") as row:
+            for j in range(0, columns, LINE_BYTES // 4):
+                loops.prefetch(self.result, at + number * across + row * pixel + j, write=True, near=True)
 
     # -- tiles ------------------------------------------------------------------------------------------------------
 

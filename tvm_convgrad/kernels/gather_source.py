@@ -8,7 +8,8 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_convgrad.kernels.gather_shape import Shape
+from tvm_convgrad.geometry import DTYPE_BYTES
+from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape
 from tvm_convgrad.kernels.loops import (
     Loops,
     Numbers,
@@ -187,9 +188,76 @@ class SourcePanel:
                     loops.store(panel, to + i * shape.channel_step, value)
 
 
+class Ahead:
+    """Asks for the source of the next slab while this one is summed, a line of the cache for each step.
+
+    Only for sources whose pixels are neighbours: the planes of channels lie far apart, and no prefetcher of the machine
+    foresees the way from one to the next.
+    """
+
+    def __init__(self, loops: Loops, gather: Gather, shape: Shape, tiling: GatherTiling, source: Any) -> None:
+        self.loops, self.gather, self.source = loops, gather, source
+        offsets = [offset for of_phase in shape.taps for _, offset in of_phase] or [(0, 0, 0)]
+        low, high = (tuple(pick(o[a] for o in offsets) for a in range(3)) for pick in (min, max))
+        step = gather.in_step
+        # Lines that the slab before does not reach; of a kernel of one line, those that it meets.
+        self._line_step = step[1] if low[1] == high[1] else 1
+        self._lines = tiling.lines * step[1] // self._line_step
+        self._first = (0, high[1] - (step[1] - self._line_step), low[2])
+        self._line = 64 // DTYPE_BYTES[gather.source.dtype]
+        columns = (shape.span - 1) * step[2] + high[2] - low[2] + 1
+        self._chunks = -(-min(columns, gather.source.extents[2]) // self._line)
+        self._tile_lines, self._strip = tiling.tile_lines, min(tiling.strip, shape.tiles)
+        self._tiles = tiling.lines // tiling.tile_lines * self._strip
+        # Tiles of vectors of pixels take whole lines at once: there asking costs more than it gives.
+        self.useful = (
+            not tiling.over_pixels
+            and (tiling.direct or tiling.order == "source")
+            and gather.source.channel != 1
+            and gather.source_channels >= self._line
+        )
+        self._base: Any = None
+        self._parts = 0
+
+    def begin(self, slab: Slab, blocks: int) -> None:
+        """The slab to ask for, and how many blocks of result channels share the work."""
+        view = self.gather.source
+        at = slab.image * view.batch + slab.group * (self.gather.source_channels * view.channel)
+        for first, position, step, stride in zip(
+            self._first, (slab.depth, slab.line, slab.column), self.gather.in_step, view.spatial, strict=True
+        ):
+            at = at + (position * step + first) * stride
+        self._base, self._parts = self.loops.let(expr(at), "ahead"), blocks * self._tiles
+
+    def of_tile(self, block: Any, line: Any, tile: Any) -> list[Any]:
+        """Where a tile asks, for its first channel: its share of the slab's lines; nowhere if that is not useful.
+
+        Args:
+            block: its number among those that share the work.
+            line, tile: in the slab, and in the line.
+        """
+        if not self.useful:
+            return []
+        tile = quotient(line, self._tile_lines) * self._strip + tile
+        view, total = self.gather.source, self._lines * self._chunks
+        each = -(-total // self._parts)
+        number = self.loops.let(expr(quotient((block * self._tiles + tile) * total, self._parts)), "ask_number")
+        places = []
+        for i in range(each):
+            line, chunk = divided(self.loops, number + i, self._chunks)
+            at = self._base + line * (self._line_step * view.spatial[1]) + chunk * (self._line * view.spatial[2])
+            places.append(self.loops.let(expr(at), "ask"))
+        return places
+
+    def channel(self, places: list[Any], c: Any) -> None:
+        """Ask for a channel's lines."""
+        for at in places:
+            self.loops.prefetch(self.source, at + c * self.gather.source.channel)
+
+
 def divided(loops: Loops, value: Any, by: int) -> tuple[Any, Any]:
     """Named quotient and remainder of value >= 0."""
     return loops.let(quotient(value, by), "q"), loops.let(remainder(value, by), "r")
 
 
-__all__ = ["Slab", "SourcePanel", "divided"]
+__all__ = ["Ahead", "Slab", "SourcePanel", "divided"]
