@@ -219,13 +219,21 @@ def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
 
 
 def _elapsed(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
-    """Seconds on all of the machine's parts: what one core needs, and how unevenly items are shared."""
+    """Seconds on all of the machine's parts: what one core needs, and the share of it of the core that has most."""
     seen = swapped(spec) if tiling.swapped else spec
+    depth, height, _ = seen.dy.extents
     in_blocks = -(-seen.in_channels // (tiling.columns * machine.lanes(spec.dtype)))
-    in_items = -(-in_blocks // tiling.inner)
-    items = spec.groups * in_items * tiling.parts * tiling.splits
-    rounds = -(-items // machine.parts)
-    return estimate(spec, tiling, machine) * rounds / items
+    out_blocks = -(-seen.out_channels // tiling.rows)
+    slabs = -(-spec.batch * depth // tiling.planes) * -(-height // tiling.lines)
+    items, largest = spec.groups, 1 / spec.groups
+    for count, size in (
+        (in_blocks, min(tiling.inner, in_blocks)),
+        (out_blocks, -(-out_blocks // tiling.splits)),
+        (slabs, -(-slabs // tiling.parts)),
+    ):
+        items *= -(-count // size)
+        largest *= size / count
+    return estimate(spec, tiling, machine) * min(1.0, -(-items // machine.parts) * largest)
 
 
 def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
