@@ -63,8 +63,9 @@ SHARED_BYTES, MEMORY_BYTES = 40.0, 4.5
 LONE_BYTES, SUMS_BYTES = 10.0, 12.0
 """Bytes a cycle of what no prefetcher foresees, a line at a time, and of sums that do not fit into the core's cache."""
 
-PAGE_BYTES, FAR_PAGES, FAR_COST = 4096, 400, 0.5
-"""Rows whose pixels spread over so many pages lose so many cycles a pixel, by translations and sets of the cache."""
+PAGE_BYTES, FAR_PAGES, FAR_COST = 4096, 400, 0.8
+"""Rows whose pixels spread over so many pages, read for one tap after the other, lose so many cycles a pixel, by
+translations and sets of the cache."""
 
 SHARED_CACHE = 8 << 20
 """Bytes: tensors larger than this come from memory."""
@@ -283,7 +284,7 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     lone = spec.gathered is None and not tiling.packed and spec.dy.spatial[2] > 1
     stream += spec.dy.size * element * reads / min(_rate(spec.dy.size * element), LONE_BYTES if lone else SHARED_BYTES)
     cycles += stream * (HIDDEN if tiling.prefetched and 2 * both <= machine.l2_bytes else 1)
-    if lone:
+    if lone and taps > 1:
         pages = slab_pixels * min(1.0, spec.dy.spatial[2] * element / PAGE_BYTES)
         cycles += tiles * pixels * FAR_COST * min(1.0, pages / FAR_PAGES)
     if kept and kept + slab_pixels * per_split * element + panel * element > machine.l2_bytes * 3 // 4:
