@@ -41,7 +41,7 @@ LOAD_COST = 0.55
 PANEL_COST = 0.25
 """Cycles that a vector of a panel beyond the first cache delays a step."""
 
-LINE_COST = 8
+LINE_COST = 5
 """Cycles to leave a loop over the pixels of a line: its exit is mispredicted now and then, and pipelines drain."""
 
 TILE_COST = 40
