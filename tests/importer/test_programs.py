@@ -287,3 +287,36 @@ def test_sizes_are_not_believed() -> None:
 def test_what_is_no_program_is_refused(text: str) -> None:
     with pytest.raises(ModelError):
         from_relay(text + "\n")
+
+
+def constants_json(sizes: list[int]) -> str:
+    """The JSON of a function that adds up the sums of constants of these sizes, as large as those of a network."""
+    nodes: list[dict[str, Any]] = [{"type_key": ""}]
+
+    def node(kind: str, **content: Any) -> str:
+        nodes.append({"type_key": kind, **content})
+        return str(len(nodes) - 1)
+
+    def call(op: str, attrs: str, *args: str) -> str:
+        items = node("Array", data=[int(arg) for arg in args])
+        return node("relay.Call", attrs={"op": node("Op", repr_str=op), "args": items, "attrs": attrs, "span": "0"})
+
+    reduce = node("relay.attrs.ReduceAttrs", attrs={"axis": "0", "keepdims": "0", "exclude": "0"})
+    body = ""
+    for number in range(len(sizes)):
+        total = call("sum", reduce, node("relay.Constant", attrs={"data": str(number), "span": "0"}))
+        body = call("add", "0", body, total) if body else total
+    params = node("Array")
+    root = node("relay.Function", attrs={"params": params, "body": body, "attrs": "0", "span": "0"})
+    texts = [base64.b64encode(tensor_bytes(np.ones(size, "float32"))).decode() for size in sizes]
+    return json.dumps({"root": int(root), "nodes": nodes, "b64ndarrays": texts, "attrs": {"tvm_version": "0.17.0"}})
+
+
+def test_25_million_parameters_are_imported_within_20_seconds() -> None:
+    """As many as ResNet-50 has, in 161 tensors; the time is that of the processor."""
+    text = constants_json([25_500_000 // 161] * 161)
+    start = time.process_time()
+    imported = import_relay(text)
+    assert time.process_time() - start < 20
+    assert len(text) > 130_000_000
+    assert imported.module["main"].ret_ty.ndim == 0
