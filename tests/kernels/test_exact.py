@@ -10,6 +10,10 @@ from tvm_convgrad.fuzz import ALL_FACES, random_problem
 from tvm_convgrad.problem import ConvProblem
 
 SHAPES = [
+    "mb2ic4ih4oc6oh1kh3sh2",  # one pixel a channel: pixels and channels both are neighbours
+    "mb3ic6ih1oc10kh1",  # the same on both sides
+    "mb2ic5ih1oc7kh3ph1",
+    "g2mb2ic12ih1oc14kh3ph1",
     "mb2ic17ih9iw11oc19oh9ow11kh3kw3ph1pw1",  # ragged channels
     "mb1ic3ih33iw33oc20oh17ow17kh7kw7sh2sw2ph3pw3",  # stem, batch 1
     "mb2ic40ih8iw8oc24oh8ow8kh1kw1",  # 1x1, more channels than a register

@@ -83,7 +83,8 @@ class SourcePanel:
                 self._turned_to_pixels(panel, into, base, first, limit)
             else:
                 self._pixels(panel, into, base, first, limit)
-        elif source.spatial[2] == 1 and self._vectors:
+        elif source.spatial[2] == 1 and source.channel != 1 and self._vectors:
+            # One pixel a channel is both: then a line of the panel has no room for whole squares.
             self._turned_to_channels(panel, into, base, first, limit)
         else:
             self._channels(panel, into, base, first, limit)
@@ -121,6 +122,7 @@ class SourcePanel:
         loops, gather, shape, lanes = self.loops, self.gather, self.shape, self.lanes
         channels = gather.source_channels
         few = channels < lanes
+        assert shape.line_pitch >= -(-shape.panel_columns // lanes) * lanes * shape.pitch, "squares fit a line"
         with (
             loops.loop(-(-channels // lanes), "c") as c,
             loops.loop(-(-shape.panel_columns // lanes), "x") as x,
