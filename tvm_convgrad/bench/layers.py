@@ -112,6 +112,8 @@ def _measure_layer(
         again = replace(before, suite=layer.suite, count=layer.count)
         if key_of(again) not in done:
             results.add(again)
+    if not missing:
+        return
     try:
         for found in measure(
             face, problem, target=target, against=missing, seconds=seconds, suite=layer.suite, count=layer.count
