@@ -53,14 +53,14 @@ def dilated(builder: Builder, problem: ConvProblem, grad: Value, weight: Value, 
     Arguments and result as in `transposed`.
     """
     rank, groups = problem.rank, problem.groups
-    spread = _spread(builder, grad, problem.strides)
+    sparse = spread(builder, grad, problem.strides)
     reach = [effective_kernel(k, d) - 1 for k, d in zip(problem.kernel, problem.dilation, strict=True)]
-    # _spread leaves stride - 1 zeros at the end, enough for all hidden elements of X.
-    spread = builder.pad(spread, [(0, 0), (0, 0), *((r, r) for r in reach)])
+    # `spread` leaves stride - 1 zeros at the end, enough for all hidden elements of X.
+    sparse = builder.pad(sparse, [(0, 0), (0, 0), *((r, r) for r in reach)])
     mirrored = builder.flip(weight, range(2, 2 + rank))
     mirrored = rearrange(builder, mirrored, "(g o) i ... -> (g i) o ...", g=groups)
     full = builder.convolution(
-        spread,
+        sparse,
         mirrored,
         strides=[1] * rank,
         padding=[(0, 0)] * rank,
@@ -92,7 +92,7 @@ def _crop(builder: Builder, problem: ConvProblem, full: Value, extents: Sequence
     return builder.slice(full, begin, end)
 
 
-def _spread(builder: Builder, value: Value, strides: Sequence[int]) -> Value:
+def spread(builder: Builder, value: Value, strides: Sequence[int]) -> Value:
     """Element y of each axis goes to y * stride; stride - 1 zeros follow each, the last one included."""
     if all(s == 1 for s in strides):
         return value

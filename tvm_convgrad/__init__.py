@@ -4,6 +4,7 @@
 ConvProblem          one convolution: shapes, strides, padding, dilation, groups, layouts, dtypes
 op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
 reference            float64 numpy: forward, wgrad, dgrad
+batching             vmap_rule: any of them under vmap, as one unbatched call
 evaluate             compile one op and run it on numpy arrays
 from_relay           Relay programs (TVM up to 0.19) as Relax modules
 register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "op": "tvm_convgrad.op",
     "reference": "tvm_convgrad.reference",
+    "batching": "tvm_convgrad.batching",
     "catalogue": "tvm_convgrad.catalogue",
     # Not a module of that name: importing it would put the module in the place of the function.
     "evaluate": "tvm_convgrad.evaluation:evaluate",
@@ -38,6 +40,7 @@ __all__ = [
     "ConvGradError",
     "ConvProblem",
     "__version__",
+    "batching",
     "convert_layout",
     "evaluate",
     "from_relay",

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All gradients of a (transposed) convolution under vmap: dX, dW and the bias gradient, each by its own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from legalize.batching import Level
+from relax_ops.batching import bias_gradient, vmap_call
+from relax_ops.builder import RelaxBuilder
+from relax_ops.ir import spec_of
+from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FACES, FORWARD, Face, OpEntry, canonical_layouts
+from tvm_convgrad.errors import ProblemError, UnsupportedError
+from tvm_convgrad.geometry import SPATIAL
+
+NAMES = ("grad", "data", "weight")
+
+
+def backward_call(
+    block_builder: Any,
+    rank: int,
+    transposed: bool,
+    levels: Sequence[Sequence[int | None]],
+    operands: Sequence[Any],
+    *,
+    output_mask: Sequence[bool] = (True, True, True),
+    data_layout: str | None = None,
+    kernel_layout: str | None = None,
+    grad_layout: str | None = None,
+    **attributes: Any,
+) -> tuple[Any, Any, Any]:
+    """(dX, dW, dbias) under vmap, None where `output_mask` is false.
+
+    Each is one call of the family with the batch axes of the operands that it needs; what no batched operand reaches is
+    computed once and broadcast.
+
+    Args:
+        block_builder: with a block open.
+        rank: number of spatial axes.
+        transposed: whether the gradients are those of a transposed convolution.
+        levels: batch axes of grad, data and weight, outermost first.
+        operands: grad, data, weight.
+        data_layout, grad_layout: of X and of Y; None is NC… and `data_layout`.
+        kernel_layout: None is OI…, or IO… of a transposed convolution, which calls its data's channels I.
+        attributes: strides, padding, dilation, groups, out_dtype.
+    """
+    if len(output_mask) != 3:
+        raise ProblemError(
+            f"output_mask={tuple(output_mask)} must have three entries: for dX, dW and the bias gradient"
+        )
+    data_layout = data_layout or canonical_layouts(rank)[1]
+    grad_layout = grad_layout or data_layout
+    if kernel_layout is None:
+        kernel_layout = ("IO" if transposed else "OI") + SPATIAL[rank]
+    # A transposed convolution is dgrad: its X is that convolution's grad, its Y that one's data.
+    roles = {"grad": "data", "data": "grad", "weight": "weight"} if transposed else {name: name for name in NAMES}
+    layouts = {
+        "grad_layout": data_layout if transposed else grad_layout,
+        "data_layout": grad_layout if transposed else data_layout,
+        "kernel_layout": kernel_layout.translate(str.maketrans("IO", "OI")) if transposed else kernel_layout,
+    }
+    values = {roles[name]: block_builder.normalize(value) for name, value in zip(NAMES, operands, strict=True)}
+    dims = {roles[name]: [level[i] for level in levels] for i, name in enumerate(NAMES)}
+    shapes = {name: _one_shape(values[name], dims[name], name) for name in NAMES}
+    batch = _batch(values, dims)
+    face = BACKWARD_DATA if transposed else FORWARD
+    results: list[Any] = []
+    for wanted, operand in zip(output_mask, face.operands, strict=False):
+        gradient, needed = dict(zip(face.operands, face.gradients, strict=True))[operand]
+        found = FACES[gradient]
+        needs = tuple(face.result if name == "result" else name for name in needed)
+        if not wanted:
+            results.append(None)
+            continue
+        own: dict[str, Any] = {}
+        if found is BACKWARD_WEIGHT:
+            own["kernel_size"] = [int(shapes["weight"][layouts["kernel_layout"].index(axis)]) for axis in SPATIAL[rank]]
+        elif found is BACKWARD_DATA:
+            own["data_shape"] = shapes["data"]
+        reached = [number for number in range(len(levels)) if any(dims[name][number] is not None for name in needs)]
+        used: list[Level] = [{name: dims[name][number] for name in needs} for number in reached]
+        result = _gradient(block_builder, found, rank, used, [values[name] for name in needs], own, layouts, attributes)
+        results.append(_broadcast(block_builder, result, reached, batch))
+    bias = None
+    if output_mask[2]:
+        result_layout = grad_layout
+        name = roles["grad"]
+        bias = bias_gradient(block_builder, values[name], result_layout, dims[name])
+        reached = [number for number, dim in enumerate(dims[name]) if dim is not None]
+        bias = _broadcast(block_builder, bias, reached, batch)
+    return results[0], results[1], bias
+
+
+def _gradient(
+    block_builder: Any,
+    face: Face,
+    rank: int,
+    levels: Sequence[Level],
+    operands: Sequence[Any],
+    own: dict[str, Any],
+    layouts: dict[str, str],
+    attributes: dict[str, Any],
+) -> Any:
+    return vmap_call(block_builder, OpEntry(face, rank), levels, operands, **own, **layouts, **attributes)
+
+
+def _one_shape(value: Any, dims: Sequence[int | None], name: str) -> list[Any]:
+    shape = spec_of(value, name, "convolution").shape
+    if shape is None:
+        raise UnsupportedError(f"the shape of {name} is not known at compile time; give it by R.match_cast")
+    extents = list(shape)
+    for dim in dims:
+        if dim is not None:
+            del extents[dim]
+    return extents
+
+
+def _batch(values: dict[str, Any], dims: dict[str, list[int | None]]) -> list[Any]:
+    """The number of entries of each level, from the first operand that has it."""
+    found: dict[int, Any] = {}
+    for name in NAMES:
+        shape = list(spec_of(values[name], name, "convolution").shape or ())
+        for number, dim in enumerate(dims[name]):
+            if dim is not None:
+                found.setdefault(number, shape.pop(dim))
+    return [found[number] for number in sorted(found)]
+
+
+def _broadcast(block_builder: Any, result: Any, reached: Sequence[int], batch: Sequence[Any]) -> Any:
+    """The result with all of the batch axes in front, of which it has those of the levels `reached`."""
+    missing = [number for number in range(len(batch)) if number not in reached]
+    if not missing:
+        return result
+    shape = RelaxBuilder(block_builder).shape(result)
+    own = shape[len(reached) :]
+    expanded = block_builder.emit(relax.op.expand_dims(result, missing))
+    return block_builder.emit(relax.op.broadcast_to(expanded, relax.ShapeExpr([*batch, *own])))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vmap of convolutions and their gradients: `vmap_rule("conv2d_backward_weight", (0, 0))` and what is built on it.
+
+The rules are data (tvm_convgrad.batch_rules): each says which one unbatched call computes the whole vmap. Nothing falls
+back to a loop. docs/BATCHING.md has the table and examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME, FORWARD, OpEntry
+from tvm_convgrad.errors import ProblemError, UnsupportedError
+from tvm_convgrad.geometry import SPATIAL
+
+Dims = tuple["int | None", ...]
+
+
+@dataclass(frozen=True)
+class VmapRule:
+    """A function on Relax expressions: an operator under one or more vmaps. Made by `vmap_rule`.
+
+    Attributes:
+        op: the operator's name.
+        levels: batch axes of its operands for each vmap, outermost first; None is not batched.
+    """
+
+    op: str
+    levels: tuple[Dims, ...]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands, in order."""
+        return OPERANDS[self.op]
+
+    def __call__(self, builder: Any, *operands: Any, **attributes: Any) -> Any:
+        """Emit the call.
+
+        Args:
+            builder: a relax.BlockBuilder with a dataflow block open.
+            operands: Relax tensors of known shape; batch axes may be symbolic, and so may N and spatial extents.
+            attributes: the operator's (see tvm_convgrad.op), as for one call: batch axes are in none of them. Of
+                `conv{r}d`: strides, padding, dilation, groups, data_layout, kernel_layout, grad_layout, out_dtype. Of
+                `conv{r}d_transpose`: those of relax.op.nn. Of `…_backward`: those of the convolution, and
+                `output_mask`, three truth values.
+
+        Returns:
+            The result, one batch axis a vmap first, the outermost foremost. Of `…_backward` a tuple (dX, dW, dbias),
+            None where the mask says so; a result that depends on no batched operand is broadcast.
+
+        Raises:
+            ProblemError, DTypeError: the convolutions do not exist, or the operands disagree about the batch.
+            UnsupportedError: a shape is not known at compile time.
+        """
+        if len(operands) != len(self.operands):
+            raise ProblemError(
+                f"{self.op}: {len(operands)} operands were given; it takes {len(self.operands)}: "
+                f"{', '.join(self.operands)}"
+            )
+        _register()
+        if self.op.endswith("d_backward") or self.op.endswith("transpose_backward"):
+            from relax_ops.batching_backward import backward_call
+
+            return backward_call(builder, self.rank, "transpose" in self.op, self.levels, operands, **attributes)
+        from relax_ops.batching import transposed_arguments, vmap_call
+
+        if self.op in BY_NAME:
+            entry = BY_NAME[self.op]
+        else:
+            entry = OpEntry(BACKWARD_DATA, self.rank)
+            levels = self._named(entry.face.operands)
+            attributes = transposed_arguments(builder, self.rank, levels, *operands, **attributes)
+        return vmap_call(builder, entry, self._named(entry.face.operands), operands, **attributes)
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return int(self.op[len("conv")])
+
+    def _named(self, names: Sequence[str]) -> list[dict[str, int | None]]:
+        return [dict(zip(names, dims, strict=True)) for dims in self.levels]
+
+
+def vmap_rule(op: str | VmapRule, in_dims: Sequence[int | None]) -> VmapRule:
+    """The rule of an operator under vmap.
+
+    Args:
+        op: "conv{1,2,3}d" (data, weight), "conv{1,2,3}d_backward_weight" (grad, data), "conv{1,2,3}d_backward_data"
+            (grad, weight), "conv{1,2,3}d_transpose" (data, weight), "conv{1,2,3}d_backward" and
+            "conv{1,2,3}d_transpose_backward" (grad, data, weight), or a rule, for a vmap around it.
+        in_dims: for each operand where its batch axis is (negative counts from the end), None if it has none; at
+            least one has.
+
+    Raises:
+        UnsupportedError: no such operator.
+        ProblemError: `in_dims` does not fit the operator.
+    """
+    rule = op if isinstance(op, VmapRule) else VmapRule(op, ())
+    if rule.op not in OPERANDS:
+        raise UnsupportedError(f"vmap_rule: there is no operator {rule.op!r}; there are {', '.join(OPERANDS)}")
+    names = rule.operands
+    if len(in_dims) != len(names):
+        raise ProblemError(
+            f"vmap_rule: {rule.op} has {len(names)} operands, {', '.join(names)}; in_dims={tuple(in_dims)}"
+        )
+    if all(dim is None for dim in in_dims):
+        raise ProblemError(f"vmap_rule: in_dims={tuple(in_dims)} batches no operand of {rule.op}; leave the vmap away")
+    dims = []
+    for position, (name, dim) in enumerate(zip(names, in_dims, strict=True)):
+        axes = rule.rank + 3 + sum(level[position] is not None for level in rule.levels)
+        if dim is not None and not -axes <= dim < axes:
+            raise ProblemError(
+                f"vmap_rule: {name} of {rule.op} has {axes} axes with this batch; there is no axis {dim}"
+            )
+        dims.append(None if dim is None else dim % axes)
+    return VmapRule(rule.op, (tuple(dims), *rule.levels))
+
+
+OPERANDS: dict[str, tuple[str, ...]] = {
+    **{OpEntry(face, r).name: face.operands for r in SPATIAL for face in (FORWARD, BACKWARD_WEIGHT, BACKWARD_DATA)},
+    **{f"conv{r}d_transpose": ("data", "weight") for r in SPATIAL},
+    **{f"conv{r}d{kind}": ("grad", "data", "weight") for r in SPATIAL for kind in ("_backward", "_transpose_backward")},
+}
+"""Operators that have rules, and the names of their operands."""
+
+
+def _register() -> None:
+    from tvm_convgrad import register
+
+    register()
