@@ -17,19 +17,18 @@ from tvm import tirx
 
 from tvm_convgrad.kernels.depthwise_planes import Planes, PlaneTiling
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.kernels.gather import MAX_INDEX, with_variable
+from tvm_convgrad.kernels.gather_frame import GatherFrame
 from tvm_convgrad.kernels.lanes import Mover, Spread, pack_weights, pieces_of, run_of_taps, valid_taps
 from tvm_convgrad.kernels.loops import (
-    INDEX,
     PARALLEL_FROM,
     Loops,
+    Shapes,
     convert,
     expr,
     lanes_below,
     lanes_of,
     load,
     load_masked,
-    make_parameter,
     quotient,
     remainder,
     smaller,
@@ -66,7 +65,7 @@ def depthwise_gather_kernel(
     detail: tuple[Gather, DepthwiseTiling | PlaneTiling, Three],
     machine: Machine,
     name: str,
-    shapes: dict[str, tuple[tuple[Any, ...], str]],
+    shapes: Shapes,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Any:
     """The PrimFunc (source, weight, [bias,] result) of a gather with one channel a group on one side, or both.
@@ -77,30 +76,12 @@ def depthwise_gather_kernel(
     """
     gather, tiling, kernel = detail
     loops = Loops()
-    shapes, variable = with_variable(shapes)
-    keys = ["source", "weight", *(["bias"] if epilogue.bias else []), "result"]
-    channels = gather.groups * gather.result_channels
-    shapes = {**shapes, "bias": ((channels,), gather.result.dtype)}
-    parameters = [make_parameter(key, *shapes[key]) for key in keys]
-    sizes: dict[str, Any] = {
-        "source": gather.source.size,
-        "weight": gather.weight.size,
-        "bias": channels,
-        "result": gather.result.size,
-    }
-    batch: Any = gather.batch
-    if variable is not None:
-        limit = MAX_INDEX // 2 // max(gather.source.batch, gather.result.batch)
-        loops.require(variable <= limit, f"this convolution's kernel takes batches of at most {limit}")
-        batch = loops.let(tirx.Cast(INDEX, variable), "batch")
-        for key in ("source", "result"):
-            sizes[key] = sizes[key] // gather.batch * batch
-    flat = {key: loops.flat(p, sizes[key]) for key, p in zip(keys, parameters, strict=True)}
+    frame = GatherFrame(loops, gather, shapes, epilogue)
     if isinstance(tiling, PlaneTiling):
-        Planes(loops, gather, tiling, kernel, machine, flat, batch, epilogue).emit()
+        Planes(loops, gather, tiling, kernel, machine, frame).emit()
     else:
-        _Depthwise(loops, gather, tiling, kernel, machine, flat, batch, epilogue).emit()
-    return loops.finish(parameters, name)
+        _Depthwise(loops, gather, tiling, kernel, machine, frame).emit()
+    return loops.finish(frame.parameters, name)
 
 
 @dataclass(frozen=True)
@@ -123,15 +104,11 @@ class _Depthwise:
         tiling: DepthwiseTiling,
         kernel: Three,
         machine: Machine,
-        flat: dict[str, Any],
-        batch: Any,
-        epilogue: Epilogue,
+        frame: GatherFrame,
     ) -> None:
         self.loops, self.gather, self.tiling, self.kernel, self.machine = loops, gather, tiling, kernel, machine
-        self.source, self.weight, self.result, self.bias = (
-            flat.get(key) for key in ("source", "weight", "result", "bias")
-        )
-        self.batch, self.epilogue, self.dtype = batch, epilogue, gather.dtype
+        self.source, self.weight, self.result, self.bias = frame.source, frame.weight, frame.result, frame.bias
+        self.batch, self.epilogue, self.dtype = frame.batch, frame.epilogue, gather.dtype
         self.lanes = machine.lanes(self.dtype)
         self.phases = [phase for phases in gather.phases for phase in phases]
         self.channels = gather.groups

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.gather_frame import GatherFrame
 from tvm_convgrad.kernels.lanes import pieces_of, run_of_taps, valid_taps
 from tvm_convgrad.kernels.lines import FoldedReader, LineReader, interleaved, prefetch_ahead
 from tvm_convgrad.kernels.loops import (
@@ -66,15 +66,11 @@ class Planes:
         tiling: PlaneTiling,
         kernel: Three,
         machine: Machine,
-        flat: dict[str, Any],
-        batch: Any,
-        epilogue: Epilogue,
+        frame: GatherFrame,
     ) -> None:
         self.loops, self.gather, self.tiling, self.kernel = loops, gather, tiling, kernel
-        self.source, self.weight, self.result, self.bias = (
-            flat.get(key) for key in ("source", "weight", "result", "bias")
-        )
-        self.batch, self.epilogue, self.dtype = batch, epilogue, gather.dtype
+        self.source, self.weight, self.result, self.bias = frame.source, frame.weight, frame.result, frame.bias
+        self.batch, self.epilogue, self.dtype = frame.batch, frame.epilogue, gather.dtype
         self.lanes = machine.lanes(self.dtype)
         self.inputs, self.outputs = gather.source_channels, gather.result_channels
         self.phases = [phase for phases in gather.phases for phase in phases]

@@ -6,6 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+
+from tvm_convgrad.kernels.loops import lanes_of, zero
+
 
 @dataclass(frozen=True)
 class Epilogue:
@@ -25,10 +29,6 @@ class Epilogue:
 
     def apply(self, total: Any, dtype: str, bias: Any, before: Any) -> Any:
         """The value to store; `bias` and `before` give theirs as wide as `total`, converted to `dtype`."""
-        from tvm import tirx  # here: the plan, which knows epilogues, is read without TVM
-
-        from tvm_convgrad.kernels.loops import lanes_of, zero
-
         if self.accumulate:
             total = before() + total
         if self.bias:

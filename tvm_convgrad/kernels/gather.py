@@ -15,29 +15,24 @@ import itertools
 import math
 from typing import Any
 
-from tvm import tirx
-
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.gather_frame import GatherFrame
 from tvm_convgrad.kernels.gather_result import Place, ResultStore
 from tvm_convgrad.kernels.gather_shape import GatherTiling, shape_of
 from tvm_convgrad.kernels.gather_source import Ahead, Slab, SourcePanel, divided
 from tvm_convgrad.kernels.gather_weight import WeightPanel
 from tvm_convgrad.kernels.loops import (
-    INDEX,
     PARALLEL_FROM,
     Loops,
     Numbers,
+    Shapes,
     expr,
     load,
-    make_parameter,
     smaller,
 )
 from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
-
-MAX_INDEX = 2**31 - 1
-"""Indices are int32."""
 
 
 def gather_kernel(
@@ -45,7 +40,7 @@ def gather_kernel(
     tilings: tuple[GatherTiling, ...],
     machine: Machine,
     name: str,
-    shapes: dict[str, tuple[tuple[Any, ...], str]],
+    shapes: Shapes,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Any:
     """The PrimFunc (source, weight, [bias,] result).
@@ -53,58 +48,23 @@ def gather_kernel(
     Args:
         gather: its batch is what the tilings are made for.
         shapes: the parameters' own shapes and types, by "source", "weight" and "result"; a batch known only at run
-            time is a name or a tirx.Var in the first and the last.
+            time is a name in the first and the last.
     """
     loops = Loops()
-    shapes, variable = with_variable(shapes)
-    keys = ["source", "weight", *(["bias"] if epilogue.bias else []), "result"]
-    channels = gather.groups * gather.result_channels
-    shapes = {**shapes, "bias": ((channels,), gather.result.dtype)}
-    parameters = [make_parameter(key, *shapes[key]) for key in keys]
-    sizes: dict[str, Any] = {
-        "source": gather.source.size,
-        "weight": gather.weight.size,
-        "bias": channels,
-        "result": gather.result.size,
-    }
-    batch: Any = gather.batch
-    if variable is not None:
-        _assert_reach(loops, gather, tilings, machine, variable)
-        batch = loops.let(tirx.Cast(INDEX, variable), "batch")
-        for key in ("source", "result"):
-            sizes[key] = sizes[key] // gather.batch * batch
-    flat = {key: loops.flat(p, sizes[key]) for key, p in zip(keys, parameters, strict=True)}
+    frame = GatherFrame(loops, gather, shapes, epilogue, _largest_panel(gather, tilings, machine))
     for phases, tiling in zip(gather.phases, tilings, strict=True):
-        _Group(loops, gather, phases, tiling, machine, flat, batch, epilogue).emit()
-    return loops.finish(parameters, name)
+        _Group(loops, gather, phases, tiling, machine, frame).emit()
+    return loops.finish(frame.parameters, name)
 
 
-def with_variable(
-    shapes: dict[str, tuple[tuple[Any, ...], str]],
-) -> tuple[dict[str, tuple[tuple[Any, ...], str]], Any]:
-    """The shapes with one variable for the name of the batch, if that is what they have; and the variable."""
-    symbols = [extent for shape, _ in shapes.values() for extent in shape if not isinstance(extent, int)]
-    if not symbols:
-        return shapes, None
-    variable = tirx.Var(symbols[0], "int64") if isinstance(symbols[0], str) else symbols[0]
-
-    def renamed(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(extent if isinstance(extent, int) else variable for extent in shape)
-
-    return {key: (renamed(shape), dtype) for key, (shape, dtype) in shapes.items()}, variable
-
-
-def _assert_reach(
-    loops: Loops, gather: Gather, tilings: tuple[GatherTiling, ...], machine: Machine, batch: Any
-) -> None:
-    """Refuse, when called, a batch whose indices int32 would not reach."""
-    sizes = [gather.source.size // gather.batch, gather.result.size // gather.batch]
+def _largest_panel(gather: Gather, tilings: tuple[GatherTiling, ...], machine: Machine) -> int:
+    """Elements for each image of the largest panel that holds all images; 0 if there is none."""
+    sizes = [0]
     for phases, tiling in zip(gather.phases, tilings, strict=True):
         if tiling.order == "weights" and not tiling.direct:
             shape = shape_of(gather, phases, tiling, machine)
             sizes.append(gather.groups * phases[0][0].count * shape.slabs * shape.panel_size)
-    limit = MAX_INDEX // 2 // max(sizes)
-    loops.require(batch <= limit, f"this convolution's kernel takes batches of at most {limit}")
+    return max(sizes)
 
 
 class _Group:
@@ -117,22 +77,20 @@ class _Group:
         phases: tuple[Phase, ...],
         tiling: GatherTiling,
         machine: Machine,
-        flat: dict[str, Any],
-        batch: Any,
-        epilogue: Epilogue,
+        frame: GatherFrame,
     ) -> None:
         self.loops, self.gather, self.phases, self.tiling, self.machine = loops, gather, phases, tiling, machine
-        self.batch, self.source, self.dtype = batch, flat["source"], gather.dtype
+        self.batch, self.source, self.dtype = frame.batch, frame.source, gather.dtype
         self.lanes, self.counts = machine.lanes(gather.dtype), tuple(axis.count for axis in phases[0])
         self.over_pixels = tiling.over_pixels
         shape = self.shape = shape_of(gather, phases, tiling, machine)
         macs = gather.batch * gather.groups * gather.result_channels * gather.source_channels * math.prod(self.counts)
         self.kind = "parallel" if macs * shape.tap_count >= PARALLEL_FROM else "serial"
-        self.weights = WeightPanel(loops, gather, shape, machine, self.over_pixels, flat["weight"])
-        self.panels = SourcePanel(loops, gather, shape, machine, self.over_pixels, flat["source"])
-        self.ahead = Ahead(loops, gather, shape, tiling, flat["source"])
+        self.weights = WeightPanel(loops, gather, shape, machine, self.over_pixels, frame.weight)
+        self.panels = SourcePanel(loops, gather, shape, machine, self.over_pixels, frame.source)
+        self.ahead = Ahead(loops, gather, shape, tiling, frame.source)
         self.results = ResultStore(
-            loops, gather, phases, tiling, shape, machine, flat["result"], flat.get("bias"), epilogue
+            loops, gather, phases, tiling, shape, machine, frame.result, frame.bias, frame.epilogue
         )
         counts = [len(taps) for taps in shape.taps]
         run = shape.run

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thin builder of TIR loop nests: kernels read as their formula, statement after statement.
 
-Indices are int32: a kernel refuses tensors of more than 2^31 - 1 elements.
+Indices are int32: a kernel refuses tensors of more than half of MAX_INDEX elements.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from tvm.tirx.buffer import buffer_data, decl_buffer
 from tvm_convgrad.geometry import DTYPE_BYTES
 
 INDEX = "int32"
+
+MAX_INDEX = 2**31 - 1
+"""What an index reaches."""
+
+Shapes = dict[str, tuple[tuple[Any, ...], str]]
+"""Shape and dtype of each parameter of a kernel, by name."""
 
 StringImm: Any = getattr(ir, "StringImm", None) or tirx.StringImm  # TVM 0.26 has it in tirx
 
@@ -149,6 +155,16 @@ class Loops:
         kind, text = (StringImm(words) for words in ("ValueError", message))
         make: Any = tirx.AssertStmt  # whose constructor takes the condition first, whatever its signature says
         self.emit(make(condition, kind, [text]))
+
+    def batch(self, variable: Any, largest: int) -> Any:
+        """The batch of a call as an index; refuses a call whose indices would not be reached.
+
+        Args:
+            largest: elements that the largest tensor or panel has for each image.
+        """
+        limit = MAX_INDEX // 2 // largest
+        self.require(variable <= limit, f"this convolution's kernel takes batches of at most {limit}")
+        return self.let(tirx.Cast(INDEX, variable), "batch")
 
     def _open(self) -> None:
         self._blocks.append([])
@@ -304,3 +320,16 @@ def expr(value: Any) -> Any:
 def make_parameter(name: str, shape: Sequence[Any], dtype: str) -> Any:
     """A tensor parameter of the kernel, aligned to its elements only."""
     return decl_buffer(tuple(shape), dtype, name=name, data_alignment=DTYPE_BYTES[dtype])
+
+
+def with_variable(shapes: Shapes) -> tuple[Shapes, Any]:
+    """The shapes with an int64 variable for the name of the batch, and the variable; None if they have no name."""
+    name = next((extent for shape, _ in shapes.values() for extent in shape if isinstance(extent, str)), None)
+    if name is None:
+        return shapes, None
+    variable = tirx.Var(name, "int64")
+
+    def renamed(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(variable if isinstance(extent, str) else extent for extent in shape)
+
+    return {key: (renamed(shape), dtype) for key, (shape, dtype) in shapes.items()}, variable

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.loops import MAX_INDEX
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tuned import tilings_of, winner
 from tvm_convgrad.problem import ConvProblem
@@ -40,9 +41,6 @@ ABLE = {
     **{f"{family} wgrad": ("accumulate", "bias_grad") for family in _FAMILIES},
 }
 """Which fields of an Epilogue each kernel takes."""
-
-MAX_ELEMENTS = 2**31 - 1
-"""Kernels count elements in int32."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def _refusal(problem: ConvProblem) -> str:
     for name, (shape, _) in problem.tensors.items():
         if 0 in shape:
             return f"{name} has no elements"
-        if math.prod(int(e) for e in shape) > MAX_ELEMENTS // 2:
+        if math.prod(int(e) for e in shape) > MAX_INDEX // 2:
             return f"{name} has more elements than half of what an int32 index reaches"
     return ""
 

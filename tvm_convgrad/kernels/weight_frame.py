@@ -5,19 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
-
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.loops import INDEX, Loops, make_parameter
+from tvm_convgrad.kernels.loops import Loops, make_parameter, with_variable
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.weight_bias import BiasSum
 from tvm_convgrad.kernels.weight_spec import WeightSpec
 from tvm_convgrad.problem import ConvProblem
-
-MAX_INDEX = 2**31 - 1
-"""Indices are int32."""
 
 
 class WeightFrame:
@@ -34,26 +29,18 @@ class WeightFrame:
         if epilogue.bias or epilogue.relu:
             raise UnsupportedError("wgrad adds no bias and has no relu; its epilogue is accumulate and bias_grad")
         self.loops, self.spec, self.epilogue = loops, spec, epilogue
-        self.is_symbolic = not isinstance(problem.batch, int)
-        shapes = dict(problem.tensors)
+        shapes, variable = with_variable(problem.tensors)
+        self.is_symbolic = variable is not None
         self.batch: Any = spec.batch
         sizes: dict[str, Any] = {"grad": spec.dy.size, "data": spec.x.size, "weight": spec.dw.size}
         self.channels = problem.out_channels
-        if self.is_symbolic:
-            variable = tirx.Var(problem.batch, "int64") if isinstance(problem.batch, str) else problem.batch
-            for key in ("grad", "data"):
-                shape, dtype = shapes[key]
-                shapes[key] = (tuple(e if isinstance(e, int) else variable for e in shape), dtype)
-        if epilogue.bias_grad:
-            shapes["bias_grad"] = ((self.channels,), shapes["weight"][1])
+        shapes = {**shapes, "bias_grad": ((self.channels,), shapes["weight"][1])}
         keys = ["grad", "data", "weight", *(["bias_grad"] if epilogue.bias_grad else [])]
         self.parameters = [make_parameter(key, *shapes[key]) for key in keys]
         if self.is_symbolic:
             images = {"grad": spec.dy, "data": spec.x}
             self._check_batch_is_outermost(images)
-            limit = MAX_INDEX // 2 // max(view.batch for view in images.values())
-            loops.require(variable <= limit, f"this convolution's kernel takes batches of at most {limit}")
-            self.batch = loops.let(tirx.Cast(INDEX, variable), "batch")
+            self.batch = loops.batch(variable, max(view.batch for view in images.values()))
             for key, view in images.items():
                 sizes[key] = self.batch * view.batch
         sizes["bias_grad"] = self.channels
