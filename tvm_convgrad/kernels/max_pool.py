@@ -76,6 +76,14 @@ def max_pool_backward_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], nam
     return _Emitter(pool).backward(shapes, name)
 
 
+def parameters_of(
+    loops: Loops, dtype: str, names: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> tuple[list[Any], list[Any]]:
+    """The parameters of a PrimFunc and flat views of them."""
+    parameters = [make_parameter(name, shape, dtype) for name, shape in zip(names, shapes, strict=True)]
+    return parameters, [loops.flat(p, math.prod(shape)) for p, shape in zip(parameters, shapes, strict=True)]
+
+
 class _Emitter:
     def __init__(self, pool: MaxPool) -> None:
         self.pool, self.loops = pool, Loops()
@@ -86,7 +94,7 @@ class _Emitter:
     def forward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
         """Each line of the result holds the largest values so far."""
         loops, pool = self.loops, self.pool
-        parameters, (data, result) = self._parameters(("data", "result"), shapes)
+        parameters, (data, result) = parameters_of(loops, pool.dtype, ("data", "result"), shapes)
         lines = pool.results[0] * pool.results[1]
         with loops.loop(pool.planes, "plane", self.kind) as plane, loops.loop(lines, "line") as number:
             line = loops.let(plane * self.result_size + number * pool.results[2], "line_at")
@@ -103,7 +111,7 @@ class _Emitter:
     def backward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
         """A line of largest values with their places in the plane, then their gradients go there."""
         loops, pool = self.loops, self.pool
-        parameters, (grad, data, result) = self._parameters(("grad", "data", "result"), shapes)
+        parameters, (grad, data, result) = parameters_of(loops, pool.dtype, ("grad", "data", "result"), shapes)
         columns = pool.results[2]
         with loops.loop(pool.planes, "plane", self.kind) as plane:
             largest = loops.buffer("largest", columns, pool.dtype)
@@ -129,11 +137,6 @@ class _Emitter:
                     at = loops.let(base + load(places, x), "at")
                     loops.store(result, at, load(result, at) + load(grad, line + x))
         return loops.finish(parameters, name)
-
-    def _parameters(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any]]:
-        parameters = [make_parameter(key, shape, self.pool.dtype) for key, shape in zip(names, shapes, strict=True)]
-        sizes = [math.prod(shape) for shape in shapes]
-        return parameters, [self.loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True)]
 
     def _bounds(self, number: Any, axis: int) -> tuple[Any, Any, Any]:
         """Of a line of results: where its window begins along an axis, and its taps inside the plane, from and to."""

@@ -19,14 +19,13 @@ from tvm_convgrad.kernels.loops import (
     Loops,
     expr,
     load,
-    make_parameter,
     quotient,
     remainder,
     smaller,
     splat,
     zero,
 )
-from tvm_convgrad.kernels.max_pool import MaxPool
+from tvm_convgrad.kernels.max_pool import MaxPool, parameters_of
 
 BLOCK = 4
 """Vectors of channels of a work item: some lines of the cache, side by side."""
@@ -51,8 +50,7 @@ class _Emitter:
     def __init__(self, pool: MaxPool, data: Sequence[int], lanes: int) -> None:
         self.pool, self.loops = pool, Loops()
         self.images, self.channels = data[0], data[-1]
-        # The widest vector that fills the channels evenly; the last is of one element.
-        self.lanes = next(n for n in (lanes >> shift for shift in range(lanes)) if self.channels % n == 0)
+        self.lanes = math.gcd(lanes, self.channels)  # the widest vector that fills the channels evenly
         vectors = self.channels // self.lanes
         fitting = [n for n in range(min(BLOCK, vectors), 0, -1) if vectors % n == 0]
         self.vectors = next((n for n in fitting if self.images * vectors // n >= ITEMS), fitting[-1])
@@ -62,7 +60,7 @@ class _Emitter:
 
     def forward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
         loops = self.loops
-        parameters, (data, result) = self._parameters(("data", "result"), shapes)
+        parameters, (data, result) = parameters_of(loops, self.pool.dtype, ("data", "result"), shapes)
 
         def window(source: Any, target: Any, places: Callable[[Callable[[Any], None]], None]) -> None:
             largest = self._largest(data, source, places)
@@ -74,7 +72,7 @@ class _Emitter:
 
     def backward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
         loops, lanes, dtype = self.loops, self.lanes, self.pool.dtype
-        parameters, (grad, data, result) = self._parameters(("grad", "data", "result"), shapes)
+        parameters, (grad, data, result) = parameters_of(loops, dtype, ("grad", "data", "result"), shapes)
 
         def clear(source: Any) -> None:
             with loops.loop(math.prod(self.pool.extents), "pixel") as pixel:
@@ -101,11 +99,6 @@ class _Emitter:
 
         self._each_window(window, clear)
         return loops.finish(parameters, name)
-
-    def _parameters(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any]]:
-        parameters = [make_parameter(key, shape, self.pool.dtype) for key, shape in zip(names, shapes, strict=True)]
-        sizes = [math.prod(shape) for shape in shapes]
-        return parameters, [self.loops.flat(p, size) for p, size in zip(parameters, sizes, strict=True)]
 
     def _largest(self, data: Any, source: Any, places: Callable[[Callable[[Any], None]], None]) -> list[Any]:
         """Registers with the largest values of a window."""

@@ -328,7 +328,7 @@ class _Emitter:
 
     def _sum_columns(self, group: list[Stage], walk: _Walk) -> None:
         loops, extents = self.loops, group[0].extents
-        lanes = next(n for n in (self.lanes >> shift for shift in range(self.lanes)) if walk.line % n == 0)
+        lanes = math.gcd(self.lanes, walk.line)
         vectors = next(n for n in range(COLUMNS, 0, -1) if walk.line // lanes % n == 0)
         width = vectors * lanes
         blocks, outer = walk.line // width, math.prod(extents[p] for p in walk.outer)
