@@ -89,6 +89,15 @@ def shape_values(shape: Any) -> tuple[Any, ...] | None:
     return None if not isinstance(ty, relax.ShapeType) or ty.values is None else extents_of(ty.values)
 
 
+def constant_extents(expr: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor expression; None if it is not known, an extent is symbolic, or it is no tensor."""
+    shape = getattr(expr.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    extents = extents_of(shape)
+    return extents if all(isinstance(extent, int) for extent in extents) else None
+
+
 def entry_of(call: Any) -> OpEntry:
     """The catalogue's entry of a call to one of the family's operators or to a stock convolution."""
     return BY_NAME[str(call.op.name).removeprefix(PREFIX)]

@@ -15,6 +15,8 @@ from tvm import relax
 
 from relax_ops import pooling
 from relax_ops.compat import SBlock, SBlockRealize
+from relax_ops.ir import constant_extents
+from tvm_convgrad.kernels.loops import MAX_INDEX
 from tvm_convgrad.kernels.max_pool import MaxPool, Triple, max_pool_backward_kernel, max_pool_kernel
 from tvm_convgrad.kernels.max_pool_channels import channels_last_backward_kernel, channels_last_kernel
 from tvm_convgrad.kernels.target import machine_of
@@ -22,15 +24,6 @@ from tvm_convgrad.kernels.target import machine_of
 _LETTERS = {1: "W", 2: "HW", 3: "DHW"}
 FORWARD = {f"relax.nn.max_pool{rank}d": rank for rank in _LETTERS}
 BACKWARD = ("relax.grad.max_pool2d_backward", pooling.MAX)
-
-
-def _static(tensor: Any) -> tuple[int, ...] | None:
-    shape = getattr(tensor.ty, "shape", None)
-    if shape is None or not hasattr(shape, "values"):
-        return None
-    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape.values):
-        return None
-    return tuple(int(extent) for extent in shape.values)
 
 
 def _layouts(rank: int) -> tuple[str, str]:
@@ -41,12 +34,12 @@ def _layouts(rank: int) -> tuple[str, str]:
 def _pool_of(call: Any, data: Any, result: Any) -> MaxPool | None:
     """The pool of a call, or None where there is no kernel for it."""
     attrs, rank = call.attrs, len(call.attrs.pool_size)
-    shape, results, dtype = _static(data), _static(result), str(data.ty.dtype)
+    shape, results, dtype = constant_extents(data), constant_extents(result), str(data.ty.dtype)
     layout = str(attrs.layout)
     plain = layout in _layouts(rank) and layout == str(getattr(attrs, "out_layout", "") or layout)
     if shape is None or results is None or not plain or dtype not in ("float32", "float64"):
         return None
-    if any(int(dilation) != 1 for dilation in attrs.dilation) or math.prod(shape) >= 2**31:
+    if any(int(dilation) != 1 for dilation in attrs.dilation) or math.prod(shape) > MAX_INDEX:
         return None
 
     def triple(values: Any, fill: int) -> Triple:
@@ -74,7 +67,7 @@ def _legalization(stock: Callable[[Any, Any], Any], is_forward: bool) -> Callabl
         if pool is None or machine is None:
             return stock(block_builder, call)
         name = "max_pool" if is_forward else "max_pool_backward"
-        shapes = [shape for argument in (*call.args, call) if (shape := _static(argument)) is not None]
+        shapes = [shape for argument in (*call.args, call) if (shape := constant_extents(argument)) is not None]
         if str(call.attrs.layout).endswith("C"):
             make_last = channels_last_kernel if is_forward else channels_last_backward_kernel
             function = make_last(pool, shapes, machine.lanes(pool.dtype), "")

@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.relax.op.grad import no_grad
 
 from relax_ops.compat import arithmetic
+from relax_ops.ir import shape_values
 from tvm_convgrad.errors import UnsupportedError
 
 Rule = Callable[[Any, Any, Any, Any], list[Any]]
@@ -35,15 +36,10 @@ def shape_of(expr: Any, op: str = "gradient") -> tuple[Any, ...]:
     Raises:
         UnsupportedError: the shape is not known at compile time.
     """
-    shape = expr.ty.shape
+    shape = None if expr.ty.shape is None else shape_values(expr.ty.shape)
     if shape is None:
         raise UnsupportedError(f"{op}: the gradient needs the shape of {expr}, which is not known; use R.match_cast")
-    return extents_of(shape if isinstance(shape, relax.ShapeExpr) else shape.ty.values)
-
-
-def extents_of(values: Any) -> tuple[Any, ...]:
-    """Extents of a sequence of IR expressions, ints where constant."""
-    return tuple(int(v.value) if isinstance(v, tvm.tirx.IntImm) else v for v in values)
+    return shape
 
 
 def axes_of(axes: Any, ndim: int) -> list[int]:

@@ -9,7 +9,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.gradients.common import Rule, extents_of, fit, no_grads, same_extent, same_shape, shape_of, slice_axis
+from relax_ops.gradients.common import Rule, fit, no_grads, same_extent, same_shape, shape_of, slice_axis
+from relax_ops.ir import extents_of
 from tvm_convgrad.errors import UnsupportedError
 
 

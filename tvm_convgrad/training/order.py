@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relax_ops.ir import constant_extents
 from tvm_convgrad.training.graph import element_type, operator_name
 from tvm_convgrad.training.in_place import STEP, StateFlow
 from tvm_convgrad.training.schedule.stages import itemsize
@@ -97,12 +98,8 @@ class _Order:
 
 def _bytes(var: Any) -> int:
     """What a variable has in memory; 0 for tuples, whose tensors count, and where extents are symbolic."""
-    if not isinstance(var.ty, relax.TensorType) or not isinstance(var.ty.shape, relax.ShapeExpr):
-        return 0
-    extents = [extent for extent in var.ty.shape.values if isinstance(extent, tvm.tirx.IntImm)]
-    if len(extents) < len(var.ty.shape.values):
-        return 0
-    return math.prod(int(extent) for extent in extents) * itemsize(element_type(var))
+    extents = constant_extents(var)
+    return 0 if extents is None else math.prod(extents) * itemsize(element_type(var))
 
 
 __all__ = ["ordered"]

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_ops.ir import constant_extents
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.target import Machine, machine_of
@@ -136,13 +137,8 @@ class _Products(PyExprMutator):
 
 def _matrix(expr: Any) -> tuple[int, int] | None:
     """The constant extents of a matrix."""
-    shape: Any = getattr(expr.ty, "shape", None)
-    if not hasattr(shape, "values") or len(shape.values) != 2:
-        return None
-    rows, columns = shape.values
-    if not isinstance(rows, tvm.tirx.IntImm) or not isinstance(columns, tvm.tirx.IntImm):
-        return None
-    return int(rows), int(columns)
+    extents = constant_extents(expr)
+    return (extents[0], extents[1]) if extents is not None and len(extents) == 2 else None
 
 
 def _lines(rows: int) -> Iterator[tuple[int, int]]:

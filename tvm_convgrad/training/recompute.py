@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relax_ops.ir import constant_extents
 from tvm_convgrad.training.graph import bindings_of, operator_name
 
 CHEAP = frozenset(
@@ -57,18 +58,9 @@ def recompute(module: Any, _context: Any) -> Any:
     return module
 
 
-def _elements(expr: Any) -> int | None:
-    """The number of elements of a tensor, None where it is not constant."""
-    shape: Any = getattr(expr.ty, "shape", None)
-    if not isinstance(expr.ty, relax.TensorType) or not hasattr(shape, "values"):
-        return None
-    extents = [extent for extent in shape.values if isinstance(extent, tvm.tirx.IntImm)]
-    return math.prod(int(extent) for extent in extents) if len(extents) == len(shape.values) else None
-
-
 def _is_large(expr: Any) -> bool:
-    elements = _elements(expr)
-    return elements is not None and elements > SMALL
+    extents = constant_extents(expr)
+    return extents is not None and math.prod(extents) > SMALL
 
 
 class _Copies:
@@ -131,10 +123,6 @@ class _Copies:
             copies[operand] = relax.DataflowVar(str(operand.name), operand.ty)
             bindings.append(relax.VarBinding(copies[operand], value))
         return copies[operand]
-
-
-def _is_local(var: Any) -> bool:
-    return isinstance(var, relax.DataflowVar)
 
 
 def _is_call(value: Any, names: frozenset[str]) -> bool:

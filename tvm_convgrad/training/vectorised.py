@@ -15,7 +15,8 @@ import tvm
 from tvm import relax, te, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_convgrad.training.graph import element_type, operator_name, static_shape
+from relax_ops.ir import constant_extents
+from tvm_convgrad.training.graph import element_type, operator_name
 
 SMALL = 4096  # elements; for fewer the C library is quick enough, and rounds better
 
@@ -82,11 +83,8 @@ class _Rewriter(PyExprMutator):
 
 def _is_large(call: Any) -> bool:
     """Whether the result is a float32 tensor of many elements, their number known."""
-    known = isinstance(call.ty, relax.TensorType) and isinstance(call.ty.shape, relax.ShapeExpr)
-    if not known or element_type(call) != "float32":
-        return False
-    shape = static_shape(call)
-    return all(isinstance(extent, int) for extent in shape) and math.prod(shape) > SMALL
+    extents = constant_extents(call)
+    return extents is not None and element_type(call) == "float32" and math.prod(extents) > SMALL
 
 
 __all__ = ["FUNCTIONS", "vectorised_functions"]
