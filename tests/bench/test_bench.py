@@ -16,9 +16,10 @@ import tvm
 
 from tests.cli.command import Command
 from tvm_convgrad.bench import measure as measuring
-from tvm_convgrad.bench.layers import Layer, layers_of
+from tvm_convgrad.bench.layers import Layer
+from tvm_convgrad.bench.markdown import document
 from tvm_convgrad.bench.measure import Measurement, geometric_mean
-from tvm_convgrad.bench.results import means
+from tvm_convgrad.bench.results import Results, means
 from tvm_convgrad.bench.roof import DTYPE, Roof, peak_kernel, registers_of_sums, triad_kernel
 from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES, suite
 from tvm_convgrad.kernels.target import machine_of
@@ -275,17 +276,27 @@ def test_missing_rival(convgrad: Command, monkeypatch: pytest.MonkeyPatch, rival
     convgrad("bench", "--problem", SMALL, "--against", f"stock,{rival}").assert_sentence("not installed", extra)
 
 
+def made(ratio: float, **changes: Any) -> Measurement:
+    base = Measurement(
+        suite="vgg16", layout="NCHW", batch=1, count=2, face="forward", descriptor=SMALL, kernel="k", rival="torch",
+        variant="torch contiguous", ours=1.0, theirs=ratio, ratio=ratio, pairs=5, gflops=50.0,
+        rival_gflops=50.0 / ratio, intensity=1.0, compile_seconds=1.0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def test_low_ratios_are_counted_as_printed() -> None:
+    results = Results({"cpu": "some CPU"}, ROOF)
+    faces = ("backward_weight", "backward_data", "forward")
+    results.measurements = [made(ratio, face=face) for ratio, face in zip((0.944, 0.946, 2.0), faces, strict=True)]
+    results.measurements.append(made(0.5, rival="jax"))
+    torch, jax = (part for part in document(results, "bench").split("## Against ") if "geometric means" in part)
+    assert "| 0.94 (50) | 0.95 (50) | 2.00 (50) |" in document(results, "bench")
+    assert torch.endswith("\n\n1 of 3 measurements are under 0.95.\n\n")
+    assert jax.endswith("\n\n1 of 1 measurements are under 0.95.\n\n")
+
+
 def test_means() -> None:
-    layers = layers_of(["vgg16"], [1], ["NCHW", "NHWC"])[:2]
-
-    def made(ratio: float, **changes: Any) -> Measurement:
-        base = Measurement(
-            suite="vgg16", layout="NCHW", batch=1, count=2, face="forward", descriptor=layers[0].problem.descriptor,
-            kernel="k", rival="torch", variant="torch contiguous", ours=1.0, theirs=ratio, ratio=ratio, pairs=5,
-            gflops=50.0, rival_gflops=50.0 / ratio, intensity=1.0, compile_seconds=1.0,
-        )  # fmt: skip
-        return replace(base, **changes)
-
     found = [
         made(2.0),
         made(8.0, count=1),

@@ -10,6 +10,9 @@ from tvm_convgrad.bench.measure import Measurement
 from tvm_convgrad.bench.results import Results, means
 from tvm_convgrad.training.envelope import write_atomic
 
+LOW = 0.95
+"""How many ratios are under this is said below the means."""
+
 FACES = {"backward_weight": "wgrad", "backward_data": "dgrad", "forward": "forward"}
 """What the columns are called."""
 
@@ -40,7 +43,7 @@ def document(results: Results, command: str) -> str:
     ]
     for rival in dict.fromkeys(m.rival for m in results.measurements):
         of_rival = [m for m in results.measurements if m.rival == rival]
-        parts += [f"## Against {rival}: geometric means", _means(of_rival, results)]
+        parts += [f"## Against {rival}: geometric means", _means(of_rival, results), _low(of_rival)]
         parts += [f"## Against {rival}: every layer", _layers(of_rival)]
     if results.failures:
         failures = [(f["face"], f["descriptor"], f["reason"]) for f in results.failures]
@@ -56,6 +59,12 @@ def _means(measurements: Sequence[Measurement], results: Results) -> str:
         for row in means(measurements, results.roof)
     ]
     return _table((*names, *numbers, "peak"), rows)
+
+
+def _low(measurements: Sequence[Measurement]) -> str:
+    """How many are clearly slower than the rival, counted as the table prints them."""
+    low = sum(round(m.ratio, 2) < LOW for m in measurements)
+    return f"{low} of {len(measurements)} measurements are under {LOW}."
 
 
 def _layers(measurements: Sequence[Measurement]) -> str:
