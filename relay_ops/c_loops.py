@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from tvm_convgrad.catalogue import Face
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.geometry import SPATIAL, strides_of
 from tvm_convgrad.problem import ConvProblem
 
 C_TYPES = {"float32": "float", "float64": "double"}
@@ -46,7 +46,7 @@ def function(face: Face, problem: ConvProblem, name: str) -> str:
     spatial, groups = SPATIAL[problem.rank], problem.groups
     ctype = C_TYPES[problem.data_dtype]
     layouts = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}
-    steps = {tensor: _strides(layouts[tensor], shape) for tensor, (shape, _) in problem.tensors.items()}
+    steps = {tensor: strides_of(layouts[tensor], shape) for tensor, (shape, _) in problem.tensors.items()}
     extents = {"o": problem.out_channels // groups, "i": problem.in_channels // groups}
     last = spatial[-1].lower()
     inner_axes = ("o", "i", last)
@@ -131,11 +131,6 @@ def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: str) 
                 f"({y} * {stride} + {a.lower()}_from) * {steps[a]}" if tensor == "data" else f"{y} * {steps[a]}"
             )
     return " + ".join(terms)
-
-
-def _strides(layout: str, shape: tuple[int | str, ...]) -> dict[str, int]:
-    """Elements from one entry of each axis to the next, in a compact tensor."""
-    return {letter: math.prod(int(e) for e in shape[i + 1 :]) for i, letter in enumerate(layout)}
 
 
 def _loop(index: str, low: str, high: str) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 from tvm import relay
 
 from relay_ops.c_loops import C_TYPES, function, refuses
-from relay_ops.ir import entry_of, problem_of
+from relay_ops.ir import entry_of, problem_of, types_of
 from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.geometry import DTYPE_BYTES
 
 __all__ = ["refuses", "source_of"]
 
@@ -156,7 +157,8 @@ class _Writer:
             ctype = C_TYPES.get(str(ty.dtype))
             if ctype is None:
                 raise UnsupportedError(f"{self._symbol}: C has no type for {ty.dtype}")
-            bits, elements = 8 * _width(ty), _bytes(ty) // _width(ty)
+            width = DTYPE_BYTES[str(ty.dtype)]
+            bits, elements = 8 * width, _bytes(ty) // width
             const = "const " if i < operands else ""
             opening += [
                 f"Tensor* t{i} = (Tensor*)args[{i}].v_handle;",
@@ -182,13 +184,8 @@ class _Writer:
 def _problem(call: Any) -> tuple[Any, Any]:
     """Problem and face of a call of an operator, or of a composite function that holds one."""
     inner = call.op.body if isinstance(call.op, relay.Function) else call
-    types = [*(arg.checked_type for arg in call.args), call.checked_type]
-    return problem_of(inner.op, inner.attrs, types), entry_of(inner.op).face
-
-
-def _width(ty: Any) -> int:
-    return {"float32": 4, "float64": 8}[str(ty.dtype)]
+    return problem_of(inner.op, inner.attrs, types_of(call)), entry_of(inner.op).face
 
 
 def _bytes(ty: Any) -> int:
-    return math.prod(int(e) for e in ty.shape) * _width(ty)
+    return math.prod(int(e) for e in ty.shape) * DTYPE_BYTES[str(ty.dtype)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from relay_ops.ir import PREFIX, call_of, problem_of, transposed_problem_of
+from relay_ops.ir import PREFIX, call_of, problem_of, transposed_problem_of, types_of
 from tvm_convgrad.catalogue import BACKWARD_DATA, BY_NAME, FACES, NEW_OPS, Face
 from tvm_convgrad.geometry import SPATIAL
 from tvm_convgrad.problem import ConvProblem
@@ -23,7 +23,7 @@ def family_gradient(call: Any, output_grad: Any) -> list[Any]:
         UnsupportedError: an unknown extent, or a packed layout.
     """
     face = BY_NAME[str(call.op.name).removeprefix(PREFIX)].face
-    return _partials(face, call, problem_of(call.op, call.attrs, _types(call)), output_grad)
+    return _partials(face, call, problem_of(call.op, call.attrs, types_of(call)), output_grad)
 
 
 def transpose_gradient(call: Any, output_grad: Any) -> list[Any]:
@@ -32,7 +32,7 @@ def transpose_gradient(call: Any, output_grad: Any) -> list[Any]:
     Raises:
         UnsupportedError: an unknown extent, a packed layout, or output_padding not below the strides.
     """
-    return _partials(BACKWARD_DATA, call, transposed_problem_of(call.op, call.attrs, _types(call)), output_grad)
+    return _partials(BACKWARD_DATA, call, transposed_problem_of(call.op, call.attrs, types_of(call)), output_grad)
 
 
 def _partials(face: Face, call: Any, problem: ConvProblem, output_grad: Any) -> list[Any]:
@@ -43,10 +43,6 @@ def _partials(face: Face, call: Any, problem: ConvProblem, output_grad: Any) -> 
         call_of(FACES[gradient_face], problem, values[first], values[second])
         for gradient_face, (first, second) in face.gradients
     ]
-
-
-def _types(call: Any) -> list[Any]:
-    return [*(arg.checked_type for arg in call.args), call.checked_type]
 
 
 GRADIENTS: dict[str, Callable[[Any, Any], list[Any]]] = {

@@ -164,6 +164,11 @@ def data_shape_of(attributes: ConvAttributes, attrs: Any, grad: TensorSpec, weig
     return tuple(x[letter] for letter in attributes.data_layout)
 
 
+def types_of(call: Any) -> list[Any]:
+    """The types of a call's operands and of its result, as `problem_of` takes them."""
+    return [*(arg.checked_type for arg in call.args), call.checked_type]
+
+
 def infer(entry: OpEntry, attrs: Any, types: Sequence[Any]) -> TensorSpec | None:
     """The catalogue's type relation on Relay types; None while an operand's type is not known.
 

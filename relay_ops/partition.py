@@ -18,7 +18,7 @@ from tvm import relay
 from tvm.relay.dataflow_pattern import is_op, wildcard
 
 from relay_ops.c_source import refuses, source_of
-from relay_ops.ir import PREFIX, problem_of
+from relay_ops.ir import PREFIX, problem_of, types_of
 from tvm_convgrad.catalogue import FORWARD, NEW_OPS, OpEntry
 from tvm_convgrad.errors import ConvGradError
 from tvm_convgrad.geometry import SPATIAL
@@ -74,8 +74,7 @@ def verdict(op: Any, attrs: Any, types: Any) -> str | None:
 
 def _pattern(entry: OpEntry) -> tuple[str, Any, Callable[[Any], bool]]:
     def takes(call: Any) -> bool:
-        types = [*(arg.checked_type for arg in call.args), call.checked_type]
-        return verdict(call.op, call.attrs, types) is None
+        return verdict(call.op, call.attrs, types_of(call)) is None
 
     return f"{NAME}.{entry.name}", is_op(PREFIX + entry.name)(wildcard(), wildcard()), takes
 

@@ -214,6 +214,11 @@ def check_channels(in_channels: int, out_channels: int, groups: int) -> None:
             raise ProblemError(f"{channels} {name} channels are not divisible by groups={groups}")
 
 
+def strides_of(layout: str, shape: Sequence[Extent]) -> dict[str, int]:
+    """Elements from one entry of each axis to the next, in a compact tensor of constant extents."""
+    return {letter: math.prod(int(e) for e in shape[i + 1 :]) for i, letter in enumerate(layout)}
+
+
 def check_size(shape: Sequence[Extent], name: str) -> None:
     """Raise ProblemError if the static extents multiply to more than an int64 counts."""
     if math.prod(e for e in shape if isinstance(e, int)) > _INT64_MAX:

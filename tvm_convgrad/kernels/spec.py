@@ -16,7 +16,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.geometry import SPATIAL, strides_of
 from tvm_convgrad.problem import ConvProblem
 
 Three = tuple[int, int, int]
@@ -155,7 +155,7 @@ def views(problem: ConvProblem) -> tuple[View, WeightView, View]:
     letters = SPATIAL[problem.rank]
 
     def view(layout: str, shape: tuple[int, ...], dtype: str) -> View:
-        strides = _strides(layout, shape)
+        strides = strides_of(layout, shape)
         extents = dict(zip(layout, shape, strict=True))
         return View(
             strides["N"],
@@ -169,7 +169,7 @@ def views(problem: ConvProblem) -> tuple[View, WeightView, View]:
     def plain(shape: tuple[object, ...]) -> tuple[int, ...]:
         return tuple(int(str(e)) for e in shape)
 
-    w = _strides(problem.kernel_layout, problem.weight_shape)
+    w = strides_of(problem.kernel_layout, problem.weight_shape)
     weight = WeightView(
         w["O"], w["I"], _three({a: w[a] for a in letters}, 0), math.prod(problem.weight_shape), problem.kernel_dtype
     )
@@ -178,10 +178,6 @@ def views(problem: ConvProblem) -> tuple[View, WeightView, View]:
         weight,
         view(problem.grad_layout, plain(problem.grad_shape), problem.grad_dtype),
     )
-
-
-def _strides(layout: str, shape: tuple[int, ...]) -> dict[str, int]:
-    return {letter: math.prod(shape[i + 1 :]) for i, letter in enumerate(layout)}
 
 
 def _three(values: dict[str, int], missing: int) -> Three:
