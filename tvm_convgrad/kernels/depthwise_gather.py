@@ -16,9 +16,9 @@ from typing import Any
 from tvm import tirx
 
 from tvm_convgrad.kernels.depthwise_planes import Planes, PlaneTiling
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gather_frame import GatherFrame
-from tvm_convgrad.kernels.lanes import Mover, Spread, pack_weights, pieces_of, run_of_taps, valid_taps
+from tvm_convgrad.kernels.lanes import Mover, Spread, channels_at, pack_weights, pieces_of, run_of_taps, valid_taps
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
@@ -66,7 +66,7 @@ def depthwise_gather_kernel(
     machine: Machine,
     name: str,
     shapes: Shapes,
-    epilogue: Epilogue = NO_EPILOGUE,
+    epilogue: Epilogue,
 ) -> Any:
     """The PrimFunc (source, weight, [bias,] result) of a gather with one channel a group on one side, or both.
 
@@ -302,8 +302,8 @@ class _Depthwise:
         return self.epilogue.apply(
             value,
             self.dtype,
-            lambda: self._value(self.bias, channel, mask),
-            lambda: self._value(buffer, place, mask),
+            lambda: channels_at(self.bias, channel, mask, self.lanes, self.dtype),
+            lambda: channels_at(buffer, place, mask, self.lanes, self.dtype),
         )
 
     def _finish(self, m: Any) -> Any:
@@ -351,13 +351,8 @@ class _Depthwise:
                 factor = loops.let(load(self.packed, w + (k_w + tap * step_w) * lanes, lanes), "factor")
                 for i in pixels:
                     place = at + (i * gather.in_step[2] + low_w + tap * pace_w) * source.column
-                    value = self._value(source.buffer, place, mask)
+                    value = channels_at(source.buffer, place, mask, self.lanes, self.dtype)
                     loops.store(tile[i], 0, load(tile[i], 0, lanes) + value * factor)
-
-    def _value(self, buffer: Any, place: Any, mask: Any) -> Any:
-        if mask is None:
-            return convert(load(buffer, place, self.lanes), self.dtype)
-        return load_masked(buffer, place, mask, self.lanes)
 
 
 def emitted_products(gather: Gather, pixels: int) -> int:

@@ -26,6 +26,7 @@ from tvm_convgrad.kernels.loops import (
     lanes_below,
     load,
     load_masked,
+    load_sum,
     quotient,
     remainder,
     smaller,
@@ -111,9 +112,7 @@ class PlanesWeight:
         if apart is not None:
             with loops.loop(self.channels, "channel") as channel, loops.loop(self.sums, "tap") as tap:
                 at = loops.let(expr(channel * self.sums + tap), "at")
-                total = load(apart, at)
-                for number in range(1, parts):
-                    total = total + load(apart, at + number * (self.channels * self.sums))
+                total = load_sum(apart, at, 1, parts, self.channels * self.sums)
                 self._put(loops.let(total, "total"), channel, tap)
 
     def _plane(self, sums: Any, at: Any, n: Any, channel: Any) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from tvm import tirx
 
 from tvm_convgrad.kernels.depthwise_planes_weight import PlanesWeight, PlaneWeightTiling
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.kernels.lanes import Mover, pieces_of
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.lanes import Mover, channels_at, pieces_of
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
@@ -26,6 +26,7 @@ from tvm_convgrad.kernels.loops import (
     lanes_below,
     load,
     load_masked,
+    load_sum,
     quotient,
     remainder,
     smaller,
@@ -68,7 +69,7 @@ def depthwise_weight_kernel(
     tiling: DepthwiseWeightTiling | PlaneWeightTiling,
     machine: Machine,
     name: str,
-    epilogue: Epilogue = NO_EPILOGUE,
+    epilogue: Epilogue,
 ) -> Any:
     """The PrimFunc (grad, data, weight's gradient[, bias gradient]); the problem's batch may be a name."""
     loops = Loops()
@@ -265,9 +266,13 @@ class _DepthwiseWeight:
                         taken = [k for k in range(width_taps) if i in met[k]]
                         if not taken:
                             continue
-                        grad = loops.let(self._value(grads, grad_place + i * dy_column, mask), "grad")
+                        grad = loops.let(
+                            channels_at(grads, grad_place + i * dy_column, mask, lanes, self.dtype), "grad"
+                        )
                         for k in taken:
-                            value = self._value(source, place + (i * step + taps[k][1]) * x_column, mask)
+                            value = channels_at(
+                                source, place + (i * step + taps[k][1]) * x_column, mask, lanes, self.dtype
+                            )
                             register = tile[i % copies][k]
                             loops.store(register, 0, load(register, 0, lanes) + value * grad)
         for k in range(width_taps):
@@ -275,11 +280,6 @@ class _DepthwiseWeight:
             for copy in tile:
                 total = total + load(copy[k], 0, lanes)
             loops.store(sums, at + k * lanes, total)
-
-    def _value(self, buffer: Any, place: Any, mask: Any) -> Any:
-        if mask is None:
-            return convert(load(buffer, place, self.lanes), self.dtype)
-        return load_masked(buffer, place, mask, self.lanes)
 
     # -- the result ---------------------------------------------------------------------------------------------
 
@@ -295,10 +295,7 @@ class _DepthwiseWeight:
         step = self.multiplier * dw.out
 
         def total(index: Any, lanes: int) -> Any:
-            value = load(sums, index, lanes)
-            for part in range(1, self.tiling.parts):
-                value = value + load(sums, index + part * part_size, lanes)
-            return value
+            return load_sum(sums, index, lanes, self.tiling.parts, part_size)
 
         if self.machine.has_masks and dw.dtype == self.dtype and offsets == list(range(self.taps)):
             with loops.loop(-(-self.taps // lanes), "chunk") as chunk:

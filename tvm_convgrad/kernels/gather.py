@@ -15,7 +15,7 @@ import itertools
 import math
 from typing import Any
 
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gather_frame import GatherFrame
 from tvm_convgrad.kernels.gather_result import Place, ResultStore
 from tvm_convgrad.kernels.gather_shape import GatherTiling, shape_of
@@ -41,7 +41,7 @@ def gather_kernel(
     machine: Machine,
     name: str,
     shapes: Shapes,
-    epilogue: Epilogue = NO_EPILOGUE,
+    epilogue: Epilogue,
 ) -> Any:
     """The PrimFunc (source, weight, [bias,] result).
 
@@ -79,7 +79,7 @@ class _Group:
         machine: Machine,
         frame: GatherFrame,
     ) -> None:
-        self.loops, self.gather, self.phases, self.tiling, self.machine = loops, gather, phases, tiling, machine
+        self.loops, self.gather, self.phases, self.tiling = loops, gather, phases, tiling
         self.batch, self.source, self.dtype = frame.batch, frame.source, gather.dtype
         self.lanes, self.counts = machine.lanes(gather.dtype), tuple(axis.count for axis in phases[0])
         self.over_pixels = tiling.over_pixels

@@ -50,7 +50,7 @@ class SourcePanel:
     def __init__(
         self, loops: Loops, gather: Gather, shape: Shape, machine: Machine, over_pixels: bool, source: Any
     ) -> None:
-        self.loops, self.gather, self.shape, self.machine, self.source = loops, gather, shape, machine, source
+        self.loops, self.gather, self.shape, self.source = loops, gather, shape, source
         self.over_pixels, self.lanes = over_pixels, machine.lanes(gather.dtype)
         self.lines = len(shape.planes) * shape.panel_lines
         self._planes = Numbers(loops, "planes", list(shape.planes))

@@ -7,13 +7,12 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-
 from tvm_convgrad.kernels.loops import (
     Loops,
     convert,
     expr,
     lanes_below,
+    larger,
     load,
     load_masked,
     quotient,
@@ -46,13 +45,16 @@ def valid_taps(loops: Loops, taps: Taps, positions: int, step: int, extent: int,
         inside = [t for t in range(count) if 0 <= place + t * pace < extent]
         return (inside[0], len(inside)) if inside else (0, 0)
     place = loops.let(expr(place), "place")
-    first = loops.let(quotient(_larger(pace - 1 - place, 0), pace), "first_tap")
-    end = smaller(quotient(_larger(extent + pace - 1 - place, 0), pace), count)
-    return first, loops.let(_larger(end - first, 0), "tap_count")
+    first = loops.let(quotient(larger(pace - 1 - place, 0), pace), "first_tap")
+    end = smaller(quotient(larger(extent + pace - 1 - place, 0), pace), count)
+    return first, loops.let(larger(end - first, 0), "tap_count")
 
 
-def _larger(a: Any, b: Any) -> Any:
-    return tirx.max(expr(a), expr(b))
+def channels_at(buffer: Any, place: Any, mask: Any, lanes: int, dtype: str) -> Any:
+    """A vector of neighbouring channels as `dtype`; with a mask, only its lanes of a buffer of that type."""
+    if mask is None:
+        return convert(load(buffer, place, lanes), dtype)
+    return load_masked(buffer, place, mask, lanes)
 
 
 def pieces_of(

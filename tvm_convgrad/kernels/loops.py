@@ -232,6 +232,14 @@ def lanes_within(first: Any, limit: Any, lanes: int) -> Any:
     return tirx.And(positions >= splat(expr(0), lanes), positions < splat(expr(limit), lanes))
 
 
+def load_sum(buffer: Any, index: Any, lanes: int, count: int, step: int) -> Any:
+    """The sum of `count` elements or vectors, `step` elements apart, in their order."""
+    value = load(buffer, index, lanes)
+    for number in range(1, count):
+        value = value + load(buffer, index + number * step, lanes)
+    return value
+
+
 def splat(value: Any, lanes: int) -> Any:
     """A vector of one value."""
     return tirx.Broadcast(value, lanes) if lanes > 1 else value
@@ -271,6 +279,13 @@ def smaller(a: Any, b: Any) -> Any:
     return tirx.min(expr(a), expr(b))
 
 
+def larger(a: Any, b: Any) -> Any:
+    """The maximum of two indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return tirx.max(expr(a), expr(b))
+
+
 def quotient(a: Any, b: int) -> Any:
     """a // b for a >= 0."""
     return a // b if isinstance(a, int) else (a if b == 1 else tirx.truncdiv(a, b))
@@ -296,11 +311,6 @@ def within(value: Any, limit: int) -> Any:
 def less(value: Any, limit: int) -> Any:
     """value < limit as a condition."""
     return value < limit if not isinstance(value, int) else tirx.IntImm("bool", int(value < limit))
-
-
-def true() -> Any:
-    """The condition that holds."""
-    return tirx.IntImm("bool", 1)
 
 
 def choose(condition: Any, value: Any, other: Any) -> Any:

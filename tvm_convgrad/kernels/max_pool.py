@@ -20,6 +20,7 @@ from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
     expr,
+    larger,
     load,
     make_parameter,
     quotient,
@@ -123,7 +124,7 @@ class _Emitter:
                 first = loops.let(self._first_row(number), "first_row")
                 with loops.loop(columns, "x") as x:
                     loops.store(largest, x, tirx.const(-math.inf, pool.dtype))
-                    start = tirx.max(expr(x * pool.strides[2] - pool.low[2]), expr(0))
+                    start = larger(x * pool.strides[2] - pool.low[2], 0)
                     loops.store(places, x, first + start)
 
                 def keep_larger(place: Any, x: Any) -> None:
@@ -143,7 +144,7 @@ class _Emitter:
         pool, loops = self.pool, self.loops
         along = quotient(number, pool.results[1]) if axis == 0 else remainder(number, pool.results[1])
         start = loops.let(expr(along * pool.strides[axis] - pool.low[axis]), "start")
-        first = loops.let(tirx.max(expr(0 - start), expr(0)), "from")
+        first = loops.let(larger(0 - start, 0), "from")
         return start, first, loops.let(smaller(pool.extents[axis] - start, pool.kernel[axis]), "to")
 
     def _first_row(self, number: Any) -> Any:

@@ -18,6 +18,7 @@ from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
     expr,
+    larger,
     load,
     quotient,
     remainder,
@@ -138,7 +139,7 @@ class _Emitter:
         """Where a window begins inside the plane along an axis, and how many of its places are inside."""
         pool, loops = self.pool, self.loops
         start = loops.let(expr(along * pool.strides[axis] - pool.low[axis]), "start")
-        first = loops.let(tirx.max(start, expr(0)), "from")
+        first = loops.let(larger(start, 0), "from")
         return first, loops.let(smaller(start + pool.kernel[axis], pool.extents[axis]) - first, "count")
 
     def _each_place(self, bounds: list[tuple[Any, Any]], visit: Callable[[Any], None]) -> None:

@@ -26,8 +26,6 @@ class WeightFrame:
     """
 
     def __init__(self, loops: Loops, problem: ConvProblem, spec: WeightSpec, epilogue: Epilogue) -> None:
-        if epilogue.bias or epilogue.relu:
-            raise UnsupportedError("wgrad adds no bias and has no relu; its epilogue is accumulate and bias_grad")
         self.loops, self.spec, self.epilogue = loops, spec, epilogue
         shapes, variable = with_variable(problem.tensors)
         self.is_symbolic = variable is not None

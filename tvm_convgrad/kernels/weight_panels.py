@@ -114,16 +114,13 @@ class WeightPanels:
 
     # -- the panel of X -----------------------------------------------------------------------------------------
 
-    def _pack(
-        self, panel: Any, plane: Any, line: Any, group: Any, first_in: Any, count: Any = None, lines: Any = None
-    ) -> None:
-        """The panel of a slab of `count` planes and `lines` lines (all of the tiling's by default)."""
-        loops, spec, tiling = self.loops, self.spec, self.tiling
+    def _pack(self, panel: Any, plane: Any, line: Any, group: Any, first_in: Any, planes: Any, lines: Any) -> None:
+        """The panel of a slab of so many planes and lines."""
+        loops, spec = self.loops, self.spec
         x, depth = spec.x, spec.dy.extents[0]
         channel = loops.let(group * spec.in_channels + first_in, "channel")
-        count = tiling.planes if count is None else count
-        panel_lines = self.panel_lines if lines is None else (lines - 1) * self.line_step + self.reach
-        with loops.loop(count, "p") as p, loops.loop(spec.kernel[0], "kd") as kd:
+        panel_lines = (lines - 1) * self.line_step + self.reach
+        with loops.loop(planes, "p") as p, loops.loop(spec.kernel[0], "kd") as kd:
             number = loops.let(plane + p, "number")
             d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
             n = quotient(number, depth)

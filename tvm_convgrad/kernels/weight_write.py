@@ -15,6 +15,7 @@ from tvm_convgrad.kernels.loops import (
     lanes_within,
     load,
     load_masked,
+    load_sum,
     smaller,
     zero,
 )
@@ -56,10 +57,7 @@ class WeightWriter:
         to = loops.let(expr(to), "to")
 
         def total(index: Any, lanes: int) -> Any:
-            value = load(sums, index, lanes)
-            for part in range(1, parts):
-                value = value + load(sums, index + part * part_size, lanes)
-            return value
+            return load_sum(sums, index, lanes, parts, part_size)
 
         if self.by_lanes:
             with loops.loop(taps, "tap") as tap, loops.loop(rows - skip, "o") as later:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.loops import (
     Loops,
     ceiling,
@@ -46,7 +46,7 @@ def weight_kernel(
     detail: tuple[WeightSpec, WeightTiling],
     machine: Machine,
     name: str,
-    epilogue: Epilogue = NO_EPILOGUE,
+    epilogue: Epilogue,
 ) -> Any:
     """The PrimFunc (grad, data, weight's gradient[, bias gradient]).
 

@@ -23,7 +23,6 @@ class Environment:
 
     def __init__(self) -> None:
         self._values: dict[Any, Any] = {}
-        self._originals: dict[int, Any] = {}
 
     def __setitem__(self, var: Any, value: Any) -> None:
         self._values[var] = value
