@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax
 
-from relax_ops.ir import dtype_of
+from relax_ops.ir import dtype_of, spec_of
 from relax_ops.ops import make_call
 from tvm_convgrad.catalogue import BACKWARD_DATA, FORWARD, Face, OpEntry
-from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
+from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of, output_extent
 from tvm_convgrad.problem import ConvProblem
 
 _STOCK = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
@@ -35,7 +36,8 @@ def forward_call(
 
     Operands of two types are cast to a common one (stock takes one type only), products of 16-bit operands are summed
     in float32, a result layout other than the data's is made by a transpose (stock does not legalize it), and so is an
-    order of spatial axes other than DHW (stock's kernels then give each axis another one's stride and padding).
+    order of spatial axes other than DHW (stock's kernels then give each axis another one's stride and padding), and so
+    are zeros where a tensor has no element (stock has no empty loops).
 
     Args:
         builder: a BlockBuilder; all but the last operation are emitted into it.
@@ -49,11 +51,14 @@ def forward_call(
         for operand in (data, weight)
     )
     rank = len(strides)
+    sum_dtype = "float32" if operand_dtype in ("float16", "bfloat16") else operand_dtype
+    empty = _empty_result(builder, data, weight, (data_layout, kernel_layout, grad_layout), strides, padding, dilation)
+    if empty is not None:
+        return relax.op.zeros(relax.ShapeExpr(empty), out_dtype or sum_dtype)
     if not all(_spatial(layout) == SPATIAL[rank] for layout in (data_layout, kernel_layout)):
         data = builder.emit(relax.op.permute_dims(data, [data_layout.index(a) for a in data_layout_of(rank)]))
         weight = builder.emit(relax.op.permute_dims(weight, [kernel_layout.index(a) for a in kernel_layout_of(rank)]))
         data_layout, kernel_layout = data_layout_of(rank), kernel_layout_of(rank)
-    sum_dtype = "float32" if operand_dtype in ("float16", "bfloat16") else operand_dtype
     result = _STOCK[rank](
         data,
         weight,
@@ -72,8 +77,65 @@ def forward_call(
     return result
 
 
+def _empty_result(
+    builder: Any,
+    data: Any,
+    weight: Any,
+    layouts: tuple[str, str, str],
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+) -> list[Any] | None:
+    """The shape of the result if it, or an operand, is known to have no element; layouts of data, weight, result."""
+    shapes = [spec_of(builder.normalize(operand), "operand", "forward").shape for operand in (data, weight)]
+    if None in shapes:
+        return None
+    x, w = (dict(zip(layout, shape or (), strict=True)) for layout, shape in zip(layouts, shapes, strict=False))
+    y = {"N": x["N"], "C": w["O"]}
+    for axis, s, d, (low, high) in zip(SPATIAL[len(strides)], strides, dilation, padding, strict=True):
+        y[axis] = output_extent(x[axis], w[axis], s, d, low, high)
+    is_empty = any(isinstance(e, int) and e == 0 for e in (*x.values(), *w.values(), *y.values()))
+    return [y[letter] for letter in layouts[2]] if is_empty else None
+
+
 def _spatial(layout: str) -> str:
     return "".join(letter for letter in layout if letter in "DHW")
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of the family, whichever face is computed: geometry, layouts by tensor, extents of kernel and data.
+
+    Attributes:
+        layouts: of "grad", "data" and "weight".
+        data_shape: ints or expressions, in the layout of data.
+    """
+
+    rank: int
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    layouts: Mapping[str, str]
+    kernel: tuple[int, ...]
+    data_shape: Any
+
+    def call(self, face: Face, first: Any, second: Any, out_dtype: str | None, builder: Any) -> Any:
+        """An expression for another face of the same convolution, of type `out_dtype`."""
+        geometry: dict[str, Any] = {
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "grad_layout": self.layouts["grad"],
+            "data_layout": self.layouts["data"],
+            "kernel_layout": self.layouts["weight"],
+            "out_dtype": out_dtype,
+        }
+        if face is FORWARD:
+            return forward_call(builder, first, second, **geometry)
+        own = {"data_shape": self.data_shape} if face is BACKWARD_DATA else {"kernel_size": self.kernel}
+        return make_call(OpEntry(face, self.rank), first, second, **own, **geometry)
 
 
 def face_call(builder: Any, face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
@@ -88,8 +150,6 @@ def face_call(builder: Any, face: Face, problem: ConvProblem, first: Any, second
         "kernel_layout": problem.kernel_layout,
     }
     if face is FORWARD:
-        if problem.is_empty:  # stock convolutions have no empty loops
-            return relax.op.zeros(relax.ShapeExpr(list(problem.grad_shape)), problem.grad_dtype)
         return forward_call(builder, first, second, out_dtype=problem.grad_dtype, **geometry)
     own = {"data_shape": problem.data_shape} if face is BACKWARD_DATA else {"kernel_size": problem.kernel}
     out_dtype = problem.tensors[face.result][1]

@@ -3,9 +3,10 @@
 
 ConvProblem          one convolution: shapes, strides, padding, dilation, groups, layouts, dtypes
 op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
+convolution_backward all three gradients of a convolution or transposed one, PyTorch's contract, on Relax expressions
 reference            float64 numpy: forward, wgrad, dgrad
 batching             vmap_rule: any of them under vmap, as one unbatched call
-evaluate             compile one op and run it on numpy arrays
+evaluate             compile one op, or convolution_backward, and run it on numpy arrays
 from_relay           Relay programs (TVM up to 0.19) as Relax modules
 register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
                      Relay, up to 0.19, knows no plugins: there importing this package does it)
@@ -32,6 +33,7 @@ _LAZY = {
     "catalogue": "tvm_convgrad.catalogue",
     # Not a module of that name: importing it would put the module in the place of the function.
     "evaluate": "tvm_convgrad.evaluation:evaluate",
+    "convolution_backward": "tvm_convgrad.op:convolution_backward",
     "from_relay": "tvm_convgrad.importer:from_relay",
     "convert_layout": "relax_ops.layout_cleanup:converted",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "__version__",
     "batching",
     "convert_layout",
+    "convolution_backward",
     "evaluate",
     "from_relay",
     "op",

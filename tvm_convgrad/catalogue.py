@@ -47,24 +47,30 @@ class Face:
     gradients: tuple[tuple[str, tuple[str, str]], tuple[str, tuple[str, str]]]
 
 
-FORWARD = Face(
-    "forward",
-    ("data", "weight"),
-    "grad",
-    (("backward_data", ("result", "weight")), ("backward_weight", ("result", "data"))),
-)
-BACKWARD_WEIGHT = Face(
-    "backward_weight",
-    ("grad", "data"),
-    "weight",
-    (("forward", ("data", "result")), ("backward_data", ("grad", "result"))),
-)
-BACKWARD_DATA = Face(
-    "backward_data",
-    ("grad", "weight"),
-    "data",
-    (("forward", ("result", "weight")), ("backward_weight", ("grad", "result"))),
-)
+CLOSURE = {
+    "grad = forward(data, weight)": ("data = backward_data(result, weight)", "weight = backward_weight(result, data)"),
+    "weight = backward_weight(grad, data)": ("grad = forward(data, result)", "data = backward_data(grad, result)"),
+    "data = backward_data(grad, weight)": ("grad = forward(result, weight)", "weight = backward_weight(grad, result)"),
+}
+"""Each face, and the gradients of its operands in order, where `result` stands for the gradient that comes in."""
+
+
+def _equation(text: str) -> tuple[str, str, tuple[str, str]]:
+    """ "weight = backward_weight(grad, data)" as ("weight", "backward_weight", ("grad", "data"))."""
+    result, _, call = text.partition(" = ")
+    name, _, operands = call.rstrip(")").partition("(")
+    first, second = operands.split(", ")
+    return result, name, (first, second)
+
+
+def _face(text: str) -> Face:
+    result, name, operands = _equation(text)
+    first, second = (_equation(gradient) for gradient in CLOSURE[text])
+    assert (first[0], second[0]) == operands  # each gradient is that of its operand
+    return Face(name, operands, result, (first[1:], second[1:]))
+
+
+FORWARD, BACKWARD_WEIGHT, BACKWARD_DATA = map(_face, CLOSURE)
 FACES = {face.name: face for face in (FORWARD, BACKWARD_WEIGHT, BACKWARD_DATA)}
 
 

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile one operator for one problem and run it on numpy arrays: `evaluate("conv2d_backward_weight", grad, data, …)`.
 
-Compiled programs are kept by problem, implementation and target, so that a second call only runs.
+`evaluate("convolution_backward", grad, data, weight, …)` gives all three gradients, from one program. Compiled programs
+are kept by problem, implementation and target, so that a second call only runs.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS
-from tvm_convgrad.catalogue import BY_NAME, FACES, FORWARD, Face, OpEntry, TensorSpec, common_dtype
+from tvm_convgrad import backward
+from tvm_convgrad.catalogue import BY_NAME, FACES, FORWARD, Face, NumberProver, OpEntry, TensorSpec, common_dtype
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.geometry import FLOAT_DTYPES
 from tvm_convgrad.problem import ConvProblem
@@ -33,31 +36,44 @@ IMPLEMENTATIONS = ("auto", "kernel", "composition", *(name for names in COMPOSIT
 """All values of `impl`."""
 
 
-def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", **attributes: Any) -> Array:
-    """Compute one operator of the family on numpy arrays.
+Gradients = tuple[Array | None, Array | None, Array | None]
+"""Of data, weight and bias; None where masked."""
+
+
+@overload
+def evaluate(
+    op: Literal["convolution_backward"], *arrays: Array, impl: str = ..., target: Any = ..., **attributes: Any
+) -> Gradients: ...
+@overload
+def evaluate(op: str, *arrays: Array, impl: str = ..., target: Any = ..., **attributes: Any) -> Array: ...
+def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", **attributes: Any) -> Array | Gradients:
+    """Compute one operator of the family, or all gradients of a convolution, on numpy arrays.
 
     Args:
-        op: "conv{1,2,3}d" (forward: data, weight), "conv{1,2,3}d_backward_weight" (grad, data) or
-            "conv{1,2,3}d_backward_data" (grad, weight).
-        arrays: the two operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
+        op: "conv{1,2,3}d" (forward: data, weight), "conv{1,2,3}d_backward_weight" (grad, data),
+            "conv{1,2,3}d_backward_data" (grad, weight) or "convolution_backward" (grad, data, weight).
+        arrays: the operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
         impl: "auto" (what a compiled program takes: the kernel unless it refuses), "kernel" (the generated one),
             "composition" (of stock operations, the first one), or a composition by name, such as "composition:tiled".
         target: a TVM target that this machine runs.
         attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
 
     Returns:
-        The result, in the layout and type that the attributes say.
+        The result, in the layout and type that the attributes say; of "convolution_backward" three, None where masked.
 
     Raises:
         ProblemError, DTypeError: the operands and attributes are not of one convolution.
         UnsupportedError: no such operator or implementation, or the implementation refuses the problem.
     """
+    operands = [np.asarray(array) for array in arrays]
+    if op == backward.NAME:
+        return _backward(operands, impl, target, attributes)
     entry = BY_NAME.get(op)
     if entry is None:
-        raise UnsupportedError(f"evaluate: there is no operator {op!r}; there are {', '.join(sorted(BY_NAME))}")
+        known = ", ".join((*sorted(BY_NAME), backward.NAME))
+        raise UnsupportedError(f"evaluate: there is no operator {op!r}; there are {known}")
     if len(arrays) != 2:
         raise ProblemError(f"{op}: {len(arrays)} arrays were given; it takes two, {' and '.join(entry.face.operands)}")
-    operands = [np.asarray(array) for array in arrays]
     problem = _problem(entry, operands, attributes)
     return evaluate_problem(entry.face.name, problem, *operands, impl=impl, target=target)
 
@@ -105,6 +121,53 @@ def _compiled(face: Face, problem: ConvProblem, impl: str, target: str) -> Any:
     with forced(face.name, impl):
         machine = tvm.target.Target(target)
         executable = tvm.compile(faces_module([("main", face, problem)]), machine)
+    return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]
+
+
+def _backward(arrays: Sequence[Array], impl: str, target: Any, arguments: dict[str, Any]) -> Gradients:
+    """All gradients of a convolution, those that are masked not computed."""
+    import tvm
+
+    if len(arrays) != 3:
+        raise ProblemError(f"{backward.NAME}: {len(arrays)} arrays were given; it takes three, grad, data and weight")
+    known = inspect.getfullargspec(backward.backward_call).kwonlyargs
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        raise ProblemError(f"{backward.NAME}: {', '.join(unknown)} unknown; it takes {', '.join(known)}")
+    specs = {
+        name: TensorSpec(array.shape, array.ndim, str(array.dtype))
+        for name, array in zip(backward.OPERANDS, arrays, strict=True)
+    }
+    call = backward.backward_call(specs, NumberProver(), **arguments)
+    if not any(call.mask):
+        return None, None, None
+    tensors = tuple((array.shape, str(array.dtype)) for array in arrays)
+    function = _compiled_backward(call, tensors, impl, str(tvm.target.Target(target)))
+    results = iter(function(*(tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays)))
+    data, weight, bias = (next(results).numpy() if wanted else None for wanted in call.mask)
+    return data, weight, bias
+
+
+@lru_cache(maxsize=512)
+def _compiled_backward(
+    call: backward.BackwardCall, tensors: tuple[tuple[tuple[int, ...], str], ...], impl: str, target: str
+) -> Any:
+    import tvm
+    from tvm import relax
+
+    import tvm_convgrad
+
+    tvm_convgrad.register()
+    from relax_ops.backward import backward_module
+    from relax_ops.fusion import fuse_epilogues
+
+    machine = tvm.target.Target(target)
+    with ExitStack() as stack:
+        for face in FACES:
+            stack.enter_context(forced(face, impl))
+        with machine:
+            module = fuse_epilogues(backward_module(call, dict(zip(backward.OPERANDS, tensors, strict=True))))
+        executable = tvm.compile(module, machine)
     return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]
 
 

@@ -8,50 +8,15 @@ the type of the operand it belongs to, whatever `out_dtype` was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tvm.relax.op.grad import no_grad
 
 from relax_ops.ir import PREFIX, attributes_of, dtype_of, entry_of, pairs_of, shape_values, spec_of
-from relax_ops.ops import make_call
-from relax_ops.program import forward_call
-from tvm_convgrad.catalogue import BACKWARD_DATA, FACES, FORWARD, NEW_OPS, Face, OpEntry
+from relax_ops.program import Convolution
+from tvm_convgrad.catalogue import BACKWARD_DATA, FACES, FORWARD, NEW_OPS, Face
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.geometry import SPATIAL, check_layout
-
-
-@dataclass(frozen=True)
-class _Convolution:
-    """What a call of the family says, whichever face it is: geometry, layouts by tensor, and shapes by tensor."""
-
-    op: str
-    rank: int
-    strides: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
-    groups: int
-    layouts: Mapping[str, str]
-    kernel: tuple[int, ...]
-    data_shape: Any
-
-    def call(self, face: Face, first: Any, second: Any, out_dtype: str | None, builder: Any) -> Any:
-        """An expression for another face of the same convolution, of type `out_dtype`."""
-        geometry: dict[str, Any] = {
-            "strides": self.strides,
-            "padding": self.padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-            "grad_layout": self.layouts["grad"],
-            "data_layout": self.layouts["data"],
-            "kernel_layout": self.layouts["weight"],
-            "out_dtype": out_dtype,
-        }
-        if face is FORWARD:
-            return forward_call(builder, first, second, **geometry)
-        own = {"data_shape": self.data_shape} if face is BACKWARD_DATA else {"kernel_size": self.kernel}
-        return make_call(OpEntry(face, self.rank), first, second, **own, **geometry)
 
 
 def stock_gradient(orig_var: Any, orig_call: Any, output_grad: Any, builder: Any) -> list[Any]:
@@ -82,7 +47,7 @@ def family_gradient(orig_var: Any, orig_call: Any, output_grad: Any, builder: An
     return [*partials, no_grad(orig_call.args[2])] if face is BACKWARD_DATA else partials
 
 
-def _partials(face: Face, call: Any, convolution: _Convolution, output_grad: Any, builder: Any) -> list[Any]:
+def _partials(face: Face, call: Any, convolution: Convolution, output_grad: Any, builder: Any) -> list[Any]:
     """Walk the catalogue's table: one partial for each operand of `face`, in that operand's type."""
     values = dict(zip(face.operands, call.args, strict=False))
     values["result"] = output_grad
@@ -93,7 +58,7 @@ def _partials(face: Face, call: Any, convolution: _Convolution, output_grad: Any
     return partials
 
 
-def _stock_convolution(call: Any) -> _Convolution:
+def _stock_convolution(call: Any) -> Convolution:
     name, attrs = str(call.op.name).removeprefix(PREFIX), call.attrs
     rank = len(attrs.strides)
     data_layout, kernel_layout = str(attrs.data_layout), str(attrs.kernel_layout)
@@ -101,7 +66,7 @@ def _stock_convolution(call: Any) -> _Convolution:
     return _convolution(name, rank, attrs, layouts, _shape(call.args[0], name), _shape(call.args[1], name))
 
 
-def _transposed_convolution(orig_var: Any, call: Any) -> _Convolution:
+def _transposed_convolution(orig_var: Any, call: Any) -> Convolution:
     name, attrs = str(call.op.name).removeprefix(PREFIX), call.attrs
     rank = len(attrs.strides)
     swapped = str(attrs.kernel_layout).translate(str.maketrans("IO", "OI"))
@@ -110,7 +75,7 @@ def _transposed_convolution(orig_var: Any, call: Any) -> _Convolution:
     return _convolution(name, rank, attrs, layouts, _shape(orig_var, name), _shape(call.args[1], name))
 
 
-def _family_convolution(orig_var: Any, call: Any) -> _Convolution:
+def _family_convolution(orig_var: Any, call: Any) -> Convolution:
     attributes, entry = attributes_of(call), entry_of(call)
     layouts = {name: attributes.layout(name) for name in ("grad", "data", "weight")}
     if entry.face is BACKWARD_DATA:
@@ -122,7 +87,7 @@ def _family_convolution(orig_var: Any, call: Any) -> _Convolution:
 
 def _convolution(
     name: str, rank: int, attrs: Any, layouts: dict[str, str], data_shape: Any, weight_shape: Any
-) -> _Convolution:
+) -> Convolution:
     for tensor, layout in layouts.items():
         kind = "kernel" if tensor == "weight" else "data"
         if len(layout) != rank + 2:
@@ -131,8 +96,7 @@ def _convolution(
                 f"and convert afterwards with relax.transform.ConvertLayout"
             )
         check_layout(layout, rank, kind, f"{name}: layout of {tensor}")
-    return _Convolution(
-        op=name,
+    return Convolution(
         rank=rank,
         strides=tuple(int(s) for s in attrs.strides),
         padding=pairs_of(attrs.padding, rank),

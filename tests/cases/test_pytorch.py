@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's wrong inputs for convolutions: each that concerns the gradients is refused here too, by a sentence."""
+"""PyTorch's own cases for convolution_backward, and its wrong inputs for convolutions.
+
+Each wrong input that concerns the gradients is refused here too, by a sentence.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
 # PyTorch's promise -> what our sentence must speak of. Biases are no operand of the family.
 CAUSES = {
     "should be the same": "int64",
-    "non-positive stride is not supported": "strides",
+    "non-positive stride is not supported": "stride",
     "negative padding is not supported": "negative",
     "dilation should be greater than zero": "dilation",
     "weight should have at least three dimensions": "axes",
@@ -59,3 +62,50 @@ def test_wrong_input(entry: dict[str, Any]) -> None:
         evaluate(f"conv{rank}d_backward_data", grad, weight, data_shape=data.shape, **attributes)
     with pytest.raises(ConvGradError):
         evaluate(f"conv{rank}d", data, weight, **attributes)
+    stride = {"stride" if name == "strides" else name: value for name, value in attributes.items()}
+    with pytest.raises(ConvGradError, match=cause):
+        evaluate("convolution_backward", grad, data, weight, **stride)
+
+
+def _samples() -> list[tuple[str, dict[str, Any]]]:
+    if not FOLDER.is_dir():
+        return []
+    samples = read("pytorch_conv")["opinfo_samples"]
+    # Uneven padding ("same" of even kernels) PyTorch puts on before the convolution; its convolution_backward has none.
+    return [
+        (name, entry)
+        for name, entries in samples.items()
+        for entry in entries
+        if all(low == high for low, high in entry.get("pads", ()))
+    ]
+
+
+def test_the_samples_are_there() -> None:
+    assert len(_samples()) == 43
+
+
+@pytest.mark.parametrize(("name", "entry"), _samples())
+def test_convolution_backward_of_pytorch_s_samples(name: str, entry: dict[str, Any]) -> None:
+    """Output padding beyond the stride, which dilation allows, is among them."""
+    torch = pytest.importorskip("torch")
+    transposed, rng = "transpose" in name, np.random.default_rng(0)
+    shapes = entry["y_shape" if transposed else "dy_shape"], entry["x_shape"], entry["w_shape"]
+    grad, data, weight = (rng.integers(-2, 3, shape).astype("float32") for shape in shapes)
+    rank = data.ndim - 2
+    arguments: dict[str, Any] = {
+        "stride": entry["strides"],
+        "padding": entry["padding"] if transposed else [low for low, _ in entry["pads"]],
+        "dilation": entry["dilations"],
+        "transposed": transposed,
+        "output_padding": entry.get("output_padding", [0] * rank),
+        "groups": entry["groups"],
+    }
+    bias = [grad.shape[1]] if entry["bias"] else [0]
+    mask = (True, True, bool(entry["bias"]))
+    found = evaluate("convolution_backward", grad, data, weight, bias_sizes=bias, output_mask=mask, **arguments)
+    tensors = (torch.tensor(array.astype("float64")) for array in (grad, data, weight))
+    wanted = torch.ops.aten.convolution_backward(*tensors, bias, *arguments.values(), mask)
+    for gradient, want in zip(found, wanted, strict=True):
+        assert (gradient is None) == (want is None)
+        if gradient is not None:
+            np.testing.assert_array_equal(gradient, want.numpy())

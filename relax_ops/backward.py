@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""convolution_backward as Relax expressions: the faces that `tvm_convgrad.backward` names, and the sum for the bias."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relax_ops.ir import AnalyzerProver, dtype_of, spec_of
+from relax_ops.program import Convolution
+from tvm_convgrad.backward import NAME, OPERANDS, BackwardCall, backward_call
+from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.geometry import SPATIAL
+
+Gradients = tuple[Any, Any, Any]
+
+
+class _Nested:
+    """In the place of a BlockBuilder: what it would emit stays nested in the expression that reads it."""
+
+    def __init__(self) -> None:
+        self._builder = relax.BlockBuilder()
+
+    def normalize(self, expr: Any) -> Any:
+        return self._builder.normalize(expr)
+
+    def emit(self, expr: Any) -> Any:
+        return expr
+
+
+def convolution_backward(tensors: Mapping[str, Any], **arguments: Any) -> Gradients:
+    """Expressions for the gradients of data, weight and bias; None where masked.
+
+    Args:
+        tensors: "grad", "data" and "weight", Relax expressions whose types are known.
+        arguments: those of `tvm_convgrad.backward.backward_call`.
+
+    Raises:
+        ProblemError, DTypeError: the tensors do not belong to one convolution.
+        UnsupportedError: a type or shape is not known.
+    """
+    specs = {}
+    for name, tensor in tensors.items():
+        typed = tensor.ty is not None and type(tensor.ty) is not tvm.ir.Type  # what a call has before it is emitted
+        if typed:
+            specs[name] = spec_of(tensor, name, NAME)
+        if not typed or specs[name].shape is None or specs[name].dtype is None:
+            raise UnsupportedError(
+                f"{NAME}: the shape or dtype of {name} is not known; emit the expression first, or use R.match_cast"
+            )
+    return gradients_of(backward_call(specs, AnalyzerProver(), **arguments), tensors)
+
+
+def gradients_of(call: BackwardCall, tensors: Mapping[str, Any]) -> Gradients:
+    """The expressions of a checked call."""
+    builder, layouts = _Nested(), dict(zip(OPERANDS, call.layouts, strict=True))
+    operands = dict(tensors) | {"grad": _cropped(builder, call, tensors["grad"], layouts["grad"])}
+    convolution = Convolution(
+        rank=len(call.kernel),
+        strides=call.strides,
+        padding=call.padding,
+        dilation=call.dilation,
+        groups=call.groups,
+        layouts={role: layouts[name] for role, name in call.roles.items()},
+        kernel=call.kernel,
+        data_shape=spec_of(tensors[call.roles["data"]], "data", NAME).shape,
+    )
+    results: list[Any] = []
+    for wanted, name, (face, (first, second)) in zip(call.mask, ("data", "weight"), call.gradients, strict=False):
+        dtype = dtype_of(tensors[name].ty)
+        made = convolution.call(face, operands[first], operands[second], dtype, builder) if wanted else None
+        results.append(made)
+    bias = _bias_gradient(tensors["grad"], layouts["grad"], str(dtype_of(tensors["weight"].ty)))
+    return results[0], results[1], bias if call.mask[2] else None
+
+
+def backward_module(call: BackwardCall, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Any:
+    """An IRModule whose `main(grad, data, weight)` gives a tuple of the wanted gradients.
+
+    Args:
+        tensors: shape and type of each of the three.
+    """
+    parameters = {name: relax.Var(name, relax.TensorType(*tensors[name])) for name in OPERANDS}
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(parameters.values())):
+        with builder.dataflow():
+            wanted = [builder.emit(value) for value in gradients_of(call, parameters) if value is not None]
+            result = builder.emit_output(relax.Tuple(wanted))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _cropped(builder: _Nested, call: BackwardCall, grad: Any, layout: str) -> Any:
+    """grad without the elements that the transposed convolution wrote no product to."""
+    axes = [i for i, crop in enumerate(call.crop) if crop]
+    if not axes:
+        return grad
+    places = [layout.index(SPATIAL[len(call.crop)][i]) for i in axes]
+    shape = spec_of(grad, "grad", NAME).shape
+    assert shape is not None  # convolution_backward has made sure
+    ends = [shape[place] - call.crop[i] for place, i in zip(places, axes, strict=True)]
+    sliced = relax.op.strided_slice(grad, axes=places, begin=[0] * len(axes), end=ends, assume_inbound=True)
+    return builder.normalize(sliced)
+
+
+def _bias_gradient(grad: Any, layout: str, dtype: str) -> Any:
+    """grad summed over everything but channels, 16-bit floats in float32."""
+    own = str(dtype_of(grad.ty))
+    wide = "float32" if own in ("float16", "bfloat16") else own
+    total = relax.op.sum(
+        grad if own == wide else relax.op.astype(grad, wide),
+        axis=[axis for axis, letter in enumerate(layout) if letter != "C"],
+    )
+    return total if wide == dtype else relax.op.astype(total, dtype)
