@@ -142,8 +142,10 @@ class Loops:
 
     def store(self, buffer: Any, index: Any, value: Any) -> None:
         """Store a scalar or a vector (as wide as `value`) from `index` on, converted to the buffer's type."""
-        lanes = lanes_of(value)
-        self.emit(tirx.BufferStore(buffer, convert(value, str(buffer.dtype)), [_span(index, lanes)]))
+        lanes, dtype = lanes_of(value), str(buffer.dtype)
+        single = dtype == "bfloat16" and lanes == 1 and dtype_of(value) == "float32"
+        stored = _bfloat16(value, index) if single else convert(value, dtype)
+        self.emit(tirx.BufferStore(buffer, stored, [_span(index, lanes)]))
 
     def store_masked(self, buffer: Any, index: Any, value: Any, mask: Any) -> None:
         """Store the lanes whose mask is true; the others are not touched."""
@@ -260,6 +262,22 @@ def convert(value: Any, dtype: str) -> Any:
     lanes = lanes_of(value)
     wanted = dtype if lanes == 1 else f"{dtype}x{lanes}"
     return value if dtype_of(value) == wanted else tirx.Cast(wanted, value)
+
+
+def _bfloat16(value: Any, index: Any) -> Any:
+    """A float32 in bfloat16, rounded to nearest even as TVM rounds; `index` is where it goes.
+
+    LLVM before version 22 turns a masked store of one truncated lane, which is what it makes of the end of a short
+    loop on AVX-512, into a store of four bytes (llvm/llvm-project#179489). What is stored here is no truncated number,
+    but one combined with the lowest bit of i * (i + 1): a zero that LLVM does not see.
+    """
+    bits = tirx.reinterpret("uint32", value)
+    half, one, shift = (tirx.const(number, "uint32") for number in (0x7FFF, 1, 16))
+    rounded = bits + half + tirx.bitwise_and(tirx.shift_right(bits, shift), one)
+    place = tirx.Cast("uint16", expr(index))
+    hidden = tirx.bitwise_and(place * (place + tirx.const(1, "uint16")), tirx.const(1, "uint16"))
+    high = tirx.Cast("uint16", tirx.shift_right(rounded, shift))
+    return tirx.reinterpret("bfloat16", tirx.bitwise_xor(high, hidden))
 
 
 def dtype_of(value: Any) -> str:
