@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions and what follows them, found in a function: chains that one kernel or one call of a library computes.
+
+    conv(x, w) [+ acc] [+ bias] [-> relu]          forward and transposed convolutions
+    acc + dgrad(dy, w),  acc + wgrad(dy, x)
+    wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias
+
+An intermediate that anything else reads is left alone. Who computes the chains is a `Taker`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from relax_ops.ir import PREFIX, TRANSPOSED, dtype_of, is_part, problem_of, shape_values, transposed_problem_of
+from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME
+from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.problem import ConvProblem
+
+_FRESH = frozenset(f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "where", "nn.relu"))
+"""Elementwise operations: their result is a tensor of its own."""
+
+
+class Taker(Protocol):
+    """Who computes convolutions.
+
+    Attributes:
+        in_place: whether a sum is written to the place of the summand, so that nobody else may read that afterwards.
+    """
+
+    in_place: bool
+
+    def take(self, op: str, face: str, problem: ConvProblem) -> Any:
+        """What computes a face of a problem, or None if this taker does not."""
+
+    def refusal(self, convolution: Convolution, epilogue: Epilogue) -> str:
+        """Why what was taken cannot do the epilogue as well, or nothing."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution that is taken: the number of its binding, its number among convolutions, how the taker does it."""
+
+    index: int
+    number: int
+    op: str
+    face: str
+    problem: ConvProblem
+    how: Any
+    call: Any
+
+    @property
+    def operands(self) -> list[Any]:
+        """The two tensors of the face, in its order."""
+        return list(self.call.args)[:2]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What one call does: the convolution, with `epilogue`; the variable it gives; acc and bias where it has them.
+
+    For a bias gradient, `second` is the variable of the sum; the call is where the first of the two is. Without an
+    epilogue it is the convolution alone.
+    """
+
+    convolution: Convolution
+    epilogue: Epilogue
+    result: Any
+    last: int
+    acc: Any = None
+    bias: Any = None
+    second: Any = None
+
+
+class Finder:
+    """The chains of one function."""
+
+    def __init__(self, function: Any, taker: Taker) -> None:
+        self._taker = taker
+        self._bindings = [binding for block in function.body.blocks for binding in block.bindings]
+        self._place = {binding.var: index for index, binding in enumerate(self._bindings)}
+        self._readers: dict[Any, list[int]] = {}
+        self._varying = set(function.params)
+        for index, binding in enumerate(self._bindings):
+            used = relax.analysis.free_vars(binding.value)
+            for variable in used:
+                self._readers.setdefault(variable, []).append(index)
+            if any(variable in self._varying for variable in used):
+                self._varying.add(binding.var)
+        for variable in relax.analysis.free_vars(function.body.body):
+            self._readers.setdefault(variable, []).append(len(self._bindings))
+        self._convolutions = {found.index: found for found in self._find()}
+        self._called: dict[int, int] = {}  # where the kernel is called that computes a fused binding
+        self._taken: set[Any] = set()  # results of chains
+
+    def chains(self) -> list[Chain]:
+        """Those of all convolutions that are taken, in order."""
+        found = []
+        for convolution in self._convolutions.values():
+            chain = self._follow(convolution)
+            if chain.epilogue == Epilogue() and convolution.face == BACKWARD_WEIGHT.name:
+                chain = self._with_bias_gradient(chain)
+            if chain.epilogue != Epilogue():
+                self._called[convolution.index] = chain.last
+                self._taken.add(chain.result)
+            found.append(chain)
+        return found
+
+    def _find(self) -> list[Convolution]:
+        found, number = [], -1
+        for index, binding in enumerate(self._bindings):
+            call = binding.value
+            op = _operator(call).removeprefix(PREFIX)
+            if op not in BY_NAME and op not in TRANSPOSED:
+                continue
+            number += 1
+            try:
+                problem = transposed_problem_of(call) if op in TRANSPOSED else problem_of(call)
+            except (ProblemError, DTypeError, UnsupportedError):
+                continue  # legalization says what it does with it
+            face = BACKWARD_DATA.name if op in TRANSPOSED else BY_NAME[op].face.name
+            how = None if is_part(call) else self._taker.take(op, face, problem)
+            if how is not None:
+                found.append(Convolution(index, number, op, face, problem, how, call))
+        return found
+
+    def _follow(self, convolution: Convolution) -> Chain:
+        """The longest chain behind a convolution."""
+        chain = Chain(convolution, Epilogue(), self._bindings[convolution.index].var, convolution.index)
+        while (longer := self._extended(chain)) is not None:
+            chain = longer
+        return chain
+
+    def _extended(self, chain: Chain) -> Chain | None:
+        readers, before = self._readers.get(chain.result, []), chain.epilogue
+        if len(readers) != 1 or readers[0] == len(self._bindings) or before.relu:
+            return None
+        binding = self._bindings[readers[0]]
+        if binding.var in self._taken:
+            return None
+        call = binding.value
+        grown = replace(chain, result=binding.var, last=readers[0])
+        if _operator(call) == "relax.nn.relu":
+            grown = replace(grown, epilogue=replace(before, relu=True))
+        elif _operator(call) == "relax.add" and tvm_ffi.structural_equal(binding.var.ty, chain.result.ty):
+            other = call.args[0] if call.args[1].same_as(chain.result) else call.args[1]
+            if not before.bias and self._bias(chain, other) is not None:
+                grown = replace(grown, epilogue=replace(before, bias=True), bias=self._bias(chain, other))
+            elif not before.accumulate and self._can_add(other, chain, readers[0]):
+                grown = replace(grown, epilogue=replace(before, accumulate=True), acc=other)
+            else:
+                return None
+        else:
+            return None
+        return None if self._taker.refusal(chain.convolution, grown.epilogue) else grown
+
+    def _bias(self, chain: Chain, other: Any) -> Any:
+        """The vector of one number a channel that `other` is, seen as the result's shape, or None."""
+        face, problem = chain.convolution.face, chain.convolution.problem
+        data = face == BACKWARD_DATA.name
+        layout = problem.data_layout if data else problem.grad_layout
+        channels = problem.in_channels if data else problem.out_channels
+        if face == BACKWARD_WEIGHT.name or not isinstance(other, relax.Var):
+            return None
+        shape = shape_of(other)
+        wide = [channels if letter == "C" else 1 for letter in layout]
+        while wide and wide[0] == 1 and len(wide) > len(shape):
+            wide.pop(0)
+        if shape != wide or dtype_of(other.ty) != dtype_of(chain.result.ty):
+            return None
+        made = self._bindings[self._place[other]].value if other in self._place else None
+        vector = made.args[0] if made is not None and _operator(made) == "relax.reshape" else other
+        return vector if shape_of(vector) == [channels] else None
+
+    def _can_add(self, acc: Any, chain: Chain, reader: int) -> bool:
+        """Whether the summand `acc` may become part of the call, and should."""
+        if acc.same_as(chain.result) or not isinstance(acc, relax.Var):
+            return False
+        if not tvm_ffi.structural_equal(acc.ty, chain.result.ty):
+            return False
+        if self._taker.in_place and not self._is_free(acc, chain, reader):
+            return False
+        return acc not in self._place or self._pays(acc)
+
+    def _is_free(self, acc: Any, chain: Chain, reader: int) -> bool:
+        """Whether the kernel may write to the place of `acc` at `reader`."""
+        place = self._place.get(acc)
+        if place is None or acc not in self._varying:
+            return False
+        if place not in self._convolutions and _operator(self._bindings[place].value) not in _FRESH:
+            return False
+        others = [index for index in self._readers[acc] if index != reader]
+        return all(
+            (index in self._convolutions or index in self._called)
+            and index < chain.convolution.index
+            and self._called.get(index, index) < chain.convolution.index
+            for index in others
+        )
+
+    def _pays(self, acc: Any) -> bool:
+        """Whether a sum is better done by the call: not if elementwise operations make `acc` for it alone.
+
+        They become one with the sum otherwise, which reads and writes no more, and an optimizer's keeps its place.
+        """
+        return self._place[acc] in self._convolutions or len(self._readers[acc]) > 1
+
+    def _with_bias_gradient(self, chain: Chain) -> Chain:
+        """The chain with the sum of its dY over everything but channels, if the function has that."""
+        c, grown = chain.convolution, replace(chain.epilogue, bias_grad=True)
+        dy, x = c.operands
+        axes = [axis for axis, letter in enumerate(c.problem.grad_layout) if letter != "C"]
+        if self._taker.refusal(c, grown) or c.problem.grad_dtype != c.problem.kernel_dtype:
+            return chain
+        for index in self._readers.get(dy, []):
+            if index == len(self._bindings) or _operator(self._bindings[index].value) != "relax.sum":
+                continue
+            wanted = self._bindings[index].value.attrs.axis
+            if wanted is None or sorted(int(a) % (len(axes) + 1) for a in wanted) != axes:
+                continue
+            if self._place.get(x, -1) < min(index, c.index):
+                self._called[index] = c.index
+                return replace(chain, epilogue=grown, second=self._bindings[index].var, last=c.index)
+        return chain
+
+
+def _operator(value: Any) -> str:
+    """The operator that an expression calls, or nothing."""
+    return str(value.op.name) if isinstance(value, tvm.ir.Call) and isinstance(value.op, tvm.ir.Op) else ""
+
+
+def shape_of(value: Any) -> list[Any]:
+    """The extents of a tensor; empty if they are not known."""
+    known = isinstance(value.ty, relax.TensorType) and value.ty.shape is not None
+    return list(shape_values(value.ty.shape) or ()) if known else []
+
+
+__all__ = ["Chain", "Convolution", "Finder", "Taker", "shape_of"]
