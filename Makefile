@@ -2,6 +2,7 @@
 # make demo         train a residual CNN on handwritten digits, from an ONNX file to a test accuracy (3 minutes)
 # make test         the test suite, without PyTorch
 # make test-torch   the tests that compare with PyTorch; installs it
+# make test-onednn  the tests that call oneDNN; installs it
 # make test-oldest  the test suite on the oldest TVM and tvm-ffi that are supported, in .venv-oldest; no part of .ci/run
 # make test-relay   the tests of the Relay binding, in a real Relay (TVM 0.17, from the package index) in .venv-relay
 # make lint         formatting, lint and types
@@ -20,9 +21,9 @@ OLDEST := .venv-oldest
 OLDEST_TVM := apache-tvm==0.26.0 apache-tvm-ffi==0.1.13.post2
 RELAY := .venv-relay
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py')
+SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test test-torch test-oldest test-relay lint clean
+.PHONY: demo test test-torch test-onednn test-oldest test-relay lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -50,6 +51,9 @@ test: $(VENV)/with-test
 
 test-torch: $(VENV)/with-test $(VENV)/with-torch
 	$(BIN)/pytest -n $(WORKERS) -m torch
+
+test-onednn: $(VENV)/with-test $(VENV)/with-onednn
+	$(BIN)/pytest -n $(WORKERS) -m onednn
 
 $(OLDEST)/with-test: $(SOURCES)
 	$(PYTHON) -m venv $(OLDEST)

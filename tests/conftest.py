@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks the tests that need PyTorch, so that `pytest -m torch` runs them alone; fixtures of a tiny compiled step."""
+"""Marks the tests that need PyTorch, so that `pytest -m torch` runs them alone; fixtures of a tiny compiled step.
+
+Tests that call oneDNN carry the mark themselves, and are skipped, with the reason, where it is not installed.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,23 @@ _FUNCTION = re.compile(r"importorskip\(\"torch\"|\bimport torch\b")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "onednn: calls oneDNN (make test-onednn)")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
+    os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and _needs_torch(item):
             item.add_marker("torch")
+    of_onednn = [item for item in items if item.get_closest_marker("onednn")]
+    if of_onednn:
+        from tvm_convgrad.offload.common import backend
+
+        missing = backend("onednn").unavailable(None)
+        for item in of_onednn if missing else ():
+            item.add_marker(pytest.mark.skip(reason=f"onednn: {missing}"))
 
 
 def _needs_torch(item: pytest.Function) -> bool:
@@ -69,8 +81,10 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_data(tmp_path_factory.mktemp("data") / "data.npz")
 
 
-def build_tiny(model: str, path: Path, batch: int | str | None = None, **options: object) -> Path:
-    """Compile the tiny model into an artifact at `path`."""
+def build_tiny(
+    model: str, path: Path, batch: int | str | None = None, backends: tuple[str, ...] = ("auto",), **options: object
+) -> Path:
+    """Compile the tiny model into an artifact at `path`, its convolutions as calls of `backends`."""
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.training.artifact import make_manifest, save_artifact
     from tvm_convgrad.training.cpu import parse_target
@@ -80,7 +94,7 @@ def build_tiny(model: str, path: Path, batch: int | str | None = None, **options
 
     step = build_step(load_model(model, batch=batch), **options)
     target = parse_target("llvm")
-    executable, plan = compile_with_plan(step, target)
+    executable, plan = compile_with_plan(step, target, backends)
     save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), path)
     return path
 

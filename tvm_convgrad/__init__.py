@@ -7,6 +7,7 @@ convolution_backward all three gradients of a convolution or transposed one, PyT
 reference            float64 numpy: forward, wgrad, dgrad
 batching             vmap_rule: any of them under vmap, as one unbatched call
 evaluate             compile one op, or convolution_backward, and run it on numpy arrays
+partition            convolutions and gradients as calls of vendor libraries
 from_relay           Relay programs (TVM up to 0.19) as Relax modules
 register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
                      Relay, up to 0.19, knows no plugins: there importing this package does it)
@@ -36,6 +37,7 @@ _LAZY = {
     "convolution_backward": "tvm_convgrad.op:convolution_backward",
     "from_relay": "tvm_convgrad.importer:from_relay",
     "convert_layout": "relax_ops.layout_cleanup:converted",
+    "partition": "tvm_convgrad.offload.partition:partition",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "evaluate",
     "from_relay",
     "op",
+    "partition",
     "reference",
     "register",
 ]

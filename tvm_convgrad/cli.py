@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import tvm_convgrad
-from tvm_convgrad.commands import bench, build, env, explain, import_relay, run, tune, verify
+from tvm_convgrad.commands import bench, build, build_runtime, env, explain, import_relay, run, tune, verify
 from tvm_convgrad.errors import ConvGradError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("explain")(explain.explain)
 app.command("import")(import_relay.import_program)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
+app.command("build-runtime")(build_runtime.build_runtime)
 app.command("env")(env.env)
 
 

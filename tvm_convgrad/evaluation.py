@@ -21,6 +21,7 @@ from tvm_convgrad import backward
 from tvm_convgrad.catalogue import BY_NAME, FACES, FORWARD, Face, NumberProver, OpEntry, TensorSpec, common_dtype
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.geometry import FLOAT_DTYPES
+from tvm_convgrad.offload.common import NAMES as BACKENDS
 from tvm_convgrad.problem import ConvProblem
 
 Array = npt.NDArray[Any]
@@ -32,7 +33,11 @@ COMPOSITIONS = {
 }
 """The compositions of each face, as values of `impl`; the first is what "composition" means."""
 
-IMPLEMENTATIONS = ("auto", "kernel", "composition", *(name for names in COMPOSITIONS.values() for name in names))
+IMPLEMENTATIONS = (
+    *("auto", "kernel", "composition"),
+    *(name for names in COMPOSITIONS.values() for name in names),
+    *BACKENDS,
+)
 """All values of `impl`."""
 
 
@@ -54,7 +59,8 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
             "conv{1,2,3}d_backward_data" (grad, weight) or "convolution_backward" (grad, data, weight).
         arrays: the operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
         impl: "auto" (what a compiled program takes: the kernel unless it refuses), "kernel" (the generated one),
-            "composition" (of stock operations, the first one), or a composition by name, such as "composition:tiled".
+            "composition" (of stock operations, the first one), a composition by name, such as "composition:tiled", or
+            a vendor's library, "onednn".
         target: a TVM target that this machine runs.
         attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
 
@@ -64,6 +70,7 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
     Raises:
         ProblemError, DTypeError: the operands and attributes are not of one convolution.
         UnsupportedError: no such operator or implementation, or the implementation refuses the problem.
+        SetupError: the vendor's library is not installed.
     """
     operands = [np.asarray(array) for array in arrays]
     if op == backward.NAME:
@@ -118,9 +125,10 @@ def _compiled(face: Face, problem: ConvProblem, impl: str, target: str) -> Any:
     tvm_convgrad.register()
     from relax_ops.program import faces_module
 
+    machine = tvm.target.Target(target)
+    module = faces_module([("main", face, problem)])
     with forced(face.name, impl):
-        machine = tvm.target.Target(target)
-        executable = tvm.compile(faces_module([("main", face, problem)]), machine)
+        executable = tvm.compile(offloaded(module, impl, machine), machine)
     return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]
 
 
@@ -165,24 +173,34 @@ def _compiled_backward(
     with ExitStack() as stack:
         for face in FACES:
             stack.enter_context(forced(face, impl))
+        module = backward_module(call, dict(zip(backward.OPERANDS, tensors, strict=True)))
         with machine:
-            module = fuse_epilogues(backward_module(call, dict(zip(backward.OPERANDS, tensors, strict=True))))
+            module = fuse_epilogues(offloaded(module, impl, machine))
         executable = tvm.compile(module, machine)
     return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]
 
 
+def offloaded(module: Any, impl: str, target: Any) -> Any:
+    """The module with its convolutions as calls of the vendor's library that `impl` names, if it names one."""
+    if impl not in BACKENDS:
+        return module
+    from tvm_convgrad.offload.partition import partition
+
+    return partition(module, [impl], target)
+
+
 def forced(face: str, impl: str) -> AbstractContextManager[None]:
-    """A context in which legalization of `face` uses `impl`.
+    """A context in which legalization of `face` uses `impl`; what a vendor's library takes is not legalized.
 
     Raises:
         UnsupportedError: this face has no such implementation.
     """
     from relax_ops.lowering import forced_forms
 
-    if impl == "auto":
+    if impl in ("auto", *BACKENDS):
         return nullcontext()
     if impl not in ("kernel", "composition", *COMPOSITIONS[face]):
-        known = ", ".join(("auto", "kernel", "composition", *COMPOSITIONS[face]))
+        known = ", ".join(("auto", "kernel", "composition", *COMPOSITIONS[face], *BACKENDS))
         raise UnsupportedError(f"{face}: there is no implementation {impl!r}; there are {known}")
     return forced_forms(**{face: impl.removeprefix("composition:")})
 

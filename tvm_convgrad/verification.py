@@ -14,6 +14,7 @@ import numpy as np
 from tvm_convgrad.catalogue import FACES as CATALOGUE
 from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import ConvGradError, ProblemError
+from tvm_convgrad.offload.common import NAMES, backend
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.reference import FACES
 
@@ -134,11 +135,12 @@ def compare(found: Array, wanted: Array) -> tuple[str, str]:
 def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int, target: Any) -> Iterator[Verdict]:
     from tvm_convgrad.evaluation import COMPOSITIONS, evaluate_problem
 
-    available = ("auto", "kernel", "composition", *COMPOSITIONS[OPS[op]])
+    available = ("auto", "kernel", "composition", *COMPOSITIONS[OPS[op]], *NAMES)
     if impls:
         chosen = [impl for impl in impls if impl in available]
     else:  # "composition" is another name for the first of them
-        chosen = [impl for impl in available if impl != "composition"]
+        missing = [name for name in NAMES if backend(name).unavailable(None)]
+        chosen = [impl for impl in available if impl not in ("composition", *missing)]
     operands, wanted = numbers_of(problem, OPS[op], seed)
     for impl in chosen:
         try:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from tests.conftest import build_tiny
 from tvm_convgrad.training.session import Session
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "cpp"
@@ -48,6 +49,15 @@ def test_losses_equal_those_of_python(program: Path, tiny_step: Path, tmp_path: 
     found = losses(program, tiny_step, STEPS, tmp_path / "x.raw", tmp_path / "y.raw")
     assert found == python_losses(tiny_step, x, y)
     assert found[-1] < found[0]
+
+
+@pytest.mark.onednn
+def test_a_step_that_calls_onednn(program: Path, tiny_model: str, tmp_path: Path) -> None:
+    step = build_tiny(tiny_model, tmp_path / "step.so", backends=("onednn",), lr=0.1, momentum=0.9)
+    x = ((np.arange(tiny.BATCH * tiny.SIZE**2) * 7919 % 1001 - 500).astype("float32") / np.float32(500)).reshape(
+        -1, 1, tiny.SIZE, tiny.SIZE
+    )
+    assert losses(program, step, STEPS) == python_losses(step, x, np.arange(tiny.BATCH) % tiny.CLASSES)
 
 
 def test_made_up_data(program: Path, tiny_step: Path) -> None:

@@ -138,6 +138,8 @@ def test_require_accuracy(convgrad: Command, tiny_step: Path, tiny_data: Path) -
         ["verify"],
         ["verify", "--all", "--op", "sideways"],
         ["verify", "--all", "--impl", "rubbish"],
+        ["build-runtime", "rubbish"],
+        ["verify", "--fuzz", "1", "--impl", "onednn"],
         ["env", "--rubbish"],
     ],
     ids=" ".join,

@@ -14,6 +14,7 @@ FIRST = (
     "tvm_convgrad.bench.steps",
     "tvm_convgrad.kernels.loops",
     "tvm_convgrad.kernels.wgrad",
+    "tvm_convgrad.offload.partition",
     "tvm_convgrad.training.step",
     "tvm_convgrad.tuning.search",
 )

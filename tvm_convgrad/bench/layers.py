@@ -71,19 +71,21 @@ def run_layers(
     threads: int | None,
     path: Path | None,
     resume: bool,
+    impl: str = "kernel",
 ) -> Results:
     """Measure every face of every layer against every rival.
 
     A problem that occurs in several suites is measured once. What a kernel or a rival refuses is kept as a failure.
+    `impl` is what is compared: the generated kernels, or a vendor's library.
 
     Raises:
-        SetupError: a rival is missing.
+        SetupError: a rival, or the library, is missing.
         ArtifactError: `path` cannot be written, or `resume` does not fit it.
     """
     count = use_threads(threads)
-    prepare_rivals(against, count)
+    prepare_rivals([*against, impl], count)
     machine = parse_target(target)
-    where = environment(machine, count, seconds)
+    where = environment(machine, count, seconds, impl)
     results = Results.resume(path, where) if resume and path is not None else None
     if results is None:
         results = Results(where, measure_roof(machine, count), path)
@@ -93,12 +95,12 @@ def run_layers(
         _say(f"others keep {busy:.1f} of {os.cpu_count()} CPUs busy: measure again when they do not")
     work = [(layer, face) for layer in layers for face in faces]
     for layer, face in _followed(work):
-        _measure_layer(results, layer, face, against, machine, seconds)
+        _measure_layer(results, layer, face, against, machine, seconds, impl)
     return results
 
 
 def _measure_layer(
-    results: Results, layer: Layer, face: str, against: Sequence[str], target: Any, seconds: float
+    results: Results, layer: Layer, face: str, against: Sequence[str], target: Any, seconds: float, impl: str
 ) -> None:
     problem = layer.problem
     known = {(m.face, m.descriptor, m.rival): m for m in results.measurements}
@@ -116,7 +118,14 @@ def _measure_layer(
         return
     try:
         for found in measure(
-            face, problem, target=target, against=missing, seconds=seconds, suite=layer.suite, count=layer.count
+            face,
+            problem,
+            target=target,
+            against=missing,
+            seconds=seconds,
+            impl=impl,
+            suite=layer.suite,
+            count=layer.count,
         ):
             results.add(found)
             _say(f"{found.ratio:6.2f}x  {found.variant:20}  {face:15}  {problem.descriptor}  [{found.kernel}]")

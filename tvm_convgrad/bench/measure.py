@@ -89,6 +89,7 @@ def measure(
     target: Any,
     against: Sequence[str],
     seconds: float,
+    impl: str = "kernel",
     suite: str = "",
     count: int = 1,
 ) -> Iterator[Measurement]:
@@ -97,6 +98,7 @@ def measure(
     Args:
         against: keys of RIVALS.
         seconds: to spend on the pairs of each rival, beyond compiling.
+        impl: what is "ours": the generated kernel, or a vendor's library.
 
     Raises:
         SetupError: a rival is missing, or the two results differ, so that times would mean nothing.
@@ -107,7 +109,7 @@ def measure(
     names = FACES[face].operands
     arrays = {n: rng.standard_normal([int(e) for e in problem.tensors[n][0]], dtype=np.float32) for n in names}
     begin = time.perf_counter()
-    ours = tvm_call(face, problem, arrays, target, "kernel")
+    ours = tvm_call(face, problem, arrays, target, impl)
     compile_seconds = time.perf_counter() - begin
     found = ours.read(ours.run())
     for rival in against:

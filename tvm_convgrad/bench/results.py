@@ -25,7 +25,7 @@ GRADIENTS = ("backward_weight", "backward_data")
 Key = tuple[str, str, int, str, str, str]
 
 
-def environment(target: Any, threads: int, seconds: float) -> dict[str, Any]:
+def environment(target: Any, threads: int, seconds: float, impl: str = "kernel") -> dict[str, Any]:
     """What two runs must share for their measurements to be one table."""
     packages = {name: _version(name) for name in ("apache-tvm", "torch", "jax")}
     return {
@@ -35,6 +35,7 @@ def environment(target: Any, threads: int, seconds: float) -> dict[str, Any]:
         "threads": threads,
         "target": str(target),
         "seconds": seconds,
+        "impl": impl,
     }
 
 
@@ -61,6 +62,7 @@ class Results:
         try:
             content = json.loads(path.read_text())
             known = content["format"] == FORMAT
+            content["environment"].setdefault("impl", "kernel")  # files of before there was another
             found = cls(content["environment"], Roof(**content["roof"]), path)
             found.measurements = [Measurement(**entry) for entry in content["measurements"]] if known else []
         except FileNotFoundError:

@@ -17,6 +17,7 @@ from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.evaluation import forced
 from tvm_convgrad.geometry import data_layout_of, kernel_layout_of
+from tvm_convgrad.offload.common import NAMES, require
 from tvm_convgrad.problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
@@ -46,10 +47,11 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], targe
     where the other parties get the same memory each time. A second function, which returns nothing, makes it let go.
 
     Args:
-        impl: "kernel" for ours; "composition" for what stock operators give.
+        impl: "kernel" for ours; "composition" for what stock operators give; "onednn" for that library.
 
     Raises:
-        UnsupportedError: the kernel refuses the problem.
+        UnsupportedError: the kernel, or the library, refuses the problem.
+        SetupError: the library is not installed.
     """
     import tvm
     from tvm import relax
@@ -59,19 +61,22 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], targe
     tvm_convgrad.register()
     from relax_ops.lowering import recorded_choices
     from relax_ops.program import faces_module
+    from tvm_convgrad.offload.partition import Offloaded, offload
 
     builder = relax.BlockBuilder()
     with builder.function("let_go", []):
         builder.emit_func_output(relax.ShapeExpr([]))
     module = faces_module([("main", FACES[face], problem)])
     module.update_func(tvm.ir.GlobalVar("let_go"), builder.finalize()["let_go"])
+    library = offload(module, [impl], target) if impl in NAMES else Offloaded(module)
     with forced(face, impl), recorded_choices() as record:
-        executable = tvm.compile(module, target)
+        executable = tvm.compile(library.module, target)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     function, let_go = machine["main"], machine["let_go"]
     operands = [tvm.runtime.tensor(arrays[name]) for name in FACES[face].operands]
-    name = "ours" if impl == "kernel" else "stock"
-    kernel = record[0].choice.kind if record else "stock"
+    name = {"kernel": "ours", "composition": "stock"}.get(impl, impl)
+    forms = [entry.form for entry in library.lowered] or [entry.choice.kind for entry in record]
+    kernel = forms[0] if forms else "stock"
 
     def run() -> Any:
         result = function(*operands)
@@ -84,6 +89,11 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], targe
 def stock_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], target: Any) -> list[Call]:
     """Stock TVM: its convolution, and for gradients the composition of its operators."""
     return [tvm_call(face, problem, arrays, target, "composition")]
+
+
+def onednn_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], target: Any) -> list[Call]:
+    """TVM's program with the convolution as a call of oneDNN."""
+    return [tvm_call(face, problem, arrays, target, "onednn")]
 
 
 def torch_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], _target: Any) -> list[Call]:
@@ -211,7 +221,7 @@ def _back(problem: ConvProblem, key: str) -> list[int]:
     return [canonical.index(letter) for letter in own]
 
 
-RIVALS = {"torch": torch_calls, "jax": jax_calls, "stock": stock_calls}
+RIVALS = {"torch": torch_calls, "jax": jax_calls, "stock": stock_calls, "onednn": onednn_calls}
 """Whom `--against` takes."""
 
 
@@ -223,6 +233,7 @@ def prepare_rivals(names: Sequence[str], threads: int) -> None:
     """
     import importlib.util
 
+    require([name for name in names if name in NAMES], None)
     for name, package, extra in (("torch", "PyTorch", "torch"), ("jax", "JAX", "bench")):
         if name in names and importlib.util.find_spec(name) is None:
             raise SetupError(

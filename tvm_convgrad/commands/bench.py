@@ -44,7 +44,10 @@ def bench(
     face: Annotated[str, typer.Option(metavar="FACE[,…]", help="backward_weight, backward_data, forward, or all.")] = (
         "backward_weight,backward_data"
     ),
-    against: Annotated[str, typer.Option(metavar="torch|jax|stock[,…]", help="The rivals.")] = "torch",
+    impl: Annotated[
+        str, typer.Option(metavar="kernel|onednn", help="What is measured: the generated kernels, or a vendor library.")
+    ] = "kernel",
+    against: Annotated[str, typer.Option(metavar="torch|jax|stock|onednn[,…]", help="The rivals.")] = "torch",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for the pairs of each measurement.")] = 0.5,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of every party. Default: TVM_NUM_THREADS, or all cores.")
@@ -69,6 +72,8 @@ def bench(
         if path is not None and not path.parent.is_dir():
             raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
     batches = [int(size) for size in sizes]
+    if step is not None and impl != "kernel":
+        raise typer.BadParameter("--impl goes with layers, not with --step.")
     if step is not None:
         from tvm_convgrad.bench.steps import run_steps, show_steps
 
@@ -88,7 +93,9 @@ def bench(
         return
     from tvm_convgrad.bench.rivals import RIVALS
     from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES
+    from tvm_convgrad.offload.common import NAMES
 
+    _names("--impl", impl, ("kernel", *NAMES))
     rivals = _names("--against", against, RIVALS)
     groups = {"all": NETWORKS, "kinds": KINDS}
     names = list(groups[suite]) if suite in groups else _names("--suite", suite, SUITES)
@@ -97,7 +104,7 @@ def bench(
 
     layers = problems_from(problem) if problem else layers_of(names, batches or [8], layouts)
     results = run_layers(
-        layers, faces, rivals, target=target, seconds=seconds, threads=threads, path=json, resume=resume
+        layers, faces, rivals, target=target, seconds=seconds, threads=threads, path=json, resume=resume, impl=impl
     )
     if roofline is not None:
         save_roofline(roofline, results.measurements, results.roof)

@@ -39,8 +39,7 @@ def build(
     json: options.Json = False,
 ) -> None:
     """Compile the training step of MODEL into one shared library that Python and C++ load."""
-    options.check_offload(offload)
-    size = options.parse_batch(batch)
+    size, backends = options.parse_batch(batch), options.parse_offload(offload)
     start = time.perf_counter()
 
     from tvm_convgrad.kernels.tuned import use_winners
@@ -77,7 +76,7 @@ def build(
         )
         status.update("compiling")
         with use_winners(winners):
-            executable, plan = compile_with_plan(step, compiled_for)
+            executable, plan = compile_with_plan(step, compiled_for, backends)
         manifest = make_manifest(step, compiled_for, describe_convolutions(plan))
         artifact = save_artifact(executable, manifest, output)
     size_bytes = output.stat().st_size
@@ -105,6 +104,7 @@ def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
         ("options", ", ".join(f"{name}={artifact.options[name]}" for name in settings)),
         ("parameters", f"{weights:,} in {sum(spec.role == 'parameter' for spec in state)} tensors"),
         ("gradient operators", len(artifact.gradients)),
+        ("libraries called", ", ".join(artifact.manifest["runtimes"]) or "none"),
     ]
 
 

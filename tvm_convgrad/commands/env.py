@@ -11,7 +11,13 @@ from typing import Any
 from tvm_convgrad.commands import options
 
 _PACKAGES = ("tvm-convgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "ml_dtypes", "typer", "rich", "matplotlib")
-_EXTRAS = {"onnx": ("onnx",), "torch": ("torch",), "demo": ("onnx", "scikit-learn"), "test": ("pytest", "hypothesis")}
+_EXTRAS = {
+    "onnx": ("onnx",),
+    "torch": ("torch",),
+    "onednn": ("onednn-cpu-gomp", "onednn-devel-cpu-gomp"),
+    "demo": ("onnx", "scikit-learn"),
+    "test": ("pytest", "hypothesis"),
+}
 
 
 def env(json: options.Json = False) -> None:

@@ -15,6 +15,7 @@ def explain(
     model: Annotated[str, typer.Argument(metavar="MODEL|STEP.so", help="A model, or a library that build wrote.")],
     layout: options.Layout = "NCHW",
     target: options.Target = "llvm",
+    offload: options.Offload = "auto",
     batch: options.Batch = None,
     params: options.Params = None,
     loss: options.Loss = "cross_entropy",
@@ -24,7 +25,7 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """List the convolutions: problem, kernel and its plan, what was not taken, work, estimate. Options need a model."""
-    size = options.parse_batch(batch)
+    size, backends = options.parse_batch(batch), options.parse_offload(offload)
     from tvm_convgrad.report.gradients import describe_convolutions, print_convolutions_json, show_convolutions
 
     if Path(model).suffix == ".so":
@@ -43,7 +44,7 @@ def explain(
 
         step = build_step(load_model(model, batch=size, params=params), loss=loss, dtype=dtype, layout=layout)
         with use_winners(Store(store or default_path(), intended_threads()) if tuned else None):
-            entries = describe_convolutions(plan_of(step, parse_target(target)))
+            entries = describe_convolutions(plan_of(step, parse_target(target), backends))
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]
     (print_convolutions_json if json else show_convolutions)(model, gradients, forward)

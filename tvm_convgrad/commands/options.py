@@ -40,7 +40,12 @@ BatchNorm = Annotated[
 Dropout = Annotated[str, typer.Option(metavar="train|off", help="Seeded dropout, or none.")]
 WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Weight decay.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and dropout.")]
-Offload = Annotated[str, typer.Option(metavar="auto|none", help="Vendor libraries to use; there are none so far.")]
+Offload = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|none|onednn", help="Vendor libraries for convolutions; auto: where no kernel is generated."
+    ),
+]
 Tuned = Annotated[
     bool, typer.Option("--tuned/--no-tuned", help="Take the cuts that `convgrad tune` has kept, where it has.")
 ]
@@ -48,8 +53,6 @@ Store = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Tunings. Default: CONVGRAD_TUNINGS, or a file in the user's cache folder."),
 ]
-
-_VENDORS = ("onednn", "cudnn", "cutlass")
 
 
 def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
@@ -67,18 +70,21 @@ def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
     return int(text)
 
 
-def check_offload(text: str) -> None:
-    """Refuse vendor libraries.
+def parse_offload(text: str) -> tuple[str, ...]:
+    """The value of --offload.
 
     Raises:
-        UnsupportedError: a vendor's name; this version has none.
+        UnsupportedError: a library that is planned and not in this version.
         typer.BadParameter: an unknown name.
     """
-    for name in text.split(","):
-        if name in _VENDORS:
-            raise UnsupportedError(
-                f"--offload {name}: vendor libraries are not in this version; use auto or none, which compile every "
-                "operator with TVM."
-            )
-        if name not in ("auto", "none"):
-            raise typer.BadParameter(f"--offload {name}: use auto or none.")
+    from tvm_convgrad.offload import common
+
+    planned = [name for name in text.split(",") if name in ("cudnn", "cutlass")]
+    if planned:
+        raise UnsupportedError(
+            f"--offload {text}: {planned[0]} is not in this version; use auto, none or {', '.join(common.NAMES)}."
+        )
+    try:
+        return common.parse_offload(text)
+    except UnsupportedError as error:
+        raise typer.BadParameter(str(error)) from error

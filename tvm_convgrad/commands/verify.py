@@ -42,6 +42,7 @@ def verify(
         raise typer.BadParameter("say what to verify: --problem DESC, --all, or --fuzz N.")
     from tvm_convgrad.evaluation import IMPLEMENTATIONS
     from tvm_convgrad.fuzz import check_problems, random_problems
+    from tvm_convgrad.offload.common import NAMES
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import print_json
     from tvm_convgrad.training.cpu import parse_target
@@ -52,6 +53,9 @@ def verify(
     unknown = set(impl or ()) - set(IMPLEMENTATIONS)
     if unknown:
         raise typer.BadParameter(f"--impl {', '.join(sorted(unknown))}: use {', '.join(IMPLEMENTATIONS)}.")
+    libraries = set(impl or ()) & set(NAMES)
+    if fuzz and libraries:
+        raise typer.BadParameter(f"--impl {', '.join(libraries)} goes with --problem and --all, not with --fuzz.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
     ops = list(OPS) if op == "all" else [op]
     compiled_for = parse_target(target)

@@ -12,6 +12,7 @@ from relax_ops.lowering import Lowered
 from tvm_convgrad.errors import ProblemError
 from tvm_convgrad.kernels.plan import in_words, roofline
 from tvm_convgrad.kernels.tuned import TUNED
+from tvm_convgrad.offload.common import Engine
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.report.tables import byte_count, print_json, print_table, quantity
 
@@ -20,10 +21,11 @@ def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
     """One entry, plain enough for JSON, for each convolution, from what its legalization recorded.
 
     op, descriptor   the operator and its problem; a transposed convolution's problem is the one whose dgrad it is
-    kernel           what computes it: a generated kernel's kind, "composition:…", or "stock" for TVM's own
+    kernel           what computes it: a generated kernel's kind, "composition:…", "stock" for TVM's own, or a vendor's
+                     library and its own name of what it uses
     fused            what it does besides: "bias", "relu", "accumulate" (adds to a tensor in its place), "bias_grad"
     reason           why
-    plan             how a generated kernel is cut; empty otherwise
+    plan             how a generated kernel is cut, or a library's formats and workspace; empty otherwise
     seconds          the cost model's estimate for one core; None where it has none
     roofline         the share of the machine's peak (arithmetic or memory, by the model's constants) that this is
     refused          the others: {kernel, reason}
@@ -37,13 +39,20 @@ def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
             "kernel": entry.form,
             "fused": list(entry.fused),
             "reason": entry.choice.reason,
-            "plan": in_words(entry.choice),
+            "plan": _plan(entry),
             "refused": _refused(entry),
             **_estimate(entry),
             **_cost(entry.problem),
         }
         for entry in lowered
     ]
+
+
+def _plan(entry: Lowered) -> str:
+    engine = entry.choice.detail
+    if not isinstance(engine, Engine):
+        return in_words(entry.choice)
+    return f"formats {engine.formats}, {engine.primitives} primitives, workspace {byte_count(engine.workspace)}"
 
 
 def _refused(entry: Lowered) -> list[dict[str, str]]:

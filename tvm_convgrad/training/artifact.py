@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import tvm_convgrad
 from tvm_convgrad.errors import ArtifactError, SetupError
+from tvm_convgrad.offload.common import NAMES, backend, load_runtime
 from tvm_convgrad.training.cpu import local_features, required_features
 from tvm_convgrad.training.envelope import Kind, seal, unseal, write_atomic
 from tvm_convgrad.training.schema import TensorSpec
@@ -115,9 +116,14 @@ def make_manifest(step: StepModule, target: Any, convolutions: Sequence[dict[str
             "state": [entry(tensor) for tensor in step.state],
         },
         "options": step.options,
+        "runtimes": {name: str(backend(name).library()) for name in NAMES if _calls(convolutions, name)},
         "gradients": [entry for entry in convolutions if "backward" in entry["op"]],
         "forward": [entry for entry in convolutions if "backward" not in entry["op"]],
     }
+
+
+def _calls(convolutions: Sequence[dict[str, Any]], name: str) -> bool:
+    return any(entry["kernel"].split()[0] == name for entry in convolutions)
 
 
 def save_artifact(executable: Any, manifest: dict[str, Any], path: Path) -> Artifact:
@@ -205,9 +211,15 @@ def read_artifact(path: Path) -> Artifact:
 
 
 def load_module(artifact: Artifact) -> Any:
-    """Load the code of an artifact that `read_artifact` has checked: a module for `relax.VirtualMachine`."""
+    """Load the code of an artifact that `read_artifact` has checked: a module for `relax.VirtualMachine`.
+
+    Raises:
+        SetupError: a vendor's library that the step calls cannot be had on this machine.
+    """
     import tvm
 
+    for name, path in artifact.manifest.get("runtimes", {}).items():
+        load_runtime(name, Path(path))
     return tvm.runtime.load_module(str(artifact.path))
 
 

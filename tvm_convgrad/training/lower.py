@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -13,6 +15,8 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from relax_ops.fusion import fuse_epilogues
 from relax_ops.lowering import Lowered, recorded_choices
 from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.offload.common import NONE
+from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.in_place import state_in_place
@@ -32,28 +36,35 @@ def compile_step(step: StepModule, target: Any = "llvm") -> Any:
     return compile_with_plan(step, target)[0]
 
 
-def compile_with_plan(step: StepModule, target: Any = "llvm") -> tuple[Any, list[Lowered]]:
+def compile_with_plan(
+    step: StepModule, target: Any = "llvm", backends: Sequence[str] = (NONE,)
+) -> tuple[Any, list[Lowered]]:
     """The executable of a step, for a CPU, and what computes each convolution of its function `step`, in order.
 
     Args:
         target: a tvm Target, or what makes one; "native" is LLVM for the CPU of this machine.
+        backends: vendor libraries for convolutions, in order of preference; ("auto",) or ("none",).
 
     Raises:
-        UnsupportedError: the target is not a CPU.
+        UnsupportedError: the target is not a CPU; or backends are named and refuse every convolution.
+        SetupError: a backend that is named is not installed.
     """
     target = _cpu(target)
     module = _simplified(step.module)
+    offloaded = offload(module, backends, target)
     with recorded_choices() as record:
-        executable = tvm.compile(module, target=_with_options(target), relax_pipeline=pipeline(target))
-    return executable, _in_order(module, record)
+        executable = tvm.compile(offloaded.module, target=_with_options(target), relax_pipeline=pipeline(target))
+    return executable, _in_order(module, record, offloaded)
 
 
-def plan_of(step: StepModule, target: Any = "llvm") -> list[Lowered]:
+def plan_of(step: StepModule, target: Any = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
     """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
     module = _simplified(step.module)
-    with _cpu(target), recorded_choices() as record:
-        tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(module)
-    return _in_order(module, record)
+    target = _cpu(target)
+    offloaded = offload(module, backends, target)
+    with target, recorded_choices() as record:
+        tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(offloaded.module)
+    return _in_order(module, record, offloaded)
 
 
 def _simplified(module: Any) -> Any:
@@ -67,12 +78,24 @@ def _rewrites() -> list[Any]:
     return [products_as_convolutions, fuse_epilogues, recompute, vectorised_functions]
 
 
-def _in_order(module: Any, record: list[Lowered]) -> list[Lowered]:
-    """For each convolution of the step its entry of a record; equal problems are lowered alike, but for fusion."""
+def _in_order(module: Any, record: list[Lowered], offloaded: Offloaded) -> list[Lowered]:
+    """For each convolution of the step its entry of a record; equal problems are lowered alike, but for fusion.
+
+    A fused one's place counts only the convolutions that offloading has left.
+    """
+    libraries = {entry.place: entry for entry in offloaded.lowered}
     fused = {entry.place: entry for entry in record if entry.place is not None}
     alone = {(entry.op, entry.problem.descriptor): entry for entry in record if entry.place is None}
-    keys = convolution_descriptors(module["step"])
-    return [fused.get(("step", number)) or alone[key] for number, key in enumerate(keys)]
+    found, left = [], 0
+    for number, key in enumerate(convolution_descriptors(module["step"])):
+        entry = libraries.get(("step", number))
+        if entry is None:
+            entry = fused.get(("step", left)) or alone[key]
+            left += 1
+            refused = entry.choice.refused | offloaded.refused.get((entry.face, entry.problem.descriptor), {})
+            entry = entry._replace(choice=replace(entry.choice, refused=refused))
+        found.append(entry)
+    return found
 
 
 def _cpu(target: Any) -> Any:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""oneDNN against float64, equal to the last bit, on small integers; into memory full of NaN, with a dirty workspace."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.offload import libraries
+from tvm_convgrad.offload.common import Engine, backend
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verification import SUITE, numbers_of
+
+pytestmark = pytest.mark.onednn
+
+MORE = (
+    "mb2ic32ih14oc48kh3ph1",  # channels in blocks
+    "mb2ic32ih14oc48kh3ph1_lay=NHWC:HWIO:NHWC",
+    "g32mb2ic32ih9oc32kh3sh2ph1_lay=NHWC:OHWI:NHWC",
+    "g2mb2ic32ih9oc32kh3dh1ph2_lay=HWNC:HWOI:CHWN",
+    "mb2ic3iw7ih9oc4kw2kh3pw0ph2rw3rh1_lay=NWHC:OWHI:NCWH",
+    "mb1ic4id4oc6kd3pd1_lay=NDHWC:ODHWI:NDHWC",
+    "g2mb2ic8iw16oc6kw3dw2pw2rw0",
+    "mb2ic32ih9oc32kh3ph1_dt=bf16:bf16:bf16_lay=NHWC:OHWI:NHWC",
+    "g8mb2ic8ih9oc8kh3sh2ph1_dt=bf16:bf16:bf16",
+    "mb2ic16ih9oc16kh1_dt=bf16:bf16:bf16",
+)
+PROBLEMS = [text for text in (*SUITE, *MORE) if "f64" not in text and "f16:f16:f16" not in text.replace("bf16", "")]
+
+
+def dirty(size: int) -> None:
+    """Fill the piece of workspace that the next call on this thread gets with NaN."""
+    library = ctypes.CDLL(None)
+    library.TVMBackendAllocWorkspace.restype = ctypes.c_void_p
+    library.TVMBackendAllocWorkspace.argtypes = [
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    library.TVMBackendFreeWorkspace.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    data = library.TVMBackendAllocWorkspace(1, 0, size, 1, 8)
+    ctypes.memset(data, 0xFF, size)
+    library.TVMBackendFreeWorkspace(1, 0, data)
+
+
+class Call:
+    """One call of the runtime, with tensors of the test's own."""
+
+    def __init__(self, face: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> None:
+        onednn = backend("onednn")
+        assert onednn.refusal(face, problem, epilogue) == ""
+        engine = onednn.engine(face, problem, epilogue)
+        assert isinstance(engine, Engine), engine
+        self.engine = engine
+        numbers = onednn.numbers(face, problem, epilogue)
+        self._block = (ctypes.c_int64 * len(numbers))(*numbers)
+        self._run = tvm_ffi.get_global_func(onednn.entry)
+
+    def __call__(self, operands: list[Any], results: list[tuple[tuple[int, ...], str]]) -> list[np.ndarray]:
+        dirty(max(self.engine.workspace, 64))
+        found = [tvm.runtime.tensor(np.full(shape, np.nan).astype(numpy_dtype(dtype))) for shape, dtype in results]
+        pointer = ctypes.c_void_p(ctypes.addressof(self._block))
+        self._run(pointer, *(tvm.runtime.tensor(operand) for operand in operands), *found)
+        return [tensor.numpy() for tensor in found]
+
+
+def result_of(face: str, problem: ConvProblem) -> tuple[tuple[int, ...], str]:
+    return problem.tensors[FACES[face].result]
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("descriptor", PROBLEMS)
+def test_exact(face: str, descriptor: str) -> None:
+    problem = ConvProblem.from_descriptor(descriptor)
+    operands, wanted = numbers_of(problem, face)
+    call = Call(face, problem)
+    (found,) = call(operands, [result_of(face, problem)])
+    assert np.array_equal(found, wanted)
+    assert np.array_equal(call(operands, [result_of(face, problem)])[0], wanted)
+
+
+@pytest.mark.parametrize("descriptor", ["mb2ic16ih9oc16kh3ph1", "mb2ic16ih9oc16kh1_lay=NHWC:OHWI:NHWC"])
+@pytest.mark.parametrize("face", FACES)
+def test_bfloat16_with_a_float32_result(face: str, descriptor: str) -> None:
+    plain = ConvProblem.from_descriptor(descriptor)
+    types = {name: "float32" if name == FACES[face].result else "bfloat16" for name in plain.tensors}
+    problem = plain.with_dtypes(types["data"], types["weight"], types["grad"])
+    operands, wanted = numbers_of(problem, face)
+    assert np.array_equal(Call(face, problem)(operands, [result_of(face, problem)])[0], wanted)
+
+
+EPILOGUES = (
+    "mb2ic32ih9oc16kh3ph1",
+    "mb2ic32ih9oc16kh1",
+    "mb2ic8ih9oc12kh3ph1_lay=NHWC:HWIO:NHWC",
+    "g8mb2ic8ih9oc8kh3ph1",
+)
+
+
+@pytest.mark.parametrize("descriptor", EPILOGUES)
+@pytest.mark.parametrize("face", FACES)
+def test_sums(face: str, descriptor: str) -> None:
+    problem = ConvProblem.from_descriptor(descriptor)
+    operands, wanted = numbers_of(problem, face)
+    acc = np.random.default_rng(0).integers(-9, 9, wanted.shape).astype(wanted.dtype)
+    (found,) = Call(face, problem, Epilogue(accumulate=True))([*operands, acc], [result_of(face, problem)])
+    assert np.array_equal(found, wanted + acc)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("descriptor", EPILOGUES)
+def test_bias_and_relu(descriptor: str, accumulate: bool) -> None:
+    problem = ConvProblem.from_descriptor(descriptor)
+    operands, wanted = numbers_of(problem, "forward")
+    rng = np.random.default_rng(0)
+    bias = rng.integers(-9, 9, problem.out_channels).astype("float32")
+    acc = rng.integers(-9, 9, wanted.shape).astype("float32") * accumulate
+    wide = bias.reshape([-1 if letter == "C" else 1 for letter in problem.grad_layout])
+    call = Call("forward", problem, Epilogue(bias=True, relu=True, accumulate=accumulate))
+    (found,) = call([*operands, bias, *([acc] if accumulate else [])], [result_of("forward", problem)])
+    assert np.array_equal(found, np.maximum(wanted + wide + acc, 0))
+
+
+@pytest.mark.parametrize("descriptor", [*EPILOGUES, "mb2ic16ih9oc16kh3ph1_dt=bf16:bf16:bf16"])
+def test_bias_gradient(descriptor: str) -> None:
+    problem = ConvProblem.from_descriptor(descriptor)
+    operands, wanted = numbers_of(problem, "backward_weight")
+    results = [result_of("backward_weight", problem), ((problem.out_channels,), problem.kernel_dtype)]
+    dw, db = Call("backward_weight", problem, Epilogue(bias_grad=True))(operands, results)
+    axes = tuple(axis for axis, letter in enumerate(problem.grad_layout) if letter != "C")
+    assert np.array_equal(dw, wanted)
+    assert np.array_equal(db, operands[0].astype("float64").sum(axes).astype(db.dtype))
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_bitwise_repeatable(face: str) -> None:
+    problem = ConvProblem.from_descriptor("mb3ic40ih15oc24kh3ph1")
+    rng = np.random.default_rng(0)
+    operands = [rng.standard_normal(problem.tensors[name][0], "float32") for name in FACES[face].operands]
+    call = Call(face, problem)
+    first = call(operands, [result_of(face, problem)])[0]
+    for _ in range(5):
+        assert call(operands, [result_of(face, problem)])[0].tobytes() == first.tobytes()
+
+
+def test_threads_call_at_the_same_time() -> None:
+    problem = ConvProblem.from_descriptor("mb2ic32ih14oc48kh3ph1")
+    operands, wanted = numbers_of(problem, "backward_weight")
+    right: list[bool] = []
+
+    def work(call: Callable[..., Any]) -> None:
+        for _ in range(20):
+            right.append(np.array_equal(call(operands, [result_of("backward_weight", problem)])[0], wanted))
+
+    threads = [threading.Thread(target=work, args=(Call("backward_weight", problem),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 80
+
+
+def test_tensors_that_are_missing() -> None:
+    problem = ConvProblem.from_descriptor("mb2ic16ih9oc16kh3ph1")
+    operands, _ = numbers_of(problem, "forward")
+    with pytest.raises(ValueError, match=r"onednn: 2 tensors where 3 are expected"):
+        Call("forward", problem)(operands, [])
+
+
+def test_any_batch_reads_it_from_the_first_tensor() -> None:
+    text = "mb{}ic8ih9oc12kh3ph1_lay=CNHW:OIHW:NHWC"
+    call = Call("backward_data", ConvProblem.from_descriptor(text.format("{n}")))
+    for batch in (1, 5):
+        problem = ConvProblem.from_descriptor(text.format(batch))
+        operands, wanted = numbers_of(problem, "backward_data")
+        assert np.array_equal(call(operands, [result_of("backward_data", problem)])[0], wanted)
+
+
+def test_the_runtime_lies_in_the_cache() -> None:
+    library = backend("onednn").library()
+    assert library.parent.parent == libraries.cache_folder()
+    assert libraries.built(library.parent, library.name) == library

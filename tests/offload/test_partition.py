@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parts of a program become calls of oneDNN, and that the program computes the same."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from relax_ops.program import faces_module
+from tests.relax.net import Net, module_of
+from tvm_convgrad import evaluate, partition
+from tvm_convgrad.bulk import quick_machine
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.offload import libraries
+from tvm_convgrad.offload.common import NAMES
+from tvm_convgrad.offload.partition import offload
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verification import numbers_of
+
+TARGET = tvm.target.Target("llvm")
+PROBLEMS = {
+    "plain": ConvProblem.from_descriptor("mb3ic24ih9iw7oc40kh3kw3ph1pw1"),
+    "channels last": ConvProblem.from_descriptor("mb3ic24ih9iw7oc40kh3kw3ph1pw1_lay=NHWC:OHWI:NHWC"),
+    "depthwise": ConvProblem.from_descriptor("g24mb3ic24ih9iw7oc24kh3kw3ph1pw1"),
+}
+PLAIN = PROBLEMS["plain"]
+
+
+def relu(net: Net, value: Any) -> Any:
+    return net.emit(relax.op.nn.relu(value))
+
+
+def forward(net: Net) -> list[Any]:
+    return [relu(net, net.biased(net.forward()))]
+
+
+def residual(net: Net) -> list[Any]:
+    return [relu(net, net.biased(net.emit(relax.op.add(net.more, net.forward()))))]
+
+
+def summed_data_gradient(net: Net) -> list[Any]:
+    return [net.emit(relax.op.add(net.dgrad(), net.other))]
+
+
+def summed_weight_gradients(net: Net) -> list[Any]:
+    return [net.emit(relax.op.add(net.wgrad(), net.wgrad(data=net.emit(relax.op.add(net.data, net.data)))))]
+
+
+def weight_and_bias_gradient(net: Net) -> list[Any]:
+    return [net.wgrad(), net.bias_gradient(net.grad)]
+
+
+def read_twice(net: Net) -> list[Any]:
+    y = net.forward()
+    return [relu(net, y), y]
+
+
+BODIES: dict[Callable[[Net], list[Any]], tuple[list[tuple[str, ...]], list[str]]] = {
+    forward: ([("bias", "relu")], []),
+    residual: ([("bias", "relu", "accumulate")], []),
+    summed_data_gradient: ([("accumulate",)], []),
+    summed_weight_gradients: ([("accumulate",), ()], ["add"]),
+    weight_and_bias_gradient: ([("bias_grad",)], ["reshape", "reshape"]),
+    read_twice: ([()], ["relu"]),
+}
+"""What is fused into each call, and which operators are left; a sum's vector is a view."""
+
+
+def operators(module: Any) -> list[str]:
+    found = []
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, tvm.ir.Call):
+                found.append(str(binding.value.op.name).removeprefix("relax.").removeprefix("nn."))
+    return found
+
+
+@pytest.mark.onednn
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_patterns(body: Callable[[Net], list[Any]], name: str) -> None:
+    module, params = module_of(PROBLEMS[name], body)
+    done = offload(module, NAMES, TARGET)
+    fused, left = BODIES[body]
+    assert sorted(entry.fused for entry in done.lowered) == sorted(fused)
+    calls = operators(done.module)
+    assert calls.count("call_dps_packed") == len(fused)
+    assert [call for call in calls if call != "call_dps_packed"] == left
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(-3, 4, [int(e) for e in param.ty.shape]).astype("float32") for param in params]
+    results = []
+    for program in (done.module, module):
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        results.append([value.numpy() for value in quick_machine(program, "llvm")["main"](*tensors)])
+        for given, used in zip(arrays, tensors, strict=True):
+            assert np.array_equal(used.numpy(), given)
+    for found, wanted in zip(*results, strict=True):
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.onednn
+def test_equal_calls_share_a_function() -> None:
+    done = offload(
+        module_of(PLAIN, lambda net: [net.forward(), net.forward(net.emit(relax.op.add(net.data, net.data)))])[0],
+        NAMES,
+        TARGET,
+    )
+    symbols = {
+        str(binding.value.args[0].global_symbol)
+        for block in done.module["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, tvm.ir.Call) and str(binding.value.op.name) == "relax.call_dps_packed"
+    }
+    assert len(done.lowered) == 2
+    assert len(symbols) == 1
+
+
+@pytest.mark.onednn
+def test_evaluate() -> None:
+    operands, wanted = numbers_of(PLAIN, "backward_data")
+    shape = PLAIN.data_shape
+    found = evaluate("conv2d_backward_data", *operands, data_shape=shape, padding=1, impl="onednn")
+    assert np.array_equal(found, wanted)
+    with pytest.raises(UnsupportedError, match=r"refused by onednn: types float64"):
+        evaluate("conv2d", *(np.ones((1, 1, 1, 1)) for _ in range(2)), impl="onednn")
+
+
+def test_unknown_backends_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"no backend 'rocdnn'; there is onednn"):
+        partition(module_of(PLAIN, forward)[0], ["rocdnn"])
+
+
+def test_a_backend_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_convgrad.offload.onednn.backend._find", lambda package, file: None)
+    with pytest.raises(SetupError, match=r"pip install 'tvm-convgrad\[onednn\]'"):
+        partition(module_of(PLAIN, forward)[0], ["onednn"])
+    done = offload(module_of(PLAIN, forward)[0], ("auto",), TARGET)  # never is one there
+    assert not done.lowered
+    assert all("pip install" in reasons["onednn"] for reasons in done.refused.values())
+
+
+def test_modules_without_convolutions_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_convgrad.offload.onednn.backend.OneDnn.unavailable", lambda self, target: "")
+    module, _ = module_of(PLAIN, lambda net: [relu(net, net.data)])
+    assert tvm_ffi.structural_equal(partition(module, ["onednn"]), module)
+
+
+@pytest.mark.onednn
+def test_a_module_of_which_nothing_can_be_offloaded_is_an_error() -> None:
+    problem = PLAIN.with_dtypes("float64", "float64", "float64")
+    module = faces_module([("main", FACES["forward"], problem)])
+    with pytest.raises(
+        UnsupportedError, match=r"no convolution can be; forward of .* refused by onednn: types float64"
+    ):
+        partition(module, ["onednn"])
+
+
+PROGRAM = """
+import sys
+import numpy as np, tvm
+from tvm import relax
+machine = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1]), tvm.cpu())
+arrays = np.load(sys.argv[2])
+found = machine["main"](*(tvm.runtime.tensor(arrays[name]) for name in ("a", "b"))).numpy()
+assert np.array_equal(found, arrays["wanted"])
+assert "tvm_convgrad.offload.common" not in sys.modules
+"""
+
+
+@pytest.mark.onednn
+def test_an_exported_library_finds_the_runtime_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = libraries.cache_folder()
+    monkeypatch.setenv(libraries.VARIABLE, str(tmp_path / "runtimes"))
+    shutil.copytree(ours, tmp_path / "runtimes")
+    from tvm_convgrad.offload.onednn.backend import _library
+
+    _library.cache_clear()
+    try:
+        module = partition(faces_module([("main", FACES["forward"], PLAIN)]), ["onednn"])
+        tvm.compile(module, "llvm").export_library(str(tmp_path / "program.so"))
+    finally:
+        _library.cache_clear()
+    operands, wanted = numbers_of(PLAIN, "forward")
+    np.savez(tmp_path / "arrays.npz", a=operands[0], b=operands[1], wanted=wanted)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "program.so"), str(tmp_path / "arrays.npz")]
+    subprocess.run(command, check=True)
+    shutil.rmtree(tmp_path / "runtimes")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "onednn: this program calls the library" in done.stderr
+    assert "`convgrad build-runtime onednn` makes it" in done.stderr
+
+
+@pytest.mark.onednn
+def test_a_module_can_be_partitioned_twice() -> None:
+    faces = [(name, FACES[name], PLAIN) for name in ("forward", "backward_data")]
+    once = partition(faces_module(faces[:1]), ["onednn"])
+    once.update_func(tvm.ir.GlobalVar("backward_data"), faces_module(faces[1:])["backward_data"])
+    machine = quick_machine(partition(once, ["onednn"]), "llvm")
+    for name, _, problem in faces:
+        operands, wanted = numbers_of(problem, name)
+        assert np.array_equal(machine[name](*map(tvm.runtime.tensor, operands)).numpy(), wanted)

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions computed by vendor libraries. docs/OFFLOAD.md has the whole path.
+
+common.py      what a backend is, which there are, the order of `auto`, the C code that calls a runtime
+partition.py   the pass: convolutions, with what follows them, become calls of a backend
+libraries.py   runtime libraries: built once into the user's cache, checked, loaded
+onednn/        oneDNN on CPUs: rules, the numbers that describe a call, the runtime's source
+"""

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtime libraries: built once into the user's cache, by a key of everything that goes into them, and loaded.
+
+A folder of the cache holds one library and its SHA-256. It appears by a rename, whole; what does not fit its digest is
+removed and built anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tvm_convgrad.errors import SetupError
+
+VARIABLE = "CONVGRAD_RUNTIMES"
+LOCK_SECONDS = 600.0
+_DIGEST = "sha256"
+
+
+def cache_folder() -> Path:
+    """Where runtimes are kept: CONVGRAD_RUNTIMES, or `runtimes` in the user's cache folder."""
+    import platformdirs
+
+    stated = os.environ.get(VARIABLE)
+    return Path(stated) if stated else Path(platformdirs.user_cache_dir("tvm-convgrad")) / "runtimes"
+
+
+def built(folder: Path, file: str) -> Path | None:
+    """The library in a folder of the cache if it is there and whole."""
+    library, stated = folder / file, folder / _DIGEST
+    try:
+        whole = stated.read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return library if whole else None
+
+
+def build(name: str, key: str, file: str, source: Path, options: Sequence[str]) -> Path:
+    """Compile a runtime, unless the cache has it.
+
+    Args:
+        name: of the backend.
+        key: of the folder, hex digits.
+        file: of the library, which is its soname too.
+        source: of C++17.
+        options: of the compiler.
+
+    Raises:
+        SetupError: no compiler, one that fails, or a cache that cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    folder = cache_folder() / f"{name}-{key}"
+    found = built(folder, file)
+    if found is not None:
+        return found
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock", timeout=LOCK_SECONDS):
+            found = built(folder, file)  # by another process meanwhile
+            if found is not None:
+                return found
+            shutil.rmtree(folder, ignore_errors=True)
+            made = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))  # mode 0700
+            try:
+                _compile(name, source, made / file, options)
+                (made / _DIGEST).write_text(hashlib.sha256((made / file).read_bytes()).hexdigest())
+                made.rename(folder)
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+    except Timeout as error:
+        raise SetupError(f"{folder}: another process keeps its lock; end it and try again.") from error
+    except OSError as error:
+        raise SetupError(
+            f"the runtime for {name} cannot be kept in {folder.parent} ({error.strerror}); set {VARIABLE} to a folder "
+            "that can be written."
+        ) from error
+    return folder / file
+
+
+def _compile(name: str, source: Path, library: Path, options: Sequence[str]) -> None:
+    from tvm.support import cc
+
+    compiler = cc.get_cc()
+    if compiler is None:
+        raise SetupError(
+            f"the runtime for {name} needs a C++ compiler to be built; install g++ or clang++, or set CXX to yours."
+        )
+    command = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", f"-Wl,-soname,{library.name}", str(source)]
+    done = subprocess.run([*command, "-o", str(library), *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+        raise SetupError(f"the runtime for {name} could not be compiled by {compiler}: {lines[0].strip()}")
+
+
+def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> None:
+    """Load a runtime into the process, unless one is there already.
+
+    Args:
+        name: of the backend.
+        library: the runtime.
+        entry: a global function that it has.
+        settings: environment variables while it is loaded, where the user has not set them.
+
+    Raises:
+        SetupError: the system's loader refuses it.
+    """
+    import tvm_ffi
+
+    if tvm_ffi.get_global_func(entry, allow_missing=True) is not None:
+        return
+    own = {key: value for key, value in settings.items() if key not in os.environ}
+    os.environ.update(own)
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        raise SetupError(
+            f"the runtime for {name} cannot be loaded ({error}); `convgrad build-runtime {name}` makes it anew."
+        ) from error
+    finally:
+        for key in own:
+            del os.environ[key]
+
+
+__all__ = ["VARIABLE", "build", "built", "cache_folder", "load"]

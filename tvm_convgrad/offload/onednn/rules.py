@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What oneDNN computes, and in which formats: small rules over a ConvProblem. Whether the CPU has it, the library says.
+
+Sources: oneDNN 3.2, "Convolution" and "Data Types" in its developer guide (types, propagation kinds, post-ops of
+forward convolutions only, sum post-op of reorders).
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.geometry import data_layout_of
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.problem import ConvProblem
+
+ANY, PLAIN_DATA = "any", "plain data"
+"""Formats: every tensor as oneDNN likes it, reordered inside of the call; or data and gradients as they are, and only
+the weight as oneDNN likes it."""
+
+MAX_ELEMENTS = 2**31 - 1
+"""oneDNN's kernels count elements of a tensor in int32."""
+
+FEW_CHANNELS = 8
+
+EPILOGUES = {
+    "forward": ("bias", "relu", "accumulate"),
+    "backward_weight": ("accumulate", "bias_grad"),
+    "backward_data": ("accumulate",),
+}
+"""What else one call does: post-ops of the forward convolution, and sums as the result is brought to its place."""
+
+
+def refusal(face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
+    """Why oneDNN does not compute a face of a problem together with an epilogue, or nothing."""
+    return _type_refusal(face, problem) or _extent_refusal(problem) or _epilogue_refusal(face, epilogue)
+
+
+def formats(face: str, problem: ConvProblem) -> str:
+    """In which formats a face is computed, ANY or PLAIN_DATA.
+
+    Channels last oneDNN has kernels for as they are. Of channels second it takes products of matrices, which is what
+    pointwise convolutions are, and the gradient of few channels (a network's first layer), where blocks of 16 would
+    be mostly padding. Everything else is faster in blocks, reorders included. docs/OFFLOAD.md has the measurements.
+    """
+    layouts = {problem.data_layout, problem.grad_layout}
+    canonical = data_layout_of(problem.rank)
+    if layouts == {f"N{canonical[2:]}C"}:
+        return PLAIN_DATA
+    if layouts != {canonical} or problem.groups > 1:
+        return ANY
+    few = face == "backward_data" and problem.in_channels <= FEW_CHANNELS
+    return PLAIN_DATA if few or math.prod(problem.kernel) == 1 else ANY
+
+
+def _type_refusal(face: str, problem: ConvProblem) -> str:
+    types = {name: dtype for name, (_, dtype) in problem.tensors.items()}
+    operands = {types[name] for name in FACES[face].operands}
+    result = types[FACES[face].result]
+    if operands == {"float32"} and result == "float32":
+        return ""
+    if operands == {"bfloat16"} and result in ("bfloat16", "float32"):
+        return ""
+    every = sorted({*operands, result})
+    return f"types {', '.join(every)}; it takes float32, or bfloat16 with a bfloat16 or float32 result"
+
+
+def _extent_refusal(problem: ConvProblem) -> str:
+    if any(isinstance(extent, str) for extent in problem.data_extents):
+        return "the height or width is known only at run time"
+    for name, (shape, _) in problem.tensors.items():
+        known = [extent for extent in shape if isinstance(extent, int)]
+        if 0 in known:
+            return f"{name} has no elements"
+        if math.prod(known) > MAX_ELEMENTS:
+            return f"{name} has more elements than an int32 counts"
+    return ""
+
+
+def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
+    wanted = [name for name, value in vars(epilogue).items() if value]
+    unable = [name for name in wanted if name not in EPILOGUES[face]]
+    if unable:
+        return f"{face} takes no {', '.join(unable)}; only the forward convolution has post-ops"
+    return ""
+
+
+__all__ = ["ANY", "EPILOGUES", "PLAIN_DATA", "formats", "refusal"]

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pass: convolutions, with what follows them, become calls of backends; everything else stays TVM's.
+
+A chain that a backend takes (relax_ops.chains) becomes a function of its own, marked `Codegen` as TVM's partitions are;
+TVM's RunCodegen then hands these to `relax.ext.<backend>`, which gives the C code of the calls. TVM's FuseOpsByPattern
+is not used to find them: weight and bias gradient are two results of one call, which its patterns cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relax_ops.chains import Chain, Convolution, Finder, shape_of
+from relax_ops.lowering import Lowered
+from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.offload.common import AUTO, NAMES, NONE, Engine, backend, call_source, require, verdict
+from tvm_convgrad.problem import ConvProblem
+
+_NUMBERS = "convgrad.numbers"
+
+
+@dataclass
+class Offloaded:
+    """A module after offloading.
+
+    Attributes:
+        module: ready for tvm.compile.
+        lowered: what is offloaded; `place` is the function and the number of the convolution in it.
+        refused: for each (face, problem's descriptor) that is not, the reason of each backend that was asked.
+    """
+
+    module: Any
+    lowered: list[Lowered] = field(default_factory=list)
+    refused: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def backends(self) -> list[str]:
+        """Those that the module calls."""
+        return sorted({entry.choice.kind for entry in self.lowered})
+
+
+class _Taken(NamedTuple):
+    backend: str
+    engine: Engine
+    reason: str
+    refused: dict[str, str]
+
+
+def partition(module: Any, backends: Sequence[str] = NAMES, target: Any = None) -> Any:
+    """The module with convolutions and their gradients as calls of vendor libraries; compile it with tvm.compile.
+
+    Args:
+        module: an IRModule of Relax functions, before operators are legalized.
+        backends: names, in order of preference.
+        target: that the module will be compiled for, or what makes one; None: the one in scope, or "llvm".
+
+    Raises:
+        SetupError: a backend is not installed, or is not for this target; the text has the command that installs it.
+        UnsupportedError: an unknown name, or backends that refuse every convolution of the module.
+    """
+    if target is None:
+        target = tvm.target.Target.current(allow_none=True) or "llvm"
+    target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
+    return offload(module, tuple(backends), target).module
+
+
+def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
+    """As `partition`, with a report.
+
+    Args:
+        names: backends in order of preference; ("auto",) or ("none",).
+        target: a TVM target.
+    """
+    if tuple(names) == (NONE,):
+        return Offloaded(module)
+    automatic = tuple(names) == (AUTO,)
+    if not automatic:
+        require(names, target)
+    taker = _Libraries(NAMES if automatic else tuple(names), target, automatic)
+    found = {}
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
+            found[variable] = Finder(function, taker).chains()
+    if taker.refused and not automatic and not any(found.values()):
+        (face, descriptor), reasons = next(iter(taker.refused.items()))
+        because = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise UnsupportedError(
+            f"offload to {', '.join(names)}: no convolution can be; {face} of {descriptor} is refused by {because}"
+        )
+    result = Offloaded(module, refused=taker.refused)
+    rewriter = _Rewriter(module)
+    for variable, chains in found.items():
+        if chains:
+            result.module = rewriter.rewritten(variable, module[variable], chains)
+            result.lowered += [_lowered(variable.name_hint, chain, target) for chain in chains]
+    if result.lowered:
+        _register()
+        passes = [relax.transform.DeadCodeElimination(), relax.transform.RunCodegen()]
+        result.module = tvm.transform.Sequential(passes)(result.module)
+    return result
+
+
+class _Libraries:
+    """The taker of what backends compute."""
+
+    in_place = False
+
+    def __init__(self, names: tuple[str, ...], target: Any, automatic: bool) -> None:
+        self._names, self._target, self._automatic = names, target, automatic
+        self.refused: dict[tuple[str, str], dict[str, str]] = {}
+
+    def take(self, op: str, face: str, problem: ConvProblem) -> _Taken | None:
+        """The first backend that computes it; in automatic order a generated kernel goes before."""
+        reasons: dict[str, str] = {}
+        kernel = plan.choose(problem, face, machine_of(self._target))
+        for name in self._names:
+            found = self._reason_against(name, kernel) or self._verdict(name, face, problem, NO_EPILOGUE)
+            if isinstance(found, Engine):
+                if self._automatic:
+                    return _Taken(name, found, "no generated kernel computes it", kernel.refused)
+                passed = {kernel.kind: f"{name} is asked for"} if kernel.is_kernel else kernel.refused
+                return _Taken(name, found, "asked for", {**reasons, **passed})
+            reasons[name] = found
+        self.refused[face, problem.descriptor] = reasons
+        return None
+
+    def refusal(self, convolution: Convolution, epilogue: Epilogue) -> str:
+        """As the backend's rules and its library say."""
+        found = self._verdict(convolution.how.backend, convolution.face, convolution.problem, epilogue)
+        return found if isinstance(found, str) else ""
+
+    def _reason_against(self, name: str, kernel: plan.Choice) -> str:
+        """Why the automatic order passes over a backend."""
+        if self._automatic and kernel.is_kernel:
+            return backend(name).unavailable(self._target) or f"auto takes the generated kernel first ({kernel.kind})"
+        return ""
+
+    def _verdict(self, name: str, face: str, problem: ConvProblem, epilogue: Epilogue) -> Engine | str:
+        try:
+            return verdict(name, face, problem, epilogue, self._target)
+        except SetupError as error:
+            if self._automatic:
+                return str(error)
+            raise
+
+
+def _lowered(function: str, chain: Chain, target: Any) -> Lowered:
+    c = chain.convolution
+    engine = c.how.engine
+    if chain.epilogue != NO_EPILOGUE:
+        again = verdict(c.how.backend, c.face, c.problem, chain.epilogue, target)
+        assert isinstance(again, Engine), "the finder has asked"
+        engine = again
+    choice = plan.Choice(c.how.backend, c.how.reason, refused=c.how.refused, detail=engine)
+    fused = tuple(name for name, value in vars(chain.epilogue).items() if value)
+    form = f"{c.how.backend} {engine.implementation}"
+    return Lowered(c.op, c.face, c.problem, choice, machine_of(target), form, fused, (function, c.number))
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    """Puts calls of marked functions in the places of chains."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self._chains: dict[Any, Chain] = {}
+        self._pairs: dict[Any, Any] = {}
+        self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
+        # A module may be partitioned again; its symbols must not meet those of before.
+        self._round = len((module.attrs or {}).get("external_mods", []))
+
+    def rewritten(self, variable: Any, function: Any, chains: list[Chain]) -> Any:
+        """The module with one more function rewritten."""
+        self._chains = {chain.result: chain for chain in chains}
+        self._chains |= {chain.second: chain for chain in chains if chain.second is not None}
+        self._pairs = {}
+        self.builder_.update_func(variable, self.visit_expr(function))
+        return self.builder_.get()
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        """A call in the place of the last operation of a chain."""
+        chain = self._chains.get(binding.var)
+        if chain is None:
+            super().visit_var_binding_(binding)
+            return
+        value = self._call(chain) if chain.second is None else self._one_of_pair(chain, binding.var)
+        super().visit_var_binding_(relax.VarBinding(binding.var, value))
+
+    def _one_of_pair(self, chain: Chain, variable: Any) -> Any:
+        """One of the gradients of weight and bias; the first time, their call."""
+        if chain.result not in self._pairs:
+            self._pairs[chain.result] = self.builder_.emit(self.visit_expr(self._call(chain)))
+        pair = self._pairs[chain.result]
+        if variable.same_as(chain.result):
+            return relax.TupleGetItem(pair, 0)
+        vector = relax.TupleGetItem(pair, 1)
+        shape = shape_of(variable)
+        return vector if len(shape) == 1 else relax.op.reshape(self.builder_.emit(vector), relax.ShapeExpr(shape))
+
+    def _call(self, chain: Chain) -> Any:
+        arguments = [tensor for tensor in (*chain.convolution.operands, chain.bias, chain.acc) if tensor is not None]
+        return relax.Call(self._function(chain, arguments), arguments)
+
+    def _function(self, chain: Chain, arguments: list[Any]) -> Any:
+        """The marked function of a chain; one a module for equal calls."""
+        c = chain.convolution
+        name = c.how.backend
+        numbers = backend(name).numbers(c.face, c.problem, chain.epilogue)
+        key = (name, tuple(numbers))
+        if key not in self._functions:
+            symbol = f"convgrad_{name}_{c.op}_{self._round}_{len(self._functions)}"
+            made = _function_of(chain, arguments).with_attrs(
+                {"Codegen": name, "global_symbol": symbol, _NUMBERS: list(numbers)}
+            )
+            self._functions[key] = self.builder_.add_func(relax.utils.copy_with_new_vars(made), symbol)
+        return self._functions[key]
+
+
+def _function_of(chain: Chain, arguments: list[Any]) -> Any:
+    """A chain in operators, as a function of its operands: what the call of the backend means."""
+    c, e = chain.convolution, chain.epilogue
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"p{i}", argument.ty) for i, argument in enumerate(arguments)]
+    extra = iter(params[2:])
+    with builder.function("main", params):
+        with builder.dataflow():
+            value = builder.emit(relax.Call(c.call.op, [*params[:2], *c.call.args[2:]], c.call.attrs, c.call.ty_args))
+            if e.bias:
+                layout = c.problem.grad_layout
+                wide = [c.problem.out_channels if letter == "C" else 1 for letter in layout]
+                value = builder.emit(relax.op.add(value, builder.emit(relax.op.reshape(next(extra), wide))))
+            if e.accumulate:
+                value = builder.emit(relax.op.add(next(extra), value))
+            if e.relu:
+                value = builder.emit(relax.op.nn.relu(value))
+            if e.bias_grad:
+                axes = [axis for axis, letter in enumerate(c.problem.grad_layout) if letter != "C"]
+                value = relax.Tuple([value, builder.emit(relax.op.sum(params[0], axis=axes))])
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return builder.get()["main"]
+
+
+def _register() -> None:
+    """Give TVM the code generators, `relax.ext.<backend>`."""
+    for name in NAMES:
+        tvm_ffi.register_global_func(f"relax.ext.{name}", _generator(name), override=True)
+
+
+def _generator(name: str) -> Callable[[Any, Any, Any], list[Any]]:
+    def generate(functions: Any, _options: Any, _constants: Any) -> list[Any]:
+        """The C module of the marked functions."""
+        calls = []
+        for function in functions:
+            attributes = function.attrs or {}
+            if _NUMBERS not in attributes:
+                raise UnsupportedError(f"relax.ext.{name}: a function that tvm_convgrad.partition has not made")
+            calls.append((str(attributes["global_symbol"]), [int(number) for number in attributes[_NUMBERS]]))
+        chosen = backend(name)
+        source = call_source(calls, chosen.entry, name, chosen.library(), chosen.setting)
+        create = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")
+        return [create(source, "c", [symbol for symbol, _ in calls], [])]
+
+    return generate
+
+
+__all__ = ["Offloaded", "offload", "partition"]
