@@ -116,7 +116,7 @@ def measure(
         calls = RIVALS[rival](face, problem, arrays, target)
         first = {call.name: _checked(call, found, f"{face} of {problem.descriptor}") for call in calls}
         once = rival in SLOW_RIVALS and min(first.values()) > seconds
-        times = _one_pair(ours, first) if once else _pairs([ours, *calls], seconds)
+        times = _one_pair(ours, first) if once else pairs([ours, *calls], seconds)
         best = min(first, key=lambda name: median(times[name]))
         own, theirs = times[ours.name], times[best]
         yield Measurement(
@@ -162,7 +162,7 @@ def _one_pair(ours: Call, first: dict[str, float]) -> dict[str, list[float]]:
     return {ours.name: [_turn(ours, 0.0)], **{name: [seconds] for name, seconds in first.items()}}
 
 
-def _pairs(calls: Sequence[Call], seconds: float) -> dict[str, list[float]]:
+def pairs(calls: Sequence[Call], seconds: float) -> dict[str, list[float]]:
     """Seconds of a call of each, round by round."""
     times: dict[str, list[float]] = {call.name: [] for call in calls}
     begin = time.perf_counter()

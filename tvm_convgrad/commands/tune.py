@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
+COMPARE_SECONDS = 0.2
+"""For a kernel and a library to take turns."""
 
 
 def tune(
@@ -40,6 +42,10 @@ def tune(
     ] = None,
     target: options.Target = "native",
     store: options.Store = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(metavar="onednn", help="Then time this library too; `--offload auto` takes the faster."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Time candidates that compute exactly against the cost model's cut; keep what is faster, for the same target."""
@@ -59,6 +65,7 @@ def tune(
     from tvm_convgrad.tuning.search import tune as search
     from tvm_convgrad.tuning.store import Store, default_path
 
+    library = _library(offload)
     count = use_threads(threads)
     compiled_for = parse_target(target)
     machine = machine_of(compiled_for)
@@ -71,14 +78,62 @@ def tune(
         work = _of_problems(problem, suite, faces, size, layout)
     outcomes = list(_followed(search(work, machine, compiled_for, kept, seconds), len(work)))
     counts = Counter(outcome.status for outcome in outcomes)
+    compared = _compare(work, library, machine, compiled_for, kept) if library else []
     if json:
-        print_json({"store": str(kept.path), "counts": dict(counts), "outcomes": [asdict(o) for o in outcomes]})
+        print_json(
+            {
+                "store": str(kept.path),
+                "counts": dict(counts),
+                "outcomes": [asdict(o) for o in outcomes],
+                "compared": compared,
+            }
+        )
         return
     rows = ((o.status, f"{o.gain:.2f}", o.face, o.descriptor, o.tried, o.detail) for o in outcomes)
     columns = ("outcome", "gain", "face", "problem", "tried", "cut or reason")
     print_table(f"tuned for {machine.name}, {count} threads", columns, rows, right=("gain", "tried"))
+    if compared and library:
+        headings = ("face", "problem", "kernel, ms", f"{library}, ms", "reason")
+        shown = ((c["face"], c["descriptor"], _ms(c["kernel"]), _ms(c[library]), c["reason"]) for c in compared)
+        print_table(f"kernels and {library}", headings, shown, right=headings[2:4])
     summary = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     stdout().print(f"{summary}; kept in {kept.path}", markup=False, soft_wrap=True)
+
+
+def _library(offload: str | None) -> str | None:
+    """The library of --offload, if it can be used."""
+    if offload is None:
+        return None
+    from tvm_convgrad.offload.common import NAMES, require
+
+    if offload not in NAMES:
+        raise typer.BadParameter(f"--offload {offload}: use {', '.join(NAMES)}.")
+    require([offload], None)
+    return offload
+
+
+def _compare(work: Sequence[Work], library: str, machine: Any, target: Any, kept: Any) -> list[dict[str, Any]]:
+    """Time each problem's kernel, its tuned cut in force, and the library's call; keep it for `auto`."""
+    from tvm_convgrad.errors import ProblemError
+    from tvm_convgrad.kernels.tuned import use_winners
+    from tvm_convgrad.offload.measured import Measured, compare, default_path
+
+    measured = Measured(default_path(), kept.threads)
+    rows = []
+    for each in work:
+        row: dict[str, Any] = {"face": each.face, "descriptor": each.problem.descriptor, "kernel": None, library: None}
+        try:
+            with use_winners(kept):
+                seconds = compare(each.face, each.problem, library, target, COMPARE_SECONDS)
+            measured.record(each.face, each.problem, machine, seconds)
+            rows.append(row | seconds | {"reason": ""})
+        except (ProblemError, UnsupportedError) as error:  # one of the two does not compute it: nothing to compare
+            rows.append(row | {"reason": str(error)})
+    return rows
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
 def parse_budget(text: str) -> float:

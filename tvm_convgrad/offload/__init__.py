@@ -3,6 +3,7 @@
 
 common.py      what a backend is, which there are, the order of `auto`, the C code that calls a runtime
 partition.py   the pass: convolutions, with what follows them, become calls of a backend
+measured.py    which of kernel and library was faster, for `auto`
 libraries.py   runtime libraries: built once into the user's cache, checked, loaded
 onednn/        oneDNN on CPUs: rules, the numbers that describe a call, the runtime's source
 """

@@ -63,6 +63,9 @@ class Backend(Protocol):
     def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> list[int]:
         """The call as the runtime reads it."""
 
+    def digest(self) -> str:
+        """Of what its runtime is made from; empty where it is not installed."""
+
     def version(self) -> str:
         """What is loaded: the library's own version, once the runtime is."""
 

@@ -24,7 +24,9 @@ from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import machine_of
 from tvm_convgrad.offload.common import AUTO, NAMES, NONE, Engine, backend, call_source, require, verdict
+from tvm_convgrad.offload.measured import Measured, Winner, default_path
 from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.threads import intended_threads
 
 _NUMBERS = "convgrad.numbers"
 
@@ -117,15 +119,20 @@ class _Libraries:
 
     def __init__(self, names: tuple[str, ...], target: Any, automatic: bool) -> None:
         self._names, self._target, self._automatic = names, target, automatic
+        self._measured = Measured(default_path(), intended_threads()) if automatic else None
         self.refused: dict[tuple[str, str], dict[str, str]] = {}
 
     def take(self, op: str, face: str, problem: ConvProblem) -> _Taken | None:
-        """The first backend that computes it; in automatic order a generated kernel goes before."""
+        """The first backend that computes it; automatically, what was measured to be faster, or a generated kernel."""
         reasons: dict[str, str] = {}
         kernel = plan.choose(problem, face, machine_of(self._target))
+        winner = self._measured.winner(face, problem, machine_of(self._target)) if self._measured is not None else None
         for name in self._names:
-            found = self._reason_against(name, kernel) or self._verdict(name, face, problem, NO_EPILOGUE)
+            found = self._reason_against(name, kernel, winner) or self._verdict(name, face, problem, NO_EPILOGUE)
             if isinstance(found, Engine):
+                if self._automatic and kernel.is_kernel and winner is not None:
+                    passed = {kernel.kind: f"measured: {name} is {winner.gain:.2f}x as fast"}
+                    return _Taken(name, found, f"measured: {winner.gain:.2f}x the generated kernel", passed)
                 if self._automatic:
                     return _Taken(name, found, "no generated kernel computes it", kernel.refused)
                 passed = {kernel.kind: f"{name} is asked for"} if kernel.is_kernel else kernel.refused
@@ -139,11 +146,13 @@ class _Libraries:
         found = self._verdict(convolution.how.backend, convolution.face, convolution.problem, epilogue)
         return found if isinstance(found, str) else ""
 
-    def _reason_against(self, name: str, kernel: plan.Choice) -> str:
+    def _reason_against(self, name: str, kernel: plan.Choice, winner: Winner | None) -> str:
         """Why the automatic order passes over a backend."""
-        if self._automatic and kernel.is_kernel:
-            return backend(name).unavailable(self._target) or f"auto takes the generated kernel first ({kernel.kind})"
-        return ""
+        if not self._automatic or not kernel.is_kernel or (winner is not None and winner.name == name):
+            return ""
+        measured = f"; measured: it is {winner.gain:.2f}x as fast" if winner is not None else ""
+        first = f"auto takes the generated kernel first ({kernel.kind}{measured})"
+        return backend(name).unavailable(self._target) or first
 
     def _verdict(self, name: str, face: str, problem: ConvProblem, epilogue: Epilogue) -> Engine | str:
         try:

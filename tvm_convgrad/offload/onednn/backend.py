@@ -105,6 +105,11 @@ class OneDnn:
             _FORMATS.index(rules.formats(face, problem)),
         ]
 
+    def digest(self) -> str:
+        """The key of the runtime's folder in the cache."""
+        found, header = _find(*_LIBRARY), _find(*_HEADERS)
+        return "" if found is None or header is None else _recipe(found, header)[0]
+
     def version(self) -> str:
         """The version that oneDNN itself states."""
         import tvm_ffi
@@ -116,9 +121,11 @@ class OneDnn:
         found, header = _find(*_LIBRARY), _find(*_HEADERS)
         if found is None or header is None:
             raise SetupError(f"the runtime for onednn needs packages: {INSTALL}")
-        return _library(found, header)
+        key, options = _recipe(found, header)
+        return libraries.build(self.name, key, FILE, _SOURCE, options)
 
 
+@lru_cache(maxsize=4)
 def _find(package: str, file: str) -> Path | None:
     """A file of an installed package by the end of its path: wheels put them in the environment's lib and include."""
     try:
@@ -133,14 +140,15 @@ def _find(package: str, file: str) -> Path | None:
 
 
 @lru_cache(maxsize=4)
-def _library(found: Path, header: Path) -> Path:
+def _recipe(found: Path, header: Path) -> tuple[str, tuple[str, ...]]:
+    """The key of the runtime that calls a libdnnl, and the options that compile it."""
     import tvm
     from tvm_ffi import libinfo
 
     tvm_lib = Path(tvm.__file__).parent / "lib"
     ffi_lib = Path(libinfo.find_libtvm_ffi()).parent
     include = header.parents[2]
-    options = [
+    options = (
         *(
             f"-isystem{folder}"
             for folder in (
@@ -156,13 +164,13 @@ def _library(found: Path, header: Path) -> Path:
         "-ltvm_ffi",
         "-ltvm_runtime",
         f"-Wl,-rpath,{found.parent}:{ffi_lib}:{tvm_lib}",
-    ]
+    )
     digest = hashlib.sha256()
     for source in sorted(_SOURCE.parent.iterdir()):
         digest.update(source.read_bytes())
     versions = [importlib.metadata.version(each) for each in (_LIBRARY[0], _HEADERS[0], "apache-tvm", "apache-tvm-ffi")]
     digest.update("\0".join([tvm_convgrad.__version__, *versions, *options]).encode())
-    return libraries.build("onednn", digest.hexdigest()[:16], FILE, _SOURCE, options)
+    return digest.hexdigest()[:16], options
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which was faster, the generated kernel or a library: measured by `convgrad tune --offload`, heeded by `auto`.
+
+The file is JSON beside the tunings, written whole under a lock; an entry counts for the machine, threads, kernels and
+runtime that it was measured with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.errors import ArtifactError, UnsupportedError
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.problem import ConvProblem
+
+KERNEL = "kernel"
+FORMAT = 1
+LOCK_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The fastest: KERNEL or a backend; `gain` is how many times faster than the next."""
+
+    name: str
+    gain: float
+
+
+class Measured:
+    """The measurements in a file, for one number of threads.
+
+    Raises:
+        ArtifactError: the file is damaged, or cannot be read.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.path, self.threads = path, threads
+        self._entries = self._read()
+
+    def winner(self, face: str, problem: ConvProblem, machine: Machine | None) -> Winner | None:
+        """What was the fastest for a face of a problem, or None if it has not been measured."""
+        entry = self._entries.get(self._key(face, problem, machine)) if self._entries else None
+        if entry is None:
+            return None
+        best, second = sorted(entry, key=lambda name: entry[name])[:2]
+        return Winner(best, entry[second] / entry[best])
+
+    def record(self, face: str, problem: ConvProblem, machine: Machine, seconds: Mapping[str, float]) -> None:
+        """Keep the seconds of KERNEL and of backends; what other processes have kept stays.
+
+        Raises:
+            ArtifactError: the file is damaged or cannot be written, or another process keeps its lock.
+        """
+        from filelock import FileLock, Timeout
+
+        from tvm_convgrad.training.envelope import write_atomic
+
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS):
+                self._entries = self._read()
+                self._entries[self._key(face, problem, machine)] = dict(seconds)
+                text = json.dumps({"format": FORMAT, "entries": self._entries}, indent=1, sort_keys=True)
+                write_atomic(self.path, (text + "\n").encode())
+        except Timeout as error:
+            raise ArtifactError(f"{self.path}: another process keeps its lock; end it and try again.") from error
+        except OSError as error:
+            raise ArtifactError(f"{self.path}: cannot be written ({error.strerror}).") from error
+
+    def _key(self, face: str, problem: ConvProblem, machine: Machine | None) -> str:
+        from tvm_convgrad.offload.common import NAMES, backend
+        from tvm_convgrad.tuning.store import kernels_version
+
+        runtimes = ",".join(backend(name).digest() for name in NAMES)
+        return f"{face} {problem.descriptor} | {machine} | threads={self.threads} | {kernels_version()} | {runtimes}"
+
+    def _read(self) -> dict[str, dict[str, float]]:
+        try:
+            content = json.loads(self.path.read_text())
+            entries: dict[str, dict[str, float]] = content["entries"]
+            whole = content["format"] == FORMAT and all(map(_is_entry, entries.values()))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise ArtifactError(f"{self.path}: cannot be read ({error.strerror}).") from error
+        except (ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise ArtifactError(f"{self.path}: no measurements that `convgrad tune` wrote; remove the file.")
+        return entries
+
+
+def default_path() -> Path:
+    """Beside the tunings."""
+    from tvm_convgrad.tuning.store import default_path as tunings
+
+    return tunings().with_name("offload.json")
+
+
+def compare(face: str, problem: ConvProblem, name: str, target: Any, seconds: float) -> dict[str, float]:
+    """Seconds of a call of KERNEL and of a backend, medians of turns.
+
+    Raises:
+        ProblemError: symbolic extents.
+        UnsupportedError: there is no kernel for it, or the backend refuses it.
+    """
+    from tvm_convgrad.bench.measure import pairs
+    from tvm_convgrad.bench.rivals import tvm_call
+
+    problem.require_static("measuring")
+    if {dtype for _, dtype in problem.tensors.values()} - {"float32", "bfloat16"}:
+        raise UnsupportedError(f"{problem.descriptor}: libraries are measured in float32 and bfloat16")
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for operand in FACES[face].operands:
+        shape, dtype = problem.tensors[operand]
+        arrays[operand] = rng.standard_normal([int(e) for e in shape], dtype=np.float32).astype(numpy_dtype(dtype))
+    calls = [tvm_call(face, problem, arrays, target, impl) for impl in (KERNEL, name)]
+    for call in calls:
+        call.run()
+    times = pairs(calls, seconds)
+    return {impl: median(times[call.name]) for impl, call in zip((KERNEL, name), calls, strict=True)}
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and len(entry) > 1
+        and all(isinstance(value, float) and 0 < value < float("inf") for value in entry.values())
+    )
+
+
+__all__ = ["KERNEL", "Measured", "Winner", "compare", "default_path"]
