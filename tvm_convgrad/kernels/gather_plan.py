@@ -9,6 +9,7 @@ from dataclasses import replace
 from tvm_convgrad.kernels.depthwise_plan import plan_depthwise_gather
 from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape, in_bounds, shape_of
 from tvm_convgrad.kernels.plan import Choice
+from tvm_convgrad.kernels.regions import by_regions
 from tvm_convgrad.kernels.spec import Gather, Phase, data_gather, forward_gather
 from tvm_convgrad.kernels.target import CLOCK, Machine
 from tvm_convgrad.kernels.tile import balanced, tile_rows
@@ -90,18 +91,26 @@ def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
     depthwise = plan_depthwise_gather(problem, face, gather, machine)
     if isinstance(depthwise, Choice):
         return depthwise
-    tilings, cycles = [], 0.0
-    for phases in gather.phases:
-        best = min(candidates(gather, phases, machine), key=lambda t: estimate(gather, phases, t, machine))
-        tilings.append(best)
-        cycles += estimate(gather, phases, best, machine) * machine.parts
+    cuts = [(each, *_best_tilings(each, machine)) for each in (gather, *by_regions(gather))]
+    gather, tilings, cycles = min(cuts, key=lambda cut: cut[2])
     return Choice(
         f"implicit GEMM {face}",
         "covers the problem",
-        estimate=cycles / CLOCK,
+        estimate=cycles * machine.parts / CLOCK,
         refused={f"depthwise {face}": depthwise},
-        detail=(gather, tuple(tilings)),
+        detail=(gather, tilings),
     )
+
+
+def _best_tilings(gather: Gather, machine: Machine) -> tuple[tuple[GatherTiling, ...], float]:
+    """The tiling of least estimated time for each group of phases, and the cycles of all."""
+    tilings, cycles = [], 0.0
+    for phases in gather.phases:
+        costs = {tiling: estimate(gather, phases, tiling, machine) for tiling in candidates(gather, phases, machine)}
+        best = min(costs, key=lambda tiling: costs[tiling])
+        tilings.append(best)
+        cycles += costs[best]
+    return tuple(tilings), cycles
 
 
 def other_cuts(

@@ -119,7 +119,7 @@ def forward_gather(problem: ConvProblem) -> Gather:
         phases=((axes,),),  # type: ignore[arg-type]
         dtype=problem.accumulator,
     )
-    return _merged(gather)
+    return merged(gather)
 
 
 def data_gather(problem: ConvProblem) -> Gather:
@@ -147,7 +147,7 @@ def data_gather(problem: ConvProblem) -> Gather:
         phases=_grouped(list(itertools.product(*per_axis))),  # type: ignore[arg-type]
         dtype=problem.accumulator,
     )
-    return _merged(gather)
+    return merged(gather)
 
 
 def views(problem: ConvProblem) -> tuple[View, WeightView, View]:
@@ -213,13 +213,17 @@ def _grouped(phases: list[Phase]) -> tuple[tuple[Phase, ...], ...]:
     return tuple(tuple(group) for group in groups.values())
 
 
-def _merged(gather: Gather) -> Gather:
-    """Join neighbouring axes that are one run of memory in both tensors and have no kernel: 1x1 over H x W is 1-d."""
+def merged(gather: Gather) -> Gather:
+    """Join neighbouring axes that are one run of memory in both tensors and have one tap, which moves nothing.
+
+    So a 1x1 kernel over H x W is 1-d. Which tap of the kernel it is does not matter.
+    """
     for outer in (0, 1):
         inner = outer + 1
         phase = gather.phases[0][0]
         plain = len(gather.phases) == len(gather.phases[0]) == 1 and all(
-            phase[a].taps == ((0, 0),) and gather.in_step[a] == gather.out_step[a] == 1 for a in (outer, inner)
+            _is_plain(phase[a], gather.source.extents[a]) and gather.in_step[a] == gather.out_step[a] == 1
+            for a in (outer, inner)
         )
         contiguous = all(
             view.spatial[outer] in (0, view.spatial[inner] * view.extents[inner])
@@ -229,7 +233,7 @@ def _merged(gather: Gather) -> Gather:
             continue
         total = phase[outer].count * phase[inner].count
         joined = replace(phase[inner], count=total)
-        single = AxisPhase(1, 0, ((0, 0),))
+        single = AxisPhase(1, 0, phase[outer].taps)
         axes = tuple(joined if a == inner else single if a == outer else phase[a] for a in range(3))
         gather = replace(
             gather,
@@ -238,6 +242,11 @@ def _merged(gather: Gather) -> Gather:
             result=_joined(gather.result, outer),
         )
     return gather
+
+
+def _is_plain(axis: AxisPhase, extent: int) -> bool:
+    """Whether an axis has one tap, at its own position, over all of the source."""
+    return len(axis.taps) == 1 and axis.taps[0][1] == 0 and axis.count == extent
 
 
 def _joined(view: View, outer: int) -> View:
