@@ -65,6 +65,9 @@ def rearrange(builder: Builder, value: Value, pattern: str, **sizes: Extent) -> 
     source, target = ([[name for name in axis if name not in idle] for axis in side] for side in (source, target))
     names = [name for axis in source for name in axis]
     order = [name for axis in target for name in axis]
+    if names != order and [n for n in names if not _is_one(known[n])] == [n for n in order if not _is_one(known[n])]:
+        # Only axes of one element change places: no element moves.
+        return builder.reshape(value, [_product(known[name] for name in axis) for axis in target])
     if any(len(axis) != 1 for axis in source):
         value = builder.reshape(value, [known[name] for name in names])
     value = builder.transpose(value, [names.index(name) for name in order])

@@ -76,6 +76,10 @@ class UnfoldingBuilder(RelaxBuilder):
         """relax.add."""
         return self._emit(relax.op.add(left, right))
 
+    def sum_of_products(self, left: Any, right: Any, axes: Sequence[int]) -> Any:
+        """The sum of left * right over `axes`."""
+        return self._emit(relax.op.sum(self._emit(relax.op.multiply(left, right)), list(axes)))
+
 
 def patches(builder: UnfoldingBuilder, attributes: ConvAttributes, kernel: Sequence[int], data: Any) -> Any:
     """What each tap of the kernel reads: (n, c, …) to (n, c, taps, pixels of Y)."""

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -61,6 +64,16 @@ def test_rearrange_shapes(pattern: str, sizes: dict[str, int], shape: tuple[int,
     n, c = {"i": (2, 6), "1": (2, 6), "o": (2, 6)}[pattern.split("-> ")[1][0]]
     value = np.arange(n * c * 30.0).reshape(n, c, 5, 6)
     assert rearrange(BUILDER, value, pattern, **sizes).shape == shape
+
+
+def test_moving_axes_of_one_element_is_a_reshape() -> None:
+    class Still(NumpyBuilder):
+        def transpose(self, value: Any, permutation: Sequence[int]) -> Any:
+            raise AssertionError("no element moves")
+
+    value = np.arange(2 * 6 * 5).reshape(2, 1, 6, 5)
+    found = rearrange(Still(), value, "b n c ... -> n (b c) ...")
+    np.testing.assert_array_equal(found, value.reshape(1, 12, 5))
 
 
 def test_rearrange_is_what_einops_means() -> None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss functions on predictions and targets, each the mean over its elements."""
+"""Loss functions on predictions and targets, each the mean over its elements; of all samples, or of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import relax
@@ -16,11 +17,12 @@ from tvm_convgrad.training.graph import element_type, static_shape
 
 @dataclass(frozen=True)
 class Loss:
-    """How to name and type the target of some predictions, and the loss of both."""
+    """How to name and type the target of some predictions, the loss of both, and the loss of each sample, a vector."""
 
     name: str
     target_type: Callable[[Any], Any]
     value: Callable[[Any, Any, Any], Any]
+    each: Callable[[Any, Any, Any], Any]
 
 
 def _class_target(predictions: Any) -> Any:
@@ -39,6 +41,11 @@ def cross_entropy(builder: Any, predictions: Any, target: Any) -> Any:
     A label outside 0..classes-1 adds nothing to the sum (no memory is read out of bounds); whoever feeds the step
     should refuse such labels.
     """
+    return _cross_entropy(builder, predictions, target, first_axis=0)
+
+
+def _cross_entropy(builder: Any, predictions: Any, target: Any, first_axis: int) -> Any:
+    """The mean over the axes from `first_axis` on."""
     shape = static_shape(predictions)
     logarithms = builder.emit(relax.op.nn.log_softmax(predictions, axis=1))
     dtype = element_type(predictions)
@@ -50,7 +57,7 @@ def cross_entropy(builder: Any, predictions: Any, target: Any) -> Any:
         axis=1 if len(shape) > 2 else -1,
     )
     chosen = builder.emit(relax.op.grad.no_grad(builder.emit(chosen)))
-    axes = list(range(len(shape)))
+    axes = list(range(first_axis, len(shape)))
     count = count_of(builder, predictions, [axis for axis in axes if axis != 1])
     weighted = builder.emit(relax.op.multiply(logarithms, chosen))
     return builder.emit(relax.op.negative(scaled_sum(builder, weighted, axes, count)))
@@ -58,15 +65,63 @@ def cross_entropy(builder: Any, predictions: Any, target: Any) -> Any:
 
 def mean_squared_error(builder: Any, predictions: Any, target: Any) -> Any:
     """mean((predictions - target)^2), as torch.nn.functional.mse_loss."""
+    return _mean_squared_error(builder, predictions, target, first_axis=0)
+
+
+def _mean_squared_error(builder: Any, predictions: Any, target: Any, first_axis: int) -> Any:
+    """The mean over the axes from `first_axis` on."""
     difference = builder.emit(relax.op.subtract(predictions, target))
-    axes = list(range(len(static_shape(predictions))))
+    axes = list(range(first_axis, len(static_shape(predictions))))
     squares = builder.emit(relax.op.multiply(difference, difference))
     return scaled_sum(builder, squares, axes, count_of(builder, predictions, axes))
 
 
+def of_members(loss: Loss, count: int, own_data: bool) -> Loss:
+    """The sum of the losses of an ensemble's members; predictions have these along axis 1, targets too if `own_data`.
+
+    A sum, so that each member's gradients are those of its own loss.
+    """
+
+    def one(predictions: Any) -> Any:
+        samples, _, *rest = static_shape(predictions)
+        return relax.Var("predictions", relax.TensorType([samples, *rest], element_type(predictions)))
+
+    def target_type(predictions: Any) -> Any:
+        single = loss.target_type(one(predictions))
+        if not own_data:
+            return single
+        first, *rest = single.shape.values
+        return relax.TensorType([first, count, *rest], single.dtype)
+
+    def folded(builder: Any, value: Any, place: int) -> Any:
+        """The members, along `place`, in front and then part of the samples."""
+        order = [place, *(axis for axis in range(len(static_shape(value))) if axis != place)]
+        value = builder.emit(relax.op.permute_dims(value, order))
+        _, samples, *rest = static_shape(value)
+        return builder.emit(relax.op.reshape(value, relax.ShapeExpr([count * samples, *rest])))
+
+    def losses(builder: Any, predictions: Any, target: Any) -> Any:
+        """(members, samples)."""
+        samples = static_shape(predictions)[0]
+        if not own_data:
+            shape = relax.ShapeExpr([count, *static_shape(target)])
+            target = builder.emit(relax.op.broadcast_to(builder.emit(relax.op.expand_dims(target, 0)), shape))
+        flat = folded(builder, predictions, 1)
+        each = loss.each(builder, flat, folded(builder, target, 1 if own_data else 0))
+        return builder.emit(relax.op.reshape(each, relax.ShapeExpr([count, samples])))
+
+    def value(builder: Any, predictions: Any, target: Any) -> Any:
+        each = losses(builder, predictions, target)
+        return builder.emit(relax.op.sum(scaled_sum(builder, each, [1], count_of(builder, each, [1]))))
+
+    return Loss(loss.name, target_type, value, losses)
+
+
 LOSSES = {
-    "cross_entropy": Loss("cross_entropy", _class_target, cross_entropy),
-    "mse": Loss("mse", lambda predictions: predictions.ty, mean_squared_error),
+    "cross_entropy": Loss("cross_entropy", _class_target, cross_entropy, partial(_cross_entropy, first_axis=1)),
+    "mse": Loss(
+        "mse", lambda predictions: predictions.ty, mean_squared_error, partial(_mean_squared_error, first_axis=1)
+    ),
 }
 
 

@@ -53,8 +53,14 @@ def compile_with_plan(
     module = _simplified(step.module)
     offloaded = offload(module, backends, target)
     with recorded_choices() as record:
-        executable = tvm.compile(offloaded.module, target=_with_options(target), relax_pipeline=pipeline(target))
+        executable = compile_module(offloaded.module, target)
     return executable, _in_order(module, record, offloaded)
+
+
+def compile_module(module: Any, target: Any = "llvm") -> Any:
+    """The executable of any module of straight-line Relax functions, compiled as a step is; target and errors alike."""
+    target = _cpu(target)
+    return tvm.compile(module, target=_with_options(target), relax_pipeline=pipeline(target))
 
 
 def plan_of(step: StepModule, target: Any = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:

@@ -47,6 +47,9 @@ class Model:
 
     It returns a tuple: the predictions, then the new value of each state. `states` are tensors that the forward
     pass itself updates (running statistics of batch norm and what else the framework's buffers were).
+
+    An ensemble (see `ensemble`) has a number of `members`: parameters and states have them along axis 0, predictions
+    along axis 1, and so have inputs and targets if each member has its `own_data`.
     """
 
     module: Any
@@ -55,6 +58,8 @@ class Model:
     parameters: dict[str, Array]
     states: dict[str, Array]
     source: str
+    members: int | None = None
+    own_data: bool = False
 
     @property
     def relax_function(self) -> Any:

@@ -24,7 +24,7 @@ from tvm_convgrad.training.graph import (
     replay,
 )
 from tvm_convgrad.training.layout import convert_layout
-from tvm_convgrad.training.losses import Loss, find_loss
+from tvm_convgrad.training.losses import Loss, find_loss, of_members
 from tvm_convgrad.training.model import Model, TensorSchema, schema_of
 from tvm_convgrad.training.optimizers import Optimizer, make_optimizer
 from tvm_convgrad.training.program import TrainingProgram
@@ -115,6 +115,8 @@ def build_step(
         },
     )
     criterion = find_loss(loss)
+    if isinstance(model, Model) and model.members is not None:
+        criterion = of_members(criterion, model.members, model.own_data)
     _one_of("bn", bn, ("train", "frozen"))
     _one_of("dropout_mode", dropout_mode, ("train", "off"))
     _one_of("layout", layout, ("NCHW", "NHWC"))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-sample gradients, norms and clipped sums of whole networks against torch.func.vmap(grad) in float64."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+torch = pytest.importorskip("torch")
+
+from tests.cases import load  # noqa: E402
+from tests.training import networks  # noqa: E402
+from tests.training.harness import relative_error  # noqa: E402
+from tvm_convgrad.bulk import quick_machine  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.per_sample import per_sample_module  # noqa: E402
+
+
+def with_group_norm(network: Any, groups: int) -> Any:
+    """The network with GroupNorm(min(groups, c), c) in the place of every batch norm."""
+    for name, child in network.named_children():
+        if isinstance(child, torch.nn.BatchNorm2d):
+            channels = child.num_features
+            setattr(network, name, torch.nn.GroupNorm(min(groups, channels), channels))
+        else:
+            with_group_norm(child, groups)
+    return network
+
+
+def by_torch(network: Any, x: Any, labels: Any) -> dict[str, Any]:
+    """vmap(grad) of the cross entropy of one sample, in float64."""
+    reference = copy.deepcopy(network).double()
+    parameters = {name: value.detach() for name, value in reference.named_parameters()}
+
+    def loss(values: Any, image: Any, label: Any) -> Any:
+        scores = torch.func.functional_call(reference, values, (image[None],))
+        return torch.nn.functional.cross_entropy(scores, label[None])
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x.double(), labels)
+    return {name: value.numpy() for name, value in found.items()}
+
+
+def run(model: Any, result: Any, *arrays: Any) -> list[Any]:
+    main = quick_machine(per_sample_module(model, result=result))["main_per_sample"]
+    values = [*arrays[:2], *model.parameters.values(), *model.states.values(), *arrays[2:]]
+    return [part.numpy() for part in main(*map(tvm.runtime.tensor, values))]
+
+
+def check_gradients(network: Any, x: Any, labels: Any, tolerance: float) -> None:
+    model = from_exported_program(torch.export.export(network, (x,)))
+    wanted = by_torch(network, x, labels)
+    _, _, *found = run(model, "gradients", x.numpy(), labels.numpy())
+    for name, have in zip(model.parameters, found, strict=True):
+        assert relative_error(have, wanted[name]) < tolerance, name
+
+
+def check_clipped(network: Any, x: Any, labels: Any, tolerance: float) -> None:
+    """Norms and clipped sums."""
+    model = from_exported_program(torch.export.export(network, (x,)))
+    wanted = by_torch(network, x, labels)
+    norms = np.sqrt(sum((value.reshape(len(x), -1) ** 2).sum(1) for value in wanted.values()))
+    clip = float(np.median(norms))
+    _, _, found_norms, *sums = run(model, "clipped", x.numpy(), labels.numpy(), np.float32(clip))
+    assert relative_error(found_norms, norms) < tolerance
+    factors = np.minimum(1, clip / norms)
+    for name, have in zip(model.parameters, sums, strict=True):
+        assert relative_error(have, np.tensordot(factors, wanted[name], 1)) < tolerance, name
+
+
+@pytest.mark.skipif(not load.FOLDER.is_dir(), reason=load.ABSENT)
+def test_functorchs_resnet18() -> None:
+    """Its test_resnet18_per_sample_grads: group norm, three images of 3x32x32, ten classes; an eighth of the width."""
+    case = load.read("functorch_vmap_conv")["per_sample"]["resnet18"]
+    torch.manual_seed(0)
+    network = with_group_norm(networks.ResNet18(8), 32)
+    x = torch.randn(case["images"])
+    check_gradients(network, x, torch.randint(0, case["classes"], (len(x),)), case["atol"])
+
+
+def test_depthwise_network() -> None:
+    torch.manual_seed(1)
+    network = with_group_norm(networks.MobileNetV2(), 2)
+    check_clipped(network, torch.randn(4, 3, 16, 16), torch.randint(0, 5, (4,)), 1e-3)
+
+
+def test_layer_norm_and_linear_layers_on_pixels() -> None:
+    torch.manual_seed(2)
+    network, x, labels = networks.ConvNeXtBlock(), torch.randn(3, 3, 32, 32), torch.randint(0, 5, (3,))
+    check_gradients(network, x, labels, 1e-3)
+    check_clipped(network, x, labels, 1e-3)
