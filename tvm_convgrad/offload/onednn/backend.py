@@ -42,8 +42,7 @@ class OneDnn:
 
     name = "onednn"
     entry = f"convgrad.onednn.{INTERFACE}.run"
-    # GNU OpenMP's threads spin after each primitive otherwise, on the cores that TVM's threads want: a step takes twice
-    # the time.
+    # GNU OpenMP's threads spin after each primitive otherwise, on the cores that TVM's threads want.
     setting = ("OMP_WAIT_POLICY", "passive")
 
     def unavailable(self, target: Any) -> str:
