@@ -3,7 +3,7 @@
 
     conv(x, w) [+ acc] [+ bias] [-> relu]          forward and transposed convolutions
     acc + dgrad(dy, w),  acc + wgrad(dy, x)
-    wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias
+    wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias, however the sum is written
 
 An intermediate that anything else reads is left alone. Who computes the chains is a `Taker`.
 """
@@ -20,6 +20,7 @@ from tvm import relax
 from relax_ops.ir import PREFIX, TRANSPOSED, dtype_of, is_part, problem_of, shape_values, transposed_problem_of
 from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.problem import ConvProblem
 
@@ -186,7 +187,18 @@ class Finder:
             return False
         if self._taker.in_place and not self._is_free(acc, chain, reader):
             return False
-        return acc not in self._place or self._pays(acc)
+        return (acc not in self._place or self._pays(acc)) and not self._later_adds(acc, chain, reader)
+
+    def _later_adds(self, acc: Any, chain: Chain, reader: int) -> bool:
+        """Whether `acc` comes from a later convolution that can add in the place of this one's result.
+
+        Then that one does: this one's operands would have to be kept for it.
+        """
+        later = self._convolutions.get(self._place.get(acc, -1))
+        if not self._taker.in_place or later is None or later.index < chain.convolution.index:
+            return False
+        theirs = Chain(later, Epilogue(), acc, later.index)
+        return not self._taker.refusal(later, Epilogue(accumulate=True)) and self._is_free(chain.result, theirs, reader)
 
     def _is_free(self, acc: Any, chain: Chain, reader: int) -> bool:
         """Whether the kernel may write to the place of `acc` at `reader`."""
@@ -208,25 +220,71 @@ class Finder:
 
         They become one with the sum otherwise, which reads and writes no more, and an optimizer's keeps its place.
         """
-        return self._place[acc] in self._convolutions or len(self._readers[acc]) > 1
+        return self._place[acc] in self._convolutions or acc in self._taken or len(self._readers[acc]) > 1
 
     def _with_bias_gradient(self, chain: Chain) -> Chain:
         """The chain with the sum of its dY over everything but channels, if the function has that."""
         c, grown = chain.convolution, replace(chain.epilogue, bias_grad=True)
         dy, x = c.operands
-        axes = [axis for axis, letter in enumerate(c.problem.grad_layout) if letter != "C"]
-        if self._taker.refusal(c, grown) or c.problem.grad_dtype != c.problem.kernel_dtype:
+        if self._taker.refusal(c, grown):
             return chain
-        for index in self._readers.get(dy, []):
-            if index == len(self._bindings) or _operator(self._bindings[index].value) != "relax.sum":
-                continue
-            wanted = self._bindings[index].value.attrs.axis
-            if wanted is None or sorted(int(a) % (len(axes) + 1) for a in wanted) != axes:
-                continue
-            if self._place.get(x, -1) < min(index, c.index):
+        if not self._taker.in_place and c.problem.grad_dtype != c.problem.kernel_dtype:
+            return chain  # libraries sum in one type
+        for reader in self._readers.get(dy, []):
+            index = self._channel_sum(dy, c.problem, reader)
+            if index is not None and self._place.get(x, -1) < min(index, c.index):
                 self._called[index] = c.index
                 return replace(chain, epilogue=grown, second=self._bindings[index].var, last=c.index)
         return chain
+
+    def _channel_sum(self, dy: Any, problem: ConvProblem, index: int) -> int | None:
+        """Where the sum of dY over everything but channels is done, in the kernel's type, that binding `index` begins.
+
+        It may take several sums, collapse_sum_to (TVM's own gradient of a broadcast), casts to wider types before it is
+        done, and any cast afterwards.
+        """
+        axes = list(zip(problem.grad_layout, shape_of(dy), strict=False))
+        before = dy
+        while index < len(self._bindings):
+            call, variable = self._bindings[index].value, self._bindings[index].var
+            widens = _width(variable) > _width(before)
+            if _operator(call) in ("relax.sum", "relax.collapse_sum_to") and axes:
+                axes = _left_by(call, axes)
+            elif _operator(call) != "relax.astype" or not (widens or _is_sum(axes, problem.out_channels)):
+                return None
+            if _is_sum(axes, problem.out_channels) and dtype_of(variable.ty) == problem.kernel_dtype:
+                return index
+            readers, before = self._readers.get(variable, []), variable
+            if len(readers) != 1:
+                return None
+            index = readers[0]
+        return None
+
+
+Axes = list[tuple[str, Any]]
+"""The letters that are left of a layout in the course of a sum, with their extents."""
+
+
+def _left_by(call: Any, axes: Axes) -> Axes:
+    """What a sum or collapse_sum_to leaves of `axes`."""
+    if _operator(call) == "relax.sum":
+        wanted = call.attrs.axis
+        summed = {int(a) % len(axes) for a in (range(len(axes)) if wanted is None else wanted)}
+        keep = bool(call.attrs.keepdims)
+        return [("1", 1) if i in summed else axis for i, axis in enumerate(axes) if keep or i not in summed]
+    shape = shape_values(call.args[1]) or ()
+    aligned = axes[len(axes) - len(shape) :]
+    return [axis if tvm_ffi.structural_equal(axis[1], e) else ("1", 1) for axis, e in zip(aligned, shape, strict=True)]
+
+
+def _is_sum(axes: Axes, channels: int) -> bool:
+    """Whether nothing but channels is left."""
+    return ("C", channels) in axes and all(letter == "C" or extent == 1 for letter, extent in axes)
+
+
+def _width(value: Any) -> int:
+    """Bytes of an element; 0 where there is none known."""
+    return DTYPE_BYTES.get(dtype_of(value.ty) or "", 0) if isinstance(value.ty, relax.TensorType) else 0
 
 
 def _operator(value: Any) -> str:

@@ -45,6 +45,7 @@ class _Kernels:
 @tvm.transform.module_pass(opt_level=0, name="ConvgradFuseEpilogues")
 def fuse_epilogues(module: Any, _context: Any) -> Any:
     """Fuse bias, relu, sums and bias gradients into the convolutions that the plan has kernels for."""
+    module = relax.transform.CanonicalizeBindings()(module)  # Gradient binds one tensor to several names
     rewriter = _Rewriter(module)
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):

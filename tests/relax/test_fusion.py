@@ -12,8 +12,12 @@ import tvm
 from tvm import relax
 
 from relax_ops.fusion import fuse_epilogues
+from relax_ops.ir import dtype_of
 from relax_ops.lowering import recorded_choices
 from tests.relax.net import Net, module_of
+from tests.relax.programs import tensor
+from tvm_convgrad import reference
+from tvm_convgrad.geometry import flat_padding
 from tvm_convgrad.bulk import native_target, quick_machine
 from tvm_convgrad.problem import ConvProblem
 
@@ -162,6 +166,93 @@ def test_bias_gradient(name: str, first: str) -> None:
         return [dw, net.bias_gradient(grad)]
 
     check(PROBLEMS[name], body, ["multiply", "kernel", "reshape", "reshape"], [("bias_grad",)])
+
+
+def _collapsed(net: Net, grad: Any) -> Any:
+    """What TVM's own gradient of a broadcast gives: of a bias (1, C, 1, 1), or (C,) if channels are last."""
+    letters = net.problem.grad_layout
+    last = letters[-1] == "C"
+    shape = [e if letter == "C" else 1 for letter, e in zip(letters, net.problem.grad_shape, strict=True)]
+    total = net.emit(relax.op.collapse_sum_to(grad, relax.ShapeExpr(shape[-1:] if last else shape)))
+    return net.emit(relax.op.reshape(total, [net.problem.out_channels]))
+
+
+def _in_two_steps(net: Net, grad: Any) -> Any:
+    """The gradient of a bias (C, 1, 1): pixels, then samples."""
+    pixels = [axis for axis, letter in enumerate(net.problem.grad_layout) if letter not in "NC"]
+    total = net.emit(relax.op.sum(grad, pixels, keepdims=True))
+    total = net.emit(relax.op.sum(total, [0]))
+    return net.emit(relax.op.reshape(total, [net.problem.out_channels]))
+
+
+@pytest.mark.parametrize("form", [_collapsed, _in_two_steps])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_forms_of_the_bias_gradient(name: str, form: Callable[[Net, Any], Any]) -> None:
+    def body(net: Net) -> list[Any]:
+        grad = net.emit(relax.op.multiply(net.grad, net.grad))
+        return [net.wgrad(grad), form(net, grad)]
+
+    is_vector = form is _collapsed and name == "channels last"  # as the kernel gives it
+    check(PROBLEMS[name], body, ["multiply", "kernel", "reshape", "reshape"][: 4 - is_vector], [("bias_grad",)])
+
+
+def test_what_is_no_bias_gradient_is_left_alone() -> None:
+    def too_few(net: Net) -> list[Any]:
+        return [net.wgrad(), net.emit(relax.op.sum(net.grad, [0, 2]))]
+
+    check(PROBLEM, too_few, ["conv2d_backward_weight", "sum"], [])
+
+    def read_between(net: Net) -> list[Any]:
+        pixels = net.emit(relax.op.sum(net.grad, [2, 3]))
+        return [net.wgrad(), net.emit(relax.op.sum(pixels, [0])), pixels]
+
+    check(PROBLEM, read_between, ["sum", "conv2d_backward_weight", "sum"], [])
+
+    def rounded(net: Net) -> list[Any]:
+        short = net.emit(relax.op.astype(net.grad, "float16"))
+        return [net.wgrad(), net.emit(relax.op.sum(net.emit(relax.op.astype(short, "float32")), [0, 2, 3]))]
+
+    check(PROBLEM, rounded, ["astype", "conv2d_backward_weight", "astype", "sum"], [])
+
+
+STOCK = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+BIASED = [
+    "mb2ic3iw9oc16kw3pw1",
+    "mb2ic3iw9oc16kw3pw1_lay=NWC:WIO:NWC",
+    "mb2ic3ih6oc16kh3ph1",
+    "mb2ic3ih6oc16kh3ph1_lay=NHWC:HWIO:NHWC",
+    "mb2ic3ih6oc16kh3ph1_dt=f16:f16:f16",
+    "mb2ic3id5oc16kd3pd1",
+    "mb2ic3id5oc16kd3pd1_lay=NDHWC:DHWIO:NDHWC",
+]
+
+
+@pytest.mark.parametrize("descriptor", BIASED)
+def test_the_gradient_pass_gives_one_kernel_for_weight_and_bias(descriptor: str) -> None:
+    problem = ConvProblem.from_descriptor(descriptor)
+    data, weight, more = (tensor(name, *problem.tensors[name]) for name in ("data", "weight", "grad"))
+    wide = [problem.out_channels if letter == "C" else 1 for letter in problem.grad_layout]
+    bias = tensor("bias", wide[-1:] if problem.grad_layout[-1] == "C" else wide, problem.kernel_dtype)
+    builder = relax.BlockBuilder()
+    with builder.function("main"):
+        with builder.dataflow():
+            attributes = {"padding": list(flat_padding(problem.padding)), "data_layout": problem.data_layout}
+            y = STOCK[problem.rank](data, weight, kernel_layout=problem.kernel_layout, **attributes)
+            y = builder.emit(relax.op.add(builder.emit(y), bias))
+            loss = builder.emit_output(relax.op.sum(relax.op.multiply(y, more)))
+        builder.emit_func_output(loss, [data, weight, bias, more])
+    module = relax.transform.Gradient("main", require_grads=[weight, bias])(builder.get())
+    with native_target(), recorded_choices() as record:
+        fused = fuse_epilogues(module)
+    assert ("bias_grad",) in [entry.fused for entry in record]
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.integers(-2, 3, [int(e) for e in p.ty.shape]).astype(dtype_of(p.ty)) for p in (data, weight, bias, more)
+    ]
+    dw, db = quick_machine(fused, "native")["main_adjoint"](*map(tvm.runtime.tensor, arrays))[1]
+    np.testing.assert_array_equal(dw.numpy(), reference.backward_weight(problem, arrays[3], arrays[0]).astype(dw.dtype))
+    axes = tuple(axis for axis, letter in enumerate(problem.grad_layout) if letter != "C")
+    np.testing.assert_array_equal(db.numpy().ravel(), arrays[3].astype("float64").sum(axes).astype(db.dtype))
 
 
 def test_a_sum_with_what_elementwise_operations_make_for_it_is_left_to_them() -> None:
