@@ -220,7 +220,11 @@ class Finder:
 
         They become one with the sum otherwise, which reads and writes no more, and an optimizer's keeps its place.
         """
-        return self._place[acc] in self._convolutions or acc in self._taken or len(self._readers[acc]) > 1
+        return self._place[acc] in self._convolutions or self._is_summed(acc) or len(self._readers[acc]) > 1
+
+    def _is_summed(self, acc: Any) -> bool:
+        """Whether another kernel gives `acc`."""
+        return self._taker.in_place and acc in self._taken
 
     def _with_bias_gradient(self, chain: Chain) -> Chain:
         """The chain with the sum of its dY over everything but channels, if the function has that."""
@@ -232,10 +236,15 @@ class Finder:
             return chain  # libraries sum in one type
         for reader in self._readers.get(dy, []):
             index = self._channel_sum(dy, c.problem, reader)
+            if not self._taker.in_place and (index != reader or not self._is_plain_sum(reader)):
+                continue  # libraries take the one operation
             if index is not None and self._place.get(x, -1) < min(index, c.index):
                 self._called[index] = c.index
                 return replace(chain, epilogue=grown, second=self._bindings[index].var, last=c.index)
         return chain
+
+    def _is_plain_sum(self, index: int) -> bool:
+        return _operator(self._bindings[index].value) == "relax.sum"
 
     def _channel_sum(self, dy: Any, problem: ConvProblem, index: int) -> int | None:
         """Where the sum of dY over everything but channels is done, in the kernel's type, that binding `index` begins.

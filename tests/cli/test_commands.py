@@ -53,6 +53,23 @@ def test_build_run_explain(convgrad: Command, tiny_model: str, tiny_data: Path, 
     assert from_step[0]["descriptor"] in convgrad("explain", step).out
 
 
+def test_accumulate(convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path) -> None:
+    """A step takes two micro-batches, `run` feeds them, and a run that is resumed repeats the same losses."""
+    step = tmp_path / "step.so"
+    report = convgrad("build", tiny_model, "-o", step, "--accumulate", 2, "--momentum", 0.9, "--json").json
+    assert report["options"]["accumulate"] == 2
+    assert Session(step).batch == 16
+    run = ["run", step, "--data", tiny_data, "--json"]
+    whole = convgrad(*run, "--epochs", 4).json
+    assert whole["steps"] == 4 * (53 // 16)
+    assert whole["test_samples"] == 21
+    checkpointed = [*run, "--checkpoint-dir", tmp_path / "checkpoints"]
+    assert convgrad(*checkpointed, "--epochs", 2).code == 0
+    assert convgrad(*checkpointed, "--epochs", 4, "--resume").json["losses"] == whole["losses"]
+    rows = convgrad("explain", step, "--json").json["gradients"]
+    assert [row["fused"] for row in rows] == [[], ["accumulate"]]
+
+
 def test_explain_tells_what_the_build_recorded(convgrad: Command, tiny_model: str, tiny_dynamic_step: Path) -> None:
     report = convgrad("explain", tiny_model, "--json").json
     assert [row["op"] for row in report["forward"]] == ["conv2d"]

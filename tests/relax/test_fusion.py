@@ -17,8 +17,8 @@ from relax_ops.lowering import recorded_choices
 from tests.relax.net import Net, module_of
 from tests.relax.programs import tensor
 from tvm_convgrad import reference
-from tvm_convgrad.geometry import flat_padding
 from tvm_convgrad.bulk import native_target, quick_machine
+from tvm_convgrad.geometry import flat_padding
 from tvm_convgrad.problem import ConvProblem
 
 PROBLEM = ConvProblem.from_descriptor("mb3ic24ih9iw7oc40kh3kw3ph1pw1")

@@ -33,6 +33,7 @@ def build(
     loss_scale: options.LossScale = None,
     bn: options.BatchNorm = "train",
     dropout: options.Dropout = "train",
+    accumulate: options.Accumulate = 1,
     seed: options.Seed = 0,
     tuned: options.Tuned = True,
     store: options.Store = None,
@@ -72,6 +73,7 @@ def build(
             bn=bn,
             dropout_mode=dropout,
             layout=layout,
+            accumulate=accumulate,
             seed=seed,
         )
         status.update("compiling")

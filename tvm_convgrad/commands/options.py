@@ -39,6 +39,9 @@ BatchNorm = Annotated[
 ]
 Dropout = Annotated[str, typer.Option(metavar="train|off", help="Seeded dropout, or none.")]
 WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Weight decay.")]
+Accumulate = Annotated[
+    int, typer.Option(metavar="K", min=1, help="Micro-batches of the model's batch in a step, with one update.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and dropout.")]
 Offload = Annotated[
     str,

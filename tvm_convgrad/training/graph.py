@@ -56,9 +56,11 @@ class Environment:
 
 
 @contextmanager
-def function_scope(builder: Any, name: str, params: list[Any]) -> Iterator[None]:
-    """`builder.function(name, params)` that leaves no open block behind an error, of which TVM would warn on stderr."""
-    with builder.function(name, params):
+def function_scope(
+    builder: Any, name: str, params: list[Any], attributes: dict[str, Any] | None = None
+) -> Iterator[None]:
+    """`builder.function(...)` that leaves no open block behind an error, of which TVM would warn on stderr."""
+    with builder.function(name, params, attributes):
         try:
             yield
         except BaseException:

@@ -25,6 +25,17 @@ from tvm_convgrad.training.graph import (
 )
 from tvm_convgrad.training.layout import convert_layout
 from tvm_convgrad.training.losses import Loss, find_loss, of_members
+from tvm_convgrad.training.micro_batches import (
+    MICRO_BATCHES,
+    added,
+    check_accumulate,
+    joined,
+    mean,
+    number_of,
+    part,
+    whole,
+    whole_schema,
+)
 from tvm_convgrad.training.model import Model, TensorSchema, schema_of
 from tvm_convgrad.training.optimizers import Optimizer, make_optimizer
 from tvm_convgrad.training.program import TrainingProgram
@@ -81,6 +92,7 @@ def build_step(
     layout: str = "NCHW",
     bn: str = "train",
     dropout_mode: str = "train",
+    accumulate: int = 1,
     seed: int = 0,
 ) -> StepModule:
     """The training step of a model, or of a program that computes its own gradients (whose loss, bn and dropout stay).
@@ -97,6 +109,8 @@ def build_step(
         bn: "train" normalises with batch statistics, whatever mode the model was exported in; "frozen" keeps the
             running statistics.
         dropout_mode: "train" makes every dropout real (seeded by `seed` and the step counter); "off" drops nothing.
+        accumulate: micro-batches of the model's batch in one step, which then takes that many times the samples and
+            updates once, by the gradient of the mean loss (see `micro_batches`).
 
     Raises:
         UnsupportedError: an option that does not exist.
@@ -121,7 +135,13 @@ def build_step(
     _one_of("dropout_mode", dropout_mode, ("train", "off"))
     _one_of("layout", layout, ("NCHW", "NHWC"))
     _one_of("dtype", dtype, precision.DTYPES)
+    check_accumulate(accumulate, model.inputs)
     if isinstance(model, TrainingProgram):
+        if accumulate != 1:
+            raise UnsupportedError(
+                f"build_step: accumulate = {accumulate}, but {model.source} computes its own gradients; give the model "
+                f"without them."
+            )
         from tvm_convgrad.training.program_step import step_of_program
 
         return step_of_program(model, chosen, dtype=dtype, loss_scale=loss_scale, layout=layout, seed=seed)
@@ -131,7 +151,7 @@ def build_step(
     counted = chosen.needs_step or drops
     forward = _loss_function(model, criterion, scale, bn=bn, drop=drops, counted=counted, seed=seed)
     state = state_of(model, chosen, counted)
-    module = _assemble(model, forward, chosen, scale, counted, state)
+    module = _assemble(model, forward, chosen, scale, counted, state, accumulate)
     module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(module)
     module = precision.narrow(module, dtype)
     module = convert_layout(module, layout)
@@ -139,8 +159,8 @@ def build_step(
     target = schema_of(forward.params[len(model.inputs)], "target")
     return StepModule(
         module=module,
-        inputs=model.inputs,
-        target=target,
+        inputs=tuple(whole_schema(schema, accumulate) for schema in model.inputs),
+        target=whole_schema(target, accumulate),
         prediction=schema_of(relax.Var("prediction", predict_type), "prediction"),
         state=tuple(schema for schema, _ in state),
         initial_state=[value for _, value in state],
@@ -153,6 +173,7 @@ def build_step(
             "layout": layout,
             "bn": bn,
             "dropout": dropout_mode,
+            "accumulate": accumulate,
             "seed": seed,
             "source": model.source,
         },
@@ -219,12 +240,13 @@ def _assemble(
     scale: float,
     counted: bool,
     state: list[tuple[StateSchema, Array]],
+    accumulate: int,
 ) -> Any:
     """The module with step, predict and init."""
     builder = builder_with_tir(model.module)
     state_type = relax.TupleType([relax.TensorType(schema.shape, schema.dtype) for schema, _ in state])
-    _emit_step(builder, model, forward, optimizer, scale, counted, state_type)
-    _emit_predict(builder, model, state_type)
+    _emit_step(builder, model, forward, optimizer, scale, counted, state_type, accumulate)
+    _emit_predict(builder, model, state_type, accumulate)
     emit_init(builder, state)
     return builder.get()
 
@@ -239,22 +261,41 @@ def emit_init(builder: Any, state: list[tuple[StateSchema, Array]]) -> None:
 
 
 def _emit_step(
-    builder: Any, model: Model, forward: Any, optimizer: Optimizer, scale: float, counted: bool, state_type: Any
+    builder: Any,
+    model: Model,
+    forward: Any,
+    optimizer: Optimizer,
+    scale: float,
+    counted: bool,
+    state_type: Any,
+    accumulate: int,
 ) -> None:
     """step(inputs, target, lr, state) -> (loss, predictions, new state)."""
-    leading = [relax.Var(str(param.name), param.ty) for param in forward.params[: len(model.inputs) + 1]]
+    leading = [whole(param, accumulate) for param in forward.params[: len(model.inputs) + 1]]
     rate = relax.Var("lr", relax.TensorType((), "float32"))
     state = relax.Var("state", state_type)
-    with function_scope(builder, "step", [*leading, rate, state]):
+    attributes = {MICRO_BATCHES: accumulate} if accumulate > 1 else None
+    with function_scope(builder, "step", [*leading, rate, state], attributes):
         with builder.dataflow():
             items = [builder.emit(relax.TupleGetItem(state, i)) for i in range(len(state_type.fields))]
             count, states = len(model.parameters), len(model.states)
             parameters = items[:count]
             slots = items[count + states : len(items) - counted]
-            arguments = [*leading, *items[: count + states], *items[len(items) - counted :]]
             wanted = range(len(leading), len(leading) + count)
-            results, gradients = emit_with_gradients(builder, forward, arguments, wanted, model.source, COMPOSITES)
-            _, loss, predictions, *new_states = results
+            new_states = items[count : count + states]
+            losses: list[Any] = []
+            parts: list[Any] = []
+            gradients: list[Any] = []
+            for number in range(accumulate):
+                samples = [part(builder, tensor, number, accumulate) for tensor in leading]
+                done = [number_of(builder, items[-1], number, accumulate)] if counted else []
+                arguments = [*samples, *parameters, *new_states, *done]
+                results, more = emit_with_gradients(builder, forward, arguments, wanted, model.source, COMPOSITES)
+                _, own_loss, own_predictions, *new_states = results
+                losses.append(own_loss)
+                parts.append(own_predictions)
+                gradients = added(builder, gradients, more)
+            loss, predictions = mean(builder, losses), joined(builder, parts)
 
             step = next_step = None
             if counted:
@@ -264,8 +305,8 @@ def _emit_step(
             each = len(optimizer.slots)
             for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
                 dtype = element_type(parameter)
-                if scale != 1.0:
-                    gradient = builder.emit(relax.op.multiply(gradient, scalar(1.0 / scale, dtype)))
+                if scale * accumulate != 1.0:
+                    gradient = builder.emit(relax.op.multiply(gradient, scalar(1.0 / (scale * accumulate), dtype)))
                 own_rate = rate if dtype == "float32" else builder.emit(relax.op.astype(rate, dtype))
                 updated, kept = optimizer.update(
                     builder, parameter, gradient, slots[index * each : (index + 1) * each], own_rate, step
@@ -278,20 +319,23 @@ def _emit_step(
         builder.emit_func_output(output)
 
 
-def _emit_predict(builder: Any, model: Model, state_type: Any) -> None:
+def _emit_predict(builder: Any, model: Model, state_type: Any, accumulate: int) -> None:
     """predict(inputs, state) -> predictions, with running statistics and without dropout."""
     original = model.relax_function
-    environment = Environment()
-    inputs = [relax.Var(str(param.name), param.ty) for param in original.params[: len(model.inputs)]]
+    inputs = [whole(param, accumulate) for param in original.params[: len(model.inputs)]]
     state = relax.Var("state", state_type)
     with function_scope(builder, "predict", [*inputs, state]):
         with builder.dataflow():
             items = [
                 builder.emit(relax.TupleGetItem(state, i)) for i in range(len(model.parameters) + len(model.states))
             ]
-            for param, argument in zip(original.params, [*inputs, *items], strict=True):
-                environment[param] = argument
             rewrites = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity}
-            predictions = replay(builder, original, environment, rewrites).fields[0]
-            output = builder.emit_output(predictions)
+            parts = []
+            for number in range(accumulate):
+                environment = Environment()
+                samples = [part(builder, tensor, number, accumulate) for tensor in inputs]
+                for param, argument in zip(original.params, [*samples, *items], strict=True):
+                    environment[param] = argument
+                parts.append(replay(builder, original, environment, rewrites).fields[0])
+            output = builder.emit_output(joined(builder, parts))
         builder.emit_func_output(output)
