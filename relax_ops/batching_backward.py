@@ -12,11 +12,10 @@ from legalize.batching import Level
 from relax_ops.batching import bias_gradient, vmap_call
 from relax_ops.builder import RelaxBuilder
 from relax_ops.ir import spec_of
-from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FACES, FORWARD, Face, OpEntry, canonical_layouts
+from tvm_convgrad.backward import OPERANDS, default_kernel_layout, family_kernel_layout, roles_of
+from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FACES, FORWARD, OpEntry, canonical_layouts
 from tvm_convgrad.errors import ProblemError, UnsupportedError
 from tvm_convgrad.geometry import SPATIAL
-
-NAMES = ("grad", "data", "weight")
 
 
 def backward_call(
@@ -53,23 +52,19 @@ def backward_call(
         )
     data_layout = data_layout or canonical_layouts(rank)[1]
     grad_layout = grad_layout or data_layout
-    if kernel_layout is None:
-        kernel_layout = ("IO" if transposed else "OI") + SPATIAL[rank]
-    # A transposed convolution is dgrad: its X is that convolution's grad, its Y that one's data.
-    roles = {"grad": "data", "data": "grad", "weight": "weight"} if transposed else {name: name for name in NAMES}
+    roles = roles_of(transposed)
     layouts = {
         "grad_layout": data_layout if transposed else grad_layout,
         "data_layout": grad_layout if transposed else data_layout,
-        "kernel_layout": kernel_layout.translate(str.maketrans("IO", "OI")) if transposed else kernel_layout,
+        "kernel_layout": family_kernel_layout(kernel_layout or default_kernel_layout(rank, transposed), transposed),
     }
-    values = {roles[name]: block_builder.normalize(value) for name, value in zip(NAMES, operands, strict=True)}
-    dims = {roles[name]: [level[i] for level in levels] for i, name in enumerate(NAMES)}
-    shapes = {name: _one_shape(values[name], dims[name], name) for name in NAMES}
+    values = {roles[name]: block_builder.normalize(value) for name, value in zip(OPERANDS, operands, strict=True)}
+    dims = {roles[name]: [level[i] for level in levels] for i, name in enumerate(OPERANDS)}
+    shapes = {name: _one_shape(values[name], dims[name], name) for name in OPERANDS}
     batch = _batch(values, dims)
     face = BACKWARD_DATA if transposed else FORWARD
     results: list[Any] = []
-    for wanted, operand in zip(output_mask, face.operands, strict=False):
-        gradient, needed = dict(zip(face.operands, face.gradients, strict=True))[operand]
+    for wanted, (gradient, needed) in zip(output_mask, face.gradients, strict=False):
         found = FACES[gradient]
         needs = tuple(face.result if name == "result" else name for name in needed)
         if not wanted:
@@ -82,29 +77,16 @@ def backward_call(
             own["data_shape"] = shapes["data"]
         reached = [number for number in range(len(levels)) if any(dims[name][number] is not None for name in needs)]
         used: list[Level] = [{name: dims[name][number] for name in needs} for number in reached]
-        result = _gradient(block_builder, found, rank, used, [values[name] for name in needs], own, layouts, attributes)
+        tensors = [values[name] for name in needs]
+        result = vmap_call(block_builder, OpEntry(found, rank), used, tensors, **own, **layouts, **attributes)
         results.append(_broadcast(block_builder, result, reached, batch))
     bias = None
     if output_mask[2]:
-        result_layout = grad_layout
         name = roles["grad"]
-        bias = bias_gradient(block_builder, values[name], result_layout, dims[name])
+        bias = bias_gradient(block_builder, values[name], grad_layout, dims[name])
         reached = [number for number, dim in enumerate(dims[name]) if dim is not None]
         bias = _broadcast(block_builder, bias, reached, batch)
     return results[0], results[1], bias
-
-
-def _gradient(
-    block_builder: Any,
-    face: Face,
-    rank: int,
-    levels: Sequence[Level],
-    operands: Sequence[Any],
-    own: dict[str, Any],
-    layouts: dict[str, str],
-    attributes: dict[str, Any],
-) -> Any:
-    return vmap_call(block_builder, OpEntry(face, rank), levels, operands, **own, **layouts, **attributes)
 
 
 def _one_shape(value: Any, dims: Sequence[int | None], name: str) -> list[Any]:
@@ -121,7 +103,7 @@ def _one_shape(value: Any, dims: Sequence[int | None], name: str) -> list[Any]:
 def _batch(values: dict[str, Any], dims: dict[str, list[int | None]]) -> list[Any]:
     """The number of entries of each level, from the first operand that has it."""
     found: dict[int, Any] = {}
-    for name in NAMES:
+    for name in OPERANDS:
         shape = list(spec_of(values[name], name, "convolution").shape or ())
         for number, dim in enumerate(dims[name]):
             if dim is not None:

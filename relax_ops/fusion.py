@@ -17,9 +17,9 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_ops.chains import Chain, Convolution, Finder, shape_of
+from relax_ops.chain_rewriter import ChainRewriter
+from relax_ops.chains import Chain, Convolution, Finder
 from relax_ops.lowering import Lowered, add_kernel, decide, record_lowered, result_type
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
@@ -46,7 +46,7 @@ class _Kernels:
 def fuse_epilogues(module: Any, _context: Any) -> Any:
     """Fuse bias, relu, sums and bias gradients into the convolutions that the plan has kernels for."""
     module = relax.transform.CanonicalizeBindings()(module)  # Gradient binds one tensor to several names
-    rewriter = _Rewriter(module)
+    rewriter = ChainRewriter(module, _kernel_call)
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
             chains = [chain for chain in Finder(function, _Kernels()).chains() if chain.epilogue != NO_EPILOGUE]
@@ -63,59 +63,18 @@ def _record(function: str, chain: Chain) -> None:
     record_lowered(Lowered(c.op, c.face, c.problem, choice, machine, choice.kind, fused, (function, c.number)))
 
 
-@mutator
-class _Rewriter(PyExprMutator):
-    """Puts the kernels' calls into functions."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self._chains: dict[Any, Chain] = {}
-        self._pairs: dict[Any, Any] = {}
-
-    def rewritten(self, variable: Any, function: Any, chains: list[Chain]) -> Any:
-        """The module with one more function rewritten."""
-        self._chains = {chain.result: chain for chain in chains}
-        self._chains |= {chain.second: chain for chain in chains if chain.second is not None}
-        self._pairs = {}
-        self.builder_.update_func(variable, self.visit_expr(function))
-        return self.builder_.get()
-
-    def visit_var_binding_(self, binding: Any) -> None:
-        """A kernel's call in the place of the last operation of a chain."""
-        chain = self._chains.get(binding.var)
-        if chain is None:
-            super().visit_var_binding_(binding)
-            return
-        value = self._pair(chain, binding.var) if chain.second is not None else self._call(chain)
-        super().visit_var_binding_(relax.VarBinding(binding.var, value))
-
-    def _kernel(self, chain: Chain) -> tuple[Any, list[Any]]:
-        c, (choice, machine) = chain.convolution, chain.convolution.how
-        kernel = add_kernel(self.builder_, c.face, c.problem, choice, machine, chain.epilogue)
-        extra = [tensor for tensor in (chain.bias, chain.acc) if tensor is not None]
-        return kernel, [*c.operands, *extra]
-
-    def _call(self, chain: Chain) -> Any:
-        kernel, arguments = self._kernel(chain)
-        result = result_type(chain.convolution.face, chain.convolution.problem, arguments)
-        if chain.acc is None:
-            return relax.op.call_tir(kernel, arguments, result)
-        return relax.op.call_tir_inplace(kernel, arguments, [len(arguments) - 1], result)
-
-    def _pair(self, chain: Chain, variable: Any) -> Any:
-        """One of the two results of a wgrad with bias gradient; the first time, its call."""
-        if chain.result not in self._pairs:
-            kernel, arguments = self._kernel(chain)
-            weight = result_type(chain.convolution.face, chain.convolution.problem, arguments)
-            bias = relax.TensorType([chain.convolution.problem.out_channels], chain.convolution.problem.kernel_dtype)
-            call = relax.op.call_tir(kernel, arguments, [weight, bias])
-            self._pairs[chain.result] = self.builder_.emit(self.visit_expr(call))
-        pair = self._pairs[chain.result]
-        if variable.same_as(chain.result):
-            return relax.TupleGetItem(pair, 0)
-        vector = relax.TupleGetItem(pair, 1)
-        shape = shape_of(variable)
-        return vector if len(shape) == 1 else relax.op.reshape(self.builder_.emit(vector), relax.ShapeExpr(shape))
+def _kernel_call(builder: Any, chain: Chain) -> Any:
+    """The call of a chain's kernel, which is added to the builder's module."""
+    c, (choice, machine) = chain.convolution, chain.convolution.how
+    kernel = add_kernel(builder, c.face, c.problem, choice, machine, chain.epilogue)
+    arguments = [*c.operands, *(tensor for tensor in (chain.bias, chain.acc) if tensor is not None)]
+    result = result_type(c.face, c.problem, arguments)
+    if chain.second is not None:
+        bias = relax.TensorType([c.problem.out_channels], c.problem.kernel_dtype)
+        return relax.op.call_tir(kernel, arguments, [result, bias])
+    if chain.acc is None:
+        return relax.op.call_tir(kernel, arguments, result)
+    return relax.op.call_tir_inplace(kernel, arguments, [len(arguments) - 1], result)
 
 
 __all__ = ["fuse_epilogues"]

@@ -29,7 +29,6 @@ from tvm_convgrad.geometry import (
 
 NAME = "convolution_backward"
 OPERANDS = ("grad", "data", "weight")
-_SWAP = str.maketrans("IO", "OI")
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class BackwardCall:
     @property
     def roles(self) -> dict[str, str]:
         """The caller's tensor that has each role in the family's convolution."""
-        swapped = {"grad": "data", "data": "grad"} if self.transposed else {}
-        return {name: swapped.get(name, name) for name in OPERANDS}
+        return roles_of(self.transposed)
 
     @property
     def gradients(self) -> tuple[tuple[Face, tuple[str, str]], ...]:
@@ -67,6 +65,24 @@ class BackwardCall:
         face = BACKWARD_DATA if self.transposed else FORWARD
         named = {face.operands[0]: "data", face.operands[1]: "weight", "result": "grad"}
         return tuple((FACES[name], (named[first], named[second])) for name, (first, second) in face.gradients)
+
+
+def roles_of(transposed: bool) -> dict[str, str]:
+    """The caller's tensor that has each role in the family's convolution, and the role of each of the caller's tensors.
+
+    Of a transposed convolution, which is dgrad, data and grad change places.
+    """
+    return {"grad": "data", "data": "grad", "weight": "weight"} if transposed else {name: name for name in OPERANDS}
+
+
+def default_kernel_layout(rank: int, transposed: bool) -> str:
+    """OI…, or IO… of a transposed convolution, which calls its data's channels I."""
+    return ("IO" if transposed else "OI") + SPATIAL[rank]
+
+
+def family_kernel_layout(layout: str, transposed: bool) -> str:
+    """A kernel's layout with the family's meaning of I and O."""
+    return layout.translate(str.maketrans("IO", "OI")) if transposed else layout
 
 
 def backward_call(
@@ -100,7 +116,7 @@ def backward_call(
         layouts = {
             "grad": grad_layout or canonical,
             "data": data_layout or canonical,
-            "weight": kernel_layout or ("IO" if transposed else "OI") + SPATIAL[rank],
+            "weight": kernel_layout or default_kernel_layout(rank, transposed),
         }
         shapes = {}
         for name, spec in specs.items():
@@ -131,7 +147,7 @@ def backward_call(
         layouts=(
             layouts["grad"],
             layouts["data"],
-            layouts["weight"].translate(_SWAP) if transposed else layouts["weight"],
+            family_kernel_layout(layouts["weight"], transposed),
         ),
         kernel=kernel,
         crop=crop,

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_ops.chains import Chain, Convolution, Finder, shape_of
+from relax_ops.chain_rewriter import ChainRewriter
+from relax_ops.chains import Chain, Convolution, Finder
 from relax_ops.lowering import Lowered
 from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.kernels import plan
@@ -100,7 +100,7 @@ def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
             f"offload to {', '.join(names)}: no convolution can be; {face} of {descriptor} is refused by {because}"
         )
     result = Offloaded(module, refused=taker.refused)
-    rewriter = _Rewriter(module)
+    rewriter = ChainRewriter(module, _Marked(module).call)
     for variable, chains in found.items():
         if chains:
             result.module = rewriter.rewritten(variable, module[variable], chains)
@@ -176,52 +176,20 @@ def _lowered(function: str, chain: Chain, target: Any) -> Lowered:
     return Lowered(c.op, c.face, c.problem, choice, machine_of(target), form, fused, (function, c.number))
 
 
-@mutator
-class _Rewriter(PyExprMutator):
-    """Puts calls of marked functions in the places of chains."""
+class _Marked:
+    """Calls of marked functions, one function a module for equal calls."""
 
     def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self._chains: dict[Any, Chain] = {}
-        self._pairs: dict[Any, Any] = {}
         self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
         # A module may be partitioned again; its symbols must not meet those of before.
         self._round = len((module.attrs or {}).get("external_mods", []))
 
-    def rewritten(self, variable: Any, function: Any, chains: list[Chain]) -> Any:
-        """The module with one more function rewritten."""
-        self._chains = {chain.result: chain for chain in chains}
-        self._chains |= {chain.second: chain for chain in chains if chain.second is not None}
-        self._pairs = {}
-        self.builder_.update_func(variable, self.visit_expr(function))
-        return self.builder_.get()
-
-    def visit_var_binding_(self, binding: Any) -> None:
-        """A call in the place of the last operation of a chain."""
-        chain = self._chains.get(binding.var)
-        if chain is None:
-            super().visit_var_binding_(binding)
-            return
-        value = self._call(chain) if chain.second is None else self._one_of_pair(chain, binding.var)
-        super().visit_var_binding_(relax.VarBinding(binding.var, value))
-
-    def _one_of_pair(self, chain: Chain, variable: Any) -> Any:
-        """One of the gradients of weight and bias; the first time, their call."""
-        if chain.result not in self._pairs:
-            self._pairs[chain.result] = self.builder_.emit(self.visit_expr(self._call(chain)))
-        pair = self._pairs[chain.result]
-        if variable.same_as(chain.result):
-            return relax.TupleGetItem(pair, 0)
-        vector = relax.TupleGetItem(pair, 1)
-        shape = shape_of(variable)
-        return vector if len(shape) == 1 else relax.op.reshape(self.builder_.emit(vector), relax.ShapeExpr(shape))
-
-    def _call(self, chain: Chain) -> Any:
+    def call(self, builder: Any, chain: Chain) -> Any:
+        """The call of a chain's function, which is added to the builder's module if it is new."""
         arguments = [tensor for tensor in (*chain.convolution.operands, chain.bias, chain.acc) if tensor is not None]
-        return relax.Call(self._function(chain, arguments), arguments)
+        return relax.Call(self._function(builder, chain, arguments), arguments)
 
-    def _function(self, chain: Chain, arguments: list[Any]) -> Any:
-        """The marked function of a chain; one a module for equal calls."""
+    def _function(self, builder: Any, chain: Chain, arguments: list[Any]) -> Any:
         c = chain.convolution
         name = c.how.backend
         numbers = backend(name).numbers(c.face, c.problem, chain.epilogue)
@@ -231,7 +199,7 @@ class _Rewriter(PyExprMutator):
             made = _function_of(chain, arguments).with_attrs(
                 {"Codegen": name, "global_symbol": symbol, _NUMBERS: list(numbers)}
             )
-            self._functions[key] = self.builder_.add_func(relax.utils.copy_with_new_vars(made), symbol)
+            self._functions[key] = builder.add_func(relax.utils.copy_with_new_vars(made), symbol)
         return self._functions[key]
 
 

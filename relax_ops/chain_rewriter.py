@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts one call in the place of each chain (relax_ops.chains); what is called is the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relax_ops.chains import Chain, shape_of
+
+
+@mutator
+class ChainRewriter(PyExprMutator):
+    """Rewrites functions of a module, one after another."""
+
+    def __init__(self, module: Any, call: Callable[[Any, Chain], Any]) -> None:
+        """Prepare.
+
+        Args:
+            module: whose functions are rewritten.
+            call: call(builder, chain) is the expression for a chain; a tuple of the gradients of weight and bias for
+                one that has both.
+        """
+        super().__init__(module)
+        self._call = call
+        self._chains: dict[Any, Chain] = {}
+        self._pairs: dict[Any, Any] = {}
+
+    def rewritten(self, variable: Any, function: Any, chains: Sequence[Chain]) -> Any:
+        """The module with one more function rewritten."""
+        self._chains = {chain.result: chain for chain in chains}
+        self._chains |= {chain.second: chain for chain in chains if chain.second is not None}
+        self._pairs = {}
+        self.builder_.update_func(variable, self.visit_expr(function))
+        return self.builder_.get()
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        """A call in the place of the last operation of a chain."""
+        chain = self._chains.get(binding.var)
+        if chain is None:
+            super().visit_var_binding_(binding)
+            return
+        one = chain.second is None
+        value = self._call(self.builder_, chain) if one else self._one_of_pair(chain, binding.var)
+        super().visit_var_binding_(relax.VarBinding(binding.var, value))
+
+    def _one_of_pair(self, chain: Chain, variable: Any) -> Any:
+        """One of the gradients of weight and bias; the first time, their call."""
+        if chain.result not in self._pairs:
+            self._pairs[chain.result] = self.builder_.emit(self.visit_expr(self._call(self.builder_, chain)))
+        pair = self._pairs[chain.result]
+        if variable.same_as(chain.result):
+            return relax.TupleGetItem(pair, 0)
+        vector = relax.TupleGetItem(pair, 1)
+        shape = shape_of(variable)
+        return vector if len(shape) == 1 else relax.op.reshape(self.builder_.emit(vector), relax.ShapeExpr(shape))
+
+
+__all__ = ["ChainRewriter"]
