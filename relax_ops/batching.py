@@ -27,7 +27,7 @@ from tvm_convgrad.catalogue import (
     result_dtype,
 )
 from tvm_convgrad.errors import ProblemError, UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, effective_kernel, normalize_axes
+from tvm_convgrad.geometry import SPATIAL, effective_kernel, normalize_axes, swapped_kernel_layout
 from tvm_convgrad.problem import ConvProblem
 
 
@@ -135,7 +135,7 @@ def transposed_arguments(
     """
     entry, builder = OpEntry(BACKWARD_DATA, rank), RelaxBuilder(block_builder)
     data_layout = data_layout or "NC" + SPATIAL[rank]
-    swapped = (kernel_layout or "IO" + SPATIAL[rank]).translate(str.maketrans("IO", "OI"))
+    swapped = swapped_kernel_layout(kernel_layout or "IO" + SPATIAL[rank])
     out_layout = out_layout or data_layout
     if isinstance(padding, str):
         raise ProblemError(f"conv{rank}d_transpose: padding={padding!r} by name has no meaning here; give numbers")

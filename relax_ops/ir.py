@@ -14,7 +14,7 @@ from relax_ops.compat import arithmetic
 from tvm_convgrad.arguments import problem_of_call
 from tvm_convgrad.catalogue import BY_NAME, ConvAttributes, OpEntry, TensorSpec
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.geometry import SPATIAL, swapped_kernel_layout
 from tvm_convgrad.problem import ConvProblem
 
 PREFIX = "relax.nn."
@@ -207,7 +207,7 @@ def transposed_problem_of(call: Any) -> ConvProblem:
         dilation=tuple(int(d) for d in attrs.dilation),
         groups=int(attrs.groups),
         data_layout=str(attrs.out_layout) or data_layout,
-        kernel_layout=str(attrs.kernel_layout).translate(str.maketrans("IO", "OI")),
+        kernel_layout=swapped_kernel_layout(str(attrs.kernel_layout)),
         grad_layout=data_layout,
         dtypes=(str(result.dtype), str(weight.dtype), str(data.dtype)),
     )

@@ -33,11 +33,17 @@ from tvm_convgrad.catalogue import (
     infer_backward_weight,
 )
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, effective_kernel, flat_padding, hidden_extent, normalize_padding
+from tvm_convgrad.geometry import (
+    SPATIAL,
+    effective_kernel,
+    flat_padding,
+    hidden_extent,
+    normalize_padding,
+    swapped_kernel_layout,
+)
 from tvm_convgrad.problem import ConvProblem
 
 PREFIX = "nn."
-_SWAP = str.maketrans("IO", "OI")
 
 
 class Unknown:
@@ -224,7 +230,7 @@ def transposed_problem_of(op: Any, attrs: Any, types: Sequence[Any]) -> ConvProb
     """
     name = str(op.name).removeprefix(PREFIX)
     shapes, dtypes = _static(name, dict(zip(("grad", "weight", "data"), types, strict=True)))
-    kernel_layout = str(attrs.kernel_layout).translate(_SWAP)
+    kernel_layout = swapped_kernel_layout(str(attrs.kernel_layout))
     problem = _problem_from(len(attrs.strides), name, attrs, shapes, dtypes, kernel_layout, transposed=True)
     if problem.grad_shape != shapes["grad"]:
         raise UnsupportedError(f"{name}: output_padding {list(attrs.output_padding)} is not below the strides")

@@ -25,6 +25,7 @@ from tvm_convgrad.geometry import (
     normalize_axes,
     normalize_padding,
     output_extent,
+    swapped_kernel_layout,
 )
 
 NAME = "convolution_backward"
@@ -82,7 +83,7 @@ def default_kernel_layout(rank: int, transposed: bool) -> str:
 
 def family_kernel_layout(layout: str, transposed: bool) -> str:
     """A kernel's layout with the family's meaning of I and O."""
-    return layout.translate(str.maketrans("IO", "OI")) if transposed else layout
+    return swapped_kernel_layout(layout) if transposed else layout
 
 
 def backward_call(

@@ -29,6 +29,11 @@ def data_layout_of(rank: int) -> str:
     return "NC" + SPATIAL[rank]
 
 
+def swapped_kernel_layout(layout: str) -> str:
+    """A transposed convolution's kernel layout with the family's meaning of I and O, which it exchanges; and back."""
+    return layout.translate(str.maketrans("IO", "OI"))
+
+
 def kernel_layout_of(rank: int) -> str:
     """The canonical layout of the weight: `OIW`, `OIHW` or `OIDHW`."""
     return "OI" + SPATIAL[rank]

@@ -16,7 +16,7 @@ from relax_ops.ir import PREFIX, attributes_of, dtype_of, entry_of, pairs_of, sh
 from relax_ops.program import Convolution
 from tvm_convgrad.catalogue import BACKWARD_DATA, FACES, FORWARD, NEW_OPS, Face
 from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, check_layout
+from tvm_convgrad.geometry import SPATIAL, check_layout, swapped_kernel_layout
 
 
 def stock_gradient(orig_var: Any, orig_call: Any, output_grad: Any, builder: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def _stock_convolution(call: Any) -> Convolution:
 def _transposed_convolution(orig_var: Any, call: Any) -> Convolution:
     name, attrs = str(call.op.name).removeprefix(PREFIX), call.attrs
     rank = len(attrs.strides)
-    swapped = str(attrs.kernel_layout).translate(str.maketrans("IO", "OI"))
+    swapped = swapped_kernel_layout(str(attrs.kernel_layout))
     grad_layout = str(attrs.data_layout)
     layouts = {"grad": grad_layout, "weight": swapped, "data": str(attrs.out_layout) or grad_layout}
     return _convolution(name, rank, attrs, layouts, _shape(orig_var, name), _shape(call.args[1], name))

@@ -11,7 +11,7 @@ from tvm import relax
 from relax_ops.ops import make_call
 from tvm_convgrad.catalogue import BY_NAME
 from tvm_convgrad.errors import ModelError
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.geometry import SPATIAL, swapped_kernel_layout
 from tvm_convgrad.importer.context import FLOATS, Context
 from tvm_convgrad.importer.table import integers, op
 
@@ -134,7 +134,7 @@ def _transposed(rank: int) -> Any:
         dtype = context.dtype(args[0])
         exact = all(more < stride for more, stride in zip(extra, geometry["strides"], strict=True))
         if exact and dtype in FLOATS:
-            swapped = kernel_layout.translate(str.maketrans("IO", "OI"))
+            swapped = swapped_kernel_layout(kernel_layout)
             result = backward_data(context, args, geometry, extra, data_layout, swapped, attrs.out_dtype)
             context.lifted.append(f"{attrs.op_name} is the data gradient conv{rank}d_backward_data")
             return result
