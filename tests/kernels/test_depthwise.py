@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Depthwise kernels: over planes, over channels in place and in panels; fused epilogues; any batch."""
+"""Depthwise kernels and those of small groups: over planes, channels in place, panels; fused epilogues; any batch."""
 
 from __future__ import annotations
 
@@ -38,9 +38,17 @@ CHANNELS = {
     "in place": "g40mb3ic40ih9iw11oc40kh3kw3ph1pw1_lay=NHWC:OHWI:NHWC",
     "in place, strided": "g32mb2ic32ih9iw9oc32kh3kw3sh2sw2ph1pw1_lay=NHWC:OHWI:NHWC",
 }
+GROUPS = {
+    "groups of 4": "g12mb2ic48ih9iw12oc48kh3kw3ph1pw1",
+    "groups of 8, strided": "g5mb2ic40ih9iw12oc40kh3kw3sh2sw2ph1pw1",
+    "groups of 2, channels last": "g20mb2ic40ih8iw7oc40kh3kw3ph1pw1_lay=NHWC:OHWI:NHWC",
+    "groups of 16, channels last": "g3mb2ic48ih8iw7oc48kh3kw3sh2sw2ph1pw1_lay=NHWC:HWIO:NHWC",
+    "groups of 4, 3-d": "g8mb1ic32id4ih6iw7oc32kd3kh3kw3sd2pd1ph1pw1",
+}
 CASES = {**{name: ("depthwise planes", text) for name, text in PLANES.items()}} | {
     name: ("depthwise", text) for name, text in CHANNELS.items()
 }
+CASES |= {name: ("small groups", text) for name, text in GROUPS.items()}
 
 
 def built(problem: ConvProblem, face: str, choice: plan.Choice, epilogue: Epilogue = NO_EPILOGUE):

@@ -5,10 +5,14 @@ Vectors run over channels. Where channels are neighbours in memory (NHWC) pixels
 elsewhere (NCHW) a slab of lines is turned into a panel [line][column][lanes], and the result back. The register tile is
 a piece of a result line; a kernel line's weights stay in registers. Nothing is padded: the taps that a line meets are
 the bounds of a loop, and the code of pieces near the borders leaves out the products with what lies outside.
+
+In small groups, of as many source as result channels, a vector spans the channels of several groups: each of a group's
+source channels in turn is repeated, by a shuffle, in the places of all of the group's result channels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +22,16 @@ from tvm import tirx
 from tvm_convgrad.kernels.depthwise_planes import Planes, PlaneTiling
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gather_frame import GatherFrame
-from tvm_convgrad.kernels.lanes import Mover, Spread, channels_at, pack_weights, pieces_of, run_of_taps, valid_taps
+from tvm_convgrad.kernels.lanes import (
+    Mover,
+    Spread,
+    channels_at,
+    pack_weights,
+    pieces_of,
+    repeated,
+    run_of_taps,
+    valid_taps,
+)
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
@@ -111,9 +124,12 @@ class _Depthwise:
         self.batch, self.epilogue, self.dtype = frame.batch, frame.epilogue, gather.dtype
         self.lanes = machine.lanes(self.dtype)
         self.phases = [phase for phases in gather.phases for phase in phases]
-        self.channels = gather.groups
-        self.blocks = -(-self.channels // self.lanes)
         self.inputs, self.outputs = gather.source_channels, gather.result_channels
+        self.together = min(self.inputs, self.outputs)  # neighbouring channels of a group
+        if self.together > 1:
+            self.outputs = 1
+        self.channels = gather.groups * self.together
+        self.blocks = -(-self.channels // self.lanes)
         self.taps = math.prod(kernel)
         self.turns = (gather.result.extents[1] + tiling.lines - 1) // tiling.lines
 
@@ -123,7 +139,8 @@ class _Depthwise:
         """Pack W, then the work items: slabs of lines of an image, and in panels blocks of channels."""
         loops, gather, tiling = self.loops, self.gather, self.tiling
         multiple = max(self.inputs, self.outputs)
-        spread = Spread(self.channels, multiple, gather.weight_group, self._inner())
+        within = gather.weight_result if self.together > 1 else 0
+        spread = Spread(self.channels, multiple, gather.weight_group, self._inner(), self.together, within)
         self.packed = pack_weights(loops, self.machine, self.weight, gather.weight, self.kernel, self.dtype, spread)
         depths = -(-gather.result.extents[0] // gather.out_step[0])
         pieces = tiling.chunks if tiling.direct else self.blocks
@@ -161,7 +178,7 @@ class _Depthwise:
         to = loops.let(expr(n * gather.result.batch + block * self.lanes), "to")
         source = _Place(self.source, origin, 0, *gather.source.spatial)
         result = _Place(self.result, to, 0, *gather.result.spatial)
-        weights = loops.let(expr(block * (self.taps * self.lanes)), "w")
+        weights = loops.let(expr(block * (self.inputs * self.taps * self.lanes)), "w")
         for phase in self.phases:
             with self._depth(phase, qd):
                 self._lines(phase, qd, slab, source, result, weights, mask, block)
@@ -174,7 +191,8 @@ class _Depthwise:
         loops, gather, tiling, lanes = self.loops, self.gather, self.tiling, self.lanes
         view, width = gather.source, gather.source.extents[2]
         first = loops.let(expr(block * lanes), "c0")
-        reader = Mover(loops, self.machine, self.source, view, self.dtype, self.channels, self.inputs * view.channel)
+        apart = self.inputs // self.together * view.channel
+        reader = Mover(loops, self.machine, self.source, view, self.dtype, self.channels, apart)
         writer = Mover(
             loops,
             self.machine,
@@ -188,16 +206,17 @@ class _Depthwise:
         plane = reader.room(most)
         depths = sorted({offset for phase in self.phases for _, offset in phase[0].taps})
         depths = list(range(depths[0], depths[-1] + 1)) if depths else []
-        panel = loops.panel("panel", max(1, self.inputs * len(depths)) * plane, self.dtype)
+        panels = self.inputs // self.together
+        panel = loops.panel("panel", max(1, panels * len(depths)) * plane, self.dtype)
         out = loops.panel("out_panel", writer.room(tiling.lines), self.dtype)
         if len(depths) == 1 and view.extents[0] == 1:
-            for j in range(self.inputs):
+            for j in range(panels):
                 reader.prefetch(n * view.batch + j * view.channel, first, row, rows)
             for j in range(self.outputs):
                 line = slab * tiling.lines
                 room = smaller(gather.result.extents[1] - line, tiling.lines)
                 writer.prefetch(n * gather.result.batch + j * gather.result.channel, first, line, room, write=True)
-        for j in range(self.inputs):
+        for j in range(panels):
             for i, offset in enumerate(depths):
                 depth = qd * gather.in_step[0] + offset
                 base = loops.let(expr(n * view.batch + depth * view.spatial[0] + j * view.channel), "image")
@@ -338,21 +357,41 @@ class _Depthwise:
             run_of_taps(axis.taps) for axis in phase
         )
         qd, q, x = position
-        with loops.loop(self.inputs, "j") as j, loops.loop(count_d, "kd") as kd, loops.loop(count_h, "kh") as kh:
+        steps = gather.in_step[2] * source.column
+        with contextlib.ExitStack() as stack:
+            j = stack.enter_context(loops.loop(self.inputs, "j")) if self.together == 1 else 0
+            kd, kh = (stack.enter_context(loops.loop(n, k)) for n, k in ((count_d, "kd"), (count_h, "kh")))
             td, th = first_d + kd, first_h + kh
             depth, line = qd * gather.in_step[0] + low_d + td * pace_d, q * gather.in_step[1] + low_h + th * pace_h
             at = source.origin + j * source.multiple + depth * source.depth + line * source.line
-            at = loops.opaque(expr(at + x * (gather.in_step[2] * source.column)), "at")
+            at = loops.opaque(expr(at + x * steps), "at")
             w = j * self.taps + ((k_d + td * step_d) * kernel_h + k_h + th * step_h) * kernel_w
             w = loops.let(expr(weights + w * lanes), "w_line")
-            for tap, pixels in enumerate(met):
-                if not pixels:
-                    continue
-                factor = loops.let(load(self.packed, w + (k_w + tap * step_w) * lanes, lanes), "factor")
-                for i in pixels:
-                    place = at + (i * gather.in_step[2] + low_w + tap * pace_w) * source.column
-                    value = channels_at(source.buffer, place, mask, self.lanes, self.dtype)
-                    loops.store(tile[i], 0, load(tile[i], 0, lanes) + value * factor)
+
+            def factor(tap: int, member: int = 0) -> Any:
+                place = member * self.taps + k_w + tap * step_w
+                return loops.let(load(self.packed, w + place * lanes, lanes), "factor")
+
+            def read(column: int) -> Any:
+                return channels_at(source.buffer, at + column * source.column, mask, lanes, self.dtype)
+
+            def add(i: int, value: Any, by: Any) -> None:
+                loops.store(tile[i], 0, load(tile[i], 0, lanes) + value * by)
+
+            columns = {(tap, i): i * gather.in_step[2] + low_w + tap * pace_w for tap, p in enumerate(met) for i in p}
+            if self.together == 1:
+                for tap, pixels in enumerate(met):
+                    by = factor(tap) if pixels else None
+                    for i in pixels:
+                        add(i, read(columns[tap, i]), by)
+                return
+            for member in range(self.inputs):
+                factors = {tap: factor(tap, member) for tap, pixels in enumerate(met) if pixels}
+                for column in sorted(set(columns.values())):
+                    value = loops.let(repeated(read(column), member, self.together, lanes), "member")
+                    for (tap, i), its in columns.items():
+                        if its == column:
+                            add(i, value, factors[tap])
 
 
 def emitted_products(gather: Gather, pixels: int) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling, emitted_products
 from tvm_convgrad.kernels.depthwise_planes_plan import (
@@ -28,11 +29,11 @@ SLAB_SHARE = 16
 WEIGHT_SLAB_SHARE = 32
 """The part of it for X and dY, of a vector of channels, in a slab of wgrad: each kernel line reads them again."""
 
-TURN_COST = 0.55
-"""Cycles to turn an element in registers, on its way to a panel or from one."""
+TURN_COST, GROUP_TURN_COST = 0.55, 0.8
+"""Cycles to turn an element in registers, on its way to a panel or from one; of small groups, measured."""
 
-SUM_OVERHEAD = 1.4
-"""Cycles of a piece of a line beside its multiply-adds, as a factor."""
+SUM_OVERHEAD, SHUFFLED_SUM_OVERHEAD = 1.4, 2.2
+"""Cycles of a piece of a line beside its multiply-adds, as a factor; of one that shuffles what it multiplies."""
 
 PREFETCH_FROM = 16 << 20
 """Bytes of tensors that come from memory: from a shared cache, vectors of channels come as fast without asking."""
@@ -43,19 +44,32 @@ WEIGHT_PREFETCH_FROM = 24 << 20
 PIECE = 8
 """Pixels of a line in wgrad's code without a loop."""
 
+SMALL_GROUPS = "small groups"
+"""The kernels whose vectors span the channels of several groups."""
+
+SMALL_GROUPS_WHY = "vectors span several groups"
+"""What `explain` says of them."""
+
 
 def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machine: Machine) -> Choice | str:
     """The choice for forward or dgrad, or why no depthwise kernel serves it."""
-    if gather.groups == 1 or min(gather.source_channels, gather.result_channels) != 1:
+    if gather.groups == 1:
         return "not one channel a group"
     if sum(map(len, gather.phases)) > 16:
         return "more than 16 phases"
-    planes = plan_planes(problem, face, gather, machine)
+    together = min(gather.source_channels, gather.result_channels)
+    planes: Choice | str = f"groups of {together} channels"
+    if together == 1:
+        planes = plan_planes(problem, face, gather, machine)
+    else:
+        refusal = _small_group_refusal(problem, machine)
+        if refusal:
+            return refusal
     refusal = _gather_refusal(gather, machine)
     lanes = machine.lanes(gather.dtype)
     width_taps = max(len(phase[2].taps) for phases in gather.phases for phase in phases)
     pixels = _pixels(machine, width_taps)
-    products = emitted_products(gather, pixels)
+    products = emitted_products(gather, pixels) * together
     if not refusal and products > MAX_PRODUCTS:
         refusal = f"borders and phases would take {products} multiply-adds of code"
     if refusal:
@@ -67,9 +81,9 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     _, height, width = gather.result.extents
     step = gather.out_step[1]
     element = 8 if gather.dtype == "float64" else 4
-    line_bytes = width * element * (gather.groups if direct else lanes)
+    line_bytes = width * element * (gather.groups * together if direct else lanes)
     lines = max(1, machine.l2_bytes // SLAB_SHARE // (line_bytes * step)) * step
-    blocks = -(-gather.groups // lanes)
+    blocks = -(-gather.groups * together // lanes)
     wanted = 4 * machine.parts
     chunks = 1
     if direct:
@@ -85,6 +99,8 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     tiling = DepthwiseTiling(direct, pixels, lines, chunks, _from_memory(problem, PREFETCH_FROM))
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
     refused = {planes_kind(face): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
+    if together > 1:
+        return Choice(f"{SMALL_GROUPS} {face}", SMALL_GROUPS_WHY, estimate, {}, (gather, tiling, kernel_of(problem)))
     choice = Choice(f"depthwise {face}", reason, estimate, refused, (gather, tiling, kernel_of(problem)))
     return at_least_roofline(choice, problem, machine)
 
@@ -92,7 +108,7 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
 def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | str:
     """The choice for wgrad, or why no depthwise kernel serves it."""
     if not problem.is_depthwise:
-        return "not one input channel a group"
+        return _plan_small_groups(problem, machine)
     planes = plan_planes_weight(problem, machine)
     refusal = _weight_refusal(problem, machine)
     if refusal:
@@ -101,45 +117,80 @@ def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | st
     estimate = _estimate(problem, machine, direct)
     if isinstance(planes, Choice) and planes.estimate <= estimate:
         return at_least_roofline(planes, problem, machine)
+    tiling = _weight_tiling(problem, machine, direct)
+    reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
+    refused = {planes_kind("wgrad"): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
+    return at_least_roofline(Choice("depthwise wgrad", reason, estimate, refused, tiling), problem, machine)
+
+
+def _plan_small_groups(problem: ConvProblem, machine: Machine) -> Choice | str:
+    """The choice for wgrad of groups of which several fill a vector, or why this does not serve it."""
+    if problem.groups == 1:
+        return "not one input channel a group"
+    refusal = _small_group_refusal(problem, machine) or _weight_refusal(problem, machine)
+    if refusal:
+        return refusal
+    direct = _weight_direct(problem, machine)
+    tiling = _weight_tiling(problem, machine, direct)
+    return Choice(f"{SMALL_GROUPS} wgrad", SMALL_GROUPS_WHY, _estimate(problem, machine, direct), {}, tiling)
+
+
+def faster_of(choice: Choice, other: Choice | str, name: str) -> Choice:
+    """A choice, or one of small groups of lower estimate; `other` may be the reason why `name` does not serve."""
+    if isinstance(other, str):
+        return replace(choice, refused={name: other})
+    if other.estimate <= choice.estimate:
+        return replace(other, refused={choice.kind: "vectors would hold channels of one group only, or be slower"})
+    return replace(choice, refused={other.kind: "estimated to be slower"})
+
+
+def _small_group_refusal(problem: ConvProblem, machine: Machine) -> str:
+    """Why vectors do not span the channels of several groups, or nothing."""
+    each, lanes = problem.in_channels // problem.groups, machine.lanes(problem.accumulator)
+    if problem.out_channels != problem.in_channels:
+        return "groups of several channels need as many output as input channels"
+    return f"groups of {each} channels do not divide vectors of {lanes}" if lanes % each else ""
+
+
+def _weight_tiling(problem: ConvProblem, machine: Machine, direct: bool) -> DepthwiseWeightTiling:
+    """How the kernel over vectors of channels is cut."""
     kernel, strides, _, _ = axes_of(problem)
     x, _, dy = views(problem)
     depth, height, width = dy.extents
+    multiplier, lanes = problem.out_channels // problem.groups, machine.lanes(problem.accumulator)
+    multiples = max(
+        m
+        for m in range(1, multiplier + 1)
+        if multiplier % m == 0 and (m == 1 or m * (kernel[2] + 1) + 2 <= machine.registers)
+    )
     budget = machine.l2_bytes // WEIGHT_SLAB_SHARE * (1 if direct else 4)
-    line_bytes = (width + x.extents[2] * strides[1]) * machine.vector_bytes
+    panels = multiples if problem.is_depthwise else 1
+    line_bytes = (width * panels + x.extents[2] * strides[1]) * machine.vector_bytes
     lines = min(height, max(1, budget // line_bytes))
     lines = -(-height // -(-height // lines))
-    blocks = -(-problem.groups // machine.lanes(problem.accumulator))
+    blocks = -(-problem.in_channels // lanes)
     slabs = int(problem.batch) * depth * -(-height // lines)
     parts = 1
     if direct or (blocks % machine.parts and blocks < 4 * machine.parts):
         parts = min(slabs, machine.parts)
     chunks = blocks if not direct else min(blocks, -(-machine.parts // parts))
-    tiling = DepthwiseWeightTiling(
-        direct,
-        PIECE,
-        max(1, min(4, 16 // kernel[2])),
-        lines,
-        parts,
-        chunks,
-        _from_memory(problem, WEIGHT_PREFETCH_FROM),
-    )
-    reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
-    refused = {planes_kind("wgrad"): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
-    return at_least_roofline(Choice("depthwise wgrad", reason, estimate, refused, tiling), problem, machine)
+    copies = max(1, min(4, 16 // (kernel[2] * multiples)))
+    prefetched = _from_memory(problem, WEIGHT_PREFETCH_FROM)
+    return DepthwiseWeightTiling(direct, PIECE, copies, multiples, lines, parts, chunks, prefetched)
 
 
 def _weight_direct(problem: ConvProblem, machine: Machine) -> bool:
     """Whether X and dY are read in place: their channels are neighbours, and as many."""
     x, _, dy = views(problem)
     same = x.dtype == dy.dtype == problem.accumulator
-    whole = problem.groups % machine.lanes(problem.accumulator) == 0
+    whole = problem.in_channels % machine.lanes(problem.accumulator) == 0
     channels_last = x.channel == dy.channel == 1 and problem.out_channels == problem.in_channels
     return channels_last and (whole or (machine.has_masks and same))
 
 
 def _weight_refusal(problem: ConvProblem, machine: Machine) -> str:
     """Why vectors over channels do not serve wgrad, or nothing."""
-    if 2 * problem.groups < machine.lanes(problem.accumulator):
+    if 2 * problem.in_channels < machine.lanes(problem.accumulator):
         return "groups would fill less than half of a vector"
     kernel, _, _, _ = axes_of(problem)
     sums = machine.registers * 5 // 8
@@ -153,10 +204,14 @@ def _weight_refusal(problem: ConvProblem, machine: Machine) -> str:
 
 def _estimate(problem: ConvProblem, machine: Machine, direct: bool) -> float:
     """Seconds on one core, were memory fast."""
-    cycles = problem.macs / (2 * machine.lanes(problem.accumulator)) * SUM_OVERHEAD
+    lanes, each = machine.lanes(problem.accumulator), problem.in_channels // problem.groups
+    few = problem.is_depthwise or each == lanes  # repeating the one channel of a vector is part of its load
+    cycles = problem.macs / (2 * lanes) * (SUM_OVERHEAD if few else SHUFFLED_SUM_OVERHEAD)
     if not direct:
         shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
-        cycles += TURN_COST * sum(math.prod(int(e) for e in shape) for shape in shapes)
+        cycles += (TURN_COST if problem.is_depthwise else GROUP_TURN_COST) * sum(
+            math.prod(int(e) for e in shape) for shape in shapes
+        )
     return cycles / CLOCK
 
 
@@ -172,19 +227,19 @@ def _pixels(machine: Machine, width_taps: int) -> int:
 
 def _direct(gather: Gather, machine: Machine) -> bool:
     channels_last = gather.source.channel == gather.result.channel == 1
-    single = gather.source_channels == gather.result_channels == 1
+    alike = gather.source_channels == gather.result_channels
     same = gather.source.dtype == gather.result.dtype == gather.dtype
-    whole = gather.groups % machine.lanes(gather.dtype) == 0
-    return channels_last and single and (whole or (machine.has_masks and same))
+    whole = gather.groups * gather.result_channels % machine.lanes(gather.dtype) == 0
+    return channels_last and alike and (whole or (machine.has_masks and same))
 
 
 def _gather_refusal(gather: Gather, machine: Machine) -> str:
     """Why vectors over channels do not serve a gather, or nothing."""
-    if 2 * gather.groups < machine.lanes(gather.dtype):
+    if 2 * gather.groups * min(gather.source_channels, gather.result_channels) < machine.lanes(gather.dtype):
         return "groups would fill less than half of a vector"
     if gather.source.extents[2] * machine.vector_bytes > machine.l2_bytes and not _direct(gather, machine):
         return "a line of the panel would fill the core's own cache"
     return ""
 
 
-__all__ = ["plan_depthwise_gather", "plan_depthwise_weight"]
+__all__ = ["SMALL_GROUPS", "faster_of", "plan_depthwise_gather", "plan_depthwise_weight"]

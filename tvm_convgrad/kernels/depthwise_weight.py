@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Depthwise wgrad: dW[tap, c] = sum over pixels of dY[pixel, c] * X[pixel * stride + tap * dilation - padding, c].
 
-Vectors run over channels, read in place (NHWC) or from panels of a slab of lines (NCHW, turned). A kernel line's sums
-stay in registers over the slab's lines that meet it, in some copies each, so that no addition waits for the one before.
-Nothing is padded: lines outside are left out by the bounds of a loop, columns outside by the code of border pieces.
+Vectors run over channels of X, read in place (NHWC) or from panels of a slab of lines (NCHW, turned). A kernel line's
+sums stay in registers over the slab's lines that meet it, in some copies each, so that no addition waits for the one
+before. Nothing is padded: lines outside are left out by the bounds of a loop, columns outside by the code of border
+pieces.
+
+Where X's channel c meets several of dY's, those are its multiples m, with a panel of dY each: of a depthwise
+convolution channel c * multiplier + m. In small groups, of as many output as input channels, a vector spans the
+channels of one group or several, and multiple m of channel c is channel m of c's group, which a shuffle repeats for
+each channel of the group.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +23,7 @@ from tvm import tirx
 
 from tvm_convgrad.kernels.depthwise_planes_weight import PlanesWeight, PlaneWeightTiling
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.lanes import Mover, channels_at, pieces_of
+from tvm_convgrad.kernels.lanes import Mover, channels_at, pieces_of, repeated
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
@@ -49,6 +56,7 @@ class DepthwiseWeightTiling:
         direct: whether X and dY are read in place; else through panels.
         pixels: of a piece of a line; its code has no loop.
         copies: of each tap's sum.
+        multiples: whose sums are in registers together, so that they share the vectors of X.
         lines: of dY in a slab.
         parts: pieces of the slabs that are summed apart, in their order.
         chunks: pieces of the blocks of channels that are separate work items.
@@ -58,6 +66,7 @@ class DepthwiseWeightTiling:
     direct: bool
     pixels: int
     copies: int
+    multiples: int
     lines: int
     parts: int
     chunks: int
@@ -98,7 +107,8 @@ class _DepthwiseWeight:
         self.dtype = problem.accumulator
         self.lanes = machine.lanes(self.dtype)
         self.batch, self.channels = frame.batch, problem.in_channels
-        self.multiplier = problem.out_channels // problem.in_channels
+        self.multiplier = problem.out_channels // problem.groups
+        self.together = problem.in_channels // problem.groups  # neighbouring channels with the same multiples
         self.blocks = -(-self.channels // self.lanes)
         self.taps = self.kernel[0] * self.kernel[1] * self.kernel[2]
         self.block_size = self.multiplier * self.taps * self.lanes
@@ -167,12 +177,12 @@ class _DepthwiseWeight:
         loops, tiling = self.loops, self.tiling
         x, dy = self.x_view, self.dy_view
         read_x = Mover(loops, self.machine, self.x, x, self.dtype, self.channels, x.channel)
-        step = self.multiplier * dy.channel
+        step = dy.channel * (self.multiplier if self.together == 1 else 1)
         read_dy = Mover(loops, self.machine, self.dy, dy, self.dtype, self.channels, step)
         size = read_x.room(min(self._reach(), x.extents[1]))
         panel = loops.panel("x_panel", self.kernel[0] * size, self.dtype)
-        grads = loops.panel("grad_panel", read_dy.room(tiling.lines), self.dtype)
-        return read_x, panel, size, read_dy, grads
+        grads = 1 if self.together > 1 else tiling.multiples
+        return read_x, panel, size, read_dy, loops.panel("grad_panel", grads * read_dy.room(tiling.lines), self.dtype)
 
     def _reach(self) -> int:
         """Lines of X that a slab meets."""
@@ -190,12 +200,13 @@ class _DepthwiseWeight:
         if panels is None:
             source, x_origin = self.x, loops.let(expr(x_base + first), "x_origin")
             x_depth, x_line, x_column = x.spatial
-            grads, dy_origin = self.dy, loops.let(expr(dy_base + first), "dy_origin")
+            grads, dy_origin, room = self.dy, loops.let(expr(dy_base + first), "dy_origin"), 0
             _, dy_line, dy_column = dy.spatial
             if self.tiling.prefetched:
                 self._prefetch(dy_origin, x_origin, line)
         else:
             read_x, source, size, read_dy, grads = panels
+            room = read_dy.room(self.tiling.lines)
             start = expr(line * self.strides[1] - self.low[1])
             row = loops.opaque(tirx.min(tirx.max(start, expr(0)), expr(x.extents[1])), "row")
             end = tirx.max(tirx.min(start + self._reach(), expr(x.extents[1])), row)
@@ -211,9 +222,12 @@ class _DepthwiseWeight:
                 z = loops.let(expr(d * self.strides[0] + kd * self.dilation[0] - self.low[0]), "z")
                 with loops.when(tirx.And(z >= 0, z < x.extents[0])):
                     read_x.pack(x_base + z * x.spatial[0], first, row, rows, source, kd * size)
-        with loops.loop(self.multiplier, "m") as m:
-            if panels is not None:
-                read_dy.pack(dy_base + m * dy.channel, first, line, lines, grads, 0)
+            if self.together > 1:
+                read_dy.pack(dy_base, first, line, lines, grads, 0)
+        for m in self._multiples():
+            if panels is not None and self.together == 1:
+                with loops.loop(self.tiling.multiples, "k") as k:
+                    read_dy.pack(dy_base + (m + k) * dy.channel, first, line, lines, grads, k * room)
             with loops.loop(kd_extent, "kd") as kd:
                 z = loops.let(expr(d * self.strides[0] + kd * self.dilation[0] - self.low[0]), "z")
                 with loops.when(tirx.And(z >= 0, z < x.extents[0])), loops.loop(kh_extent, "kh") as kh:
@@ -221,8 +235,17 @@ class _DepthwiseWeight:
                     offset = loops.let(expr(kh * self.dilation[1] - self.low[1]), "offset")
                     plane = z * x_depth if panels is None else kd * size
                     origin = loops.let(expr(x_origin + plane + offset * x_line), "x_from")
-                    places = (source, origin, x_line, x_column), (grads, dy_origin, dy_line, dy_column)
-                    self._line_of_taps(sums, at + tap, places, line, lines, offset, mask)
+                    places = (source, origin, x_line, x_column), (grads, dy_origin, room, dy_line, dy_column)
+                    self._line_of_taps(sums, at + tap, m, places, line, lines, offset, mask)
+
+    def _multiples(self) -> Iterator[Any]:
+        """The first of each block of multiples: in a loop, or one after the other where each has its own shuffles."""
+        count = self.multiplier // self.tiling.multiples
+        if self.together > 1:
+            yield from range(0, self.multiplier, self.tiling.multiples)
+            return
+        with self.loops.loop(count, "block_of_multiples") as number:
+            yield self.loops.let(number * self.tiling.multiples, "m")
 
     def _prefetch(self, dy_origin: Any, x_origin: Any, line: Any) -> None:
         """Ask for the lines of the next slab, of the same block of channels."""
@@ -238,18 +261,27 @@ class _DepthwiseWeight:
                 loops.prefetch(buffer, at + number * line_step + x * column, near=True)
 
     def _line_of_taps(
-        self, sums: Any, at: Any, places: tuple[Any, Any], line: Any, lines: Any, offset: Any, mask: Any
+        self,
+        sums: Any,
+        at: Any,
+        first_multiple: Any,
+        places: tuple[Any, Any],
+        line: Any,
+        lines: Any,
+        offset: Any,
+        mask: Any,
     ) -> None:
         """The sums of one (depth, height) of the kernel over the slab's lines l with 0 <= l * stride + offset < H."""
         loops, lanes, stride = self.loops, self.lanes, self.strides[1]
-        (source, origin, x_line, x_column), (grads, dy_origin, dy_line, dy_column) = places
-        width_taps, copies = self.kernel[2], self.tiling.copies
+        (source, origin, x_line, x_column), (grads, dy_origin, room, dy_line, dy_column) = places
+        width_taps, copies, multiples = self.kernel[2], self.tiling.copies, self.tiling.multiples
         begin = tirx.max(expr(line), quotient(tirx.max(expr(stride - 1) - offset, expr(0)), stride))
         begin = loops.opaque(begin, "begin")
         limit = quotient(tirx.max(expr(self.x_view.extents[1] + stride - 1) - offset, expr(0)), stride)
         count = loops.opaque(tirx.min(expr(line + lines), limit) - begin, "count")
-        tile = [[loops.buffer("sum", lanes, self.dtype) for _ in range(width_taps)] for _ in range(copies)]
-        for register in itertools.chain(*tile):
+        sums_of = list(itertools.product(range(multiples), range(width_taps)))
+        tile = [{pair: loops.buffer("sum", lanes, self.dtype) for pair in sums_of} for _ in range(copies)]
+        for register in itertools.chain(*(copy.values() for copy in tile)):
             loops.store(register, 0, zero(self.dtype, lanes))
         taps = tuple((k, k * self.dilation[2] - self.low[2]) for k in range(width_taps))
         step = self.strides[2]
@@ -266,20 +298,33 @@ class _DepthwiseWeight:
                         taken = [k for k in range(width_taps) if i in met[k]]
                         if not taken:
                             continue
-                        grad = loops.let(
-                            channels_at(grads, grad_place + i * dy_column, mask, lanes, self.dtype), "grad"
-                        )
+                        grad = self._grads(grads, grad_place + i * dy_column, room, first_multiple, mask)
                         for k in taken:
                             value = channels_at(
                                 source, place + (i * step + taps[k][1]) * x_column, mask, lanes, self.dtype
                             )
-                            register = tile[i % copies][k]
-                            loops.store(register, 0, load(register, 0, lanes) + value * grad)
-        for k in range(width_taps):
-            total = load(sums, at + k * lanes, lanes)
+                            value = value if multiples == 1 else loops.let(value, "x")
+                            for m in range(multiples):
+                                register = tile[i % copies][m, k]
+                                loops.store(register, 0, load(register, 0, lanes) + value * grad[m])
+        for m, k in sums_of:
+            sum_at = at + (m * self.taps + k) * lanes
+            total = load(sums, sum_at, lanes)
             for copy in tile:
-                total = total + load(copy[k], 0, lanes)
-            loops.store(sums, at + k * lanes, total)
+                total = total + load(copy[m, k], 0, lanes)
+            loops.store(sums, sum_at, total)
+
+    def _grads(self, grads: Any, at: Any, room: int, first: Any, mask: Any) -> list[Any]:
+        """dY's vector for each multiple from `first` on: from its own panel, or shuffled."""
+        loops, lanes, multiples = self.loops, self.lanes, self.tiling.multiples
+
+        def read(place: Any) -> Any:
+            return loops.let(channels_at(grads, place, mask, lanes, self.dtype), "grad")
+
+        if self.together == 1:
+            return [read(at + m * room) for m in range(multiples)]
+        value = read(at)
+        return [loops.let(repeated(value, first + m, self.together, lanes), "member") for m in range(multiples)]
 
     # -- the result ---------------------------------------------------------------------------------------------
 
@@ -291,8 +336,12 @@ class _DepthwiseWeight:
             for tap in itertools.product(*map(range, self.kernel))
         ]
         base = loops.let(expr((block * self.multiplier + m) * (self.taps * lanes)), "sums_at")
-        to = loops.let(expr((block * lanes * self.multiplier + m) * dw.out), "to")
-        step = self.multiplier * dw.out
+        # Channel c's filter of multiple m; c's place in its group is an input channel of the filter.
+        each, step = self.together, self.multiplier * dw.out
+        to = loops.let(expr(block * (lanes // each) * step + m * dw.out), "to")
+
+        def place_of(c: Any) -> Any:
+            return to + quotient(c, each) * step + remainder(c, each) * dw.into
 
         def total(index: Any, lanes: int) -> Any:
             return load_sum(sums, index, lanes, self.tiling.parts, part_size)
@@ -303,7 +352,7 @@ class _DepthwiseWeight:
                 rows = [loops.let(total(at + i * lanes, lanes), "row") for i in range(lanes)]
                 mask = lanes_below(chunk * lanes, self.taps, lanes)
                 for c, value in enumerate(transpose(loops, rows)):
-                    place = to + c * step + chunk * lanes
+                    place = place_of(c) + chunk * lanes
                     with loops.when(expr(block * lanes + c) < self.channels):
                         before = load_masked(self.dw, place, mask, lanes) if self.frame.epilogue.accumulate else None
                         loops.store_masked(self.dw, place, value if before is None else before + value, mask)
@@ -313,7 +362,7 @@ class _DepthwiseWeight:
             loops.loop(smaller(self.channels - block * lanes, lanes), "c") as c,
             loops.loop(self.taps, "tap") as tap,
         ):
-            place = loops.let(expr(to + c * step + load(table, tap)), "place")
+            place = loops.let(expr(place_of(c) + load(table, tap)), "place")
             value = total(base + tap * lanes + c, 1)
             if self.frame.epilogue.accumulate:
                 value = convert(load(self.dw, place), self.dtype) + value

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tvm_convgrad.kernels.depthwise_plan import plan_depthwise_gather
+from tvm_convgrad.kernels.depthwise_plan import SMALL_GROUPS, faster_of, plan_depthwise_gather
 from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape, in_bounds, shape_of
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.regions import by_regions
@@ -89,17 +89,13 @@ def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
     """The choice for forward or dgrad."""
     gather = forward_gather(problem) if face == "forward" else data_gather(problem)
     depthwise = plan_depthwise_gather(problem, face, gather, machine)
-    if isinstance(depthwise, Choice):
+    if isinstance(depthwise, Choice) and not depthwise.kind.startswith(SMALL_GROUPS):
         return depthwise
     cuts = [(each, *_best_tilings(each, machine)) for each in (gather, *by_regions(gather))]
     gather, tilings, cycles = min(cuts, key=lambda cut: cut[2])
-    return Choice(
-        f"implicit GEMM {face}",
-        "covers the problem",
-        estimate=cycles * machine.parts / CLOCK,
-        refused={f"depthwise {face}": depthwise},
-        detail=(gather, tilings),
-    )
+    seconds = cycles * machine.parts / CLOCK
+    choice = Choice(f"implicit GEMM {face}", "covers the problem", seconds, {}, (gather, tilings))
+    return faster_of(choice, depthwise, f"depthwise {face}")
 
 
 def _best_tilings(gather: Gather, machine: Machine) -> tuple[tuple[GatherTiling, ...], float]:

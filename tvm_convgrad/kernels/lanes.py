@@ -16,9 +16,10 @@ from tvm_convgrad.kernels.loops import (
     load,
     load_masked,
     quotient,
+    remainder,
     smaller,
 )
-from tvm_convgrad.kernels.packing import transpose
+from tvm_convgrad.kernels.packing import shuffle, transpose
 from tvm_convgrad.kernels.spec import View, WeightView
 from tvm_convgrad.kernels.target import Machine
 
@@ -80,12 +81,27 @@ def pieces_of(
 
 @dataclass(frozen=True)
 class Spread:
-    """Where W has the channels of the lanes: channel c and multiple m at c * step + m * inner."""
+    """Where W has the channels of the lanes, `each` neighbours a group, `step` elements from group to group.
+
+    Channel c and multiple m are at c // each * step + c % each * within + m * inner.
+    """
 
     channels: int
     multiple: int
     step: int
     inner: int
+    each: int = 1
+    within: int = 0
+
+    def at(self, channel: Any) -> Any:
+        """Where W has a channel's first multiple; the last channel's for those past it."""
+        channel = smaller(channel, self.channels - 1)
+        return quotient(channel, self.each) * self.step + remainder(channel, self.each) * self.within
+
+
+def repeated(value: Any, member: int, each: int, lanes: int) -> Any:
+    """A vector of whole groups' channels with a member of each group in the places of all of the group's `each`."""
+    return shuffle(value, value, [lane // each * each + member for lane in range(lanes)])
 
 
 class Mover:
@@ -210,7 +226,6 @@ def pack_weights(
     count = len(taps)
     blocks = -(-spread.channels // lanes)
     packed = loops.panel("w_panel", (blocks * spread.multiple * count + lanes) * lanes, dtype)
-    step, last = spread.step, spread.channels - 1
     turns = machine.has_masks and view.dtype == dtype and taps == list(range(count))
     table = None if turns else loops.table("w_taps", taps)
     with loops.loop(blocks, "b") as b, loops.loop(spread.multiple, "m") as m:
@@ -221,7 +236,7 @@ def pack_weights(
                 mask = lanes_below(chunk * lanes, count, lanes)
                 rows = [
                     loops.let(
-                        load_masked(weight, base + smaller(b * lanes + c, last) * step + chunk * lanes, mask, lanes),
+                        load_masked(weight, base + spread.at(b * lanes + c) + chunk * lanes, mask, lanes),
                         "row",
                     )
                     for c in range(lanes)
@@ -230,9 +245,9 @@ def pack_weights(
                     loops.store(packed, into + (chunk * lanes + i) * lanes, value)
         else:
             with loops.loop(count, "tap") as tap, loops.loop(lanes, "c") as c:
-                value = load(weight, base + smaller(b * lanes + c, last) * step + load(table, tap))
+                value = load(weight, base + spread.at(b * lanes + c) + load(table, tap))
                 loops.store(packed, into + tap * lanes + c, convert(value, dtype))
     return packed
 
 
-__all__ = ["Mover", "Spread", "pack_weights", "pieces_of", "run_of_taps", "valid_taps"]
+__all__ = ["Mover", "Spread", "pack_weights", "pieces_of", "repeated", "run_of_taps", "valid_taps"]

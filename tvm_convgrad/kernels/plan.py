@@ -30,7 +30,7 @@ REPRESENTATIVE_BATCH = 8
 GATHERS = tuple(f"implicit GEMM {face}" for face in ("forward", "backward_data"))
 """The kernels that `gather_plan` cuts."""
 
-_FAMILIES = ("implicit GEMM", "depthwise", "depthwise planes")
+_FAMILIES = ("implicit GEMM", "depthwise", "depthwise planes", "small groups")
 
 ABLE = {
     **{
@@ -177,7 +177,7 @@ def _build(
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
         return weight_kernel(problem, detail, machine, name, epilogue)
-    if kind in ("depthwise wgrad", "depthwise planes wgrad"):
+    if kind in ("depthwise wgrad", "depthwise planes wgrad", "small groups wgrad"):
         from tvm_convgrad.kernels.depthwise_weight import depthwise_weight_kernel
 
         return depthwise_weight_kernel(problem, detail, machine, name, epilogue)
@@ -185,7 +185,7 @@ def _build(
 
     source, result = ("data", "grad") if face == "forward" else ("grad", "data")
     shapes = {"source": tensors[source], "weight": tensors["weight"], "result": tensors[result]}
-    if kind.startswith("depthwise"):
+    if kind.startswith(("depthwise", "small groups")):
         from tvm_convgrad.kernels.depthwise_gather import depthwise_gather_kernel
 
         return depthwise_gather_kernel(detail, machine, name, shapes, epilogue)

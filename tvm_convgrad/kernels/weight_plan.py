@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tvm_convgrad.kernels.depthwise_plan import plan_depthwise_weight
+from tvm_convgrad.kernels.depthwise_plan import SMALL_GROUPS, faster_of, plan_depthwise_weight
 from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import CLOCK, Machine
@@ -26,8 +26,9 @@ SLABS = (128, 256, 400, 800)
 MOST_CUTS = 24
 """Other cuts that are worth compiling for a measurement."""
 
-MAX_TAP_ROWS = 512
-"""Pairs of tap and input channel up to which they are tried as rows: more fill the lanes of vectors of X as well."""
+MAX_TAP_ROWS, MAX_FEW_ROWS = 512, 2048
+"""Pairs of tap and input channel up to which they are tried as rows: more fill the lanes of vectors of X as well,
+unless channels fill less than half of one."""
 
 MAX_CODE = 128
 """Accumulators of all the code for blocks of such pairs, which do not all lie alike."""
@@ -63,9 +64,9 @@ SHARED_BYTES, MEMORY_BYTES = 40.0, 4.5
 LONE_BYTES, SUMS_BYTES = 10.0, 12.0
 """Bytes a cycle of what no prefetcher foresees, a line at a time, and of sums that do not fit into the core's cache."""
 
-PAGE_BYTES, FAR_PAGES, FAR_COST = 4096, 400, 0.8
-"""Rows whose pixels spread over so many pages, read for one tap after the other, lose so many cycles a pixel, by
-translations and sets of the cache."""
+PAGE_BYTES, NEAR_PAGES, FAR_PAGES, FAR_COST = 4096, 64, 400, 14.0
+"""Rows whose pixels spread over more pages than the near ones lose cycles at each pixel, by translations and sets of
+the cache; at the far number and above it this many."""
 
 SHARED_CACHE = 8 << 20
 """Bytes: tensors larger than this come from memory."""
@@ -80,15 +81,15 @@ HIDDEN = 0.25
 def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     """The choice for wgrad."""
     depthwise = plan_depthwise_weight(problem, machine)
-    if isinstance(depthwise, Choice):
+    if isinstance(depthwise, Choice) and not depthwise.kind.startswith(SMALL_GROUPS):
         return depthwise
     spec = weight_spec(problem)
     parallel = problem.macs >= PARALLEL_FROM
     _, tiling = min(
         ((_elapsed(spec, t, machine), t) for t in candidates(spec, machine, parallel)), key=lambda pair: pair[0]
     )
-    seconds, refused = estimate(spec, tiling, machine), {"depthwise wgrad": depthwise}
-    return Choice(KIND, "covers the problem", seconds, refused, (spec, tiling))
+    seconds = estimate(spec, tiling, machine)
+    return faster_of(Choice(KIND, "covers the problem", seconds, {}, (spec, tiling)), depthwise, "depthwise wgrad")
 
 
 # ---------------------------------------------------------------------------------------------------- candidates
@@ -174,7 +175,8 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
     """The cuts that are worth a look."""
     planes_in_all = spec.batch * spec.dy.extents[0]
     turns: tuple[bool, ...] = (False, True)
-    if swap_refusal(spec) or (not spec.is_pointwise and spec.in_channels * math.prod(spec.kernel) > MAX_TAP_ROWS):
+    most = MAX_FEW_ROWS if 2 * spec.in_channels < machine.lanes(spec.dtype) else MAX_TAP_ROWS
+    if swap_refusal(spec) or (not spec.is_pointwise and spec.in_channels * math.prod(spec.kernel) > most):
         turns = (False,)
     for turned, columns, pixels in itertools.product(turns, (2, 1, 3), SLABS):
         seen = swapped(spec) if turned else spec
@@ -198,6 +200,17 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
                         tiling = replace(tiling, direct=not refusal(spec, replace(tiling, direct=True), machine))
                     if not refusal(spec, tiling, machine):
                         yield tiling
+                        packed = replace(tiling, packed=True)
+                        if _pages(seen, tiling, 4) > NEAR_PAGES and not refusal(spec, packed, machine):
+                            yield packed
+
+
+def _pages(spec: WeightSpec, tiling: WeightTiling, element: int) -> float:
+    """Pages that the pixels of a slab of dY spread over, where they are not neighbours."""
+    if spec.dy.spatial[2] == 1 or spec.gathered is not None:
+        return 0.0
+    pixels = tiling.planes * tiling.lines * spec.dy.extents[2]
+    return pixels * min(1.0, spec.dy.spatial[2] * element / PAGE_BYTES)
 
 
 def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
@@ -284,9 +297,9 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     lone = spec.gathered is None and not tiling.packed and spec.dy.spatial[2] > 1
     stream += spec.dy.size * element * reads / min(_rate(spec.dy.size * element), LONE_BYTES if lone else SHARED_BYTES)
     cycles += stream * (HIDDEN if tiling.prefetched and 2 * both <= machine.l2_bytes else 1)
-    if lone and taps > 1:
-        pages = slab_pixels * min(1.0, spec.dy.spatial[2] * element / PAGE_BYTES)
-        cycles += tiles * pixels * FAR_COST * min(1.0, pages / FAR_PAGES)
+    if lone:
+        far = (_pages(spec, tiling, element) - NEAR_PAGES) / (FAR_PAGES - NEAR_PAGES)
+        cycles += tiles * pixels * FAR_COST * min(1.0, max(0.0, far))
     if kept and kept + slab_pixels * per_split * element + panel * element > machine.l2_bytes * 3 // 4:
         rate = max(MEMORY_BYTES, SUMS_BYTES * min(1.0, SHARED_CACHE * 3 / 8 / (kept * machine.parts)))
         cycles += slabs * tiles * rows * width * element * 2 / rate
