@@ -11,7 +11,7 @@ from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape, in_bounds, sh
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.regions import by_regions
 from tvm_convgrad.kernels.spec import Gather, Phase, data_gather, forward_gather
-from tvm_convgrad.kernels.target import CLOCK, Machine
+from tvm_convgrad.kernels.target import CLOCK, Machine, beyond_near_pages
 from tvm_convgrad.kernels.tile import balanced, tile_rows
 from tvm_convgrad.problem import ConvProblem
 
@@ -23,6 +23,9 @@ STEP_OVERHEAD = 0.3
 
 FAR_VECTOR_CYCLES = 2.2
 """Of a vector of pixels from a channel's own place, which no prefetcher foresees."""
+
+FAR_PAGE_CYCLES = 7.0
+"""More, of a step whose channel lies in a page of its own, when there are many: each pass translates them again."""
 
 TILE_OVERHEAD = 30.0
 """Cycles to begin and end a tile."""
@@ -270,6 +273,8 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         # Vectors come from far, or straddle lines of the cache.
         far = FAR_VECTOR_CYCLES if shape.tap_count <= len(phases) else 1.0
         step = max(step, far * tiling.columns + tiling.rows / 2 + STEP_OVERHEAD)
+    if tiling.over_pixels and tiling.direct:
+        step += FAR_PAGE_CYCLES * beyond_near_pages(channels, gather.source.channel * element)
     arithmetic = tiles * shape.tap_count * channels * step
     turned = not tiling.over_pixels and gather.result.channel != 1
     scattered = tiling.over_pixels and gather.result.spatial[2] * gather.out_step[2] != 1

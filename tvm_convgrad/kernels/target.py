@@ -13,6 +13,9 @@ from tvm_convgrad.geometry import DTYPE_BYTES
 CLOCK = 3.5e9
 """Cycles a second that estimates are given for; only their ratios decide."""
 
+PAGE_BYTES, NEAR_PAGES, FAR_PAGES = 4096, 64, 400
+"""Pages that a core's first translations reach, and so many that each access pays for one."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -38,6 +41,12 @@ class Machine:
     def lanes(self, dtype: str) -> int:
         """Elements of a type in one register."""
         return self.vector_bytes // DTYPE_BYTES[dtype]
+
+
+def beyond_near_pages(count: int, stride: int) -> float:
+    """How far `count` places, `stride` bytes apart, spread over more pages than are near: from 0 to 1, all far."""
+    pages = count * min(1.0, stride / PAGE_BYTES)
+    return min(1.0, max(0.0, (pages - NEAR_PAGES) / (FAR_PAGES - NEAR_PAGES)))
 
 
 def machine_of(target: Any) -> Machine | None:

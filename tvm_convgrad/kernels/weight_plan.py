@@ -12,7 +12,7 @@ from typing import Any
 from tvm_convgrad.kernels.depthwise_plan import SMALL_GROUPS, faster_of, plan_depthwise_weight
 from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.target import CLOCK, Machine
+from tvm_convgrad.kernels.target import CLOCK, Machine, beyond_near_pages
 from tvm_convgrad.kernels.tile import balanced, fits, tile_rows
 from tvm_convgrad.kernels.weight_spec import VECTOR, TapPanel, WeightSpec, WeightTiling, swapped, weight_spec
 from tvm_convgrad.problem import ConvProblem
@@ -64,9 +64,8 @@ SHARED_BYTES, MEMORY_BYTES = 40.0, 4.5
 LONE_BYTES, SUMS_BYTES = 10.0, 12.0
 """Bytes a cycle of what no prefetcher foresees, a line at a time, and of sums that do not fit into the core's cache."""
 
-PAGE_BYTES, NEAR_PAGES, FAR_PAGES, FAR_COST = 4096, 64, 400, 14.0
-"""Rows whose pixels spread over more pages than the near ones lose cycles at each pixel, by translations and sets of
-the cache; at the far number and above it this many."""
+FAR_COST = 14.0
+"""Cycles of a pixel whose row's scalars lie in a page of its own, where there are many: translations, cache sets."""
 
 SHARED_CACHE = 8 << 20
 """Bytes: tensors larger than this come from memory."""
@@ -201,16 +200,15 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
                     if not refusal(spec, tiling, machine):
                         yield tiling
                         packed = replace(tiling, packed=True)
-                        if _pages(seen, tiling, 4) > NEAR_PAGES and not refusal(spec, packed, machine):
+                        if _far_rows(seen, tiling, 4) and not refusal(spec, packed, machine):
                             yield packed
 
 
-def _pages(spec: WeightSpec, tiling: WeightTiling, element: int) -> float:
-    """Pages that the pixels of a slab of dY spread over, where they are not neighbours."""
+def _far_rows(spec: WeightSpec, tiling: WeightTiling, element: int) -> float:
+    """How far, from 0 to 1, a slab of dY whose pixels are no neighbours spreads over more pages than are near."""
     if spec.dy.spatial[2] == 1 or spec.gathered is not None:
         return 0.0
-    pixels = tiling.planes * tiling.lines * spec.dy.extents[2]
-    return pixels * min(1.0, spec.dy.spatial[2] * element / PAGE_BYTES)
+    return beyond_near_pages(tiling.planes * tiling.lines * spec.dy.extents[2], spec.dy.spatial[2] * element)
 
 
 def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
@@ -298,8 +296,7 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     stream += spec.dy.size * element * reads / min(_rate(spec.dy.size * element), LONE_BYTES if lone else SHARED_BYTES)
     cycles += stream * (HIDDEN if tiling.prefetched and 2 * both <= machine.l2_bytes else 1)
     if lone:
-        far = (_pages(spec, tiling, element) - NEAR_PAGES) / (FAR_PAGES - NEAR_PAGES)
-        cycles += tiles * pixels * FAR_COST * min(1.0, max(0.0, far))
+        cycles += tiles * pixels * FAR_COST * _far_rows(spec, tiling, element)
     if kept and kept + slab_pixels * per_split * element + panel * element > machine.l2_bytes * 3 // 4:
         rate = max(MEMORY_BYTES, SUMS_BYTES * min(1.0, SHARED_CACHE * 3 / 8 / (kept * machine.parts)))
         cycles += slabs * tiles * rows * width * element * 2 / rate
