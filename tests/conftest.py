@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks the tests that need PyTorch, so that `pytest -m torch` runs them alone; fixtures of a tiny compiled step.
 
-Tests that call oneDNN carry the mark themselves, and are skipped, with the reason, where it is not installed.
+Tests that call oneDNN, or cuDNN without a GPU (`cuda`), carry the mark themselves, and are skipped, with the reason,
+where it is not installed. Those that need a GPU (`gpu`) run only if they are asked for, and then fail without one.
 """
 
 from __future__ import annotations
@@ -23,23 +24,33 @@ _FUNCTION = re.compile(r"importorskip\(\"torch\"|\bimport torch\b")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda: calls cuDNN, without a GPU (make test-cuda)")
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU, and runs only with -m gpu (make test-gpu)")
     config.addinivalue_line("markers", "onednn: calls oneDNN (make test-onednn)")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_LIBRARIES = {"onednn": "onednn", "cuda": "cudnn"}
+"""Marks of tests that call a library, and its backend."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "gpu" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     for item in items:
         if isinstance(item, pytest.Function) and _needs_torch(item):
             item.add_marker("torch")
-    of_onednn = [item for item in items if item.get_closest_marker("onednn")]
-    if of_onednn:
-        from tvm_convgrad.offload.common import backend
+    for mark, name in _LIBRARIES.items():
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        if marked:
+            from tvm_convgrad.offload.common import backend
 
-        missing = backend("onednn").unavailable(None)
-        for item in of_onednn if missing else ():
-            item.add_marker(pytest.mark.skip(reason=f"onednn: {missing}"))
+            missing = backend(name).unavailable(None)
+            for item in marked if missing else ():
+                item.add_marker(pytest.mark.skip(reason=f"{name}: {missing}"))
 
 
 def _needs_torch(item: pytest.Function) -> bool:
@@ -82,7 +93,12 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_tiny(
-    model: str, path: Path, batch: int | str | None = None, backends: tuple[str, ...] = ("auto",), **options: object
+    model: str,
+    path: Path,
+    batch: int | str | None = None,
+    backends: tuple[str, ...] = ("auto",),
+    target: object = None,
+    **options: object,
 ) -> Path:
     """Compile the tiny model into an artifact at `path`, its convolutions as calls of `backends`."""
     from tvm_convgrad.report.gradients import describe_convolutions
@@ -93,7 +109,7 @@ def build_tiny(
     from tvm_convgrad.training.step import build_step
 
     step = build_step(load_model(model, batch=batch), **options)
-    target = parse_target("llvm")
+    target = target or parse_target("llvm")
     executable, plan = compile_with_plan(step, target, backends)
     save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), path)
     return path

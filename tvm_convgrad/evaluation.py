@@ -60,7 +60,7 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
         arrays: the operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
         impl: "auto" (what a compiled program takes: the kernel unless it refuses), "kernel" (the generated one),
             "composition" (of stock operations, the first one), a composition by name, such as "composition:tiled", or
-            a vendor's library, "onednn".
+            a vendor's library, "onednn" or "cudnn".
         target: a TVM target that this machine runs.
         attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
 
@@ -110,9 +110,17 @@ def evaluate_problem(
                 f"{face}: {name} is {array.dtype}{list(array.shape)}, but {problem.descriptor} needs "
                 f"{dtype}{list(shape)}; convert it, or use the descriptor of what you have"
             )
-    function = _compiled(FACES[face], problem, impl, str(tvm.target.Target(target)))
-    operands = (tvm.runtime.tensor(np.ascontiguousarray(array)) for array in (first, second))
+    machine = tvm.target.Target(target)
+    function = _compiled(FACES[face], problem, impl, str(machine))
+    operands = (_on_device(array, machine) for array in (first, second))
     return cast(Array, function(*operands).numpy())
+
+
+def _on_device(array: Array, target: Any) -> Any:
+    """An array where programs for a target read it."""
+    import tvm
+
+    return tvm.runtime.tensor(np.ascontiguousarray(array), tvm.device_from_target(target))
 
 
 @lru_cache(maxsize=512)
@@ -150,8 +158,9 @@ def _backward(arrays: Sequence[Array], impl: str, target: Any, arguments: dict[s
     if not any(call.mask):
         return None, None, None
     tensors = tuple((array.shape, str(array.dtype)) for array in arrays)
-    function = _compiled_backward(call, tensors, impl, str(tvm.target.Target(target)))
-    results = iter(function(*(tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays)))
+    machine = tvm.target.Target(target)
+    function = _compiled_backward(call, tensors, impl, str(machine))
+    results = iter(function(*(_on_device(array, machine) for array in arrays)))
     data, weight, bias = (next(results).numpy() if wanted else None for wanted in call.mask)
     return data, weight, bias
 

@@ -139,7 +139,9 @@ def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int,
     if impls:
         chosen = [impl for impl in impls if impl in available]
     else:  # "composition" is another name for the first of them
-        missing = [name for name in NAMES if backend(name).unavailable(None)]
+        import tvm
+
+        missing = [name for name in NAMES if backend(name).unavailable(tvm.target.Target(target))]
         chosen = [impl for impl in available if impl not in ("composition", *missing)]
     operands, wanted = numbers_of(problem, OPS[op], seed)
     for impl in chosen:

@@ -60,11 +60,11 @@ class Call:
 
     def __init__(self, face: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> None:
         onednn = backend("onednn")
-        assert onednn.refusal(face, problem, epilogue) == ""
-        engine = onednn.engine(face, problem, epilogue)
+        assert onednn.refusal(face, problem, epilogue, None) == ""
+        engine = onednn.engine(face, problem, epilogue, None)
         assert isinstance(engine, Engine), engine
         self.engine = engine
-        numbers = onednn.numbers(face, problem, epilogue)
+        numbers = onednn.numbers(face, problem, epilogue, None)
         self._block = (ctypes.c_int64 * len(numbers))(*numbers)
         self._run = tvm_ffi.get_global_func(onednn.entry)
 

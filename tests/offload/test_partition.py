@@ -23,12 +23,13 @@ from tvm_convgrad.bulk import quick_machine
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload import libraries
-from tvm_convgrad.offload.common import NAMES
+from tvm_convgrad.offload.common import names_for
 from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.verification import numbers_of
 
 TARGET = tvm.target.Target("llvm")
+NAMES = names_for(TARGET)
 PROBLEMS = {
     "plain": ConvProblem.from_descriptor("mb3ic24ih9iw7oc40kh3kw3ph1pw1"),
     "channels last": ConvProblem.from_descriptor("mb3ic24ih9iw7oc40kh3kw3ph1pw1_lay=NHWC:OHWI:NHWC"),
@@ -137,7 +138,7 @@ def test_evaluate() -> None:
 
 
 def test_unknown_backends_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"no backend 'rocdnn'; there is onednn"):
+    with pytest.raises(UnsupportedError, match=r"no backend 'rocdnn'; there is onednn, cudnn"):
         partition(module_of(PLAIN, forward)[0], ["rocdnn"])
 
 

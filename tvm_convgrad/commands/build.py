@@ -54,7 +54,7 @@ def build(
     from tvm_convgrad.training.step import build_step
     from tvm_convgrad.tuning.store import Store, default_path
 
-    compiled_for = parse_target(target)
+    compiled_for = parse_target(target, gpus=True)
     winners = Store(store or default_path(), intended_threads()) if tuned else None
     with stderr().status(f"reading {model}") as status:
         loaded = load_model(model, batch=size, params=params)

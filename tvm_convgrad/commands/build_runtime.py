@@ -11,7 +11,8 @@ from tvm_convgrad.commands import options
 
 
 def build_runtime(
-    name: Annotated[str, typer.Argument(metavar="BACKEND", help="onednn.")] = "onednn", json: options.Json = False
+    name: Annotated[str, typer.Argument(metavar="BACKEND", help="onednn or cudnn.")] = "onednn",
+    json: options.Json = False,
 ) -> None:
     """Compile what calls a vendor library into the user's cache (CONVGRAD_RUNTIMES), and load it once."""
     from tvm_convgrad.offload.common import NAMES, backend, load_runtime, require

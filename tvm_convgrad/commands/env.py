@@ -15,6 +15,14 @@ _EXTRAS = {
     "onnx": ("onnx",),
     "torch": ("torch",),
     "onednn": ("onednn-cpu-gomp", "onednn-devel-cpu-gomp"),
+    "cuda": (
+        "nvidia-cudnn-cu13",
+        "nvidia-cublas",
+        "nvidia-cuda-runtime",
+        "nvidia-cuda-crt",
+        "nvidia-cuda-nvrtc",
+        "cuda-bindings",
+    ),
     "demo": ("onnx", "scikit-learn"),
     "test": ("pytest", "hypothesis"),
 }

@@ -20,6 +20,10 @@ def explain(
     params: options.Params = None,
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
+    cudnn: Annotated[
+        bool,
+        typer.Option("--cudnn", help="Also ask cuDNN for its engines on the GPU of --target; none is needed here."),
+    ] = False,
     tuned: options.Tuned = True,
     store: options.Store = None,
     json: options.Json = False,
@@ -27,6 +31,9 @@ def explain(
     """List the convolutions: problem, kernel and its plan, what was not taken, work, estimate. Options need a model."""
     size, backends = options.parse_batch(batch), options.parse_offload(offload)
     from tvm_convgrad.report.gradients import describe_convolutions, print_convolutions_json, show_convolutions
+    from tvm_convgrad.training.cpu import parse_target
+
+    compiled_for = parse_target(target, gpus=True)
 
     if Path(model).suffix == ".so":
         from tvm_convgrad.training.artifact import read_artifact
@@ -36,7 +43,6 @@ def explain(
     else:
         from tvm_convgrad.kernels.tuned import use_winners
         from tvm_convgrad.threads import intended_threads
-        from tvm_convgrad.training.cpu import parse_target
         from tvm_convgrad.training.frontends import load_model
         from tvm_convgrad.training.lower import plan_of
         from tvm_convgrad.training.step import build_step
@@ -44,7 +50,19 @@ def explain(
 
         step = build_step(load_model(model, batch=size, params=params), loss=loss, dtype=dtype, layout=layout)
         with use_winners(Store(store or default_path(), intended_threads()) if tuned else None):
-            entries = describe_convolutions(plan_of(step, parse_target(target), backends))
+            entries = describe_convolutions(plan_of(step, compiled_for, backends))
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]
-    (print_convolutions_json if json else show_convolutions)(model, gradients, forward)
+    engines = None
+    if cudnn:
+        from tvm_convgrad.report.engines import describe_engines
+
+        engines = describe_engines([*gradients, *forward], compiled_for)
+    if json:
+        print_convolutions_json(model, gradients, forward, engines)
+        return
+    show_convolutions(model, gradients, forward)
+    if engines is not None:
+        from tvm_convgrad.report.engines import show_engines
+
+        show_engines(engines)

@@ -65,9 +65,9 @@ def tune(
     from tvm_convgrad.tuning.search import tune as search
     from tvm_convgrad.tuning.store import Store, default_path
 
-    library = _library(offload)
     count = use_threads(threads)
     compiled_for = parse_target(target)
+    library = _library(offload, compiled_for)
     machine = machine_of(compiled_for)
     if machine is None:
         raise UnsupportedError(f"tune: kernels are not made for {target}; use --target native on an x86 or ARM CPU.")
@@ -100,7 +100,7 @@ def tune(
     stdout().print(f"{summary}; kept in {kept.path}", markup=False, soft_wrap=True)
 
 
-def _library(offload: str | None) -> str | None:
+def _library(offload: str | None, target: Any) -> str | None:
     """The library of --offload, if it can be used."""
     if offload is None:
         return None
@@ -108,7 +108,7 @@ def _library(offload: str | None) -> str | None:
 
     if offload not in NAMES:
         raise typer.BadParameter(f"--offload {offload}: use {', '.join(NAMES)}.")
-    require([offload], None)
+    require([offload], target)
     return offload
 
 

@@ -58,7 +58,7 @@ def verify(
         raise typer.BadParameter(f"--impl {', '.join(libraries)} goes with --problem and --all, not with --fuzz.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
     ops = list(OPS) if op == "all" else [op]
-    compiled_for = parse_target(target)
+    compiled_for = parse_target(target, gpus=True)
     work = verify_problems(problems, ops, impl or (), seed=seed, target=compiled_for)
     if fuzz:
         faces = [OPS[name] for name in ops]

@@ -5,5 +5,8 @@ common.py      what a backend is, which there are, the order of `auto`, the C co
 partition.py   the pass: convolutions, with what follows them, become calls of a backend
 measured.py    which of kernel and library was faster, for `auto`
 libraries.py   runtime libraries: built once into the user's cache, checked, loaded
+calls.py       a call as plain numbers, as every runtime reads it
+cuda.py        CUDA's runtime from its package, the GPU of this machine
+cudnn/         cuDNN on NVIDIA GPUs; its engines can be asked for without one
 onednn/        oneDNN on CPUs: rules, the numbers that describe a call, the runtime's source
 """

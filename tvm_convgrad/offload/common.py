@@ -17,50 +17,50 @@ if TYPE_CHECKING:  # importing kernels imports TVM, and artifacts are read witho
     from tvm_convgrad.kernels.epilogue import Epilogue
 
 AUTO, NONE = "auto", "none"
-NAMES = ("onednn",)
+NAMES = ("onednn", "cudnn")
 """The backends, in the order in which `auto` asks them."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What a library uses for one call on this machine.
+    """What a library uses for one call.
 
     Attributes:
         implementation: the library's own name of it.
-        formats: how tensors lie for it, in words.
-        primitives: the convolution and the reorders around it.
-        workspace: bytes.
+        detail: what else there is to know, in words: formats, how many primitives, whether it is deterministic.
+        workspace: bytes; None where that is known at run time only.
     """
 
     implementation: str
-    formats: str
-    primitives: int
-    workspace: int
+    detail: str
+    workspace: int | None
 
 
 class Backend(Protocol):
     """A vendor's library."""
 
     name: str
+    kinds: tuple[str, ...]
+    """Of targets, that it computes for: "llvm", "cuda"."""
     entry: str
     """The global function of its runtime that computes: (pointer to the numbers of a call, tensors...)."""
-    setting: tuple[str, str]
+    setting: tuple[str, str] | None
     """An environment variable while the runtime is loaded, unless the user has set it."""
 
     def unavailable(self, target: Any) -> str:
         """Why programs for a target cannot use it at all, with the remedy; empty if they can."""
 
-    def refusal(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
+    def refusal(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> str:
         """Why it does not compute a face of a problem, by its rules; empty if it does. Needs no library."""
 
-    def engine(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> Engine | str:
-        """What the library uses on this machine, or why it has nothing. Builds and loads the runtime.
+    def engine(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> Engine | str:
+        """What the library uses for a target (a CPU: this machine's), or why nothing. Builds and loads the runtime.
 
         Raises:
             SetupError: the runtime cannot be built.
         """
 
-    def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> list[int]:
+    def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> list[int]:
         """The call as the runtime reads it."""
 
     def digest(self) -> str:
@@ -88,14 +88,23 @@ def backend(name: str) -> Backend:
         from tvm_convgrad.offload.onednn.backend import OneDnn
 
         return OneDnn()
+    if name == "cudnn":
+        from tvm_convgrad.offload.cudnn.backend import CuDnn
+
+        return CuDnn()
     raise UnsupportedError(f"offload: there is no backend {name!r}; there is {', '.join(NAMES)}")
+
+
+def names_for(target: Any) -> tuple[str, ...]:
+    """The backends that compute for a target's kind, in the order in which `auto` asks them."""
+    return tuple(name for name in NAMES if target.kind.name in backend(name).kinds)
 
 
 def verdict(name: str, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> Engine | str:
     """What a backend would use for a face of a problem in a program for `target`, or why it does not compute it."""
     chosen = backend(name)
-    reason = chosen.unavailable(target) or chosen.refusal(face, problem, epilogue)
-    return reason or chosen.engine(face, problem, epilogue)
+    reason = chosen.unavailable(target) or chosen.refusal(face, problem, epilogue, target)
+    return reason or chosen.engine(face, problem, epilogue, target)
 
 
 def parse_offload(text: str) -> tuple[str, ...]:
@@ -126,11 +135,12 @@ def load_runtime(name: str, stated: Path) -> None:
         SetupError: neither can be had; the text has the command that helps.
     """
     chosen = backend(name)
-    libraries.load(name, stated if stated.is_file() else chosen.library(), chosen.entry, dict([chosen.setting]))
+    settings = dict([chosen.setting]) if chosen.setting else {}
+    libraries.load(name, stated if stated.is_file() else chosen.library(), chosen.entry, settings)
 
 
 def call_source(
-    calls: Sequence[tuple[str, Sequence[int]]], entry: str, name: str, library: Path, setting: tuple[str, str]
+    calls: Sequence[tuple[str, Sequence[int]]], entry: str, name: str, library: Path, setting: tuple[str, str] | None
 ) -> str:
     """C functions that pass their tensors on to a backend's runtime, each with the numbers of its call before them.
 
@@ -141,7 +151,7 @@ def call_source(
         calls: the function's symbol and its numbers.
         entry, name: the backend's global function, and the backend.
         library: the runtime.
-        setting: an environment variable while it is loaded.
+        setting: an environment variable while it is loaded, if it wants one.
     """
     functions = "\n".join(
         f"""static const int64_t {symbol}_call[] = {{{", ".join(map(str, numbers))}}};
@@ -150,13 +160,15 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_{symbol}(void* self, const TVMFFIAny* args, int
 }}"""
         for symbol, numbers in calls
     )
+    key, value = map(_quoted, setting or ("", ""))
+    before = f"const int unset = getenv({key}) == 0;\n  if (unset) setenv({key}, {value}, 1);" if setting else ""
     return _SOURCE.format(
         entry=entry,
         name=name,
         path=_quoted(str(library)),
         file=_quoted(library.name),
-        key=_quoted(setting[0]),
-        value=_quoted(setting[1]),
+        before=before,
+        after=f"if (unset) unsetenv({key});" if setting else "",
         functions=functions,
     )
 
@@ -181,11 +193,10 @@ static TVMFFIObjectHandle find_{name}(void) {{
   return TVMFFIFunctionGetGlobal(&key, &found) == 0 ? found : 0;
 }}
 static int load_{name}(void) {{
-  const int unset = getenv({key}) == 0;
   int loaded;
-  if (unset) setenv({key}, {value}, 1);
+  {before}
   loaded = dlopen({path}, RTLD_NOW | RTLD_LOCAL) || dlopen({file}, RTLD_NOW | RTLD_LOCAL);
-  if (unset) unsetenv({key});
+  {after}
   return loaded;
 }}
 static int call_{name}(const int64_t* call, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {{
@@ -233,6 +244,7 @@ __all__ = [
     "backend",
     "call_source",
     "load_runtime",
+    "names_for",
     "parse_offload",
     "require",
     "verdict",

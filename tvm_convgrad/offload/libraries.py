@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from tvm_convgrad.errors import SetupError
@@ -21,6 +23,20 @@ from tvm_convgrad.errors import SetupError
 VARIABLE = "CONVGRAD_RUNTIMES"
 LOCK_SECONDS = 600.0
 _DIGEST = "sha256"
+
+
+@lru_cache(maxsize=32)
+def installed_file(package: str, file: str) -> Path | None:
+    """A file of an installed package by the end of its path, wherever the wheel puts it; None if it is not there."""
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for each in files:
+        if each.as_posix().endswith(file):
+            path = Path(str(each.locate())).resolve()
+            return path if path.is_file() else None
+    return None
 
 
 def cache_folder() -> Path:
@@ -128,4 +144,4 @@ def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> N
             del os.environ[key]
 
 
-__all__ = ["VARIABLE", "build", "built", "cache_folder", "load"]
+__all__ = ["VARIABLE", "build", "built", "cache_folder", "installed_file", "load"]

@@ -80,7 +80,7 @@ class Measured:
         from tvm_convgrad.offload.common import NAMES, backend
         from tvm_convgrad.tuning.store import kernels_version
 
-        runtimes = ",".join(backend(name).digest() for name in NAMES)
+        runtimes = ",".join(backend(name).digest() for name in NAMES if "llvm" in backend(name).kinds)
         return f"{face} {problem.descriptor} | {machine} | threads={self.threads} | {kernels_version()} | {runtimes}"
 
     def _read(self) -> dict[str, dict[str, float]]:

@@ -23,7 +23,7 @@ from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.offload.common import AUTO, NAMES, NONE, Engine, backend, call_source, require, verdict
+from tvm_convgrad.offload.common import AUTO, NAMES, NONE, Engine, backend, call_source, names_for, require, verdict
 from tvm_convgrad.offload.measured import Measured, Winner, default_path
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.threads import intended_threads
@@ -58,12 +58,12 @@ class _Taken(NamedTuple):
     refused: dict[str, str]
 
 
-def partition(module: Any, backends: Sequence[str] = NAMES, target: Any = None) -> Any:
+def partition(module: Any, backends: Sequence[str] | None = None, target: Any = None) -> Any:
     """The module with convolutions and their gradients as calls of vendor libraries; compile it with tvm.compile.
 
     Args:
         module: an IRModule of Relax functions, before operators are legalized.
-        backends: names, in order of preference.
+        backends: names, in order of preference; None: all that are for the target.
         target: that the module will be compiled for, or what makes one; None: the one in scope, or "llvm".
 
     Raises:
@@ -73,7 +73,7 @@ def partition(module: Any, backends: Sequence[str] = NAMES, target: Any = None) 
     if target is None:
         target = tvm.target.Target.current(allow_none=True) or "llvm"
     target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
-    return offload(module, tuple(backends), target).module
+    return offload(module, tuple(backends) if backends is not None else names_for(target), target).module
 
 
 def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
@@ -88,7 +88,7 @@ def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
     automatic = tuple(names) == (AUTO,)
     if not automatic:
         require(names, target)
-    taker = _Libraries(NAMES if automatic else tuple(names), target, automatic)
+    taker = _Libraries(names_for(target) if automatic else tuple(names), target, automatic)
     found = {}
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
@@ -100,7 +100,7 @@ def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
             f"offload to {', '.join(names)}: no convolution can be; {face} of {descriptor} is refused by {because}"
         )
     result = Offloaded(module, refused=taker.refused)
-    rewriter = ChainRewriter(module, _Marked(module).call)
+    rewriter = ChainRewriter(module, _Marked(module, target).call)
     for variable, chains in found.items():
         if chains:
             result.module = rewriter.rewritten(variable, module[variable], chains)
@@ -179,7 +179,8 @@ def _lowered(function: str, chain: Chain, target: Any) -> Lowered:
 class _Marked:
     """Calls of marked functions, one function a module for equal calls."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, target: Any) -> None:
+        self._target = target
         self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
         # A module may be partitioned again; its symbols must not meet those of before.
         self._round = len((module.attrs or {}).get("external_mods", []))
@@ -192,7 +193,7 @@ class _Marked:
     def _function(self, builder: Any, chain: Chain, arguments: list[Any]) -> Any:
         c = chain.convolution
         name = c.how.backend
-        numbers = backend(name).numbers(c.face, c.problem, chain.epilogue)
+        numbers = backend(name).numbers(c.face, c.problem, chain.epilogue, self._target)
         key = (name, tuple(numbers))
         if key not in self._functions:
             symbol = f"convgrad_{name}_{c.op}_{self._round}_{len(self._functions)}"

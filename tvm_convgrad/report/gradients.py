@@ -52,7 +52,8 @@ def _plan(entry: Lowered) -> str:
     engine = entry.choice.detail
     if not isinstance(engine, Engine):
         return in_words(entry.choice)
-    return f"formats {engine.formats}, {engine.primitives} primitives, workspace {byte_count(engine.workspace)}"
+    workspace = "chosen at run time" if engine.workspace is None else byte_count(engine.workspace)
+    return f"{engine.detail}, workspace {workspace}"
 
 
 def _refused(entry: Lowered) -> list[dict[str, str]]:
@@ -101,9 +102,15 @@ def with_shares(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def print_convolutions_json(model: str, gradients: Sequence[dict[str, Any]], forward: Sequence[dict[str, Any]]) -> None:
-    """Print the entries with `share` as JSON."""
-    print_json({"source": model, "gradients": with_shares(gradients), "forward": with_shares(forward)})
+def print_convolutions_json(
+    model: str,
+    gradients: Sequence[dict[str, Any]],
+    forward: Sequence[dict[str, Any]],
+    engines: Sequence[dict[str, Any]] | None = None,
+) -> None:
+    """Print the entries with `share` as JSON, and cuDNN's engines if they were asked for."""
+    asked = {} if engines is None else {"cudnn": list(engines)}
+    print_json({"source": model, "gradients": with_shares(gradients), "forward": with_shares(forward)} | asked)
 
 
 def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:

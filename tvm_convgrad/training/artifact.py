@@ -210,14 +210,23 @@ def read_artifact(path: Path) -> Artifact:
     return Artifact(path, sealed.digest, sealed.manifest)
 
 
+def is_for_gpu(manifest: dict[str, Any]) -> bool:
+    """Whether a step runs on an NVIDIA GPU."""
+    return bool(json.loads(manifest["target"])["kind"] == "cuda")
+
+
 def load_module(artifact: Artifact) -> Any:
     """Load the code of an artifact that `read_artifact` has checked: a module for `relax.VirtualMachine`.
 
     Raises:
-        SetupError: a vendor's library that the step calls cannot be had on this machine.
+        SetupError: a vendor's library that the step calls, or the GPU that it is for, cannot be had on this machine.
     """
     import tvm
 
+    if is_for_gpu(artifact.manifest):
+        from tvm_convgrad.offload.cuda import local_target
+
+        local_target()
     for name, path in artifact.manifest.get("runtimes", {}).items():
         load_runtime(name, Path(path))
     return tvm.runtime.load_module(str(artifact.path))

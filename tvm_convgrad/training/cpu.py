@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tvm_convgrad.errors import UnsupportedError
+
+_GPU = re.compile(r"cuda:(sm_\d+[af]?)")
 
 # LLVM's names of instruction sets that code may need, and Linux's in /proc/cpuinfo.
 _X86_FLAGS = {
@@ -25,18 +28,24 @@ _X86_FLAGS = {
 }
 
 
-def parse_target(text: str) -> Any:
+def parse_target(text: str, gpus: bool = False) -> Any:
     """A TVM target: "llvm" (any CPU of this architecture), "native" (this CPU), or TVM's JSON form of one.
+
+    Args:
+        gpus: whether it may be an NVIDIA GPU as well, "cuda:sm_90".
 
     Raises:
         UnsupportedError: no such target, or not one for CPUs, which is all that this version compiles steps for.
     """
     import tvm
 
+    arch = _GPU.fullmatch(text)
+    if gpus and arch is not None:
+        return tvm.target.Target({"kind": "cuda", "arch": arch[1]})
     if text == "native":
         return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
     try:
-        described = json.loads(text) if text.lstrip().startswith("{") else {"kind": text}
+        described = json.loads(text) if text.lstrip().startswith("{") else {"kind": "cuda" if arch else text}
         kind = str(described["kind"])
         # Targets that are no CPUs are not even made: TVM would look for their toolkits and complain.
         known = kind == "llvm" or kind not in tvm.target.Target.list_kinds()
@@ -48,15 +57,19 @@ def parse_target(text: str) -> Any:
         ) from error
     if target is None or target.kind.name != "llvm":
         raise UnsupportedError(
-            f"target {text!r} is not a CPU; steps are compiled for kind llvm only, so use llvm or native."
+            f"target {text!r} is not a CPU; use llvm or native"
+            + (", or an NVIDIA GPU by its architecture, such as cuda:sm_90." if gpus else ".")
         )
     return target
 
 
 def required_features(target: Any) -> list[str]:
     """The instruction sets beyond the architecture's base that LLVM may use for `target`."""
+    import tvm
     from tvm.target import codegen
 
+    if target.kind.name == "cuda":
+        target = tvm.target.Target("llvm")  # of the host
     return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & set(_X86_FLAGS))
 
 

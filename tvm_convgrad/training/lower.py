@@ -18,6 +18,7 @@ from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.offload.common import NONE
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
+from tvm_convgrad.training.gpu import compile_for_gpu, is_gpu
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.in_place import state_in_place
 from tvm_convgrad.training.order import ordered
@@ -42,14 +43,14 @@ def compile_with_plan(
     """The executable of a step, for a CPU, and what computes each convolution of its function `step`, in order.
 
     Args:
-        target: a tvm Target, or what makes one; "native" is LLVM for the CPU of this machine.
+        target: a tvm Target, or what makes one; "native" is LLVM for the CPU of this machine. A GPU's is of kind cuda.
         backends: vendor libraries for convolutions, in order of preference; ("auto",) or ("none",).
 
     Raises:
         UnsupportedError: the target is not a CPU; or backends are named and refuse every convolution.
         SetupError: a backend that is named is not installed.
     """
-    target = _cpu(target)
+    target = target if is_gpu(target) else _cpu(target)
     module = _simplified(step.module)
     offloaded = offload(module, backends, target)
     with recorded_choices() as record:
@@ -59,6 +60,8 @@ def compile_with_plan(
 
 def compile_module(module: Any, target: Any = "llvm") -> Any:
     """The executable of any module of straight-line Relax functions, compiled as a step is; target and errors alike."""
+    if is_gpu(target):
+        return compile_for_gpu(module, target)
     target = _cpu(target)
     return tvm.compile(module, target=_with_options(target), relax_pipeline=pipeline(target))
 
@@ -66,7 +69,7 @@ def compile_module(module: Any, target: Any = "llvm") -> Any:
 def plan_of(step: StepModule, target: Any = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
     """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
     module = _simplified(step.module)
-    target = _cpu(target)
+    target = target if is_gpu(target) else _cpu(target)
     offloaded = offload(module, backends, target)
     with target, recorded_choices() as record:
         tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(offloaded.module)

@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.training.artifact import Artifact, load_module, read_artifact
+from tvm_convgrad.training.artifact import Artifact, is_for_gpu, load_module, read_artifact
 from tvm_convgrad.training.data import check_classes
 from tvm_convgrad.training.pages import give_back
 from tvm_convgrad.training.schema import Array
 
 
 class Session:
-    """One artifact loaded on the CPU, with its state.
+    """One artifact loaded on the CPU, or the GPU that it was compiled for, with its state.
 
     Attributes:
         artifact: what the file says about itself.
@@ -37,8 +38,10 @@ class Session:
         self.prediction = self.artifact.prediction
         batch = self.inputs[0].shape[0]
         self.batch = batch if isinstance(batch, int) else None
-        self._tensor = tvm.runtime.tensor
-        self._vm: Any = relax.VirtualMachine(load_module(self.artifact), tvm.cpu())
+        module = load_module(self.artifact)
+        device = tvm.cuda(0) if is_for_gpu(self.artifact.manifest) else tvm.cpu()
+        self._tensor = partial(tvm.runtime.tensor, device=device)
+        self._vm: Any = relax.VirtualMachine(module, device)
         self._state: Any = self._vm["init"]()
         give_back(self.artifact.path)
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import tvm_convgrad
 from tvm_convgrad.errors import SetupError
-from tvm_convgrad.geometry import data_layout_of, kernel_layout_of
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.plan import REPRESENTATIVE_BATCH
 from tvm_convgrad.offload import libraries
+from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.common import Engine
+from tvm_convgrad.offload.libraries import installed_file as _find
 from tvm_convgrad.offload.onednn import rules
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.threads import intended_threads
@@ -31,7 +32,6 @@ INSTALL = "pip install 'tvm-convgrad[onednn]'"
 
 _LIBRARY = ("onednn-cpu-gomp", "libdnnl.so.3")
 _HEADERS = ("onednn-devel-cpu-gomp", "oneapi/dnnl/dnnl.hpp")
-_FACES = ("forward", "backward_weight", "backward_data")
 _TYPES = {"bfloat16": 2, "float32": 3}
 _FORMATS = (rules.ANY, rules.PLAIN_DATA)
 _SOURCE = Path(__file__).parent / "runtime" / "runtime.cc"
@@ -41,13 +41,14 @@ class OneDnn:
     """oneDNN for CPUs, of the packages onednn-cpu-gomp and onednn-devel-cpu-gomp."""
 
     name = "onednn"
+    kinds: tuple[str, ...] = ("llvm",)
     entry = f"convgrad.onednn.{INTERFACE}.run"
     # GNU OpenMP's threads spin after each primitive otherwise, on the cores that TVM's threads want.
-    setting = ("OMP_WAIT_POLICY", "passive")
+    setting: tuple[str, str] | None = ("OMP_WAIT_POLICY", "passive")
 
     def unavailable(self, target: Any) -> str:
         """Why programs for a target cannot use it at all, with the remedy."""
-        if target is not None and target.kind.name != "llvm":
+        if target is not None and target.kind.name not in self.kinds:
             return f"the target is {target.kind.name}; oneDNN is used on CPUs"
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return f"its packages are for Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
@@ -59,50 +60,19 @@ class OneDnn:
                 return f"not installed (the package {package} with {file}): {INSTALL}"
         return ""
 
-    def refusal(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
+    def refusal(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any = None) -> str:
         """Why it does not compute a face of a problem, by its rules."""
         return rules.refusal(face, problem, epilogue)
 
-    def engine(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> Engine | str:
+    def engine(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any = None) -> Engine | str:
         """What oneDNN uses on this CPU; for any batch, what it would for some batch."""
         if isinstance(problem.batch, str):
             problem = replace(problem, batch=REPRESENTATIVE_BATCH)
         return _engine(face, problem, epilogue, intended_threads(), self.library())
 
-    def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> list[int]:
+    def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any = None) -> list[int]:
         """The fields of Spec in runtime/spec.h."""
-        rank = problem.rank
-
-        def axes(values: Any, filling: int) -> list[int]:
-            return [*values, *[filling] * (3 - rank)]
-
-        def order(layout: str, canonical: str) -> list[int]:
-            return [*(canonical.index(letter) for letter in layout), *[0] * (3 - rank)]
-
-        return [
-            _FACES.index(face),
-            rank,
-            problem.batch if isinstance(problem.batch, int) else -1,
-            problem.in_channels,
-            problem.out_channels,
-            problem.groups,
-            *axes(problem.data_extents, 1),
-            *axes(problem.grad_extents, 1),
-            *axes(problem.kernel, 1),
-            *axes(problem.strides, 1),
-            *axes(problem.dilation, 1),
-            *axes([low for low, _ in problem.padding], 0),
-            *axes([high for _, high in problem.padding], 0),
-            *(_TYPES[dtype] for dtype in (problem.data_dtype, problem.kernel_dtype, problem.grad_dtype)),
-            *order(problem.data_layout, data_layout_of(rank)),
-            *order(problem.kernel_layout, kernel_layout_of(rank)),
-            *order(problem.grad_layout, data_layout_of(rank)),
-            int(epilogue.bias),
-            int(epilogue.relu),
-            int(epilogue.accumulate),
-            int(epilogue.bias_grad),
-            _FORMATS.index(rules.formats(face, problem)),
-        ]
+        return [*call_numbers(face, problem, epilogue, _TYPES), _FORMATS.index(rules.formats(face, problem))]
 
     def digest(self) -> str:
         """The key of the runtime's folder in the cache."""
@@ -122,20 +92,6 @@ class OneDnn:
             raise SetupError(f"the runtime for onednn needs packages: {INSTALL}")
         key, options = _recipe(found, header)
         return libraries.build(self.name, key, FILE, _SOURCE, options)
-
-
-@lru_cache(maxsize=4)
-def _find(package: str, file: str) -> Path | None:
-    """A file of an installed package by the end of its path: wheels put them in the environment's lib and include."""
-    try:
-        files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    for each in files:
-        if each.as_posix().endswith(file):
-            path = Path(str(each.locate())).resolve()
-            return path if path.is_file() else None
-    return None
 
 
 @lru_cache(maxsize=4)
@@ -176,7 +132,7 @@ def _recipe(found: Path, header: Path) -> tuple[str, tuple[str, ...]]:
 def _engine(face: str, problem: ConvProblem, epilogue: Epilogue, threads: int, library: Path) -> Engine | str:
     import tvm_ffi
 
-    libraries.load(OneDnn.name, library, OneDnn.entry, dict([OneDnn.setting]))
+    libraries.load(OneDnn.name, library, OneDnn.entry, dict([OneDnn.setting] if OneDnn.setting else []))
     numbers = OneDnn().numbers(face, problem, epilogue)
     block = (ctypes.c_int64 * len(numbers))(*numbers)
     describe = tvm_ffi.get_global_func(f"convgrad.onednn.{INTERFACE}.describe")
@@ -187,7 +143,8 @@ def _engine(face: str, problem: ConvProblem, epilogue: Epilogue, threads: int, l
     implementation, primitives, workspace = text.split(";")
     if implementation.startswith("ref"):
         return "the library has only its slow reference implementation for it on this CPU"
-    return Engine(implementation, rules.formats(face, problem), int(primitives), int(workspace))
+    detail = f"formats {rules.formats(face, problem)}, {primitives} primitives"
+    return Engine(implementation, detail, int(workspace))
 
 
 __all__ = ["FILE", "INSTALL", "INTERFACE", "OneDnn"]

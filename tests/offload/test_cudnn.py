@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cuDNN's backend without a GPU: what is refused and why, a call as numbers, engines, programs that are compiled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from relax_ops.program import faces_module
+from tests.relax.net import Net, module_of
+from tvm_convgrad import partition
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.offload.common import Engine, require
+from tvm_convgrad.offload.cuda import local_target
+from tvm_convgrad.offload.cudnn import backend, rules
+from tvm_convgrad.offload.cudnn.devices import arch_of
+from tvm_convgrad.offload.cudnn.settings import VARIABLE, Settings, parse_settings
+from tvm_convgrad.offload.partition import offload
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.verification import numbers_of
+
+TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+PLAIN = ConvProblem.from_descriptor("mb2ic16ih9oc32kh3ph1")
+FIXED = 53
+"""Numbers of a call before the list of engines: Spec::kCount of runtime/spec.h."""
+
+
+@pytest.mark.parametrize(
+    ("face", "descriptor", "epilogue", "version", "reason"),
+    [
+        ("forward", "g4mb{n}ic4ih9oc12kh3sh2ph0rh1", Epilogue(bias=True, relu=True, accumulate=True), 75, ""),
+        ("backward_weight", "mb2ic3ih9oc4kh3_lay=CNHW:IHWO:NCHW", Epilogue(accumulate=True), 75, ""),
+        ("forward", "mb2ic4ih9oc4kh3_dt=bf16:bf16:bf16", NO_EPILOGUE, 75, "sm_75 has no bfloat16; sm_80 is the first"),
+        ("forward", "mb2ic4ih9oc4kh3_dt=bf16:bf16:bf16", NO_EPILOGUE, 80, ""),
+        ("forward", "mb2ic4ih9oc4kh3_dt=f16:f16:f32", NO_EPILOGUE, 90, "types float16, float32; it takes one type"),
+        ("forward", "mb2ic4ih{h}oc4kh3", NO_EPILOGUE, 90, "height or width is known only at run time"),
+        ("forward", "mb0ic4ih9oc4kh3", NO_EPILOGUE, 90, "data has no elements"),
+        ("forward", "mb2ic4ih9oc4kh3", Epilogue(relu=True), 90, "relu with a bias only"),
+        ("backward_weight", "mb2ic4ih9oc4kh3", Epilogue(bias_grad=True), 90, "backward_weight takes no bias_grad"),
+    ],
+)
+def test_rules(face: str, descriptor: str, epilogue: Epilogue, version: int, reason: str) -> None:
+    found = rules.refusal(face, ConvProblem.from_descriptor(descriptor), epilogue, version)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_settings() -> None:
+    assert parse_settings("") == Settings(deterministic=True, tf32=False, transforms=False, workspace=1 << 30)
+    assert parse_settings("tf32, workspace=16MiB") == Settings(tf32=True, workspace=16 << 20)
+    assert not parse_settings("nondeterministic").deterministic
+    for wrong in ("fast", "workspace=", "workspace=1GB"):
+        with pytest.raises(UnsupportedError, match=rf"{VARIABLE}=.* is no setting; use nondeterministic, tf32"):
+            parse_settings(wrong)
+
+
+def test_targets() -> None:
+    assert arch_of(parse_target("cuda:sm_90a", gpus=True)) == "sm_90"
+    for text in ("cuda", "rocm"):
+        with pytest.raises(UnsupportedError, match=r"such as cuda:sm_90"):
+            parse_target(text, gpus=True)
+    with pytest.raises(UnsupportedError, match="use llvm or native"):
+        parse_target("cuda:sm_90")
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_find", lambda package, file: None if package == "nvidia-cublas" else Path(file))
+    with pytest.raises(SetupError, match=r"cudnn: not installed \(the package nvidia-cublas with .*\[cuda\]'"):
+        require(["cudnn"], TARGET)
+    with pytest.raises(SetupError, match=r"needs packages \(nvidia-cublas\): pip install 'tvm-convgrad\[cuda\]'"):
+        backend.CuDnn().library()
+    assert backend.CuDnn().digest() == ""
+
+
+def test_without_a_gpu_a_sentence() -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU: make test-gpu")
+    with pytest.raises(SetupError, match=r"GPU|\[cuda\]"):
+        local_target()
+
+
+@pytest.mark.cuda
+def test_a_call_carries_the_engines_that_cudnn_ranks() -> None:
+    cudnn = backend.CuDnn()
+    listed = [each for each in cudnn.engines("backward_weight", PLAIN, NO_EPILOGUE, "sm_90", 4) if not each.refusal]
+    assert len(listed) == 4
+    numbers = cudnn.numbers("backward_weight", PLAIN, NO_EPILOGUE, TARGET)
+    version, sm, count, *ranked = numbers[FIXED:]
+    assert (version // 10000, sm, count) == (9, 90, 4)
+    for each in listed:
+        index, knobs, *ranked = ranked
+        assert (index, knobs) == (each.index, len(each.knobs))
+        assert list(zip(ranked[: 2 * knobs : 2], ranked[1 : 2 * knobs : 2], strict=True)) == list(each.knobs)
+        ranked = ranked[2 * knobs :]
+    assert ranked == []
+    any_batch = ConvProblem.from_descriptor("mb{n}ic16ih9oc32kh3ph1")
+    assert cudnn.numbers("forward", any_batch, NO_EPILOGUE, TARGET)[FIXED:] == [0, 0, 0]
+    other = tvm.target.Target({"kind": "cuda", "arch": "sm_86"})  # not among DEVICES
+    assert cudnn.numbers("forward", PLAIN, NO_EPILOGUE, other)[FIXED:] == [0, 0, 0]
+    assert cudnn.engine("forward", PLAIN, NO_EPILOGUE, other) == Engine(
+        "by its heuristics", "engine chosen at run time", None
+    )
+
+
+@pytest.mark.cuda
+def test_settings_decide_what_engines_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(text: str) -> Any:
+        monkeypatch.setenv(VARIABLE, text)
+        found = backend.CuDnn().engines("backward_data", PLAIN, NO_EPILOGUE, "sm_90", 1)
+        return next(each for each in found if not each.refusal), {each.refusal for each in found}
+
+    strict, reasons = first("")
+    assert "tensor cores" not in strict.notes
+    assert {"rounds float32 to tf32", "not deterministic"} & reasons
+    assert "tensor cores" in first("tf32")[0].notes
+    assert first("tf32,nondeterministic,transforms")[1] <= {"", "compiled when it is first called, for seconds"}
+    monkeypatch.setenv(VARIABLE, "workspace=0")
+    found = backend.CuDnn().engines("backward_weight", PLAIN, NO_EPILOGUE, "sm_80", 8)
+    assert all(each.workspace == 0 for each in found if not each.refusal)
+
+
+def forward(net: Net) -> list[Any]:
+    return [net.emit(tvm.relax.op.nn.relu(net.biased(net.forward())))]
+
+
+def gradients(net: Net) -> list[Any]:
+    return [net.wgrad(), net.bias_gradient(net.grad), net.emit(tvm.relax.op.add(net.dgrad(), net.other))]
+
+
+@pytest.mark.cuda
+def test_what_becomes_a_call() -> None:
+    for body, fused in ((forward, [("bias", "relu")]), (gradients, [(), ("accumulate",)])):
+        done = offload(module_of(PLAIN, body)[0], ["cudnn"], TARGET)
+        assert [entry.fused for entry in done.lowered] == fused
+        assert all(entry.form.startswith("cudnn engine ") for entry in done.lowered)
+        assert all("deterministic" in entry.choice.detail.detail for entry in done.lowered)
+    double = faces_module([("main", FACES["forward"], PLAIN.with_dtypes("float16", "float16", "float32"))])
+    with pytest.raises(UnsupportedError, match=r"no convolution can be; .* refused by cudnn: types float16, float32"):
+        partition(double, ["cudnn"], TARGET)
+
+
+PROGRAM = """
+import sys
+import numpy as np, tvm
+from tvm import relax
+machine = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1]), tvm.cpu())
+arrays = np.load(sys.argv[2])
+machine["main"](*(tvm.runtime.tensor(arrays[name]) for name in ("a", "b")))
+"""
+
+
+@pytest.mark.cuda
+def test_an_exported_program_comes_as_far_as_the_gpu(tmp_path: Path) -> None:
+    """Its code finds the runtime, which reads the call and refuses memory that is no GPU's."""
+    module = partition(faces_module([("main", FACES["forward"], PLAIN)]), ["cudnn"], TARGET)
+    tvm.compile(module, tvm.target.Target(TARGET, host="llvm")).export_library(str(tmp_path / "program.so"))
+    operands, _ = numbers_of(PLAIN, "forward")
+    np.savez(tmp_path / "arrays.npz", a=operands[0], b=operands[1])
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "program.so"), str(tmp_path / "arrays.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "cudnn: tensor 0 is not on an NVIDIA GPU" in done.stderr

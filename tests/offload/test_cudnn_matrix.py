@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our rules against cuDNN's own answers for GPUs of five architectures, without a GPU: the same yes and no."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.cases.load import ABSENT, FILES, FOLDER, cases
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.offload.cudnn import rules
+from tvm_convgrad.offload.cudnn.backend import CuDnn
+from tvm_convgrad.offload.cudnn.devices import DEVICES, version_of
+from tvm_convgrad.problem import ConvProblem
+
+pytestmark = pytest.mark.cuda
+
+TYPES = ("float32", "float16", "bfloat16", "float64")
+EPILOGUES = {
+    "forward": [
+        Epilogue(bias=bias, relu=relu, accumulate=accumulate)
+        for bias, relu, accumulate in itertools.product((False, True), repeat=3)
+    ],
+    "backward_weight": [NO_EPILOGUE, Epilogue(accumulate=True)],
+    "backward_data": [NO_EPILOGUE, Epilogue(accumulate=True)],
+}
+Question = tuple[str, ConvProblem, Epilogue]
+
+
+def answer(face: str, problem: ConvProblem, epilogue: Epilogue, arch: str) -> tuple[bool, str]:
+    """Whether cuDNN has an engine, and what it says if not."""
+    found = CuDnn().engines(face, problem, epilogue, arch, 1)
+    if isinstance(found, str):
+        return False, found
+    return any(not each.refusal for each in found), "; ".join(sorted({each.refusal for each in found}))
+
+
+def disagreements(questions: Iterator[Question], arch: str) -> tuple[list[str], Counter[bool]]:
+    """Where rules and library differ, and how many yes and no both say."""
+    wrong, agreed = [], Counter[bool]()
+    for face, problem, epilogue in questions:
+        reason = rules.refusal(face, problem, epilogue, version_of(arch))
+        has, why = answer(face, problem, epilogue, arch)
+        if has == (not reason):
+            agreed[has] += 1
+        else:
+            wrong.append(f"{face} {problem.descriptor} {epilogue} on {arch}: rules {reason or 'yes'!r}, cuDNN {why!r}")
+    return wrong, agreed
+
+
+GRID = (
+    "mb4ic32ih14oc64kh3ph1",
+    "mb3ic3ih15oc5kh3ph1",  # odd channels
+    "mb3ic7ih15oc5kh3sh2dh1ph1",  # strided and dilated
+    "g4mb4ic32ih14oc64kh3ph1",
+    "g3mb4ic9ih14oc6kh3ph1",
+    "g32mb4ic32ih14oc32kh3ph1",  # depthwise
+    "mb4ic32ih14oc64kh3ph0rh1",  # asymmetric padding
+    "mb2ic4ih5oc4kh5ph4",  # padding longer than half of the kernel
+    "mb1ic2ih12oc3kh2sh4",  # stride longer than the kernel
+    "mb4ic32iw14oc64kw3pw1",
+    "g32mb4ic32iw14oc32kw3pw1",
+    "mb4ic32id8oc64kd3pd1",
+    "g4mb4ic32id8oc64kd3pd1sd2",
+)
+LAYOUTS = {
+    1: ("NCW:OIW:NCW", "NWC:OWI:NWC"),
+    2: ("NCHW:OIHW:NCHW", "NHWC:OHWI:NHWC", "NHWC:HWIO:NHWC", "NHWC:OIHW:NCHW", "CHWN:IHWO:CHWN"),
+    3: ("NCDHW:OIDHW:NCDHW", "NDHWC:ODHWI:NDHWC"),
+}
+
+
+def grid() -> Iterator[Question]:
+    for descriptor in GRID:
+        plain = ConvProblem.from_descriptor(descriptor)
+        for layouts, dtype, face in itertools.product(LAYOUTS[plain.rank], TYPES, FACES):
+            problem = plain.with_layouts(*layouts.split(":")).with_dtypes(dtype, dtype, dtype)
+            some = EPILOGUES[face] if descriptor == GRID[0] else EPILOGUES[face][:: 7 if face == "forward" else 1]
+            for epilogue in some:
+                yield face, problem, epilogue
+    plain = ConvProblem.from_descriptor(GRID[0])
+    for dtype, face in itertools.product(("float16", "bfloat16"), FACES):  # a wider result
+        types = {name: "float32" if name == FACES[face].result else dtype for name in plain.tensors}
+        mixed = plain.with_dtypes(types["data"], types["weight"], types["grad"])
+        for epilogue in EPILOGUES[face]:
+            yield face, mixed, epilogue
+            yield face, mixed.with_layouts("NHWC", "OHWI", "NHWC"), epilogue
+    for extremes in ("mb40000ic64ih32oc8kh1sh4", "mb0ic64ih9oc8kh3"):  # more elements than an int32 counts, and none
+        for dtype, face in itertools.product(TYPES, FACES):
+            yield face, ConvProblem.from_descriptor(extremes).with_dtypes(dtype, dtype, dtype), NO_EPILOGUE
+
+
+@pytest.mark.parametrize("arch", DEVICES)
+def test_the_grid(arch: str) -> None:
+    wrong, agreed = disagreements(grid(), arch)
+    assert wrong == []
+    assert agreed[True] > 500
+    assert agreed[False] > 100
+
+
+def others() -> list[ConvProblem]:
+    """The convolutions of other projects' suites, in their own size, each once."""
+    made = (problem for file in FILES for _, problem in cases(file))
+    return list(dict.fromkeys(problem for problem in made if isinstance(problem, ConvProblem)))
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
+@pytest.mark.parametrize("arch", DEVICES)
+def test_the_shapes_of_others(arch: str) -> None:
+    """Each problem as it is on every architecture; its face, type, layout and epilogue differ from one to the next."""
+    first = list(DEVICES).index(arch)
+
+    def questions() -> Iterator[Question]:
+        for number, plain in enumerate(others(), first):
+            face = list(FACES)[number % 3]
+            dtype = TYPES[number // 3 % 4]
+            problem = plain.with_dtypes(dtype, dtype, dtype)
+            if number // 12 % 2 and plain.rank == 2:
+                last = plain.data_layout != "NHWC"
+                problem = (
+                    replace(problem, data_layout="NHWC", kernel_layout="OHWI", grad_layout="NHWC")
+                    if last
+                    else (problem.with_layouts())
+                )
+            yield face, problem, EPILOGUES[face][number // 24 % len(EPILOGUES[face])]
+
+    wrong, agreed = disagreements(questions(), arch)
+    assert wrong == []
+    assert agreed.total() > 1000

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TVM's CUDA runtime with CUDA's libraries from the registry's packages, and the GPU of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from tvm_convgrad.errors import SetupError
+from tvm_convgrad.offload.libraries import installed_file
+
+INSTALL = "pip install 'tvm-convgrad[cuda]'"
+
+
+def load_cuda() -> None:
+    """Give TVM its CUDA device, if it has it not: its library is there, and wants CUDA's own, which no loader finds.
+
+    Raises:
+        SetupError: CUDA's runtime is not installed, or there is no NVIDIA driver.
+    """
+    import tvm_ffi
+    from tvm.base import _LOADED_LIBS
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None:
+        return
+    runtime = installed_file("nvidia-cuda-runtime", "libcudart.so.13")
+    if runtime is None:
+        raise SetupError(f"TVM's CUDA device needs CUDA's runtime (the package nvidia-cuda-runtime): {INSTALL}")
+    try:
+        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+        _LOADED_LIBS["tvm_runtime_cuda"] = load_lib_ctypes(
+            package="tvm", target_name="tvm_runtime_cuda", extra_lib_paths=[], mode="RTLD_LOCAL"
+        )
+    except (OSError, RuntimeError) as error:
+        raise SetupError(
+            f"TVM's CUDA device cannot be loaded ({error}); it needs a GPU with NVIDIA's driver for CUDA 13."
+        ) from error
+
+
+def local_target() -> Any:
+    """The target of the first GPU of this machine.
+
+    Raises:
+        SetupError: there is none, or its libraries are missing.
+    """
+    import tvm
+
+    load_cuda()
+    device = tvm.cuda(0)
+    if not device.exist:
+        raise SetupError("there is no NVIDIA GPU on this machine; run this on one, with NVIDIA's driver for CUDA 13.")
+    return tvm.target.Target({"kind": "cuda", "arch": "sm_" + device.compute_version.replace(".", "")})
+
+
+__all__ = ["INSTALL", "load_cuda", "local_target"]

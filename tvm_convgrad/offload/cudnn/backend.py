@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend of cuDNN: where its packages lie, its runtime, a call as plain numbers with a ranked list of engines."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tvm_convgrad
+from tvm_convgrad.errors import SetupError
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.offload import libraries
+from tvm_convgrad.offload.calls import call_numbers
+from tvm_convgrad.offload.common import Engine
+from tvm_convgrad.offload.cudnn import rules
+from tvm_convgrad.offload.cudnn.devices import arch_of, properties_of, version_of
+from tvm_convgrad.offload.cudnn.engines import Listed, engines, load_driver
+from tvm_convgrad.offload.cudnn.settings import settings
+from tvm_convgrad.offload.libraries import installed_file as _find
+from tvm_convgrad.problem import ConvProblem
+
+INTERFACE = 1
+"""Of the runtime: of the numbers that it reads, and of the meaning of its functions."""
+
+FILE = f"libconvgrad_cudnn.so.{INTERFACE}"
+INSTALL = "pip install 'tvm-convgrad[cuda]'"
+
+RANKED = 4
+"""Engines that a program carries for each call: the first that this GPU's cuDNN still has is taken."""
+
+_LIBRARY = ("nvidia-cudnn-cu13", "libcudnn.so.9")
+_FILES = (
+    _LIBRARY,
+    ("nvidia-cudnn-cu13", "cudnn_graph.h"),
+    ("nvidia-cuda-runtime", "cuda_runtime_api.h"),
+    ("nvidia-cuda-crt", "crt/host_defines.h"),
+    ("nvidia-cublas", "libcublas.so.13"),  # cuDNN's engines are of it, and cuDNN 9.19 aborts without
+)
+_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # cudnnDataType_t
+_SOURCES = Path(__file__).parent / "runtime"
+
+
+class CuDnn:
+    """cuDNN 9 for CUDA 13, of the package nvidia-cudnn-cu13."""
+
+    name = "cudnn"
+    kinds: tuple[str, ...] = ("cuda",)
+    entry = f"convgrad.cudnn.{INTERFACE}.run"
+    setting: tuple[str, str] | None = None
+
+    def unavailable(self, target: Any) -> str:
+        """Why programs for a target cannot use it at all, with the remedy."""
+        if target is not None and target.kind.name not in self.kinds:
+            return f"the target is {target.kind.name}; cuDNN is used on NVIDIA GPUs (--target cuda:sm_90)"
+        if platform.machine() != "x86_64" or platform.system() != "Linux":
+            return f"its packages are for Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
+        for package, file in _FILES:
+            if _find(package, file) is None:
+                return f"not installed (the package {package} with {file}): {INSTALL}"
+        return ""
+
+    def refusal(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> str:
+        """Why it does not compute a face of a problem, by its rules."""
+        return rules.refusal(face, problem, epilogue, version_of(arch_of(target)))
+
+    def engine(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> Engine | str:
+        """What cuDNN's heuristics put first for the target's GPU; for any batch they are asked when a batch is met."""
+        arch = arch_of(target)
+        if isinstance(problem.batch, str) or properties_of(arch) is None:
+            self.library()
+            return Engine("by its heuristics", "engine chosen at run time", None)
+        found = self.engines(face, problem, epilogue, arch, RANKED)
+        if isinstance(found, str):
+            return f"the library refuses it: {found}"
+        usable = [listed for listed in found if not listed.refusal]
+        if not usable:
+            return _why_none(found, arch)
+        notes = ", ".join(("deterministic" if settings().deterministic else "", *usable[0].notes)).strip(", ")
+        return Engine(str(usable[0]), f"{notes}; {len(usable)} engines ranked for {arch}", usable[0].workspace)
+
+    def engines(
+        self, face: str, problem: ConvProblem, epilogue: Epilogue, arch: str, most: int
+    ) -> tuple[Listed, ...] | str:
+        """Engines for a GPU of DEVICES, best first, up to `most` usable ones; or why cuDNN refuses the call as such.
+
+        Raises:
+            SetupError: the runtime cannot be built.
+        """
+        properties = properties_of(arch)
+        assert properties is not None, arch
+        self._load()
+        numbers = tuple(self._fixed(face, problem, epilogue))
+        return engines(numbers, properties, most, f"convgrad.cudnn.{INTERFACE}.engines")
+
+    def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> list[int]:
+        """The fields of Spec in runtime/spec.h, then cuDNN's version, the GPU's SM and the engines ranked for them."""
+        fixed = self._fixed(face, problem, epilogue)
+        arch = arch_of(target)
+        if isinstance(problem.batch, str) or properties_of(arch) is None:
+            return [*fixed, 0, 0, 0]
+        found = self.engines(face, problem, epilogue, arch, RANKED)
+        usable = [] if isinstance(found, str) else [listed for listed in found if not listed.refusal]
+        ranked = [number for listed in usable for number in _encoded(listed)]
+        return [*fixed, self._version(), version_of(arch), len(usable), *ranked]
+
+    def digest(self) -> str:
+        """The key of the runtime's folder in the cache."""
+        return _recipe()[0] if all(_find(*each) is not None for each in _FILES) else ""
+
+    def version(self) -> str:
+        """The version that cuDNN itself states."""
+        number = self._version()
+        return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    def library(self) -> Path:
+        """The runtime, built if it was not."""
+        missing = [package for package, file in _FILES if _find(package, file) is None]
+        if missing:
+            raise SetupError(f"the runtime for cudnn needs packages ({', '.join(dict.fromkeys(missing))}): {INSTALL}")
+        key, options = _recipe()
+        return libraries.build(self.name, key, FILE, _SOURCES / "runtime.cc", options)
+
+    def _fixed(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> list[int]:
+        chosen = settings()
+        flags = [int(chosen.deterministic), int(chosen.tf32), int(chosen.transforms), chosen.workspace]
+        return [*call_numbers(face, problem, epilogue, _TYPES), *flags]
+
+    def _load(self) -> None:
+        stand_in = _SOURCES / "no_driver.cc"
+        key = hashlib.sha256(stand_in.read_bytes()).hexdigest()[:16]
+        load_driver(libraries.build("no-driver", key, "libcuda.so.1", stand_in, ()))
+        libraries.load(self.name, self.library(), self.entry, {})
+
+    def _version(self) -> int:
+        import tvm_ffi
+
+        self._load()
+        return int(tvm_ffi.get_global_func(f"convgrad.cudnn.{INTERFACE}.version")())
+
+
+def _why_none(found: tuple[Listed, ...], arch: str) -> str:
+    """The reasons against each engine, each once."""
+    reasons = "; ".join(dict.fromkeys(f"engine {each.index}: {each.refusal}" for each in found))
+    return f"no engine on {arch} may be used: {reasons}" if found else f"the library has no engine for it on {arch}"
+
+
+def _encoded(listed: Listed) -> list[int]:
+    return [listed.index, len(listed.knobs), *(number for knob in listed.knobs for number in knob)]
+
+
+@lru_cache(maxsize=1)
+def _recipe() -> tuple[str, tuple[str, ...]]:
+    """The key of the runtime, and the options that compile it. It opens libcudnn by its soname, so links none of it."""
+    import tvm
+    from tvm_ffi import libinfo
+
+    tvm_lib = Path(tvm.__file__).parent / "lib"
+    ffi_lib = Path(libinfo.find_libtvm_ffi()).parent
+    found, graph, runtime, crt = (_find(*each) for each in _FILES[:4])
+    assert found is not None
+    assert graph is not None
+    assert runtime is not None
+    assert crt is not None
+    includes = dict.fromkeys(
+        str(folder)
+        for folder in (
+            graph.parent,
+            runtime.parent,
+            crt.parents[1],
+            libinfo.find_include_path(),
+            libinfo.find_dlpack_include_path(),
+            tvm.libinfo.find_include_path(),
+        )
+    )
+    options = (
+        *(f"-isystem{folder}" for folder in includes),
+        *(f"-L{folder}" for folder in (ffi_lib, tvm_lib)),
+        "-Wl,--no-as-needed",
+        "-ltvm_ffi",
+        "-ltvm_runtime",
+        "-ldl",
+        f"-Wl,-rpath,{ffi_lib}:{tvm_lib}:{found.parent}",
+    )
+    digest = hashlib.sha256()
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    versions = [importlib.metadata.version(each) for each in (_LIBRARY[0], "apache-tvm", "apache-tvm-ffi")]
+    digest.update("\0".join([tvm_convgrad.__version__, *versions, *options]).encode())
+    return digest.hexdigest()[:16], options
+
+
+__all__ = ["FILE", "INSTALL", "INTERFACE", "RANKED", "CuDnn"]

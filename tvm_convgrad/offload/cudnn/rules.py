@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cuDNN computes: small rules over a ConvProblem, held against cuDNN itself by tests/offload/test_cudnn_matrix.py.
+
+Sources: cuDNN 9, "Graph API" (operations, types, layouts), and its answers for GPUs from sm_75 to sm_100.
+"""
+
+from __future__ import annotations
+
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.problem import ConvProblem
+
+EPILOGUES = {
+    "forward": ("bias", "relu", "accumulate"),
+    "backward_weight": ("accumulate",),
+    "backward_data": ("accumulate",),
+}
+"""What else one call does. The bias gradient stays TVM's sum."""
+
+
+FIRST_BFLOAT16 = 80
+"""The first GPUs with bfloat16, as 10 times their compute capability."""
+
+
+def refusal(face: str, problem: ConvProblem, epilogue: Epilogue, version: int) -> str:
+    """Why cuDNN does not compute a face of a problem together with an epilogue, or nothing.
+
+    Any layouts, groups, strides, dilation and padding, asymmetric too, have an engine that is deterministic, keeps
+    float32's precision and is there in compiled form: what rules can say is said by types, extents and epilogues.
+
+    Args:
+        version: of the GPU, 10 times its compute capability.
+    """
+    return _type_refusal(face, problem, version) or _extent_refusal(problem) or _epilogue_refusal(face, epilogue)
+
+
+def _type_refusal(face: str, problem: ConvProblem, version: int) -> str:
+    types = {name: dtype for name, (_, dtype) in problem.tensors.items()}
+    every = sorted({types[name] for name in (*FACES[face].operands, FACES[face].result)})
+    if len(every) > 1:
+        return f"types {', '.join(every)}; it takes one type (its engines of several are compiled at run time)"
+    if every == ["bfloat16"] and version < FIRST_BFLOAT16:
+        return f"sm_{version} has no bfloat16; sm_{FIRST_BFLOAT16} is the first that has"
+    return ""
+
+
+def _extent_refusal(problem: ConvProblem) -> str:
+    if any(isinstance(extent, str) for extent in problem.data_extents):
+        return "the height or width is known only at run time"
+    for name, (shape, _) in problem.tensors.items():
+        if 0 in shape:
+            return f"{name} has no elements"
+    return ""
+
+
+def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
+    unable = [name for name, value in vars(epilogue).items() if value and name not in EPILOGUES[face]]
+    if unable:
+        return f"{face} takes no {', '.join(unable)}"
+    if epilogue.relu and not epilogue.bias:
+        return "it has relu with a bias only"
+    return ""
+
+
+__all__ = ["EPILOGUES", "refusal"]

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.cudnn.1.run` with a
+// pointer to a Spec and the tensors; the 1 is the version of this interface. `engines` answers without a GPU.
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <tvm/ffi/string.h>
+#include <tvm/runtime/device_api.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "engines.h"
+
+namespace convgrad {
+namespace {
+
+namespace ffi = tvm::ffi;
+
+constexpr size_t kMostPlans = 4096;  // a step of any batch makes plans for each batch that it meets
+constexpr int kMostTensors = 6;
+constexpr int64_t kAligned = 16;
+
+/*! \brief A GPU of this machine, for one thread: cuDNN's handles are not for two at a time. */
+cudnnHandle_t HandleOf(int device) {
+  static thread_local std::unordered_map<int, cudnnHandle_t> handles;  // kept: CUDA may be gone when threads end
+  auto found = handles.find(device);
+  if (found == handles.end()) {
+    cudnnHandle_t made = nullptr;
+    Check(Library::Get().cudnnCreate(&made), "a handle cannot be made");
+    found = handles.emplace(device, made).first;
+  }
+  return found->second;
+}
+
+/*! \brief TVM's workspace, which it keeps from call to call; of the thread and its stream. */
+class Workspace {
+ public:
+  Workspace(tvm::runtime::DeviceAPI* api, DLDevice device, int64_t bytes)
+      : api_(api), device_(device),
+        data_(bytes == 0 ? nullptr : api->AllocWorkspace(device, static_cast<size_t>(bytes))) {}
+  ~Workspace() {
+    if (data_ != nullptr) api_->FreeWorkspace(device_, data_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  tvm::runtime::DeviceAPI* api_;
+  DLDevice device_;
+  void* data_;
+};
+
+struct Key {
+  Spec spec;
+  int64_t alignment;
+  int device;
+  bool operator==(const Key& other) const {
+    return alignment == other.alignment && device == other.device && spec == other.spec;
+  }
+};
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    return (SpecHash()(key.spec) * 31 + static_cast<size_t>(key.alignment)) * 31 + static_cast<size_t>(key.device);
+  }
+};
+
+/*! \brief A call that is ready to run. */
+struct Ready {
+  Graph graph;
+  Plan plan;
+};
+
+/*! \brief The engines that were listed when the program was compiled; none if that was with another cuDNN or GPU. */
+std::vector<Choice> Listed(const int64_t* numbers, int64_t sm) {
+  std::vector<Choice> choices;
+  if (numbers[0] != static_cast<int64_t>(Library::Get().cudnnGetVersion()) || numbers[1] != sm) return choices;
+  const int64_t* next = numbers + 3;
+  for (int64_t i = 0; i < numbers[2]; ++i) {
+    Choice choice;
+    choice.index = *next++;
+    const int64_t knobs = *next++;
+    for (int64_t k = 0; k < knobs; ++k, next += 2) choice.knobs.emplace_back(next[0], next[1]);
+    choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+int64_t SmOf(tvm::runtime::DeviceAPI* api, DLDevice device) {
+  ffi::Any version;
+  api->GetAttr(device, tvm::runtime::kComputeVersion, &version);
+  const std::string text = version.cast<std::string>();  // such as 9.0
+  const size_t dot = text.find('.');
+  return std::stoll(text.substr(0, dot)) * 10 + std::stoll(text.substr(dot + 1));
+}
+
+std::shared_ptr<Ready> Made(const Key& key, const int64_t* ranked, int64_t sm) {
+  Device device;
+  device.handle = HandleOf(key.device);
+  auto made = std::make_shared<Ready>(Ready{Graph(key.spec, key.alignment, device.handle), Plan()});
+  std::string why;
+  if (made->graph.status() != CUDNN_STATUS_SUCCESS) {
+    why = Library::Get().Reason(made->graph.status());
+  } else {
+    const Engines engines(key.spec, made->graph, device);
+    for (const Choice& choice : Listed(ranked, sm)) {
+      Plan plan;
+      if (engines.Make(choice, &plan).empty()) {
+        made->plan = std::move(plan);
+        return made;
+      }
+    }
+    bool found = false;
+    engines.Each([&](Plan plan, const std::string& reason) {
+      found = reason.empty();
+      if (found) made->plan = std::move(plan);
+      if (why.empty()) why = reason;
+      return !found;
+    });
+    if (found) return made;
+  }
+  TVM_FFI_THROW(ValueError) << "cudnn: cuDNN " << Library::Get().cudnnGetVersion() << " has no engine for this "
+                            << "convolution on this GPU (" << (why.empty() ? "its heuristics know none" : why)
+                            << "); build with --offload none, or for the GPU that it is to run on";
+}
+
+std::shared_ptr<Ready> ReadyFor(const Key& key, const int64_t* ranked, tvm::runtime::DeviceAPI* api, DLDevice device) {
+  static std::mutex mutex;
+  static auto& known = *new std::unordered_map<Key, std::shared_ptr<Ready>, KeyHash>;  // outlives other libraries
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = known.find(key);
+    if (found != known.end()) return found->second;
+  }
+  std::shared_ptr<Ready> made = Made(key, ranked, SmOf(api, device));
+  std::lock_guard<std::mutex> lock(mutex);
+  if (known.size() >= kMostPlans) known.clear();  // those at work are kept by their callers
+  return known.emplace(key, made).first->second;
+}
+
+void Run(ffi::PackedArgs args, ffi::Any*) {
+  const auto* stated = static_cast<const Spec*>(args[0].cast<void*>());
+  const int count = args.size() - 1;
+  if (count > kMostTensors || count < 3) TVM_FFI_THROW(ValueError) << "cudnn: " << count << " tensors";
+  DLTensor* tensors[kMostTensors];
+  void* data[kMostTensors];
+  Key key{*stated, kAligned, 0};
+  for (int i = 0; i < count; ++i) {
+    tensors[i] = args[i + 1].cast<DLTensor*>();
+    if (tensors[i]->device.device_type != kDLCUDA) {
+      TVM_FFI_THROW(ValueError) << "cudnn: tensor " << i << " is not on an NVIDIA GPU; run the program on one";
+    }
+    data[i] = static_cast<char*>(tensors[i]->data) + tensors[i]->byte_offset;
+    if (reinterpret_cast<uintptr_t>(data[i]) % kAligned != 0) key.alignment = tensors[i]->dtype.bits / 8;
+  }
+  const DLDevice device = tensors[0]->device;
+  key.device = device.device_id;
+  if (key.spec.batch < 0) {
+    const int64_t* axes = key.spec.face == kForward ? key.spec.data_axes : key.spec.grad_axes;
+    for (int place = 0; place < tensors[0]->ndim; ++place) {
+      if (axes[place] == 0) key.spec.batch = tensors[0]->shape[place];
+    }
+  }
+  tvm::runtime::DeviceAPI* api = tvm::runtime::DeviceAPI::Get(device);
+  api->SetDevice(device);
+  const std::shared_ptr<Ready> ready = ReadyFor(key, stated->Ranked(), api, device);
+  if (count != ready->graph.tensors()) {
+    TVM_FFI_THROW(ValueError) << "cudnn: " << count << " tensors where " << ready->graph.tensors() << " are expected";
+  }
+  const Library& library = Library::Get();
+  const cudnnHandle_t handle = HandleOf(key.device);
+  TVMFFIStreamHandle stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
+  Check(library.cudnnSetStream(handle, static_cast<cudaStream_t>(stream)), "the stream cannot be set");
+  const int64_t copied = ready->graph.copied();
+  if (copied >= 0 && data[copied] != data[count - 1]) api->CopyDataFromTo(tensors[copied], tensors[count - 1], stream);
+  std::vector<void*> used;
+  for (const int64_t id : ready->graph.ids()) used.push_back(data[id - 1]);
+  const Workspace workspace(api, device, ready->plan.workspace);
+  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  pack.Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ready->graph.ids())
+      .SetArray(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, used.data(), used.size())
+      .Set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace.data());
+  Check(pack.Finalize(), "the tensors of a call are refused");
+  Check(library.cudnnBackendExecute(handle, ready->plan.plan.raw(), pack.raw()), "a convolution could not be run");
+}
+
+/*!
+ * \brief What cuDNN has for a call on a GPU that `properties` describes, one engine a line, best first:
+ * "index|workspace|numerical notes|behavior notes|knob=value,...|reason against it"; "|reason" alone if the graph itself
+ * is refused. It ends with the first `most` engines that may be used.
+ */
+ffi::String DescribeEngines(void* stated, ffi::String properties, int64_t most) {
+  const Spec& spec = *static_cast<const Spec*>(stated);
+  Device device;
+  const std::string text = properties;
+  device.properties = std::make_unique<Descriptor>(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+  device.properties->SetArray(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, text.data(), text.size());
+  Check(device.properties->Finalize(), "the properties of the GPU are refused");
+  const Graph graph(spec, kAligned, nullptr);
+  if (graph.status() != CUDNN_STATUS_SUCCESS) return "|" + Library::Get().Reason(graph.status());
+  std::ostringstream lines;
+  Engines(spec, graph, device).Each([&](Plan plan, const std::string& reason) {
+    lines << plan.choice.index << "|" << plan.workspace << "|";
+    for (size_t i = 0; i < plan.notes.size(); ++i) lines << (i ? "," : "") << static_cast<int>(plan.notes[i]);
+    lines << "|";
+    for (size_t i = 0; i < plan.behavior.size(); ++i) lines << (i ? "," : "") << static_cast<int>(plan.behavior[i]);
+    lines << "|";
+    for (size_t i = 0; i < plan.choice.knobs.size(); ++i) {
+      lines << (i ? "," : "") << plan.choice.knobs[i].first << "=" << plan.choice.knobs[i].second;
+    }
+    lines << "|" << reason << "\n";
+    if (reason.empty()) --most;
+    return most > 0;
+  });
+  return lines.str();
+}
+
+int64_t Version() { return static_cast<int64_t>(Library::Get().cudnnGetVersion()); }
+
+/*! \brief The properties of a GPU of this machine, as JSON that `engines` takes. */
+ffi::String Properties(int device) {
+  Descriptor properties(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+  const int32_t id = device;
+  Check(Library::Get().cudnnBackendSetAttribute(properties.raw(), CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &id),
+        "a GPU cannot be named");
+  Check(properties.Finalize(), "the properties of a GPU cannot be read");
+  const std::vector<char> text = properties.Values<char>(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, 1 << 16);
+  return std::string(text.begin(), text.end());
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  namespace refl = tvm::ffi::reflection;
+  refl::GlobalDef()
+      .def_packed("convgrad.cudnn.1.run", Run)
+      .def("convgrad.cudnn.1.engines", DescribeEngines)
+      .def("convgrad.cudnn.1.properties", Properties)
+      .def("convgrad.cudnn.1.version", Version);
+}
+
+}  // namespace
+}  // namespace convgrad

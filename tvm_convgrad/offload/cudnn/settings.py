@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cuDNN's engines may do in a program, from the variable CONVGRAD_CUDNN when it is compiled."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from tvm_convgrad.errors import UnsupportedError
+
+VARIABLE = "CONVGRAD_CUDNN"
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes:
+    deterministic: only engines that give the same bits from call to call.
+    tf32: engines may round float32 operands to tf32 (10 bits of mantissa) for tensor cores.
+    transforms: engines may compute by Winograd's or Fourier's transform, whose rounding is another.
+    workspace: at most so many bytes.
+    """
+
+    deterministic: bool = True
+    tf32: bool = False
+    transforms: bool = False
+    workspace: int = 1 << 30
+
+
+def settings() -> Settings:
+    """Those of CONVGRAD_CUDNN: words with commas between them, of nondeterministic, tf32, transforms, workspace=256MiB.
+
+    Raises:
+        UnsupportedError: another word, or a size that is none.
+    """
+    return parse_settings(os.environ.get(VARIABLE, ""))
+
+
+def parse_settings(text: str) -> Settings:
+    """The settings that a text states; errors as `settings`."""
+    found = Settings()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = word.partition("=")
+        if word == "nondeterministic":
+            found = replace(found, deterministic=False)
+        elif word in ("tf32", "transforms"):
+            found = replace(found, **{word: True})
+        elif key == "workspace" and (size := _bytes(value)) is not None:
+            found = replace(found, workspace=size)
+        else:
+            raise UnsupportedError(
+                f"{VARIABLE}={text}: {word!r} is no setting; use nondeterministic, tf32, transforms, workspace=256MiB"
+            )
+    return found
+
+
+def _bytes(text: str) -> int | None:
+    number = text.rstrip("KMGiB")
+    unit = text[len(number) :]
+    return int(number) * _UNITS[unit] if number.isdecimal() and unit in _UNITS else None
+
+
+__all__ = ["VARIABLE", "Settings", "parse_settings", "settings"]
