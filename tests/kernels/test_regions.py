@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dilations so large that taps meet only parts of the source: each region of the result computes with its own taps."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ from tests.kernels.harness import NATIVE, check_exact, kernel_of
 from tvm_convgrad.fuzz import ALL_FACES
 from tvm_convgrad.kernels.regions import by_regions, products
 from tvm_convgrad.kernels.spec import data_gather, forward_gather
+from tvm_convgrad.kernels.weight_spec import weight_spec
 from tvm_convgrad.problem import ConvProblem
 
 PROBLEMS = [
@@ -64,6 +66,18 @@ def test_taps_that_meet_nothing_are_left_out():
     (pointwise,) = by_regions(forward)
     assert products(pointwise) == 28 * 28
     assert [axis.count for axis in pointwise.phases[0][0]] == [1, 1, 28 * 28], "H and W are one axis of a 1x1"
+
+
+def test_wgrad_leaves_them_out_too():
+    for low, high, kernel in ((36, 36, (1, 1, 1)), (0, 72, (1, 1, 1)), (0, 36, (1, 2, 2))):
+        problem = ConvProblem.from_descriptor("mb1ic18ih28oc17oh28kh3dh35ph36")
+        dilation = (low + high) // 2
+        padding = ((low, high),) * 2
+        problem = dataclasses.replace(problem, dilation=(dilation,) * 2, padding=padding)
+        spec = weight_spec(problem)
+        assert spec.kernel == kernel
+        assert not spec.is_whole
+        check_exact(problem, "backward_weight")
 
 
 def test_the_border_of_a_common_layer_is_not_worth_regions():

@@ -17,6 +17,7 @@ from tvm_convgrad.kernels.loops import (
     expr,
     lanes_below,
     lanes_within,
+    larger,
     load,
     load_masked,
     quotient,
@@ -88,6 +89,14 @@ class WeightPanels:
             with loops.loop(smaller(size - first, piece), "e") as e:
                 loops.store(converted, first + e, load(self.dy, first + e))
         self.dy = converted
+
+    def clear(self) -> None:
+        """Zeros for the taps that meet only padding, and for all others until their sums are written."""
+        loops, size = self.loops, self.spec.dw.size
+        with loops.loop(PIECES, "piece", self.kind) as number:
+            first = loops.let(number * ceiling(size, PIECES), "first")
+            with loops.loop(larger(smaller(size - first, ceiling(size, PIECES)), 0), "e") as e:
+                loops.store(self.dw, first + e, zero(self.spec.dtype))
 
     def keep(self, tile: Tile, sums: Any, at: Any, slab_number: Any) -> None:
         """Add the tile to the item's sums; the first slab sets them."""

@@ -26,6 +26,8 @@ class WeightSpec:
         batch, groups, out_channels, in_channels: the last two per group.
         kernel, strides, dilation, low: of the convolution; low is the padding before.
         dtype: of sums.
+        first: where dW has the first tap; taps that meet only padding are left out at both ends of an axis.
+        is_whole: whether no tap is left out; the others are zero.
         gathered: where this is a 1x1 convolution whose row channels are the (tap, input channel) pairs of another one,
             that one; dy is then a view of its X that has the pixels' first taps.
     """
@@ -42,6 +44,8 @@ class WeightSpec:
     dilation: Three
     low: Three
     dtype: str
+    first: int = 0
+    is_whole: bool = True
     gathered: WeightSpec | None = None
 
     @property
@@ -224,7 +228,29 @@ def weight_spec(problem: ConvProblem) -> WeightSpec:
         low=(d, h, w),
         dtype=problem.accumulator,
     )
-    return _joined(_pixelwise(spec))
+    return _joined(_pixelwise(_met(spec)))
+
+
+def _met(spec: WeightSpec) -> WeightSpec:
+    """The taps from the first to the last on each axis that meet X somewhere: large dilations leave few."""
+    ranges = []
+    for axis, count in enumerate(spec.kernel):
+        extent, stride = spec.x.extents[axis], spec.strides[axis]
+        offsets = [k * spec.dilation[axis] - spec.low[axis] for k in range(count)]
+        reach = range(0, spec.dy.extents[axis] * stride, stride)
+        met = [k for k, offset in enumerate(offsets) if any(0 <= at + offset < extent for at in reach)]
+        ranges.append((met[0], met[-1] + 1) if met else (0, count))
+    if all(bounds == (0, count) for bounds, count in zip(ranges, spec.kernel, strict=True)):
+        return spec
+    (d0, d1), (h0, h1), (w0, w1) = ranges
+    d, h, w = (low - first * step for low, (first, _), step in zip(spec.low, ranges, spec.dilation, strict=True))
+    return replace(
+        spec,
+        kernel=(d1 - d0, h1 - h0, w1 - w0),
+        low=(d, h, w),
+        first=sum(first * step for (first, _), step in zip(ranges, spec.dw.spatial, strict=True)),
+        is_whole=False,
+    )
 
 
 def _pixelwise(spec: WeightSpec) -> WeightSpec:

@@ -53,7 +53,7 @@ class WeightWriter:
         # Rows that the block before has too are written twice, with the same value; they must not be added twice.
         overlaps = self.accumulate and spec.out_channels % rows != 0
         skip = loops.let(expr(out_block * rows - first_out), "skip") if overlaps else 0
-        to = (group * spec.out_channels + first_out) * dw.out + first_in * dw.into
+        to = (group * spec.out_channels + first_out) * dw.out + first_in * dw.into + spec.first
         to = loops.let(expr(to), "to")
 
         def total(index: Any, lanes: int) -> Any:

@@ -89,6 +89,8 @@ class _Weight(WeightPanels):
         """All work items, then the last pass."""
         loops, spec, tiling, frame = self.loops, self.spec, self.tiling, self.frame
         self.convert_grad()
+        if not spec.is_whole and not frame.epilogue.accumulate:
+            self.clear()
         total = frame.batch * spec.dy.extents[0]
         line_slabs = -(-spec.dy.extents[1] // tiling.lines)
         slabs = loops.let(ceiling(total, tiling.planes) * line_slabs, "all_slabs")
