@@ -15,15 +15,16 @@ from dataclasses import replace
 
 from tvm_convgrad.kernels.spec import AxisPhase, Gather, Phase, merged
 
-WORTH = 1.25
-"""How many times fewer products regions must have: each of them costs loops, and lines that end early."""
+WORTH = 1.15
+"""How many times fewer products the regions of each axis that is cut must have: they cost loops, lines that end early,
+and time to compile."""
 
 MOST = 12
 """Regions of a gather: each is a loop nest of its own to compile."""
 
 
 def by_regions(gather: Gather) -> Iterator[Gather]:
-    """The gather cut along lines and planes, and along all axes, where that saves a good part of its products.
+    """The gather cut along lines and planes, and along all axes, each where that saves a good part of its products.
 
     Nothing for results with strides: their phases are interleaved line by line.
     """
@@ -32,8 +33,12 @@ def by_regions(gather: Gather) -> Iterator[Gather]:
     phase = gather.phases[0][0]
     before = products(gather)
     axes_of_source = zip(phase, gather.in_step, gather.source.extents, strict=True)
-    cuts = [_regions(axis, step, size) for axis, step, size in axes_of_source]
-    whole = [_without_dead_taps(axis, regions) for axis, regions in zip(phase, cuts, strict=True)]
+    pieces = [_regions(axis, step, size) for axis, step, size in axes_of_source]
+    whole = [_without_dead_taps(axis, regions) for axis, regions in zip(phase, pieces, strict=True)]
+    cuts = [
+        regions if _along(axis) >= WORTH * max(1, sum(map(_along, regions))) else [axis]
+        for axis, regions in zip(whole, pieces, strict=True)
+    ]
     seen = set()
     for axes in ((cuts[0], cuts[1], [whole[2]]), tuple(cuts), tuple([axis] for axis in whole)):
         groups = tuple(((d, h, w),) for d, h, w in itertools.product(*axes))
@@ -51,7 +56,11 @@ def products(gather: Gather) -> int:
 
 
 def _products(phase: Phase) -> int:
-    return math.prod(axis.count * len(axis.taps) for axis in phase)
+    return math.prod(map(_along, phase))
+
+
+def _along(axis: AxisPhase) -> int:
+    return axis.count * len(axis.taps)
 
 
 def _regions(axis: AxisPhase, step: int, size: int) -> list[AxisPhase]:
