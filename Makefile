@@ -4,6 +4,7 @@
 # make test-torch   the tests that compare with PyTorch; installs it
 # make test-onednn  the tests that call oneDNN; installs it
 # make test-cuda    the tests that ask cuDNN, of which none needs a GPU; installs it (900 MB)
+# make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (350 MB)
 # make test-gpu     the tests that need an NVIDIA GPU: they fail where there is none; no part of .ci/run
 # make test-oldest  the test suite on the oldest TVM and tvm-ffi that are supported, in .venv-oldest; no part of .ci/run
 # make test-relay   the tests of the Relay binding, in a real Relay (TVM 0.17, from the package index) in .venv-relay
@@ -25,7 +26,7 @@ RELAY := .venv-relay
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test test-torch test-onednn test-cuda test-gpu test-oldest test-relay lint clean
+.PHONY: demo test test-torch test-onednn test-cuda test-cutlass test-gpu test-oldest test-relay lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -59,6 +60,9 @@ test-onednn: $(VENV)/with-test $(VENV)/with-onednn
 
 test-cuda: $(VENV)/with-test $(VENV)/with-cuda
 	$(BIN)/pytest -n $(WORKERS) -m cuda
+
+test-cutlass: $(VENV)/with-test $(VENV)/with-cutlass $(VENV)/with-sass
+	$(BIN)/pytest -n $(WORKERS) -m cutlass
 
 test-gpu: $(VENV)/with-test $(VENV)/with-cuda
 	$(BIN)/pytest -m gpu tests/gpu

@@ -2,7 +2,8 @@
 """Marks the tests that need PyTorch, so that `pytest -m torch` runs them alone; fixtures of a tiny compiled step.
 
 Tests that call oneDNN, or cuDNN without a GPU (`cuda`), carry the mark themselves, and are skipped, with the reason,
-where it is not installed. Those that need a GPU (`gpu`) run only if they are asked for, and then fail without one.
+where it is not installed. Those that compile kernels of CUTLASS (`cutlass`) or need a GPU (`gpu`) run only if they are
+asked for; the latter fail without one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _FUNCTION = re.compile(r"importorskip\(\"torch\"|\bimport torch\b")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cuda: calls cuDNN, without a GPU (make test-cuda)")
+    config.addinivalue_line("markers", "cutlass: compiles kernels of CUTLASS, without a GPU (make test-cutlass)")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU, and runs only with -m gpu (make test-gpu)")
     config.addinivalue_line("markers", "onednn: calls oneDNN (make test-onednn)")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
@@ -32,14 +34,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-_LIBRARIES = {"onednn": "onednn", "cuda": "cudnn"}
+_LIBRARIES = {"onednn": "onednn", "cuda": "cudnn", "cutlass": "cutlass"}
 """Marks of tests that call a library, and its backend."""
+
+_WHEN_ASKED = ("cutlass", "gpu")
+"""Marks of tests that run only with -m: they need what the suite has no time for, or a GPU."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "gpu" not in config.option.markexpr:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    for mark in _WHEN_ASKED:
+        if mark not in config.option.markexpr:
+            config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(mark)])
+            items[:] = [item for item in items if not item.get_closest_marker(mark)]
     for item in items:
         if isinstance(item, pytest.Function) and _needs_torch(item):
             item.add_marker("torch")

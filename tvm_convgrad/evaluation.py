@@ -60,7 +60,7 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
         arrays: the operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
         impl: "auto" (what a compiled program takes: the kernel unless it refuses), "kernel" (the generated one),
             "composition" (of stock operations, the first one), a composition by name, such as "composition:tiled", or
-            a vendor's library, "onednn" or "cudnn".
+            a vendor's library, "onednn", "cudnn" or "cutlass".
         target: a TVM target that this machine runs.
         attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
 

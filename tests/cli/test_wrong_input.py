@@ -63,7 +63,7 @@ def test_build_unsupported_operator(convgrad: Command, onnx_model: Path, tmp_pat
         (["build", "missing.onnx", "-o", "s.so"], ["missing.onnx", "does not exist"]),
         (["build", "missing.txt", "-o", "s.so"], [".txt", ".onnx"]),
         (["build", "MODEL", "-o", "no/folder/s.so"], ["no/folder"]),
-        (["build", "MODEL", "-o", "s.so", "--offload", "cutlass"], ["cutlass", "not in this version"]),
+        (["build", "MODEL", "-o", "s.so", "--offload", "cutlass"], ["cutlass", "the target is llvm", "cuda:sm_90"]),
         (["build", "MODEL", "-o", "s.so", "--offload", "cudnn"], ["cudnn", "the target is llvm", "cuda:sm_90"]),
         (["build", "MODEL", "-o", "s.so", "--target", "cuda"], ["cuda", "use llvm"]),
         (["build", "MODEL", "-o", "s.so", "--target", "rubbish"], ["rubbish", "use llvm"]),

@@ -138,7 +138,7 @@ def test_evaluate() -> None:
 
 
 def test_unknown_backends_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"no backend 'rocdnn'; there is onednn, cudnn"):
+    with pytest.raises(UnsupportedError, match=r"no backend 'rocdnn'; there is onednn, cudnn, cutlass"):
         partition(module_of(PLAIN, forward)[0], ["rocdnn"])
 
 

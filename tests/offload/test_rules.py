@@ -92,7 +92,7 @@ def test_offload_option() -> None:
     assert parse_offload("auto") == ("auto",)
     assert parse_offload("onednn") == ("onednn",)
     for text in ("rocdnn", "auto,onednn", ""):
-        with pytest.raises(UnsupportedError, match=r"use auto, none, or backends: onednn, cudnn"):
+        with pytest.raises(UnsupportedError, match=r"use auto, none, or backends: onednn, cudnn, cutlass"):
             parse_offload(text)
 
 

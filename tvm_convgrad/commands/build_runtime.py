@@ -11,7 +11,7 @@ from tvm_convgrad.commands import options
 
 
 def build_runtime(
-    name: Annotated[str, typer.Argument(metavar="BACKEND", help="onednn or cudnn.")] = "onednn",
+    name: Annotated[str, typer.Argument(metavar="BACKEND", help="onednn, cudnn or cutlass.")] = "onednn",
     json: options.Json = False,
 ) -> None:
     """Compile what calls a vendor library into the user's cache (CONVGRAD_RUNTIMES), and load it once."""

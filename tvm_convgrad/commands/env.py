@@ -15,11 +15,10 @@ _EXTRAS = {
     "onnx": ("onnx",),
     "torch": ("torch",),
     "onednn": ("onednn-cpu-gomp", "onednn-devel-cpu-gomp"),
+    "cutlass": ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvidia-cuda-crt"),
     "cuda": (
         "nvidia-cudnn-cu13",
         "nvidia-cublas",
-        "nvidia-cuda-runtime",
-        "nvidia-cuda-crt",
         "nvidia-cuda-nvrtc",
         "cuda-bindings",
     ),

@@ -48,7 +48,8 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and dropo
 Offload = Annotated[
     str,
     typer.Option(
-        metavar="auto|none|onednn|cudnn", help="Vendor libraries for convolutions; auto: where no kernel is generated."
+        metavar="auto|none|onednn|cudnn|cutlass",
+        help="Vendor libraries for convolutions; auto: where no kernel is generated.",
     ),
 ]
 Tuned = Annotated[
@@ -79,15 +80,10 @@ def parse_offload(text: str) -> tuple[str, ...]:
     """The value of --offload.
 
     Raises:
-        UnsupportedError: a library that is planned and not in this version.
         typer.BadParameter: an unknown name.
     """
     from tvm_convgrad.offload import common
 
-    if "cutlass" in text.split(","):
-        raise UnsupportedError(
-            f"--offload {text}: cutlass is not in this version; use auto, none or {', '.join(common.NAMES)}."
-        )
     try:
         return common.parse_offload(text)
     except UnsupportedError as error:

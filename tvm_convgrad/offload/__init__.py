@@ -8,5 +8,6 @@ libraries.py   runtime libraries: built once into the user's cache, checked, loa
 calls.py       a call as plain numbers, as every runtime reads it
 cuda.py        CUDA's runtime from its package, the GPU of this machine
 cudnn/         cuDNN on NVIDIA GPUs; its engines can be asked for without one
+cutlass/       CUTLASS on NVIDIA GPUs: kernels compiled for the problem at hand
 onednn/        oneDNN on CPUs: rules, the numbers that describe a call, the runtime's source
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # importing kernels imports TVM, and artifacts are read witho
     from tvm_convgrad.kernels.epilogue import Epilogue
 
 AUTO, NONE = "auto", "none"
-NAMES = ("onednn", "cudnn")
+NAMES = ("onednn", "cudnn", "cutlass")
 """The backends, in the order in which `auto` asks them."""
 
 
@@ -92,6 +92,10 @@ def backend(name: str) -> Backend:
         from tvm_convgrad.offload.cudnn.backend import CuDnn
 
         return CuDnn()
+    if name == "cutlass":
+        from tvm_convgrad.offload.cutlass.backend import Cutlass
+
+        return Cutlass()
     raise UnsupportedError(f"offload: there is no backend {name!r}; there is {', '.join(NAMES)}")
 
 

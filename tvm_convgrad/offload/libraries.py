@@ -57,15 +57,18 @@ def built(folder: Path, file: str) -> Path | None:
     return library if whole else None
 
 
-def build(name: str, key: str, file: str, source: Path, options: Sequence[str]) -> Path:
+def build(
+    name: str, key: str, file: str, source: Path | str, options: Sequence[str], *, command: Sequence[str] = ()
+) -> Path:
     """Compile a runtime, unless the cache has it.
 
     Args:
         name: of the backend.
         key: of the folder, hex digits.
         file: of the library, which is its soname too.
-        source: of C++17.
+        source: of C++17; or the text of CUDA, which is kept beside the library.
         options: of the compiler.
+        command: another compiler than C++'s, with the options that make a library.
 
     Raises:
         SetupError: no compiler, one that fails, or a cache that cannot be written.
@@ -85,7 +88,11 @@ def build(name: str, key: str, file: str, source: Path, options: Sequence[str]) 
             shutil.rmtree(folder, ignore_errors=True)
             made = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))  # mode 0700
             try:
-                _compile(name, source, made / file, options)
+                if isinstance(source, str):
+                    written = made / "source.cu"
+                    written.write_text(source)
+                    source = written
+                _compile(name, source, made / file, options, command)
                 (made / _DIGEST).write_text(hashlib.sha256((made / file).read_bytes()).hexdigest())
                 made.rename(folder)
             finally:
@@ -100,7 +107,17 @@ def build(name: str, key: str, file: str, source: Path, options: Sequence[str]) 
     return folder / file
 
 
-def _compile(name: str, source: Path, library: Path, options: Sequence[str]) -> None:
+def _compile(name: str, source: Path, library: Path, options: Sequence[str], command: Sequence[str]) -> None:
+    command = command or _cpp_command(name, library)
+    done = subprocess.run(
+        [*command, str(source), "-o", str(library), *options], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+        raise SetupError(f"the runtime for {name} could not be compiled by {command[0]}: {lines[0].strip()}")
+
+
+def _cpp_command(name: str, library: Path) -> list[str]:
     from tvm.support import cc
 
     compiler = cc.get_cc()
@@ -108,11 +125,7 @@ def _compile(name: str, source: Path, library: Path, options: Sequence[str]) -> 
         raise SetupError(
             f"the runtime for {name} needs a C++ compiler to be built; install g++ or clang++, or set CXX to yours."
         )
-    command = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", f"-Wl,-soname,{library.name}", str(source)]
-    done = subprocess.run([*command, "-o", str(library), *options], capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
-        raise SetupError(f"the runtime for {name} could not be compiled by {compiler}: {lines[0].strip()}")
+    return [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", f"-Wl,-soname,{library.name}"]
 
 
 def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> None:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the curated set of CUTLASS's kernels computes: small rules over a ConvProblem. Needs no library and no GPU.
+
+Sources: CUTLASS 4.1, `can_implement` of device/implicit_gemm_convolution.h and of the iterators in conv/threadblock.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.geometry import DTYPE_BYTES
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.problem import ConvProblem
+
+MAX_BYTES = 2**31 - 1
+"""Its kernels address a tensor by int32."""
+
+LAYOUTS = {1: ("NWC", "OWI"), 2: ("NHWC", "OHWI")}
+"""Of data and gradient, and of the kernel, by rank; a row is an image of one line."""
+
+OPERANDS = ("float16", "bfloat16", "float32")
+
+EPILOGUES = {
+    "forward": ("bias", "relu", "accumulate"),
+    "backward_weight": ("accumulate",),
+    "backward_data": ("accumulate",),
+}
+"""What a kernel does with its sums before it stores them: D = relu(sums + C), where C is a summand or the bias."""
+
+
+def refusal(face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
+    """Why no kernel of the set computes a face of a problem together with an epilogue, or nothing."""
+    return (
+        _form_refusal(problem)
+        or _type_refusal(face, problem)
+        or _stride_refusal(face, problem)
+        or _extent_refusal(problem)
+        or _epilogue_refusal(face, epilogue)
+    )
+
+
+def _form_refusal(problem: ConvProblem) -> str:
+    if problem.groups > 1:
+        return f"groups={problem.groups}; the kernel has no groups"
+    if problem.rank not in LAYOUTS:
+        return f"{problem.rank}-D; the kernels of the set are of two dimensions"
+    data, kernel = LAYOUTS[problem.rank]
+    found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
+    if found != (data, kernel, data):
+        return f"layouts {', '.join(found)}; it has {data}, {kernel}, {data} alone (--layout NHWC)"
+    return ""
+
+
+def _type_refusal(face: str, problem: ConvProblem) -> str:
+    types = {name: dtype for name, (_, dtype) in problem.tensors.items()}
+    operands = {types[name] for name in FACES[face].operands}
+    result = types[FACES[face].result]
+    if len(operands) == 1 and operands <= set(OPERANDS) and result in (*operands, "float32"):
+        return ""
+    every = sorted({*operands, result})
+    return (
+        f"types {', '.join(every)}; it takes {', '.join(OPERANDS[:-1])} or {OPERANDS[-1]} for both operands, and gives "
+        "that or float32"
+    )
+
+
+def _stride_refusal(face: str, problem: ConvProblem) -> str:
+    if face == "backward_data" and max(problem.strides) > 1 and max(problem.dilation) > 1:
+        return (
+            f"dgrad with strides {list(problem.strides)} and dilation {list(problem.dilation)}; no kernel of CUTLASS "
+            "has both"
+        )
+    return ""
+
+
+def _extent_refusal(problem: ConvProblem) -> str:
+    if any(isinstance(extent, str) for extent in problem.data_extents):
+        return "the height or width is known only at run time"
+    for name, (shape, dtype) in problem.tensors.items():
+        known = [extent for extent in shape if isinstance(extent, int)]
+        if 0 in known:
+            return f"{name} has no elements"
+        if math.prod(known) * max(DTYPE_BYTES[dtype], DTYPE_BYTES["float32"]) > MAX_BYTES:
+            return f"{name} has more bytes than an int32 counts"
+    return ""
+
+
+def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
+    unable = [name for name, value in vars(epilogue).items() if value and name not in EPILOGUES[face]]
+    if unable:
+        return f"{face} takes no {', '.join(unable)}; its kernels give one result, the sums and one summand"
+    if epilogue.bias and epilogue.accumulate:
+        return "a bias and a sum; its kernels add one of them"
+    return ""
+
+
+__all__ = ["EPILOGUES", "LAYOUTS", "refusal"]
