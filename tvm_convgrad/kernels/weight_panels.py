@@ -67,6 +67,10 @@ class WeightPanels:
             for kd, kh, kw in self.taps
         ]
         self.shifts = Numbers(loops, "tap_shifts", shifts)
+        self.bounds: tuple[Numbers, Numbers] | None = None
+        if spec.share_of_lines < 1:
+            first, end = zip(*(spec.met_lines[kh] for _, kh, _ in self.taps), strict=True)
+            self.bounds = Numbers(loops, "first_lines", list(first)), Numbers(loops, "end_lines", list(end))
 
     def _transposes(self) -> bool:
         """Whether X is packed by transposing registers."""

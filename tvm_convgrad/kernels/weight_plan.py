@@ -269,7 +269,7 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     joined = spec.kernel[1:] == (1, 1) and spec.gathered is None and (line % lanes == 0 or spec.x.channel == 1)
     exits = slabs if joined else spec.batch * depth * height
     sums = rows * columns * KEEP_COST * (0 if slabs == 1 else 1)
-    cycles = tiles * (pixels * step + exits * LINE_COST + slabs * (TILE_COST + sums))
+    cycles = tiles * (pixels * step * spec.share_of_lines + exits * LINE_COST + slabs * (TILE_COST + sums))
 
     panel = _panel(spec, tiling.lines, tiling.planes, width) / element
     if not tiling.direct:

@@ -13,6 +13,9 @@ from tvm_convgrad.problem import ConvProblem
 LINE = 256
 """Pixels that are neighbours in memory are cut into lines of at most this many."""
 
+FEW_LINES = 0.85
+"""The part of the lines that taps meet up to which each tap sums over its own lines only."""
+
 VECTOR = 16
 """Lines of a multiple of this are packed by whole vectors on every machine."""
 
@@ -73,6 +76,25 @@ class WeightSpec:
         """Whether X's panel is a transpose of neighbouring columns, or each second one, of channels that lie apart."""
         pace = self.x.spatial[2] * self.column_pace
         return pace in (1, 2) and self.x.channel != 1 and self.x.dtype == self.dtype
+
+    @property
+    def met_lines(self) -> list[tuple[int, int]]:
+        """The lines of dY, (first, after the last), that meet X by each tap along the height."""
+        height, stride = self.dy.extents[1], self.strides[1]
+        bounds = []
+        for k in range(self.kernel[1]):
+            offset = k * self.dilation[1] - self.low[1]
+            first = min(height, max(0, -(offset // stride)))
+            bounds.append((first, max(first, min(height, -((offset - self.x.extents[1]) // stride)))))
+        return bounds
+
+    @property
+    def share_of_lines(self) -> float:
+        """The part of dY's lines that taps meet X by, where it is small enough to leave out the others; else 1."""
+        if self.gathered is not None:
+            return 1.0
+        share = sum(end - first for first, end in self.met_lines) / (self.kernel[1] * self.dy.extents[1])
+        return share if share <= FEW_LINES else 1.0
 
     def panel_lines(self, lines: int) -> int:
         """Lines of a panel of X for so many lines of dY."""

@@ -23,6 +23,7 @@ from tvm_convgrad.kernels.loops import (
     ceiling,
     expr,
     lanes_below,
+    larger,
     less,
     load,
     load_masked,
@@ -205,8 +206,10 @@ class _Weight(WeightPanels):
             a_plane, a_line, a_pixel = rows.at(slab, number, p, out_block, local_block)
             b_plane, b_line, b_pixel = self._vectors_at(slab, number, p, first_in, shift)
             joined = tiling.lines == 1 or (a_line == a_pixel * columns and b_line == b_pixel * columns)
-            line_count, pixel_count = (1, slab.lines * columns) if joined else (slab.lines, columns)
-            a_plane, b_plane = loops.let(expr(a_plane), "a_plane"), loops.let(expr(b_plane), "b_plane")
+            start, lines = self._lines_of(slab, tap)
+            line_count, pixel_count = (1, lines * columns) if joined else (lines, columns)
+            a_plane = loops.let(expr(a_plane + start * a_line), "a_plane")
+            b_plane = loops.let(expr(b_plane + start * b_line), "b_plane")
             with loops.loop(line_count, "l") as line_number:
                 a_from = loops.let(a_plane + line_number * a_line, "a_line")
                 b_from = loops.let(b_plane + line_number * b_line, "b_line")
@@ -220,6 +223,15 @@ class _Weight(WeightPanels):
                         lambda j: self._vector(source, b, first_in, j, slab.panel is None),
                     )
         return tile
+
+    def _lines_of(self, slab: _Slab, tap: Any) -> tuple[Any, Any]:
+        """The first line of the slab that meets X by a tap, and how many there are; all where nearly all do."""
+        if self.bounds is None:
+            return 0, slab.lines
+        loops = self.loops
+        first, end = (bound.at(tap) for bound in self.bounds)
+        start = loops.opaque(larger(expr(first - slab.line), 0), "start")
+        return start, loops.opaque(larger(smaller(end - slab.line, slab.lines) - start, 0), "met_lines")
 
     def _prefetch(self, slab: _Slab, number: Any, line_number: Any, x: Any, first_in: Any, out_block: Any) -> None:
         """The lines of the next slab where this one's pixel is, of both operands.
