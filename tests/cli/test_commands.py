@@ -180,8 +180,9 @@ def test_damaged_checkpoint_is_passed_over(convgrad: Command, tiny_step: Path, t
 
 
 def test_explain_models_with_options(convgrad: Command, tiny_model: str) -> None:
-    (row,) = convgrad("explain", tiny_model, "--layout", "NHWC", "--batch", 2, "--json").json["gradients"]
-    assert row["descriptor"].startswith("mb2ic1ih6oc4oh3kh3sh2ph1_lay=NHWC")
+    for layout, kernel in (("NHWC", "OIHW"), ("NHWC:OHWI", "OHWI")):
+        (row,) = convgrad("explain", tiny_model, "--layout", layout, "--batch", 2, "--json").json["gradients"]
+        assert row["descriptor"] == f"mb2ic1ih6oc4oh3kh3sh2ph1_lay=NHWC:{kernel}:NHWC"
 
 
 def test_verify(convgrad: Command) -> None:

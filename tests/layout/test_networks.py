@@ -158,11 +158,12 @@ def test_training_step_has_transposes_at_the_borders(model, optimizer):
 
 def test_training_step_computes_the_same():
     results = []
-    for layout in ("NCHW", "NHWC"):
+    for layout in ("NCHW", "NHWC", "NHWC:OHWI"):
         step, _ = step_of(mixed, (2, 3, 16, 16), layout=layout, momentum=0.9)
         rng = np.random.default_rng(5)
         x, labels = rng.standard_normal((2, 3, 16, 16)).astype("float32"), rng.integers(0, 10, 2)
         state = tuple(tvm.runtime.tensor(value) for value in step.initial_state)
         results.append(run(step.module, "step", [x, labels, np.float32(0.1), state]))
-    for have, want in zip(*results, strict=True):
+    for have, also, want in zip(*results, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(also, want, rtol=1e-4, atol=1e-5)

@@ -21,7 +21,10 @@ Params = Annotated[
         help="Values of a Relay program's parameters, of relay.save_param_dict. Default: MODEL's .params file."
     ),
 ]
-Layout = Annotated[str, typer.Option(metavar="NCHW|NHWC", help="Layout of the convolutions inside the step.")]
+Layout = Annotated[
+    str,
+    typer.Option(metavar="NCHW|NHWC|NHWC:OHWI", help="Layout of a step's convolutions, and of their kernels."),
+]
 DType = Annotated[str, typer.Option(metavar="float32|float16|bfloat16", help="Type that convolutions compute in.")]
 Target = Annotated[
     str, typer.Option(help="What to compile for: llvm, native (this CPU), TVM's JSON form, or a GPU: cuda:sm_90.")

@@ -7,22 +7,23 @@ from typing import Any
 
 from relax_ops.layout_cleanup import converted
 
-_NHWC = ["NHWC", "OIHW"]
-"""Kernels stay as the parameters are: the generated ones pack their weight anyway, and wgrad writes what the optimizer
-updates in place. Turned to OHWI, every weight would be transposed in each step, and its gradient back."""
+_GRADIENTS = ("conv2d_backward_weight", "conv2d_backward_data")
+_KERNELS = {"NHWC": "OIHW", "NHWC:OHWI": "OHWI"}
+"""With "NHWC" kernels stay as the parameters are: the generated ones pack their weight anyway, and wgrad writes what
+the optimizer updates in place. With OHWI, which CUTLASS wants, every weight is transposed in each step, and its gradient
+back.
+"""
 
-NHWC_LAYOUTS = {
-    "relax.nn.conv2d": _NHWC,
-    "relax.nn.conv2d_backward_weight": _NHWC,
-    "relax.nn.conv2d_backward_data": _NHWC,
-}
+LAYOUTS = ("NCHW", *_KERNELS)
+"""What `convert_layout` takes."""
 
 
 def convert_layout(module: Any, layout: str) -> Any:
-    """The module with 2-D convolutions in `layout`: "NCHW" leaves it, "NHWC" takes NHWC data and OIHW kernels.
+    """The module with 2-D convolutions in `layout`: "NCHW" leaves it, "NHWC" takes OIHW kernels, "NHWC:OHWI" OHWI ones.
 
     Inputs, parameters and results keep the layout that the model has; transforms stand at the borders.
     """
     if layout == "NCHW":
         return module
-    return converted(NHWC_LAYOUTS)(module)
+    wanted = ["NHWC", _KERNELS[layout]]
+    return converted({f"relax.nn.{op}": wanted for op in ("conv2d", *_GRADIENTS)})(module)

@@ -23,7 +23,7 @@ from tvm_convgrad.training.graph import (
     operator_counts,
     replay,
 )
-from tvm_convgrad.training.layout import convert_layout
+from tvm_convgrad.training.layout import LAYOUTS, convert_layout
 from tvm_convgrad.training.losses import Loss, find_loss, of_members
 from tvm_convgrad.training.micro_batches import (
     MICRO_BATCHES,
@@ -105,7 +105,7 @@ def build_step(
             accumulate in float32; weights and everything else stay float32.
         loss_scale: factor on the loss during the backward pass, undone before the optimizer (default: 1024 for
             float16, else 1).
-        layout: "NCHW", or "NHWC" to convert the data of convolutions to it.
+        layout: "NCHW"; "NHWC" to convert the data of convolutions to it; "NHWC:OHWI" for their kernels too.
         bn: "train" normalises with batch statistics, whatever mode the model was exported in; "frozen" keeps the
             running statistics.
         dropout_mode: "train" makes every dropout real (seeded by `seed` and the step counter); "off" drops nothing.
@@ -133,7 +133,7 @@ def build_step(
         criterion = of_members(criterion, model.members, model.own_data)
     _one_of("bn", bn, ("train", "frozen"))
     _one_of("dropout_mode", dropout_mode, ("train", "off"))
-    _one_of("layout", layout, ("NCHW", "NHWC"))
+    _one_of("layout", layout, LAYOUTS)
     _one_of("dtype", dtype, precision.DTYPES)
     check_accumulate(accumulate, model.inputs)
     if isinstance(model, TrainingProgram):

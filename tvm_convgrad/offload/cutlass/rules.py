@@ -48,7 +48,7 @@ def _form_refusal(problem: ConvProblem) -> str:
     data, kernel = LAYOUTS[problem.rank]
     found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
     if found != (data, kernel, data):
-        return f"layouts {', '.join(found)}; it has {data}, {kernel}, {data} alone (--layout NHWC)"
+        return f"layouts {', '.join(found)}; it has {data}, {kernel}, {data} alone (--layout NHWC:OHWI)"
     return ""
 
 
