@@ -6,6 +6,7 @@
 # make test-cuda    the tests that ask cuDNN, of which none needs a GPU; installs it (900 MB)
 # make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (350 MB)
 # make test-gpu     the tests that need an NVIDIA GPU: they fail where there is none; no part of .ci/run
+# make bench-gpu    layers of ResNet-50 on cuDNN, on a GPU
 # make test-oldest  the test suite on the oldest TVM and tvm-ffi that are supported, in .venv-oldest; no part of .ci/run
 # make test-relay   the tests of the Relay binding, in a real Relay (TVM 0.17, from the package index) in .venv-relay
 # make lint         formatting, lint and types
@@ -26,7 +27,7 @@ RELAY := .venv-relay
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test test-torch test-onednn test-cuda test-cutlass test-gpu test-oldest test-relay lint clean
+.PHONY: demo test test-torch test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -66,6 +67,9 @@ test-cutlass: $(VENV)/with-test $(VENV)/with-cutlass $(VENV)/with-sass
 
 test-gpu: $(VENV)/with-test $(VENV)/with-cuda
 	$(BIN)/pytest -m gpu tests/gpu
+
+bench-gpu: $(VENV)/with-cuda
+	$(BIN)/python benchmarks/cudnn_layers.py
 
 $(OLDEST)/with-test: $(SOURCES)
 	$(PYTHON) -m venv $(OLDEST)

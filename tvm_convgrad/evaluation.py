@@ -70,7 +70,7 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
     Raises:
         ProblemError, DTypeError: the operands and attributes are not of one convolution.
         UnsupportedError: no such operator or implementation, or the implementation refuses the problem.
-        SetupError: the vendor's library is not installed.
+        SetupError: the vendor's library is not installed, or the GPU of the target is not there.
     """
     operands = [np.asarray(array) for array in arrays]
     if op == backward.NAME:
@@ -100,7 +100,6 @@ def evaluate_problem(
         ProblemError: an operand's shape or type is not the problem's.
         UnsupportedError: no such implementation for this face, or it refuses the problem.
     """
-    import tvm
 
     problem.require_static("evaluate")
     for name, array in zip(FACES[face].operands, (first, second), strict=True):
@@ -110,10 +109,22 @@ def evaluate_problem(
                 f"{face}: {name} is {array.dtype}{list(array.shape)}, but {problem.descriptor} needs "
                 f"{dtype}{list(shape)}; convert it, or use the descriptor of what you have"
             )
-    machine = tvm.target.Target(target)
+    machine = _runnable(target)
     function = _compiled(FACES[face], problem, impl, str(machine))
     operands = (_on_device(array, machine) for array in (first, second))
     return cast(Array, function(*operands).numpy())
+
+
+def _runnable(target: Any) -> Any:
+    """The target as an object; raises SetupError where programs for it cannot run."""
+    import tvm
+
+    found = tvm.target.Target(target)
+    if found.kind.name == "cuda":
+        from tvm_convgrad.offload.cuda import local_target
+
+        local_target()
+    return found
 
 
 def _on_device(array: Array, target: Any) -> Any:
@@ -142,7 +153,6 @@ def _compiled(face: Face, problem: ConvProblem, impl: str, target: str) -> Any:
 
 def _backward(arrays: Sequence[Array], impl: str, target: Any, arguments: dict[str, Any]) -> Gradients:
     """All gradients of a convolution, those that are masked not computed."""
-    import tvm
 
     if len(arrays) != 3:
         raise ProblemError(f"{backward.NAME}: {len(arrays)} arrays were given; it takes three, grad, data and weight")
@@ -158,7 +168,7 @@ def _backward(arrays: Sequence[Array], impl: str, target: Any, arguments: dict[s
     if not any(call.mask):
         return None, None, None
     tensors = tuple((array.shape, str(array.dtype)) for array in arrays)
-    machine = tvm.target.Target(target)
+    machine = _runnable(target)
     function = _compiled_backward(call, tensors, impl, str(machine))
     results = iter(function(*(_on_device(array, machine) for array in arrays)))
     data, weight, bias = (next(results).numpy() if wanted else None for wanted in call.mask)

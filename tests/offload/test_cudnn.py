@@ -13,8 +13,9 @@ import pytest
 import tvm
 
 from relax_ops.program import faces_module
+from tests.conftest import build_tiny
 from tests.relax.net import Net, module_of
-from tvm_convgrad import partition
+from tvm_convgrad import evaluate, partition
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
@@ -25,7 +26,9 @@ from tvm_convgrad.offload.cudnn.devices import arch_of
 from tvm_convgrad.offload.cudnn.settings import VARIABLE, Settings, parse_settings
 from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.training.artifact import read_artifact
 from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.training.session import Session
 from tvm_convgrad.verification import numbers_of
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
@@ -86,6 +89,8 @@ def test_without_a_gpu_a_sentence() -> None:
         pytest.skip("there is a GPU: make test-gpu")
     with pytest.raises(SetupError, match=r"GPU|\[cuda\]"):
         local_target()
+    with pytest.raises(SetupError, match=r"GPU|\[cuda\]"):
+        evaluate("conv2d", *numbers_of(PLAIN, "forward")[0], padding=1, impl="cudnn", target=TARGET)
 
 
 @pytest.mark.cuda
@@ -168,3 +173,17 @@ def test_an_exported_program_comes_as_far_as_the_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "program.so"), str(tmp_path / "arrays.npz")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "cudnn: tensor 0 is not on an NVIDIA GPU" in done.stderr
+
+
+@pytest.mark.cuda
+def test_a_step_is_compiled_for_a_gpu_and_refused_where_there_is_none(tiny_model: str, tmp_path: Path) -> None:
+    step = build_tiny(tiny_model, tmp_path / "step.so", backends=("auto",), target=TARGET, lr=0.1, momentum=0.9)
+    artifact = read_artifact(step)
+    entries = [*artifact.gradients, *artifact.forward]
+    assert {entry["kernel"].split()[0] for entry in entries} == {"cudnn"}
+    assert all("deterministic" in entry["plan"] for entry in entries)
+    assert Path(artifact.manifest["runtimes"]["cudnn"]).name == backend.FILE
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU: make test-gpu")
+    with pytest.raises(SetupError, match=r"GPU with NVIDIA's driver for CUDA 13"):
+        Session(step)

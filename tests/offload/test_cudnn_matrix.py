@@ -100,7 +100,7 @@ def test_the_grid(arch: str) -> None:
     wrong, agreed = disagreements(grid(), arch)
     assert wrong == []
     assert agreed[True] > 500
-    assert agreed[False] > 100
+    assert agreed[False] > 90
 
 
 def others() -> list[ConvProblem]:

@@ -20,6 +20,7 @@ _EXTRAS = {
         "nvidia-cudnn-cu13",
         "nvidia-cublas",
         "nvidia-cuda-nvrtc",
+        "nvidia-cuda-cccl",
         "cuda-bindings",
     ),
     "demo": ("onnx", "scikit-learn"),
