@@ -10,8 +10,7 @@ from relax_ops.layout_cleanup import converted
 _GRADIENTS = ("conv2d_backward_weight", "conv2d_backward_data")
 _KERNELS = {"NHWC": "OIHW", "NHWC:OHWI": "OHWI"}
 """With "NHWC" kernels stay as the parameters are: the generated ones pack their weight anyway, and wgrad writes what
-the optimizer updates in place. With OHWI, which CUTLASS wants, every weight is transposed in each step, and its gradient
-back.
+the optimizer updates in place. With OHWI, which CUTLASS wants, each step turns every weight, and its gradient back.
 """
 
 LAYOUTS = ("NCHW", *_KERNELS)
