@@ -36,3 +36,9 @@ class ArtifactError(ConvGradError, ValueError):
 
 class TrainingError(ConvGradError, ArithmeticError):
     """A training run that cannot go on, such as one whose loss is no longer a number."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says first, without the full stop; its type if it says nothing."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

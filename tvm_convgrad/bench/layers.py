@@ -17,7 +17,7 @@ from tvm_convgrad.bench.roof import Roof, measure_roof
 from tvm_convgrad.bench.suites import suite as problems_of
 from tvm_convgrad.errors import ConvGradError, UnsupportedError
 from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.report.tables import print_table, stderr
+from tvm_convgrad.report.tables import followed, print_table, stderr
 from tvm_convgrad.threads import use_threads
 from tvm_convgrad.training.cpu import parse_target
 
@@ -94,7 +94,7 @@ def run_layers(
     if busy > 0.3:
         _say(f"others keep {busy:.1f} of {os.cpu_count()} CPUs busy: measure again when they do not")
     work = [(layer, face) for layer in layers for face in faces]
-    for layer, face in _followed(work):
+    for layer, face in followed(work, "measuring"):
         _measure_layer(results, layer, face, against, machine, seconds, impl)
     return results
 
@@ -222,11 +222,3 @@ def _load(seconds: float = 0.2) -> float:
 
 def _say(text: str) -> None:
     stderr().print(text, markup=False, soft_wrap=True)
-
-
-def _followed(work: Sequence[tuple[Layer, str]]) -> Iterable[tuple[Layer, str]]:
-    """The same work, with a progress bar where somebody is looking."""
-    from rich.progress import track
-
-    console = stderr()
-    return track(work, "measuring", console=console, disable=not console.is_terminal)

@@ -7,7 +7,6 @@ and `means`.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import tvm_convgrad
 from tvm_convgrad.bench.measure import Measurement, geometric_mean
 from tvm_convgrad.bench.roof import Roof
 from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.report.tables import installed_version
 from tvm_convgrad.training.envelope import write_atomic
 
 FORMAT = 2
@@ -27,7 +27,7 @@ Key = tuple[str, str, int, str, str, str]
 
 def environment(target: Any, threads: int, seconds: float, impl: str = "kernel") -> dict[str, Any]:
     """What two runs must share for their measurements to be one table."""
-    packages = {name: _version(name) for name in ("apache-tvm", "torch", "jax")}
+    packages = {name: installed_version(name) for name in ("apache-tvm", "torch", "jax")}
     return {
         "tvm_convgrad": tvm_convgrad.__version__,
         **packages,
@@ -162,13 +162,6 @@ def _mean(members: list[Measurement], roof: Roof) -> dict[str, Any]:
         "peak": gflop / ours / roof.gflops,
         "bound": geometric_mean(max(m.ratio, roof.attainable(m.intensity) / m.rival_gflops) for m in members),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from typing import Any
@@ -32,15 +31,15 @@ def env(json: options.Json = False) -> None:
     """Show versions, CPU, compilation target, cache folder, extras, and what this TVM lacks."""
     import platformdirs
 
-    from tvm_convgrad.report.tables import print_json, print_pairs
+    from tvm_convgrad.report.tables import installed_version, print_json, print_pairs
 
-    report: dict[str, Any] = {name: _version(name) for name in _PACKAGES}
+    report: dict[str, Any] = {name: installed_version(name) for name in _PACKAGES}
     report |= {"python": f"{platform.python_implementation()} {platform.python_version()}"}
     report["platform"] = platform.platform()
     report["cores"] = len(os.sched_getaffinity(0))
     report |= _compiler()
     report["cache"] = platformdirs.user_cache_dir("tvm-convgrad")
-    report["extras"] = {extra: all(map(_version, packages)) for extra, packages in _EXTRAS.items()}
+    report["extras"] = {extra: all(map(installed_version, packages)) for extra, packages in _EXTRAS.items()}
     report["gradient rules left out"] = _left_out()
     if json:
         print_json(report)
@@ -77,10 +76,3 @@ def _compiler() -> dict[str, Any]:
         "llvm": int(codegen.llvm_version_major()),
         "c++ compiler": cc.get_cc(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -59,7 +59,7 @@ def tune(
         raise typer.BadParameter(f"--face {face}: use {', '.join(FACES)}.")
     size = options.parse_batch(batch)
     from tvm_convgrad.kernels.target import machine_of
-    from tvm_convgrad.report.tables import print_json, print_table, stdout
+    from tvm_convgrad.report.tables import followed, print_json, print_table, stdout
     from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.tuning.search import tune as search
@@ -76,7 +76,7 @@ def tune(
         work = _of_model(model, size, layout, loss, dtype, compiled_for)
     else:
         work = _of_problems(problem, suite, faces, size, layout)
-    outcomes = list(_followed(search(work, machine, compiled_for, kept, seconds), len(work)))
+    outcomes = list(followed(search(work, machine, compiled_for, kept, seconds), "tuning", len(work)))
     counts = Counter(outcome.status for outcome in outcomes)
     compared = _compare(work, library, machine, compiled_for, kept) if library else []
     if json:
@@ -180,13 +180,3 @@ def _of_problems(
     for problem, count in layers:
         counts[problem] += count
     return [Work(face, problem, count) for problem, count in counts.items() for face in faces]
-
-
-def _followed(outcomes: Any, total: int) -> Any:
-    """The same outcomes, with a progress bar where somebody is looking."""
-    from rich.progress import track
-
-    from tvm_convgrad.report.tables import stderr
-
-    console = stderr()
-    return track(outcomes, "tuning", total=total, console=console, disable=not console.is_terminal)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +43,7 @@ def verify(
     from tvm_convgrad.fuzz import check_problems, random_problems
     from tvm_convgrad.offload.common import NAMES
     from tvm_convgrad.problem import ConvProblem
-    from tvm_convgrad.report.tables import print_json
+    from tvm_convgrad.report.tables import followed, print_json
     from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.verification import OPS, SUITE, verify_problems
 
@@ -65,7 +64,7 @@ def verify(
         cases = random_problems(fuzz, seed)
         drawn = check_problems(cases, seed=seed, impls=impl or (), faces=faces, target=compiled_for)
         work = chain(work, drawn)
-    verdicts = list(_followed(work))
+    verdicts = list(followed(work, "verifying"))
     counts = Counter(verdict.status for verdict in verdicts)
     if json:
         print_json({"seed": seed, "counts": dict(counts), "verdicts": [asdict(verdict) for verdict in verdicts]})
@@ -76,16 +75,6 @@ def verify(
             f"{counts['wrong']} of {len(verdicts)} comparisons with float64 went wrong, {counts['right']} were right "
             f"(seed {seed}); `convgrad verify --problem DESC` repeats one of them."
         )
-
-
-def _followed(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    """The same verdicts, with a progress bar where somebody is looking."""
-    from rich.progress import track
-
-    from tvm_convgrad.report.tables import stderr
-
-    console = stderr()
-    return track(verdicts, "verifying", console=console, disable=not console.is_terminal)
 
 
 def _show(verdicts: list[Verdict], counts: Counter[str]) -> None:

@@ -84,7 +84,7 @@ def convert(program: ir.Program) -> Converted:
         try:
             builder.emit_func_output(_expression(result))
         except _NUMBER_ERRORS as error:
-            raise ModelError(f"{program.source}: the result of main is no value ({_first_line(error)}).") from error
+            raise ModelError(f"{program.source}: the result of main is no value ({_last_line(error)}).") from error
     module = builder.get()
     module = relax.transform.ConvertToDataflow()(module)
     module = relax.transform.DeadCodeElimination(["main"])(module)
@@ -146,7 +146,7 @@ def _expression(value: Any) -> Any:
     return value
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
 
@@ -321,7 +321,7 @@ class _Conversion:
         except ConvGradError as error:
             raise self.fail(f"{name}: {str(error).removeprefix(name + ': ').rstrip('.')}") from error
         except _NUMBER_ERRORS as error:
-            raise self.fail(f"{name}: TVM refuses it ({_first_line(error)})") from error
+            raise self.fail(f"{name}: TVM refuses it ({_last_line(error)})") from error
         return value
 
     def compare(self, value: Any, stated: Type | None) -> None:

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 _WIDTH_WITHOUT_TERMINAL = 160
+
+T = TypeVar("T")
 
 
 def stdout() -> Console:
@@ -43,6 +46,22 @@ def print_pairs(title: str, pairs: Iterable[tuple[str, Any]]) -> None:
     for name, value in pairs:
         table.add_row(Text(name), Text(str(value)))
     stdout().print(table)
+
+
+def followed(items: Iterable[T], doing: str, total: int | None = None) -> Iterable[T]:
+    """The same items, with a progress bar where somebody is looking."""
+    from rich.progress import track
+
+    console = stderr()
+    return track(items, doing, total=total, console=console, disable=not console.is_terminal)
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def print_json(value: Any) -> None:

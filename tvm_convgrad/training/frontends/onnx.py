@@ -21,7 +21,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError, SetupError
+from tvm_convgrad.errors import ModelError, SetupError, first_line
 from tvm_convgrad.training.graph import Environment, builder_with_tir, function_scope, replay
 from tvm_convgrad.training.model import BATCH_NORM, Model, from_module
 
@@ -47,7 +47,7 @@ def load_onnx(path: Path, batch: int | str | None) -> Model:
         proto = onnx.load(path)
         onnx.checker.check_model(proto)
     except Exception as error:  # protobuf's DecodeError, onnx's ValidationError and OS errors share no base
-        raise ModelError(f"{source} is no valid ONNX file or is truncated ({_first_line(error)}).") from error
+        raise ModelError(f"{source} is no valid ONNX file or is truncated ({first_line(error)}).") from error
     return from_onnx(proto, batch=batch, source=source)
 
 
@@ -73,18 +73,13 @@ def from_onnx(proto: Any, *, batch: int | str | None = None, source: str = "ONNX
     except Exception as error:  # TVM's importer raises every kind; the last line names the operator
         printed_line = printed.getvalue().strip().splitlines()
         where = f" ({printed_line[-1].split(', with inputs')[0]})" if printed_line else ""
-        raise ModelError(f"{source}: TVM's ONNX importer fails: {_first_line(error)}{where}.") from error
+        raise ModelError(f"{source}: TVM's ONNX importer fails: {first_line(error)}{where}.") from error
     function = module["main"]
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
     names = [public.get(str(param.name), str(param.name)) for param in function.params]
     parameters = dict(zip(names[count:], values, strict=True))
     return from_module(_as_pytorch(module, names), num_inputs=count, parameters=parameters, source=source)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
 def _refuse_unsupported(proto: Any, frontend: Any, source: str) -> None:

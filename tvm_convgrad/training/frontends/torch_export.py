@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError, SetupError
+from tvm_convgrad.errors import ModelError, SetupError, first_line
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.model import Model, from_module
 
@@ -52,7 +52,7 @@ def load_pt2(path: Path, batch: int | str | None) -> Model:
         program = torch.export.load(path)
     except Exception as error:  # torch raises many kinds here: RuntimeError, KeyError, pickle and JSON errors
         raise ModelError(
-            f"{path} cannot be read as a torch.export program ({_first_line(error)}); write it with "
+            f"{path} cannot be read as a torch.export program ({first_line(error)}); write it with "
             f"torch.export.save of torch {torch.__version__}."
         ) from error
     return from_exported_program(program, batch=batch, source=str(path))
@@ -83,7 +83,7 @@ def from_exported_program(program: Any, *, batch: int | str | None = None, sourc
             custom_convert_map=_converters(),
         )
     except (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {_first_line(error)}.") from error
+        raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {first_line(error)}.") from error
     values, frozen = _weights(program)
     count = len(program.graph_signature.user_inputs)
     module = bind_batch(module, "main", count, batch, _REMEDY, source)
@@ -97,11 +97,6 @@ def from_exported_program(program: Any, *, batch: int | str | None = None, sourc
         names=names,
         source=source,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
 def _decompositions(torch: Any) -> dict[Any, Any]:
