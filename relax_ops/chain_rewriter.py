@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import relax
@@ -28,12 +29,13 @@ class ChainRewriter(PyExprMutator):
         self._call = call
         self._chains: dict[Any, Chain] = {}
         self._pairs: dict[Any, Any] = {}
+        self._vectors: dict[Any, Any] = {}
 
     def rewritten(self, variable: Any, function: Any, chains: Sequence[Chain]) -> Any:
         """The module with one more function rewritten."""
         self._chains = {chain.result: chain for chain in chains}
         self._chains |= {chain.second: chain for chain in chains if chain.second is not None}
-        self._pairs = {}
+        self._pairs, self._vectors = {}, {}
         self.builder_.update_func(variable, self.visit_expr(function))
         return self.builder_.get()
 
@@ -48,15 +50,19 @@ class ChainRewriter(PyExprMutator):
         super().visit_var_binding_(relax.VarBinding(binding.var, value))
 
     def _one_of_pair(self, chain: Chain, variable: Any) -> Any:
-        """One of the gradients of weight and bias; the first time, their call."""
+        """One of the gradients of weight and bias; the first time, their call, which takes a bias's as a vector."""
         if chain.result not in self._pairs:
-            self._pairs[chain.result] = self.builder_.emit(self.visit_expr(self._call(self.builder_, chain)))
+            given = replace(chain, second_acc=self._vectors.get(chain.second_acc, chain.second_acc))
+            self._pairs[chain.result] = self.builder_.emit(self.visit_expr(self._call(self.builder_, given)))
         pair = self._pairs[chain.result]
         if variable.same_as(chain.result):
             return relax.TupleGetItem(pair, 0)
         vector = relax.TupleGetItem(pair, 1)
         shape = shape_of(variable)
-        return vector if len(shape) == 1 else relax.op.reshape(self.builder_.emit(vector), relax.ShapeExpr(shape))
+        if len(shape) == 1:
+            return vector
+        self._vectors[variable] = self.builder_.emit(vector)
+        return relax.op.reshape(self._vectors[variable], relax.ShapeExpr(shape))
 
 
 __all__ = ["ChainRewriter"]

@@ -3,7 +3,8 @@
 
     conv(x, w) [+ acc] [+ bias] [-> relu]          forward and transposed convolutions
     acc + dgrad(dy, w),  acc + wgrad(dy, x)
-    wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias, however the sum is written
+    wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias, however the sum is written;
+                                                   either one added to what there is, both if weight's is
 
 An intermediate that anything else reads is left alone. Who computes the chains is a `Taker`.
 """
@@ -66,8 +67,8 @@ class Convolution:
 class Chain:
     """What one call does: the convolution, with `epilogue`; the variable it gives; acc and bias where it has them.
 
-    For a bias gradient, `second` is the variable of the sum; the call is where the first of the two is. Without an
-    epilogue it is the convolution alone.
+    For a bias gradient, `second` is its variable, and `second_acc` what it is added to; the call is where the first of
+    the two variables is. Without an epilogue it is the convolution alone.
     """
 
     convolution: Convolution
@@ -77,6 +78,7 @@ class Chain:
     acc: Any = None
     bias: Any = None
     second: Any = None
+    second_acc: Any = None
 
 
 class Finder:
@@ -99,17 +101,20 @@ class Finder:
         self._convolutions = {found.index: found for found in self._find()}
         self._called: dict[int, int] = {}  # where the kernel is called that computes a fused binding
         self._taken: set[Any] = set()  # results of chains
+        self._bias_gradients: set[Any] = set()  # second results of chains
 
     def chains(self) -> list[Chain]:
         """Those of all convolutions that are taken, in order."""
         found = []
         for convolution in self._convolutions.values():
             chain = self._follow(convolution)
-            if chain.epilogue == Epilogue() and convolution.face == BACKWARD_WEIGHT.name:
+            if chain.epilogue in (Epilogue(), Epilogue(accumulate=True)) and convolution.face == BACKWARD_WEIGHT.name:
                 chain = self._with_bias_gradient(chain)
             if chain.epilogue != Epilogue():
                 self._called[convolution.index] = chain.last
                 self._taken.add(chain.result)
+            if chain.second is not None:
+                self._bias_gradients.add(chain.second)
             found.append(chain)
         return found
 
@@ -190,18 +195,21 @@ class Finder:
         return (acc not in self._place or self._pays(acc)) and not self._later_adds(acc, chain, reader)
 
     def _later_adds(self, acc: Any, chain: Chain, reader: int) -> bool:
-        """Whether `acc` comes from a later convolution that can add in the place of this one's result.
+        """Whether `acc` comes from a later convolution that can add this one's result.
 
         Then that one does: this one's operands would have to be kept for it.
         """
         later = self._convolutions.get(self._place.get(acc, -1))
-        if not self._taker.in_place or later is None or later.index < chain.convolution.index:
+        if later is None or later.index < chain.convolution.index or len(self._readers[acc]) != 1:
             return False
-        theirs = Chain(later, Epilogue(), acc, later.index)
-        return not self._taker.refusal(later, Epilogue(accumulate=True)) and self._is_free(chain.result, theirs, reader)
+        if self._taker.refusal(later, Epilogue(accumulate=True)):
+            return False
+        return not self._taker.in_place or self._is_free(
+            chain.result, Chain(later, Epilogue(), acc, later.index), reader
+        )
 
-    def _is_free(self, acc: Any, chain: Chain, reader: int) -> bool:
-        """Whether the kernel may write to the place of `acc` at `reader`."""
+    def _is_free(self, acc: Any, chain: Chain, reader: int, call: int | None = None) -> bool:
+        """Whether the kernel may write to the place of `acc` at `reader`, or where it is called, if that is said."""
         place = self._place.get(acc)
         if place is None or acc not in self._varying:
             return False
@@ -210,8 +218,7 @@ class Finder:
         others = [index for index in self._readers[acc] if index != reader]
         return all(
             (index in self._convolutions or index in self._called)
-            and index < chain.convolution.index
-            and self._called.get(index, index) < chain.convolution.index
+            and max(index, self._called.get(index, index)) < (chain.convolution.index if call is None else call)
             for index in others
         )
 
@@ -229,19 +236,63 @@ class Finder:
     def _with_bias_gradient(self, chain: Chain) -> Chain:
         """The chain with the sum of its dY over everything but channels, if the function has that."""
         c, grown = chain.convolution, replace(chain.epilogue, bias_grad=True)
-        dy, x = c.operands
+        dy = c.operands[0]
         if self._taker.refusal(c, grown):
             return chain
         if not self._taker.in_place and c.problem.grad_dtype != c.problem.kernel_dtype:
             return chain  # libraries sum in one type
         for reader in self._readers.get(dy, []):
             index = self._channel_sum(dy, c.problem, reader)
+            if index is None or index in self._called:
+                continue
             if not self._taker.in_place and (index != reader or not self._is_plain_sum(reader)):
                 continue  # libraries take the one operation
-            if index is not None and self._place.get(x, -1) < min(index, c.index):
-                self._called[index] = c.index
-                return replace(chain, epilogue=grown, second=self._bindings[index].var, last=c.index)
+            vector = self._vector(index, c.problem)
+            alone = replace(chain, epilogue=grown, second=self._bindings[vector].var)
+            for pair in (*self._summed(alone, vector), alone):
+                if self._is_ready(pair):
+                    place = self._place[pair.second]
+                    self._called |= dict.fromkeys((reader, index, vector, place), chain.last)
+                    return pair
         return chain
+
+    def _vector(self, index: int, problem: ConvProblem) -> int:
+        """The reshape of the sum at binding `index` to one number a channel, if nothing else reads it, or that sum."""
+        readers = self._readers.get(self._bindings[index].var, [])
+        if len(readers) == 1 and readers[0] < len(self._bindings):
+            binding = self._bindings[readers[0]]
+            if _operator(binding.value) == "relax.reshape" and shape_of(binding.var) == [problem.out_channels]:
+                return readers[0]
+        return index
+
+    def _summed(self, chain: Chain, vector: int) -> list[Chain]:
+        """The chain with what the bias gradient at binding `vector` is added to, an earlier chain's, if it is."""
+        grown = replace(chain.epilogue, bias_accumulate=True)
+        readers = self._readers.get(self._bindings[vector].var, [])
+        if not grown.accumulate or self._taker.refusal(chain.convolution, grown):
+            return []
+        if len(readers) != 1 or readers[0] == len(self._bindings):
+            return []
+        binding = self._bindings[readers[0]]
+        if _operator(binding.value) != "relax.add":
+            return []
+        return [
+            replace(chain, epilogue=grown, second=binding.var, second_acc=acc)
+            for acc in binding.value.args
+            if acc in self._bias_gradients & self._varying
+            and len(self._readers[acc]) == 1
+            and tvm_ffi.structural_equal(acc.ty, binding.var.ty)
+        ]
+
+    def _is_ready(self, pair: Chain) -> bool:
+        """Whether all is there, and sums may be overwritten, where the first of two gradients is."""
+        call = min(self._place[pair.result], self._place[pair.second])
+        operands = [*pair.convolution.operands, pair.acc, pair.second_acc]
+        if any(self._place.get(operand, -1) >= call for operand in operands if operand is not None):
+            return False
+        if pair.acc is None or not self._taker.in_place:
+            return True
+        return self._is_free(pair.acc, pair, pair.last, call)
 
     def _is_plain_sum(self, index: int) -> bool:
         return _operator(self._bindings[index].value) == "relax.sum"

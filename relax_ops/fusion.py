@@ -3,7 +3,7 @@
 
     conv(x, w) [+ acc] [+ bias] [-> relu]          forward and transposed convolutions
     acc + dgrad(dy, w),  acc + wgrad(dy, x)        in the place of acc
-    wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias
+    wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias, also each in the place of an acc
 
 An intermediate that anything else reads is left alone. A sum goes to the place of `acc` only if nobody can read that
 place afterwards: `acc` is made in this function by an operation that gives a new tensor, of values that depend on a
@@ -67,14 +67,18 @@ def _kernel_call(builder: Any, chain: Chain) -> Any:
     """The call of a chain's kernel, which is added to the builder's module."""
     c, (choice, machine) = chain.convolution, chain.convolution.how
     kernel = add_kernel(builder, c.face, c.problem, choice, machine, chain.epilogue)
-    arguments = [*c.operands, *(tensor for tensor in (chain.bias, chain.acc) if tensor is not None)]
-    result = result_type(c.face, c.problem, arguments)
+    arguments = [*c.operands, *([] if chain.bias is None else [chain.bias])]
+    results, places = [result_type(c.face, c.problem, arguments)], [-1]
     if chain.second is not None:
-        bias = relax.TensorType([c.problem.out_channels], c.problem.kernel_dtype)
-        return relax.op.call_tir(kernel, arguments, [result, bias])
+        results.append(relax.TensorType([c.problem.out_channels], c.problem.kernel_dtype))
+        places.append(-1)
+    for number, acc in enumerate((chain.acc, chain.second_acc)):
+        if acc is not None:
+            places[number] = len(arguments)
+            arguments.append(acc)
     if chain.acc is None:
-        return relax.op.call_tir(kernel, arguments, result)
-    return relax.op.call_tir_inplace(kernel, arguments, [len(arguments) - 1], result)
+        return relax.op.call_tir(kernel, arguments, results if len(results) > 1 else results[0])
+    return relax.op.call_tir_inplace(kernel, arguments, places, results)
 
 
 __all__ = ["fuse_epilogues"]

@@ -88,14 +88,21 @@ def test_sums_and_bias_gradients_of_every_batch(name):
     fixed = ConvProblem.from_descriptor(text)
     symbolic = replace(fixed, batch="n")
     choice = choice_of(symbolic, "backward_weight", family)
-    library = built(symbolic, "backward_weight", choice, Epilogue(accumulate=True, bias_grad=True))
+    adds = text.startswith(("g20", "g40"))  # of each family and way
+    epilogue = Epilogue(accumulate=True, bias_grad=True, bias_accumulate=adds)
+    library = built(symbolic, "backward_weight", choice, epilogue)
     for batch in (1, 5):
         operands, wanted = numbers_of(replace(fixed, batch=batch), "backward_weight", 0)
         axes = tuple(i for i, letter in enumerate(fixed.grad_layout) if letter != "C")
         bias_grad = operands[0].astype("float64").sum(axes).astype(wanted.dtype)
-        zones = [_zoned(array, 77.0) for array in (np.full_like(wanted, 3), np.full_like(bias_grad, np.nan))]
+        zones = [
+            _zoned(np.full_like(array, 3 if holds else np.nan), 77.0)
+            for array, holds in ((wanted, True), (bias_grad, adds))
+        ]
         library["main"](*(_zoned(array, np.nan)[1] for array in operands), *(result for _, result in zones))
-        for (zone, _), right in zip(zones, (wanted + wanted.dtype.type(3), bias_grad), strict=True):
+        for (zone, _), right in zip(
+            zones, (wanted + wanted.dtype.type(3), bias_grad + bias_grad.dtype.type(3 * adds)), strict=True
+        ):
             np.testing.assert_array_equal(zone[ZONE : ZONE + right.size].reshape(right.shape), right)
             assert (zone[:ZONE] == 77.0).all()
             assert (zone[ZONE + right.size :] == 77.0).all()

@@ -59,6 +59,9 @@ def check(problem: ConvProblem, library, epilogue: Epilogue) -> None:
     if epilogue.accumulate:
         before[0][...] = 3
         wanted[0] = wanted[0] + 3
+    if epilogue.bias_accumulate:
+        before[1][...] = 2
+        wanted[1] = wanted[1] + 2
     zones = [_zoned(array, 77.0) for array in before]
     library["main"](*(_zoned(array, np.nan)[1] for array in operands), *(result for _, result in zones))
     for (zone, _), right in zip(zones, wanted, strict=True):
@@ -71,7 +74,7 @@ def check(problem: ConvProblem, library, epilogue: Epilogue) -> None:
 @pytest.mark.parametrize("text", SHAPES)
 def test_bias_gradient_and_accumulation(text, layout):
     problem = problem_of(text, layout)
-    epilogue = Epilogue(accumulate=True, bias_grad=True)
+    epilogue = Epilogue(accumulate=True, bias_grad=True, bias_accumulate=True)
     check(problem, built(problem, epilogue), epilogue)
 
 
@@ -79,7 +82,7 @@ def test_bias_gradient_and_accumulation(text, layout):
 def test_other_types(dtype):
     for layout in LAYOUTS:
         problem = problem_of(SHAPES[0], layout).with_dtypes(dtype, dtype, dtype)
-        epilogue = Epilogue(bias_grad=True, accumulate=True)
+        epilogue = Epilogue(bias_grad=True, accumulate=True, bias_accumulate=dtype == "float16")
         check(problem, built(problem, epilogue), epilogue)
 
 
@@ -123,11 +126,13 @@ from tvm_convgrad.kernels.epilogue import Epilogue
 for layout in ("NCHW", "NHWC"):
     for name in (None, "n"):
         problem = problem_of(SHAPES[-1], layout)
-        library = built(problem, Epilogue(bias_grad=True), name)
+        adds = name is None
+        library = built(problem, Epilogue(accumulate=adds, bias_grad=True, bias_accumulate=adds), name)
         rng = np.random.default_rng(0)
         numbers = (rng.standard_normal(s).astype("float32") for s in (problem.grad_shape, problem.data_shape))
         operands = [tvm.runtime.tensor(array) for array in numbers]
-        blanks = (np.full(s, np.nan, "float32") for s in (problem.weight_shape, (problem.out_channels,)))
+        start = 0.5 if adds else np.nan
+        blanks = (np.full(s, start, "float32") for s in (problem.weight_shape, (problem.out_channels,)))
         results = [tvm.runtime.tensor(array) for array in blanks]
         library["main"](*operands, *results)
         assert not any(np.isnan(r.numpy()).any() for r in results)

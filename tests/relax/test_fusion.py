@@ -165,7 +165,7 @@ def test_bias_gradient(name: str, first: str) -> None:
         dw = net.wgrad(grad)
         return [dw, net.bias_gradient(grad)]
 
-    check(PROBLEMS[name], body, ["multiply", "kernel", "reshape", "reshape"], [("bias_grad",)])
+    check(PROBLEMS[name], body, ["multiply", "kernel"], [("bias_grad",)])
 
 
 def _collapsed(net: Net, grad: Any) -> Any:
@@ -192,8 +192,69 @@ def test_forms_of_the_bias_gradient(name: str, form: Callable[[Net, Any], Any]) 
         grad = net.emit(relax.op.multiply(net.grad, net.grad))
         return [net.wgrad(grad), form(net, grad)]
 
-    is_vector = form is _collapsed and name == "channels last"  # as the kernel gives it
-    check(PROBLEMS[name], body, ["multiply", "kernel", "reshape", "reshape"][: 4 - is_vector], [("bias_grad",)])
+    check(PROBLEMS[name], body, ["multiply", "kernel"], [("bias_grad",)])
+
+
+ALL = ("accumulate", "bias_grad", "bias_accumulate")
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_weight_and_bias_gradients_are_added_in_place(name: str) -> None:
+    """Three times the gradients of both: one kernel each, that adds both from the second on."""
+    kept = name in ("plain", "channels last")  # in the bias's shape, (1, C, 1, 1), else as vectors
+
+    def bias_gradient(net: Net, grad: Any) -> Any:
+        axes = [axis for axis, letter in enumerate(net.problem.grad_layout) if letter != "C"]
+        return net.emit(relax.op.sum(grad, axes, keepdims=True)) if kept else net.bias_gradient(grad)
+
+    def body(net: Net) -> list[Any]:
+        dw, db = net.wgrad(), bias_gradient(net, net.grad)
+        for _ in range(2):
+            grad = net.emit(relax.op.multiply(net.grad, net.more))
+            if kept:  # as the gradient pass has it: the sum is there before wgrad
+                more, dw_more = bias_gradient(net, grad), net.wgrad(grad)
+            else:
+                dw_more, more = net.wgrad(grad), bias_gradient(net, grad)
+            dw, db = net.emit(relax.op.add(dw, dw_more)), net.emit(relax.op.add(db, more))
+        return [dw, db]
+
+    one = ["kernel", *["multiply", "kernel in place"] * 2, *["reshape"] * kept]
+    check(PROBLEMS[name], body, one, [("bias_grad",), ALL, ALL])
+
+
+def test_a_bias_gradient_by_itself_beside_a_sum_of_weight_gradients() -> None:
+    def body(net: Net) -> list[Any]:
+        dw, db = net.wgrad(), net.bias_gradient(net.grad)
+        grad = net.emit(relax.op.multiply(net.grad, net.more))
+        return [net.emit(relax.op.add(net.wgrad(grad), dw)), db, net.bias_gradient(grad)]
+
+    check(PROBLEM, body, ["kernel", "multiply", "kernel in place"], [("bias_grad",), ALL[:2]])
+
+    def too_early(net: Net) -> list[Any]:
+        grad = net.emit(relax.op.multiply(net.grad, net.more))
+        db = net.bias_gradient(grad)  # where the other summand is not there yet
+        used = net.emit(relax.op.multiply(net.data, net.data))
+        dw = net.wgrad(data=used)
+        return [db, net.emit(relax.op.add(dw, net.wgrad(grad)))]
+
+    left = ["multiply", "sum", "reshape", "multiply", "conv2d_backward_weight", "kernel in place"]
+    check(PROBLEM, too_early, left, [("accumulate",)])
+
+    def read_twice(net: Net) -> list[Any]:
+        dw, db = net.wgrad(), net.bias_gradient(net.grad)
+        grad = net.emit(relax.op.multiply(net.grad, net.more))
+        more = net.bias_gradient(grad)
+        return [net.emit(relax.op.add(dw, net.wgrad(grad))), net.emit(relax.op.add(db, more)), db]
+
+    check(PROBLEM, read_twice, ["kernel", "multiply", "kernel in place", "add"], [("bias_grad",), ALL[:2]])
+
+
+def test_one_of_two_kernels_takes_a_bias_gradient() -> None:
+    def body(net: Net) -> list[Any]:
+        used = net.emit(relax.op.multiply(net.data, net.data))
+        return [net.wgrad(), net.wgrad(data=used), net.bias_gradient(net.grad)]
+
+    check(PROBLEM, body, ["multiply", "kernel", "conv2d_backward_weight"], [("bias_grad",)])
 
 
 def test_what_is_no_bias_gradient_is_left_alone() -> None:

@@ -67,7 +67,7 @@ class PlanesWeight:
     ) -> None:
         self.loops, self.tiling, self.batch = loops, tiling, frame.batch
         self.kind = "parallel" if problem.macs >= PARALLEL_FROM else "serial"
-        self.accumulate = frame.epilogue.accumulate
+        self.epilogue = frame.epilogue
         self.dy, self.x, self.dw, self.bias = frame.dy, frame.x, frame.dw, frame.bias
         self.x_view: View
         self.dw_view: WeightView
@@ -253,16 +253,21 @@ class PlanesWeight:
         if not isinstance(tap, int):
             if self.bias is not None:
                 with loops.when(expr(tap) >= self.taps):
-                    loops.store(self.bias, channel, value)
+                    self._put_bias(value, channel)
                 with loops.when(expr(tap) < self.taps):
                     self._put_weight(value, channel, tap)
                 return
             self._put_weight(value, channel, tap)
             return
         if tap == self.taps:
-            loops.store(self.bias, channel, value)
+            self._put_bias(value, channel)
         else:
             self._put_weight(value, channel, tap)
+
+    def _put_bias(self, value: Any, channel: Any) -> None:
+        if self.epilogue.bias_accumulate:
+            value = convert(load(self.bias, channel), self.dtype) + value
+        self.loops.store(self.bias, channel, value)
 
     def _put_weight(self, value: Any, channel: Any, tap: Any) -> None:
         loops, dw, (_, height, width) = self.loops, self.dw_view, self.kernel
@@ -270,7 +275,7 @@ class PlanesWeight:
         h, w = quotient(rest, width), remainder(rest, width)
         to = channel * dw.out + d * dw.spatial[0] + h * dw.spatial[1] + w * dw.spatial[2]
         to = loops.let(expr(to), "to")
-        if self.accumulate:
+        if self.epilogue.accumulate:
             value = convert(load(self.dw, to), self.dtype) + value
         loops.store(self.dw, to, value)
 

@@ -20,12 +20,14 @@ class Epilogue:
         relu: the maximum with zero.
         accumulate: the result holds a summand when the kernel is called, and the sum when it is done.
         bias_grad: of wgrad only: one more result behind the weight's gradient, dY summed over pixels.
+        bias_accumulate: with accumulate and bias_grad: the bias gradient holds a summand, too.
     """
 
     bias: bool = False
     relu: bool = False
     accumulate: bool = False
     bias_grad: bool = False
+    bias_accumulate: bool = False
 
     def apply(self, total: Any, dtype: str, bias: Any, before: Any) -> Any:
         """The value to store; `bias` and `before` give theirs as wide as `total`, converted to `dtype`."""

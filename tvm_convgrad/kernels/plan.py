@@ -38,7 +38,7 @@ ABLE = {
         for family in _FAMILIES
         for face in ("forward", "backward_data")
     },
-    **{f"{family} wgrad": ("accumulate", "bias_grad") for family in _FAMILIES},
+    **{f"{family} wgrad": ("accumulate", "bias_grad", "bias_accumulate") for family in _FAMILIES},
 }
 """Which fields of an Epilogue each kernel takes."""
 

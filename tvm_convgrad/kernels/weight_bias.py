@@ -25,13 +25,22 @@ class BiasSum:
         view, buffer: dY, whose elements are converted to `dtype` as they are read.
         channels: of all groups.
         result: the bias gradient, of `channels` elements.
+        accumulate: whether the result holds a summand.
     """
 
     def __init__(
-        self, loops: Loops, machine: Machine, view: View, buffer: Any, channels: int, dtype: str, result: Any
+        self,
+        loops: Loops,
+        machine: Machine,
+        view: View,
+        buffer: Any,
+        channels: int,
+        dtype: str,
+        result: Any,
+        accumulate: bool,
     ) -> None:
         self.loops, self.view, self.buffer, self.dtype = loops, view, buffer, dtype
-        self.channels, self.result = channels, result
+        self.channels, self.result, self.accumulate = channels, result, accumulate
         lanes = machine.lanes(dtype) if machine.has_masks and str(buffer.dtype) == dtype else 1
         self.over_channels = lanes > 1 and view.channel == 1
         self.over_pixels = lanes > 1 and not self.over_channels and view.spatial[2] == 1
@@ -103,7 +112,8 @@ class BiasSum:
             with loops.loop(self.parts, "part") as part, loops.loop(per_channel, "lane") as lane:
                 at = part * self.size + c * per_channel + lane
                 loops.store(total, 0, load(total, 0) + load(self.sums, at))
-            loops.store(self.result, c, load(total, 0))
+            value = load(total, 0)
+            loops.store(self.result, c, convert(load(self.result, c), self.dtype) + value if self.accumulate else value)
 
 
 __all__ = ["BiasSum"]

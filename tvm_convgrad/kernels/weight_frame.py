@@ -55,7 +55,16 @@ class WeightFrame:
         """What sums the bias gradient, if that is wanted."""
         if self.bias is None:
             return None
-        return BiasSum(self.loops, machine, self.spec.dy, self.dy, self.channels, self.spec.dtype, self.bias)
+        return BiasSum(
+            self.loops,
+            machine,
+            self.spec.dy,
+            self.dy,
+            self.channels,
+            self.spec.dtype,
+            self.bias,
+            self.epilogue.bias_accumulate,
+        )
 
 
 __all__ = ["WeightFrame"]

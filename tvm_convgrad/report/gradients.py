@@ -23,7 +23,8 @@ def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
     op, descriptor   the operator and its problem; a transposed convolution's problem is the one whose dgrad it is
     kernel           what computes it: a generated kernel's kind, "composition:…", "stock" for TVM's own, or a vendor's
                      library and its own name of what it uses
-    fused            what it does besides: "bias", "relu", "accumulate" (adds to a tensor in its place), "bias_grad"
+    fused            what it does besides: "bias", "relu", "accumulate" (adds to a tensor in its place), "bias_grad",
+                     "bias_accumulate" (adds the bias gradient in place)
     reason           why
     plan             how a generated kernel is cut, or a library's formats and workspace; empty otherwise
     seconds          the cost model's estimate for one core; None where it has none
