@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from tests.training.harness import Runner, relative_error
@@ -14,7 +15,7 @@ from tests.training.small_models import Reference, data, relax_module, weights
 from tvm_convgrad.bulk import native_target
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.graph import bindings_of
-from tvm_convgrad.training.lower import pipeline, plan_of
+from tvm_convgrad.training.lower import _simplified, pipeline, plan_of
 from tvm_convgrad.training.model import from_module
 from tvm_convgrad.training.step import build_step
 
@@ -100,47 +101,102 @@ def test_micro_batches_drop_different_elements():
     assert not np.allclose(predictions[BATCH:], predictions[:BATCH])
 
 
-def _convolutions():
-    """Two convolutions of different weights, whose gradients are larger than what lies between."""
+SHAPES = {
+    "first": (24, 16, 3, 3),
+    "first_bias": (24,),
+    "second": (40, 24, 3, 3),
+    "second_bias": (1, 40, 1, 1),
+    "hidden": (96, 360),
+    "hidden_bias": (96,),
+    "last": (96, 10),
+    "last_bias": (10,),
+}
+SAMPLES = 8
+
+
+def _layers():
+    """Two convolutions, a linear layer that runs on kernels and a small one, all with biases."""
     builder = relax.BlockBuilder()
-    shapes = {"x": (2, 16, 5, 5), "first": (16, 16, 3, 3), "second": (10, 16, 3, 3)}
-    x, first, second = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items())
-    with builder.function("main", [x, first, second]):
+    x = relax.Var("x", relax.TensorType((SAMPLES, 16, 5, 5), "float32"))
+    p = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in SHAPES.items()}
+    relu = relax.op.nn.relu
+    with builder.function("main", [x, *p.values()]):
         with builder.dataflow():
-            hidden = builder.emit(relax.op.nn.relu(relax.op.nn.conv2d(x, first, padding=1)))
-            scores = builder.emit(relax.op.nn.conv2d(hidden, second))
-            result = builder.emit_output(relax.op.mean(scores, [2, 3]))
+            y = builder.emit(relax.op.nn.conv2d(x, p["first"], padding=1))
+            y = builder.emit(relu(relax.op.add(y, relax.op.reshape(p["first_bias"], (1, 24, 1, 1)))))
+            y = builder.emit(relax.op.nn.conv2d(y, p["second"]))
+            y = builder.emit(relax.op.reshape(relu(relax.op.add(y, p["second_bias"])), (SAMPLES, 360)))
+            y = builder.emit(relax.op.matmul(y, relax.op.permute_dims(p["hidden"])))
+            y = builder.emit(relu(relax.op.add(y, p["hidden_bias"])))
+            scores = builder.emit(relax.op.matmul(y, p["last"]))
+            result = builder.emit_output(relax.op.add(scores, p["last_bias"]))
         builder.emit_func_output(result)
-    return from_module(builder.get())
+    rng = np.random.default_rng(0)
+    values = {name: (0.1 * rng.standard_normal(shape)).astype("float32") for name, shape in SHAPES.items()}
+    return from_module(builder.get(), parameters=values)
 
 
 def _allocated(step):
-    """Shapes of the tensors that the compiled step allocates, and the bytes of storage that is planned for them."""
+    """The compiled step, shapes of the tensors that it allocates, and the bytes of storage planned for them."""
     target = native_target()
     with target:
-        module = pipeline(target)(step.module)
+        module = pipeline(target)(_simplified(step.module))
     tensors, storage = Counter(), 0
     for binding in bindings_of(module["step"]):
         call = binding.value
         name = str(getattr(getattr(call, "op", None), "name", ""))
         if name == "relax.vm.alloc_tensor":
-            tensors[tuple(int(extent) for extent in call.args[2].values)] += 1
+            if str(call.args[3].value) == "float32":  # as gradients are; others are operands
+                tensors[tuple(int(extent) for extent in call.args[2].values)] += 1
         elif name == "relax.vm.alloc_storage":
             storage += int(call.args[0].values[0])
-    return tensors, storage
+    return module, tensors, storage
 
 
-def test_no_second_buffer_for_the_gradient_of_a_convolution():
-    gradients = [(16, 16, 3, 3), (10, 16, 3, 3)]
+def _called(module):
+    """Names of the TIR functions that the step calls."""
+    calls = (getattr(binding.value, "op", None) for binding in bindings_of(module["step"]))
+    return [op.name_hint for op in calls if isinstance(op, tvm.ir.GlobalVar)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_gradient_has_a_second_buffer(dtype):
     bytes_of = {}
-    for count in (1, 2, 5):
-        step = build_step(_convolutions(), lr=0.1, accumulate=count)
-        tensors, bytes_of[count] = _allocated(step)
-        assert [tensors[shape] for shape in gradients] == [1, 1]
+    for count in (3, 5):
+        step = build_step(_layers(), lr=0.1, dtype=dtype, accumulate=count)
+        module, tensors, bytes_of[count] = _allocated(step)
+        assert {name: tensors[shape] for name, shape in SHAPES.items() if tensors[shape] > 1} == {}
         fused = [entry.fused for entry in plan_of(step, "native") if entry.op == "conv2d_backward_weight"]
-        assert sorted(fused) == sorted([()] * 2 + [("accumulate",)] * 2 * (count - 1))
+        if dtype == "float32":
+            all_three = ("accumulate", "bias_grad", "bias_accumulate")
+            assert sorted(fused) == sorted([("bias_grad",)] * 2 + [all_three] * 2 * (count - 1))
+        # What no kernel adds begins its sums with what is there; vectors of sums along lines are on the stack.
+        adding = [module[name].body for name in _called(module) if name.startswith("add_gradient")]
+        products = [body.block for body in adding if hasattr(body, "block")]
+        assert len(adding) == (3 if dtype == "float32" else 6) * (count - 1)
+        assert len(products) == (1 if dtype == "float32" else 2) * (count - 1)
+        assert all(buffer.scope() == "local" for block in products for buffer in block.alloc_buffers)
     # One micro-batch more costs its predictions, its share of the loss and the like, but no activation.
-    assert bytes_of[5] - bytes_of[2] < 3 * 1024 < 2 * 16 * 5 * 5 * 4
+    assert bytes_of[5] - bytes_of[3] < 3 * 1024 < 4 * SAMPLES * 24 * 25
+
+
+def test_micro_batches_without_statistics_are_one_batch():
+    """Three of 8 samples and one of 24 differ by rounding only."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3 * SAMPLES, 16, 5, 5)).astype("float32")
+    labels = rng.integers(0, 10, 3 * SAMPLES)
+    runner = Runner(build_step(_layers(), momentum=0.9, accumulate=3))
+    alone = Runner(build_step(_layers(), momentum=0.9))
+    start = alone.named("parameter")
+    mean = {name: np.zeros_like(value) for name, value in start.items()}
+    for rows in range(0, len(x), SAMPLES):
+        alone.reset()
+        alone.step(x[rows : rows + SAMPLES], labels[rows : rows + SAMPLES], lr=1.0)
+        for name, value in alone.named("parameter").items():
+            mean[name] += (value - start[name]) / 3
+    runner.step(x, labels, lr=1.0)
+    for name, value in runner.named("parameter").items():
+        assert relative_error(value - start[name], mean[name]) < 2e-5, name
 
 
 def test_what_cannot_be_cut_is_refused():

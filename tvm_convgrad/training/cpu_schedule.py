@@ -23,9 +23,9 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
-from relax_ops.compat import SBlockRealize, TensorLoad, arithmetic, buffer_of
+from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, arithmetic, buffer_of
 from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.training.schedule.rows import emitted
+from tvm_convgrad.training.schedule.rows import emitted, may_overwrite
 from tvm_convgrad.training.schedule.stages import itemsize, stage_of
 
 LANES = (16, 8, 4)
@@ -85,6 +85,39 @@ def scheduled_in_place(function: Any, onto: int) -> Any:
         return _as_lines(schedule, onto)
     except ScheduleError:
         return None  # as in `scheduled`
+
+
+def sharing_memory(function: Any, onto: int) -> Any:
+    """The function if its last parameter, the result, may be given the same memory as parameter number `onto`, or None.
+
+    A reduction to which that operand is added begins with it, so that it needs no memory of its own either.
+    """
+    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    try:
+        blocks = _root_blocks(schedule)
+        if blocks is None:
+            return None
+        _inline(schedule, blocks)
+        blocks = _root_blocks(schedule) or []
+        stages = [stage_of(schedule.get(block), _extents(schedule, block)) for block in blocks]
+        known = [stage for stage in stages if stage is not None]
+        buffers = schedule.mod["main"].params
+        if not known or len(known) != len(stages) or not may_overwrite(known, buffers[onto], buffers[-1]):
+            return None
+        function = schedule.mod["main"]
+        if [stage.combiner for stage in known] == ["sum", ""] and _is_sum(known[1]):
+            schedule.fuse_reduction_epilogue(*blocks)
+            function = _without_temporaries(schedule.mod["main"])
+    except ScheduleError:
+        return None  # as in `scheduled`
+    return function.with_attr("tirx.noalias", False)
+
+
+def _without_temporaries(function: Any) -> Any:
+    """The function without its temporaries, which nothing reads or writes any more."""
+    root = function.body.block
+    block = SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, root.body, annotations=root.annotations)
+    return function.with_body(SBlockRealize([], True, block))
 
 
 def _as_lines(schedule: Any, onto: int | None = None) -> Any:
@@ -183,6 +216,13 @@ def _is_cheap(value: Any) -> bool:
     if isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul)):
         return isinstance(value.a, simple) and isinstance(value.b, simple)
     return isinstance(value, simple)
+
+
+def _is_sum(stage: Any) -> bool:
+    """Whether a stage adds two tensors, element by element."""
+    value, addresses = stage.value, [stage.store, *(address for _, address in stage.loads)]
+    places = {(address.constant, address.coefficients) for address in addresses}
+    return isinstance(value, tirx.Add) and len(places) == 1 and {type(value.a), type(value.b)} == {TensorLoad}
 
 
 # ---------------------------------------------------------------------------------------------------- choosing

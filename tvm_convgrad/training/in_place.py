@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, te, topi
 
 from relax_ops.compat import Constant
-from tvm_convgrad.training.cpu_schedule import scheduled_in_place
+from tvm_convgrad.training.cpu_schedule import scheduled_in_place, sharing_memory
 from tvm_convgrad.training.graph import bindings_of, element_type, operator_name, static_shape
 
 STEP, INIT = "step", "init"
@@ -113,11 +113,26 @@ class _Update:
         before, after = operands[old], binding.var
         if static_shape(before) != static_shape(after) or element_type(before) != element_type(after):
             return None
-        function = scheduled_in_place(self.builder.get()[call.args[0]], old)
-        if function is None:
-            return None
-        variable = self.builder.add_func(function, f"{call.args[0].name_hint}_in_place")
-        return relax.op.call_tir_inplace(variable, operands, [old], [binding.var.ty])
+        function = self.builder.get()[call.args[0]]
+        return overwriting(self.builder, function, call.args[0].name_hint, operands, old, binding.var.ty)
+
+
+def overwriting(builder: Any, function: Any, name: str, operands: list[Any], onto: int, result: Any) -> Any:
+    """The call of a TIR function that stores its result in the memory of operand number `onto`, or None.
+
+    Args:
+        builder: to whose module the function is added, as `name` and "in_place".
+        function: its parameters are the operands and the result.
+        result: the type of the result.
+    """
+    lines = scheduled_in_place(function, onto)
+    if lines is not None:
+        return relax.op.call_tir_inplace(builder.add_func(lines, f"{name}_in_place"), operands, [onto], [result])
+    sharing = sharing_memory(function, onto)
+    if sharing is None:
+        return None
+    variable = builder.add_func(sharing, f"{name}_in_place")
+    return relax.op.call_tir_inplace(variable, [*operands, operands[onto]], [len(operands)], [result])
 
 
 def _with_copies(builder: Any, function: Any) -> Any:

@@ -20,6 +20,7 @@ from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
 from tvm_convgrad.training.gpu import compile_for_gpu, is_gpu
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
+from tvm_convgrad.training.gradient_sums import gradient_sums
 from tvm_convgrad.training.in_place import state_in_place
 from tvm_convgrad.training.order import ordered
 from tvm_convgrad.training.products import products_as_convolutions
@@ -84,7 +85,7 @@ def _simplified(module: Any) -> Any:
 
 def _rewrites() -> list[Any]:
     """What is done to a step before operators are legalized; convolutions stay in their order."""
-    return [products_as_convolutions, fuse_epilogues, recompute, vectorised_functions]
+    return [products_as_convolutions, fuse_epilogues, gradient_sums, recompute, vectorised_functions]
 
 
 def _in_order(module: Any, record: list[Lowered], offloaded: Offloaded) -> list[Lowered]:

@@ -3,8 +3,9 @@
 
 All K are in the one function `step`, so that the state, checkpoints and drivers are what they are without it: it takes
 K times the samples. Each micro-batch is normalised by its own statistics and leaves running ones to the next, as in
-PyTorch; gradients are those of the mean of the K losses. From the second on, wgrad adds in the place of the first
-one's gradient (relax_ops.fusion), so that there is one set of gradients however many micro-batches there are.
+PyTorch; gradients are those of the mean of the K losses. From the second on, kernels add in the place of the first
+one's gradients (relax_ops.fusion, products, gradient_sums), so that there is one set of them however many micro-batches
+there are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tvm import relax
 
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.counting import scalar
-from tvm_convgrad.training.graph import element_type, static_shape
+from tvm_convgrad.training.graph import bindings_of, element_type, static_shape
 from tvm_convgrad.training.model import TensorSchema
 
 MICRO_BATCHES = "convgrad.micro_batches"
@@ -84,6 +85,25 @@ def mean(builder: Any, losses: Sequence[Any]) -> Any:
         total = builder.emit(relax.op.add(total, loss))
     share = scalar(1.0 / len(losses), element_type(total))
     return total if len(losses) == 1 else builder.emit(relax.op.multiply(total, share))
+
+
+def turns(function: Any) -> list[int]:
+    """The micro-batch of each binding of a step, the latest that it reads; 0 where a step has but one.
+
+    They are told apart by their parts of the first input. What is done for several of them waits for the last.
+    """
+    bindings = list(bindings_of(function))
+    if not function.attrs or MICRO_BATCHES not in function.attrs:
+        return [0] * len(bindings)
+    first, parts = function.params[0], 0
+    turn: dict[Any, int] = {}
+    for binding in bindings:
+        used = relax.analysis.free_vars(binding.value)
+        latest = max((turn.get(variable, 0) for variable in used), default=0)
+        if any(variable.same_as(first) for variable in used):
+            latest, parts = max(latest, parts), parts + 1
+        turn[binding.var] = latest
+    return list(turn.values())
 
 
 def number_of(builder: Any, step: Any, number: int, count: int) -> Any:

@@ -18,7 +18,7 @@ from tvm import relax
 from relax_ops.ir import constant_extents
 from tvm_convgrad.training.graph import element_type, operator_name
 from tvm_convgrad.training.in_place import STEP, StateFlow
-from tvm_convgrad.training.micro_batches import MICRO_BATCHES
+from tvm_convgrad.training.micro_batches import turns
 from tvm_convgrad.training.schedule.stages import itemsize
 
 
@@ -53,7 +53,7 @@ class _Order:
         self._bytes = [_bytes(binding.var) for binding in self._bindings]
         self._waits = [set(reads) for reads in self._reads]
         self._add_overwriting(StateFlow(function), place)
-        self._turn = self._micro_batches(function)
+        self._turn = turns(function)  # FuseOps mixes them, as operations of several become one function
 
     def _add_overwriting(self, flow: StateFlow, place: dict[Any, int]) -> None:
         """Who overwrites a tensor waits for the others that read it."""
@@ -67,22 +67,6 @@ class _Order:
             if isinstance(binding.value, tvm.ir.Call) and operator_name(binding.value) == "relax.call_tir_inplace":
                 for read in self._reads[own]:
                     self._waits[own] |= {reader for reader in self._readers[read] if reader < own}
-
-    def _micro_batches(self, function: Any) -> list[int]:
-        """The micro-batch of each binding, the latest that it reads; 0 where a step has but one.
-
-        They are told apart by their parts of the first input. FuseOps mixes them, as elementwise operations of several
-        become one function: what is done for all of them waits for the last.
-        """
-        turn = [0] * len(self._bindings)
-        if not function.attrs or MICRO_BATCHES not in function.attrs:
-            return turn
-        first, parts = function.params[0], 0
-        for number, binding in enumerate(self._bindings):
-            turn[number] = max((turn[read] for read in self._reads[number]), default=0)
-            if any(variable.same_as(first) for variable in relax.analysis.free_vars(binding.value)):
-                turn[number], parts = max(turn[number], parts), parts + 1
-        return turn
 
     def bindings(self) -> list[Any]:
         """The bindings in their new order."""

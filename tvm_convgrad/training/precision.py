@@ -77,7 +77,7 @@ def _narrow_function(builder: Any, name: str, function: Any, dtype: str) -> None
         operands = [cast(argument) if isinstance(argument.ty, relax.TensorType) else argument for argument in call.args]
         return relax.Call(call.op, operands, _with_float32_result(call.attrs), list(call.ty_args))
 
-    with function_scope(builder, name, fresh):
+    with function_scope(builder, name, fresh, dict(function.attrs.items()) if function.attrs else None):
         with builder.dataflow():
             result = replay(builder, function, environment, dict.fromkeys(NARROWED, rewrite))
             output = builder.emit_output(result)

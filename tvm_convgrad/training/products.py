@@ -3,12 +3,15 @@
 
 With rows for pixels and columns for channels, in NHWC: A B is the forward convolution of A, whose weight is B (HWIO),
 or W (OHWI) where B is a transposed W; X^T B is wgrad of the data X and the gradient B. A linear layer and both of its
-gradients are then read where they lie: no operand is transposed in memory.
+gradients are then read where they lie: no operand is transposed in memory. Weight gradients that are added up, as those
+of micro-batches are, are added by the kernels, in the place of the first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -16,8 +19,9 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.ir import constant_extents
-from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.catalogue import BACKWARD_WEIGHT, FACES, FORWARD
 from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import Machine, machine_of
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.training.graph import bindings_of, operator_name
@@ -32,6 +36,7 @@ def products_as_convolutions(module: Any, _context: Any) -> Any:
     machine = machine_of(tvm.target.Target.current(allow_none=True))
     if machine is None:
         return module
+    module = relax.transform.CanonicalizeBindings()(module)  # gradients bind one tensor to several names
     rewriter = _Products(module, machine)
     for variable in module.get_global_vars():
         function = module[variable]
@@ -41,33 +46,86 @@ def products_as_convolutions(module: Any, _context: Any) -> Any:
     return rewriter.builder_.get()
 
 
+@dataclass(frozen=True)
+class _Product:
+    """A matrix product as a face of a problem, the kernel that computes it, and the face's operands as matrices."""
+
+    face: str
+    problem: ConvProblem
+    choice: plan.Choice
+    operands: tuple[Any, Any]
+
+    @property
+    def result(self) -> tuple[int | str, ...]:
+        """The shape of what the kernel gives."""
+        return self.problem.tensors[FACES[self.face].result][0]
+
+
 @mutator
 class _Products(PyExprMutator):
     def __init__(self, module: Any, machine: Machine) -> None:
         super().__init__(module)
         self.machine = machine
         self.values: dict[Any, Any] = {}
+        self.readers: Counter[Any] = Counter()
         self.turned: set[Any] = set()
+        self.sums: dict[Any, tuple[Any, _Product]] = {}  # by the variable of the sum: the summand's, what is added
+        self.left_out: set[Any] = set()  # variables of what is added, or transposed to be
+        self.made: dict[Any, Any] = {}  # what a kernel gave, by the variable of the product or sum
 
     def look_at(self, function: Any) -> None:
-        """Find what each variable is bound to, and the calls that nothing but transposes read."""
+        """Find what each variable is bound to, the calls that nothing but transposes read, and sums of gradients."""
         self.values = {binding.var: binding.value for binding in bindings_of(function)}
+        self.readers, self.sums, self.left_out, self.made = Counter(), {}, set(), {}
         read: dict[Any, bool] = {}
         for value in self.values.values():
             for variable in relax.analysis.free_vars(value):
                 read[variable] = read.get(variable, True) and self._is_transpose(value)
+                self.readers[variable] += 1
         for variable in relax.analysis.free_vars(function.body.body):
             read[variable] = False
+            self.readers[variable] += 1
         self.turned = {self.values[variable] for variable, only in read.items() if only and variable in self.values}
+        for variable, value in self.values.items():
+            if isinstance(value, tvm.ir.Call) and operator_name(value) == "relax.add":
+                self._look_at_sum(variable, value)
+
+    def _look_at_sum(self, variable: Any, call: Any) -> None:
+        """Note whether both summands are weight gradients that nobody else reads; one may be a sum of such."""
+        left, right = call.args
+        for acc, more in ((left, right), (right, left)):
+            before, added = self._gradient(acc), self._gradient(more)
+            if acc in self.sums and self.readers[acc] == 1:
+                before = acc, self.sums[acc][1]
+            if before is None or added is None or acc.same_as(more) or before[1].result != added[1].result:
+                continue
+            self.sums[variable] = before[0], added[1]
+            self.left_out |= {more, added[0]}
+            return
+
+    def _gradient(self, variable: Any) -> tuple[Any, _Product] | None:
+        """The weight gradient, by its variable, that a variable is, or is the transpose of, if nobody else reads it."""
+        if self._is_transpose(self.values.get(variable)) and self.readers[variable] == 1:
+            variable = self.values[variable].args[0]
+        if self.readers[variable] != 1 or variable in self.left_out:
+            return None
+        product = self._product(self.values.get(variable))
+        return None if product is None or product.face != BACKWARD_WEIGHT.name else (variable, product)
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        """A kernel for a product, or for a sum and the product that is added; else what there was."""
+        variable = binding.var
+        if variable in self.left_out:
+            return
+        value, (acc, product) = binding.value, self.sums.get(variable, (None, None))
+        product = product or self._product(value)
+        if product is not None:
+            turned = acc is None and product.face == BACKWARD_WEIGHT.name and value in self.turned
+            value = self._matrix_of(self._kernel(product, acc, variable), value, turned)
+        super().visit_var_binding_(relax.VarBinding(variable, value))
 
     def visit_call_(self, call: Any) -> Any:
-        """A product with the operands of its transposes, or the call as it is."""
-        if isinstance(call.op, tvm.ir.Op) and operator_name(call) == "relax.matmul":
-            shapes = [_matrix(argument) for argument in call.args]
-            if shapes[0] and shapes[1] and shapes[0][0] * shapes[0][1] * shapes[1][1] >= SMALL:
-                found = self._kernel(call, shapes[0], shapes[1])
-                if found is not None:
-                    return found
+        """The transpose of a transpose is what was there; everything else stays."""
         if self._is_transpose(call):
             operand = self.visit_expr(call.args[0])
             value: Any = self.builder_.lookup_binding(operand) if isinstance(operand, relax.Var) else None
@@ -75,19 +133,51 @@ class _Products(PyExprMutator):
                 return value.args[0]
         return super().visit_call_(call)
 
-    def _kernel(self, call: Any, left: tuple[int, int], right: tuple[int, int]) -> Any:
-        (m, k), n = left, right[1]
+    def _kernel(self, product: _Product, acc: Any, variable: Any) -> Any:
+        """The variable of what the kernel gives, in the place of what another one gave for `acc` if there is one."""
+        epilogue = NO_EPILOGUE if acc is None else Epilogue(accumulate=True)
+        face, problem = product.face, product.problem
+        function = plan.build(problem, face, self.machine, product.choice, "", epilogue)
+        kernel = self.builder_.add_func(function, f"matmul_{face}_kernel")
+        arguments = [
+            self.builder_.emit(relax.op.reshape(self.visit_expr(operand), list(problem.tensors[name][0])))
+            for operand, name in zip(product.operands, FACES[face].operands, strict=True)
+        ]
+        result = relax.TensorType(product.result, problem.kernel_dtype)
+        if acc is None:
+            call = relax.op.call_tir(kernel, arguments, result)
+        else:
+            call = relax.op.call_tir_inplace(kernel, [*arguments, self.made[acc]], [2], result)
+        self.made[variable] = self.builder_.emit(call)
+        return self.made[variable]
+
+    def _matrix_of(self, tensor: Any, value: Any, turned: bool) -> Any:
+        """What a kernel gives, `turned` or not, as the matrix that `value` is."""
+        shape = _matrix(value)
+        assert shape is not None  # or there were no product
+        if turned:
+            return relax.op.permute_dims(self.builder_.emit(relax.op.reshape(tensor, [shape[1], shape[0]])), [1, 0])
+        return relax.op.reshape(tensor, list(shape))
+
+    def _product(self, call: Any) -> _Product | None:
+        """The kernel for a matrix product, if there is one and it is worth a call."""
+        if not isinstance(call, tvm.ir.Call) or operator_name(call) != "relax.matmul":
+            return None
+        left, right = (_matrix(argument) for argument in call.args)
         dtype = str(call.ty.dtype)
-        (first, is_first_turned), (second, is_second_turned) = map(self._source, call.args)
+        if left is None or right is None or left[0] * left[1] * right[1] < SMALL:
+            return None
         if dtype not in ("float32", "float64") or any(str(a.ty.dtype) != dtype for a in call.args):
             return None
+        (m, k), n = left, right[1]
+        (first, is_first_turned), (second, is_second_turned) = map(self._source, call.args)
         if is_first_turned:
-            face, rows, channels, operands = "backward_weight", k, m, [call.args[1], first]
+            face, rows, channels, operands = BACKWARD_WEIGHT.name, k, m, (call.args[1], first)
             kernel_layout = "OHWI" if call in self.turned else "HWIO"
         else:
-            face, rows, channels, operands = "forward", m, k, [first, second]
+            face, rows, channels, operands = FORWARD.name, m, k, (first, second)
             kernel_layout = "OHWI" if is_second_turned else "HWIO"
-        best: tuple[plan.Choice, ConvProblem] | None = None
+        best: _Product | None = None
         for height, width in _lines(rows):
             problem = ConvProblem(
                 batch=1,
@@ -103,21 +193,9 @@ class _Products(PyExprMutator):
                 grad_dtype=dtype,
             )
             choice = plan.choose(problem, face, self.machine)
-            if choice.is_kernel and (best is None or choice.estimate < best[0].estimate):
-                best = (choice, problem)
-        if best is None:
-            return None
-        choice, problem = best
-        variable = self.builder_.add_func(plan.build(problem, face, self.machine, choice, ""), f"matmul_{face}_kernel")
-        arguments = [
-            self.builder_.emit(relax.op.reshape(self.visit_expr(operand), list(problem.tensors[name][0])))
-            for operand, name in zip(operands, FACES[face].operands, strict=True)
-        ]
-        shape, _ = problem.tensors[FACES[face].result]
-        result = self.builder_.emit(relax.op.call_tir(variable, arguments, relax.TensorType(shape, dtype)))
-        if face == "backward_weight" and kernel_layout == "OHWI":
-            return relax.op.permute_dims(self.builder_.emit(relax.op.reshape(result, [n, m])), [1, 0])
-        return relax.op.reshape(result, [m, n])
+            if choice.is_kernel and (best is None or choice.estimate < best.choice.estimate):
+                best = _Product(face, problem, choice, operands)
+        return best
 
     def _source(self, operand: Any) -> tuple[Any, bool]:
         """The matrix that an operand is, or is the transpose of."""

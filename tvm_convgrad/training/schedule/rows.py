@@ -58,7 +58,7 @@ def emitted(
         onto: number of the parameter that the last one, the result, replaces in its own memory; the function then
             has no parameter for the result.
     """
-    if onto is not None and not _may_overwrite(stages, parameters[onto], parameters[-1]):
+    if onto is not None and not may_overwrite(stages, parameters[onto], parameters[-1]):
         return None
     groups = [(group, _walk(group)) for group in _groups(stages)]
     if any(walk is None for _, walk in groups):
@@ -83,7 +83,7 @@ def emitted(
     return loops.finish(fresh, "")
 
 
-def _may_overwrite(stages: Sequence[Stage], operand: Any, result: Any) -> bool:
+def may_overwrite(stages: Sequence[Stage], operand: Any, result: Any) -> bool:
     """Whether each element of the operand is last read in the iteration that stores the same element of the result."""
     stores = [number for number, stage in enumerate(stages) if stage.store.buffer.same_as(result)]
     if len(stores) != 1 or stages[stores[0]].combiner:
