@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -73,8 +73,10 @@ def gradients_of(call: BackwardCall, tensors: Mapping[str, Any]) -> Gradients:
         dtype = dtype_of(tensors[name].ty)
         made = convolution.call(face, operands[first], operands[second], dtype, builder) if wanted else None
         results.append(made)
-    bias = _bias_gradient(tensors["grad"], layouts["grad"], str(dtype_of(tensors["weight"].ty)))
-    return results[0], results[1], bias if call.mask[2] else None
+    bias = None
+    if call.mask[2]:
+        bias = bias_gradient(builder, tensors["grad"], layouts["grad"], str(dtype_of(tensors["weight"].ty)))
+    return results[0], results[1], bias
 
 
 def backward_module(call: BackwardCall, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Any:
@@ -106,12 +108,26 @@ def _cropped(builder: _Nested, call: BackwardCall, grad: Any, layout: str) -> An
     return builder.normalize(sliced)
 
 
-def _bias_gradient(grad: Any, layout: str, dtype: str) -> Any:
-    """grad summed over everything but channels, 16-bit floats in float32."""
+def bias_gradient(builder: Any, grad: Any, layout: str, dtype: str, levels: Sequence[int | None] = ()) -> Any:
+    """grad summed over everything but channels, 16-bit floats in float32; under vmap for each entry of the batch axes.
+
+    Args:
+        builder: emits the operations.
+        grad: a Relax tensor of known type; its batch axes are where `levels`, outermost first, says.
+        layout: of grad without its batch axes.
+        dtype: of the result, whose batch axes come first.
+    """
+    axes: list[str | int] = list(layout)
+    for number, dim in reversed(list(enumerate(levels))):
+        if dim is not None:
+            axes.insert(dim, number)
     own = str(dtype_of(grad.ty))
     wide = "float32" if own in ("float16", "bfloat16") else own
-    total = relax.op.sum(
-        grad if own == wide else relax.op.astype(grad, wide),
-        axis=[axis for axis, letter in enumerate(layout) if letter != "C"],
-    )
-    return total if wide == dtype else relax.op.astype(total, dtype)
+    summed = grad if own == wide else builder.emit(relax.op.astype(grad, wide))
+    others = [i for i, axis in enumerate(axes) if isinstance(axis, str) and axis != "C"]
+    total = builder.emit(relax.op.sum(summed, others))
+    kept = [axis for axis in axes if axis == "C" or isinstance(axis, int)]
+    wanted: list[str | int] = [*(number for number in range(len(levels)) if number in kept), "C"]
+    if kept != wanted:
+        total = builder.emit(relax.op.permute_dims(total, [kept.index(axis) for axis in wanted]))
+    return total if wide == dtype else builder.emit(relax.op.astype(total, dtype))

@@ -12,7 +12,7 @@ from tvm import relax
 from legalize.batching import Call, Level, vmap
 from legalize.builder import Extent
 from relax_ops.builder import RelaxBuilder
-from relax_ops.ir import AnalyzerProver, dtype_of, extents_of, spec_of
+from relax_ops.ir import AnalyzerProver, extents_of, spec_of
 from relax_ops.ops import make_call
 from relax_ops.program import forward_call
 from relax_ops.unfolded import product_call
@@ -247,26 +247,3 @@ def _call(
     own = {"kernel_size": made.kernel_size} if entry.face is BACKWARD_WEIGHT else {"data_shape": list(data_shape)}
     first, second = operands
     return make_call(entry, first, second, **own, **geometry)
-
-
-def bias_gradient(block_builder: Any, grad: Any, layout: str, levels: Sequence[int | None]) -> Any:
-    """The sum of grad over all but channels, for each entry of its batch axes, which come first in the result.
-
-    Args:
-        grad: a Relax tensor; its batch axes are where `levels` says, as in `vmap_call`.
-        layout: of grad without its batch axes.
-    """
-    grad = block_builder.normalize(grad)
-    axes = list(layout)
-    for number, dim in reversed(list(enumerate(levels))):
-        if dim is not None:
-            axes.insert(dim, f"b{number}")
-    dtype = dtype_of(grad.ty)
-    wide = grad if dtype in ("float32", "float64") else block_builder.emit(relax.op.astype(grad, "float32"))
-    others = [i for i, axis in enumerate(axes) if axis != "C" and not axis.startswith("b")]
-    total = block_builder.emit(relax.op.sum(wide, others))
-    kept = [axis for axis in axes if axis == "C" or axis.startswith("b")]
-    wanted = sorted(kept, key=lambda axis: (axis == "C", axis))
-    if kept != wanted:
-        total = block_builder.emit(relax.op.permute_dims(total, [kept.index(axis) for axis in wanted]))
-    return total if dtype_of(total.ty) == dtype else block_builder.emit(relax.op.astype(total, dtype))

@@ -9,9 +9,10 @@ from typing import Any
 from tvm import relax
 
 from legalize.batching import Level
-from relax_ops.batching import bias_gradient, vmap_call
+from relax_ops.backward import bias_gradient
+from relax_ops.batching import vmap_call
 from relax_ops.builder import RelaxBuilder
-from relax_ops.ir import spec_of
+from relax_ops.ir import dtype_of, spec_of
 from tvm_convgrad.backward import OPERANDS, default_kernel_layout, family_kernel_layout, roles_of
 from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FACES, FORWARD, OpEntry, canonical_layouts
 from tvm_convgrad.errors import ProblemError, UnsupportedError
@@ -83,7 +84,7 @@ def backward_call(
     bias = None
     if output_mask[2]:
         name = roles["grad"]
-        bias = bias_gradient(block_builder, values[name], grad_layout, dims[name])
+        bias = bias_gradient(block_builder, values[name], grad_layout, str(dtype_of(values[name].ty)), dims[name])
         reached = [number for number, dim in enumerate(dims[name]) if dim is not None]
         bias = _broadcast(block_builder, bias, reached, batch)
     return results[0], results[1], bias

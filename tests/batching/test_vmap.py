@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
+from relax_ops.backward import bias_gradient
 from tests.batching.programs import Vmapped, batched, calls_in, ints, looped, module_of, run
 from tests.core.strategies import problems
 from tvm_convgrad import reference
@@ -367,3 +368,16 @@ def test_wrong_calls(op: str, dims: Any, operands: Any, attributes: dict[str, An
                 vmap_rule(op, dims)(builder, *operands, **attributes)
             result = builder.emit_output(X)
         builder.emit_func_output(result)
+
+
+def test_a_dozen_levels_stay_in_their_order() -> None:
+    """Batch axes are numbers: as text, the tenth came before the second."""
+    extents = list(range(2, 14))
+    grad = relax.Var("grad", relax.TensorType([1, 5, 1, *extents], "float32"))
+    levels = [3] * len(extents)  # each the first one behind N, C and W, once those outside are taken away
+    builder = relax.BlockBuilder()
+    with builder.function("main", [grad]):
+        with builder.dataflow():
+            found = builder.emit_output(bias_gradient(builder, grad, "NCW", "float32", levels))
+        builder.emit_func_output(found)
+    assert [int(extent) for extent in found.ty.shape.values] == [*extents, 5]
