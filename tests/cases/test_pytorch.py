@@ -6,14 +6,20 @@ Each wrong input that concerns the gradients is refused here too, by a sentence.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.cases.load import ABSENT, FOLDER, read
+from tests.core.test_catalogue import attributes_of
 from tvm_convgrad import ConvGradError, evaluate
+from tvm_convgrad.catalogue import NumberProver, TensorSpec, infer_backward_data
+from tvm_convgrad.errors import ProblemError
+from tvm_convgrad.fuzz import check_problems
 from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
 
@@ -31,17 +37,79 @@ CAUSES = {
 }
 
 
+STRIDED_SAME = "padding='same' is not supported for strided convolutions"
+"""No error here: "SAME" with strides is TensorFlow's, which PyTorch does not have."""
+
+
+def _entries() -> list[dict[str, Any]]:
+    return list(read("pytorch_conv")["error_inputs"]) if FOLDER.is_dir() else []
+
+
 def _errors() -> list[dict[str, Any]]:
-    if not FOLDER.is_dir():
-        return []
-    entries = read("pytorch_conv")["error_inputs"]
-    # Here "SAME" with strides is TensorFlow's, which PyTorch does not have.
-    return [e for e in entries if e["bias"]["dtype"] != "complex128" and "strided" not in e["error_regex"]]
+    """All but those of a bias's type, which is no operand of the gradients, and the one that is none here."""
+    return [e for e in _entries() if e["bias"]["dtype"] != "complex128" and e["error_regex"] != STRIDED_SAME]
 
 
-def test_the_cases_are_there() -> None:
-    assert len(_errors()) >= 25
-    assert {entry["error_regex"] for entry in _errors()} <= set(CAUSES)
+def test_every_error_is_accounted_for() -> None:
+    assert {entry["error_regex"] for entry in _errors()} == set(CAUSES)
+    left = [(e["ndim"], e["error_regex"]) for e in _entries() if e not in _errors()]
+    assert sorted(left) == [
+        *((rank, "should be the same") for rank in (1, 2)),
+        (3, STRIDED_SAME),
+        (3, "should be the same"),
+    ]
+    (entry,) = (e for e in _entries() if e["error_regex"] == STRIDED_SAME)
+    x, stride = entry["x"]["shape"], entry["kwargs"]["stride"]
+    problem = ConvProblem.from_shapes(x, entry["w"]["shape"], strides=stride, padding="SAME", groups=3)
+    assert problem.grad_extents == tuple(-(-extent // stride) for extent in x[2:])
+
+
+def test_what_pytorch_checks_by_relations() -> None:
+    """test_nn's shapes of channels last, groups, strided depthwise layers and uneven SAME padding: all faces exact."""
+    file = read("pytorch_conv")
+    related, nhwc = file["metamorphic"], file["nhwc"]["test_conv_cudnn_nhwc"]
+    problems = []
+    for entry in nhwc:
+        groups, out, kernel = entry["groups"], entry["out_channels"], entry["kernel"]
+        x = [*entry["x_shape"][:2], *(min(e, 8) for e in entry["x_shape"][2:])]
+        plain = ConvProblem.from_shapes(x, (out, x[1] // groups, kernel, kernel), groups=groups)
+        problems.append(plain.with_layouts("NHWC", "OHWI", "NHWC"))
+    for name in ("test_Conv2d_naive_groups", "test_Conv2d_backward_depthwise", "test_noncontig_conv_grad"):
+        entry = related[name]
+        geometry = {
+            "strides": entry.get("strides", 1),
+            "padding": entry.get("pads", 0),
+            "groups": entry.get("groups", 1),
+        }
+        problems.append(ConvProblem.from_shapes(entry["x_shape"], entry["w_shape"], **geometry))
+        assert tuple(entry.get("dy_shape", problems[-1].grad_shape)) == problems[-1].grad_shape
+    for entry in related["same_padding_backward"]:
+        same = ConvProblem.from_shapes(entry["x_shape"], entry["w_shape"], dilation=entry["dilations"], padding="SAME")
+        stated = entry.get("equivalent_pads") or json.loads(entry["equivalent"].rsplit("pads ", 1)[1])
+        assert same.padding == tuple(map(tuple, stated))
+        problems.append(same)
+    assert len(problems) == 11
+    assert {verdict.status for verdict in check_problems(problems)} == {"right"}
+
+
+def test_output_sizes_of_a_transposed_convolution() -> None:
+    """test_nn's table of sizes that a transposed convolution may be asked for: those whose remainder a stride hides."""
+    entry = read("pytorch_conv")["metamorphic"]["ConvTranspose2d_output_size"]
+    conv, (n, into, *extents) = entry["conv"], entry["x_shape"]
+    kernel = (into, conv["out_ch"], conv["kernel"], conv["kernel"])
+    grad, weight = (TensorSpec(tuple(shape), 4, "float32") for shape in (entry["x_shape"], kernel))
+    table = entry["table_h_w_ok"]
+    assert sum(accepted for *_, accepted in table) == 9
+    for height, width, accepted in table:
+        shape = (n, conv["out_ch"], height, width)
+        smallest = ConvProblem.from_shapes((n, conv["out_ch"], 18, 18), kernel, strides=conv["stride"])
+        assert list(smallest.grad_extents) == extents
+        arguments = attributes_of(smallest, "conv2d_backward_data"), grad, weight, shape, NumberProver()
+        if accepted:
+            assert infer_backward_data(*arguments).shape == shape
+        else:
+            with pytest.raises(ProblemError, match=r"axis [HW]"):
+                infer_backward_data(*arguments)
 
 
 @pytest.mark.parametrize("entry", _errors(), ids=lambda entry: f"{entry['ndim']}d {entry['error_regex']}")
