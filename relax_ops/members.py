@@ -7,6 +7,7 @@ take the members into their batch, norms over channels take them into the channe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
@@ -213,11 +214,14 @@ def _spelt(layout: str, batch: str) -> str:
 
 
 def channel_norm(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
-    """batch_norm, group_norm, instance_norm: the members become part of the channels."""
+    """batch_norm, group_norm, instance_norm, prelu: the members become part of the channels."""
     data, *rest = (m.everywhere(arg, b) for arg, b in zip(args, batched, strict=True))
     ndim = m.own_ndim(data, True)
     attrs, name = call.attrs, str(call.op.name)
-    channel = int(attrs.axis if name == BATCH_NORM else attrs.channel_axis) % ndim
+    channel = int(attrs.channel_axis if hasattr(attrs, "channel_axis") else attrs.axis) % ndim
+    if name == PRELU:  # one slope may be that of all channels
+        wide = relax.ShapeExpr([m.count, m.shape(data)[channel + 1]])
+        rest = [m.emit(relax.op.broadcast_to(slopes, wide)) for slopes in rest]
     names = [f"a{i}" for i in range(ndim)]
     folded = [*names[:channel], f"(k {names[channel]})", *names[channel + 1 :]]
     value = m.rearrange(data, f"k {' '.join(names)} -> {' '.join(folded)}")
@@ -232,17 +236,18 @@ def channel_norm(m: Members, call: Any, args: list[Any], batched: list[bool]) ->
 
 
 def layer_norm(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
-    """Scale and shift of one, then those of the members."""
-    data, gamma, beta = (m.everywhere(arg, b) for arg, b in zip(args, batched, strict=True))
+    """layer_norm and rms_norm: scale and shift of one (1 and 0), then those of the members."""
+    data, *own = (m.everywhere(arg, b) for arg, b in zip(args, batched, strict=True))
     ndim = m.own_ndim(data, True)
     over = sorted(int(a) % ndim for a in call.attrs.axes)
-    dtype = spec_of(data, "data", "layer_norm").dtype
-    extents = m.shape(gamma)[1:]
-    one, zero = (m.emit(make(relax.ShapeExpr(list(extents)), dtype)) for make in (relax.op.ones, relax.op.zeros))
-    found = m.call(call, [data, one, zero], axes=[place + 1 for place in over])
+    dtype = spec_of(data, "data", str(call.op.name)).dtype
+    extents = m.shape(own[0])[1:]
+    neutral = [m.emit(make(relax.ShapeExpr(list(extents)), dtype)) for make in (relax.op.ones, relax.op.zeros)]
+    result = m.call(call, [data, *neutral[: len(own)]], axes=[place + 1 for place in over])
     shape = [m.count, *(extents[over.index(place)] if place in over else 1 for place in range(ndim))]
-    scaled = m.emit(relax.op.multiply(found, m.reshape(gamma, shape)))
-    return m.emit(relax.op.add(scaled, m.reshape(beta, shape)))
+    for combine, vector in zip((relax.op.multiply, relax.op.add), own, strict=False):
+        result = m.emit(combine(result, m.reshape(vector, shape)))
+    return result
 
 
 def along_axes(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
@@ -297,6 +302,31 @@ def concat(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
     return m.emit(relax.op.concat(list(args[0].fields), (0 if along is None else int(along)) % ndim + 1))
 
 
+def stack(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
+    """Tensors put together along a new axis, all of them batched."""
+    ndim, along = m.own_ndim(args[0].fields[0], True) + 1, call.attrs.axis
+    return m.emit(relax.op.stack(list(args[0].fields), (0 if along is None else int(along)) % ndim + 1))
+
+
+def strided_slice(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
+    """Parts along the axes that are named."""
+    ndim, inbound = m.own_ndim(args[0], True), bool(call.attrs.assume_inbound)
+    axes = [int(axis.value) % ndim + 1 for axis in args[1].fields]
+    return m.emit(relax.op.strided_slice(args[0], axes, *args[2:], assume_inbound=inbound))
+
+
+def tile(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
+    """Copies along the last axes, or along new ones behind the members."""
+    return m.call(call, [m.aligned(args[0], True, max(m.own_ndim(args[0], True), len(call.attrs.repeats)))])
+
+
+def repeat(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
+    """Copies of each element along an axis, or of all elements in a line."""
+    if call.attrs.axis is not None:
+        return along_axes(m, call, args, batched)
+    return m.call(call, [m.reshape(args[0], [m.count, math.prod(m.shape(args[0])[1:])])], axis=1)
+
+
 def pad(m: Members, call: Any, args: list[Any], batched: list[bool]) -> Any:
     """A border around each member's tensor."""
     return m.call(call, args, pad_width=[0, 0, *(int(w) for w in call.attrs.pad_width)])
@@ -309,23 +339,27 @@ def _one_shape(m: Members, call: Any) -> tuple[Any, ...]:
     return shape
 
 
-BATCH_NORM = "relax.nn.batch_norm"
+BATCH_NORM, PRELU = "relax.nn.batch_norm", "relax.nn.prelu"
 
 
 RULES: dict[str, Rule] = {
-    **{f"relax.{name}": elementwise for name in (*axis.ELEMENTWISE, *axis.UNARY)},
+    **{f"relax.{name}": elementwise for name in (*axis.ELEMENTWISE, *axis.UNARY, "tril", "triu")},
     **{f"relax.nn.conv{rank}d{kind}": convolution for rank in SPATIAL for kind in ("", "_transpose")},
     **{f"relax.{name}": pool for name in (*axis.POOLS, "image.resize2d")},
     **{f"relax.{name}": along_axes for name in ("sum", "mean", "max", "min", "prod", "variance", "std")},
-    **{f"relax.{name}": along_axes for name in ("nn.softmax", "nn.log_softmax")},
+    **{f"relax.{name}": along_axes for name in ("nn.softmax", "nn.log_softmax", "split", "flip")},
     **dict.fromkeys(("relax.reshape", "relax.flatten", "relax.nn.batch_flatten", "relax.squeeze"), reshape),
-    **dict.fromkeys((BATCH_NORM, "relax.nn.group_norm", "relax.nn.instance_norm"), channel_norm),
-    "relax.nn.layer_norm": layer_norm,
+    **dict.fromkeys((BATCH_NORM, "relax.nn.group_norm", "relax.nn.instance_norm", PRELU), channel_norm),
+    **dict.fromkeys(("relax.nn.layer_norm", "relax.nn.rms_norm"), layer_norm),
     "relax.expand_dims": expand_dims,
     "relax.permute_dims": permute_dims,
     "relax.broadcast_to": broadcast_to,
     "relax.matmul": matmul,
     "relax.concat": concat,
+    "relax.stack": stack,
+    "relax.strided_slice": strided_slice,
+    "relax.tile": tile,
+    "relax.repeat": repeat,
     "relax.nn.pad": pad,
 }
 """Rules by operator."""

@@ -158,6 +158,31 @@ def test_other_operators(own_data: bool) -> None:
     check(models, x, rng.integers(0, 5, (4, *mine)), own_data, steps=2)
 
 
+def moving_operators(emit: Any, x: Any, w: Any, slopes: Any, slope: Any, scale: Any) -> Any:
+    """What moves elements, and norms and slopes along an axis."""
+    y = emit(op.nn.prelu(emit(op.nn.conv2d(x, w)), slopes, axis=1))
+    parts = emit(op.split(y, 2, axis=1))
+    left, right = emit(parts[0]), emit(op.flip(emit(parts[1]), axis=-1))
+    y = emit(op.nn.prelu(emit(op.concat([left, right], -3)), slope, axis=1))
+    y = emit(op.strided_slice(y, axes=[-2, 3], begin=[0, 1], end=[4, 4], strides=[2, 1]))
+    y = emit(op.nn.rms_norm(emit(op.tril(y)), scale, axes=[-1]))
+    y = emit(op.nn.adaptive_avg_pool2d(emit(op.image.resize2d(y, (4, 6), method="nearest_neighbor")), (2, 2)))
+    y = emit(op.sum(emit(op.stack([y, emit(op.repeat(emit(op.max(y, 3, keepdims=True)), 2, axis=3))], -1)), (2, 3)))
+    y = emit(op.nn.log_softmax(emit(op.tile(emit(op.nn.avg_pool1d(y, 2, 2)), (1, 1, 2))), axis=1))
+    return emit(op.mean(y, -1))
+
+
+MOVING = {"w": (4, 2, 2, 2), "slopes": (4,), "slope": (1,), "scale": (3,)}
+
+
+def test_operators_that_move_elements() -> None:
+    rng = np.random.default_rng(4)
+    module = network(moving_operators, (4, 2, 5, 5), MOVING)
+    models = members_of(module, {n: rng.standard_normal(s).astype("float32") for n, s in MOVING.items()})
+    x = rng.standard_normal((4, MEMBERS, 2, 5, 5)).astype("float32")
+    check(models, x, rng.integers(0, 4, (4, MEMBERS)), True, steps=2)
+
+
 def convolutions(emit: Any, x: Any, w1: Any, w2: Any) -> Any:
     y = emit(op.nn.relu(emit(op.nn.conv2d(x, w1, padding=1, groups=2))))
     y = emit(op.nn.conv2d(y, w2, strides=2))
