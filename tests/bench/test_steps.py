@@ -20,6 +20,7 @@ PARAMETERS = {
     "resnet18": 11_689_512,  # torchvision's documentation, as the next two
     "mobilenet_v2": 3_504_872,
     "convnext_t": 28_589_128,
+    "groupnorm_cifar": 195_978,  # our own
 }
 
 
@@ -50,9 +51,27 @@ def test_networks_are_the_published_ones(name: str) -> None:
     assert set(PARAMETERS) == set(BUILT_IN) == set(NETWORKS)
     module, size = network(name)
     assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[name]
-    classes = 10 if name == "resnet18_cifar" else 1000
+    classes = 10 if name.endswith("_cifar") else 1000
     with torch.no_grad():
         assert module(torch.zeros(2, 3, size, size)).shape == (2, classes)
+
+
+def test_per_sample_gradients_against_pytorch(convgrad: Command, tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("torch")
+    from tvm_convgrad.bench import networks
+
+    monkeypatch.setattr("tvm_convgrad.bench.per_sample.use_threads", lambda _wanted: 1)
+    monkeypatch.setattr("tvm_convgrad.bench.per_sample.RESULTS", ("clipped",))  # each takes a compilation
+    monkeypatch.setitem(networks.NETWORKS, "groupnorm_cifar", (lambda: networks.GroupNormCifar(10, 8, 1), 8))
+    file = tmp_path / "samples.json"
+    done = convgrad("bench", "--step", "groupnorm_cifar", "--per-sample", "--batch", 4, "--seconds", 0, "--json", file)
+    assert done.code == 0, done.err
+    entries = json.loads(file.read_text())["per_sample"]
+    assert [entry["result"] for entry in entries] == ["clipped"]
+    assert all(entry["batch"] == 4 and entry["pairs"] >= 5 for entry in entries)
+    assert all(min(entry["ours"], entry["theirs"], entry["ratio"]) > 0 for entry in entries)
+    assert "per-sample gradients" in done.out
+    convgrad("bench", "--step", "x.pt2", "--per-sample").assert_sentence("resnet18_cifar")
 
 
 @pytest.mark.parametrize("optimizer", SETTINGS)

@@ -153,11 +153,34 @@ class ConvNeXtT(nn.Module):
         return self.classifier(self.norm(self.layers(x).mean((2, 3))))
 
 
+class GroupNormCifar(nn.Module):
+    """Three stages of two 3x3 convolutions and one with stride 2, and a group norm: no sample meets another."""
+
+    def __init__(self, classes: int, width: int = 16, stages: int = 3) -> None:
+        super().__init__()
+        widths = [width * 2**stage for stage in range(stages)]
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.first = nn.ModuleList(nn.Conv2d(c, c, 3, padding=1) for c in widths)
+        self.second = nn.ModuleList(nn.Conv2d(c, c, 3, padding=1) for c in widths)
+        self.down = nn.ModuleList(nn.Conv2d(c, 2 * c, 3, stride=2, padding=1) for c in widths)
+        self.norm = nn.GroupNorm(8, 2 * widths[-1])
+        self.classifier = nn.Linear(2 * widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        x = F.relu(self.stem(x))
+        for first, second, down in zip(self.first, self.second, self.down, strict=True):
+            x = F.relu(x + second(F.relu(first(x))))
+            x = F.relu(down(x))
+        return self.classifier(self.norm(x).mean((2, 3)))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet18_cifar": (lambda: ResNet18(10, small=True), 32),
     "resnet18": (lambda: ResNet18(1000, small=False), 224),
     "mobilenet_v2": (lambda: MobileNetV2(1000), 224),
     "convnext_t": (lambda: ConvNeXtT(1000), 224),
+    "groupnorm_cifar": (lambda: GroupNormCifar(10), 32),
 }
 """How each is made, and the extent of its images."""
 

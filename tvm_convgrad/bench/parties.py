@@ -21,7 +21,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Step = Callable[[], float]
 
-BUILT_IN = ("resnet18_cifar", "resnet18", "mobilenet_v2", "convnext_t")
+BUILT_IN = ("resnet18_cifar", "resnet18", "mobilenet_v2", "convnext_t", "groupnorm_cifar")
 """The names in `networks.NETWORKS`, known without importing PyTorch."""
 
 MEMORY_STEPS = 3

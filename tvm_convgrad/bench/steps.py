@@ -150,7 +150,7 @@ def _measure(
             if len(training.shape) == 4:
                 parties["torch channels_last"] = torch_step(training, channels_last=True)
         losses = {party: one() for party, one in parties.items()}
-        times = _rounds(parties, seconds)
+        times = rounds(parties, seconds)
         best = min((party for party in parties if party != "ours"), key=lambda p: median(times[p]), default=None)
         _check_losses(name, losses)
         parties.clear()
@@ -175,7 +175,7 @@ def _measure(
     )
 
 
-def _rounds(parties: dict[str, Step], seconds: float) -> dict[str, list[float]]:
+def rounds(parties: dict[str, Step], seconds: float) -> dict[str, list[float]]:
     """Seconds of each party's steps, in turns; between them the threads of the one before come to rest."""
     times: dict[str, list[float]] = {party: [] for party in parties}
     begin = time.perf_counter()

@@ -34,9 +34,13 @@ def bench(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A whole training step instead: resnet18_cifar, resnet18, mobilenet_v2, convnext_t, or a model file.",
+            help="A whole training step instead: resnet18_cifar, resnet18, mobilenet_v2, convnext_t, groupnorm_cifar, "
+            "or a model file.",
         ),
     ] = None,
+    per_sample: Annotated[
+        bool, typer.Option("--per-sample", help="Of --step: gradients of each sample, against torch.func.vmap(grad).")
+    ] = False,
     batch: Annotated[
         str | None, typer.Option(metavar="N[,…]", help="Batch sizes. Default: 8; for a model file what it says.")
     ] = None,
@@ -74,6 +78,14 @@ def bench(
     batches = [int(size) for size in sizes]
     if step is not None and impl != "kernel":
         raise typer.BadParameter("--impl goes with layers, not with --step.")
+    if per_sample and step is None:
+        raise typer.BadParameter("--per-sample goes with --step, the network.")
+    if per_sample and step is not None:
+        from tvm_convgrad.bench.per_sample import run_per_sample, show_per_sample
+
+        found = run_per_sample(step, batches or None, target=target, seconds=seconds, threads=threads, path=json)
+        show_per_sample(found)
+        return
     if step is not None:
         from tvm_convgrad.bench.steps import run_steps, show_steps
 

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-sample gradients: compiled ones (training.per_sample) against torch.func.vmap(grad), interleaved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+import numpy as np
+
+from tvm_convgrad.bench.parties import BUILT_IN, Step
+from tvm_convgrad.bench.results import FORMAT, environment
+from tvm_convgrad.bench.rivals import prepare_rivals
+from tvm_convgrad.bench.steps import rounds
+from tvm_convgrad.errors import ModelError, SetupError
+from tvm_convgrad.threads import use_threads
+from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.training.envelope import write_atomic
+from tvm_convgrad.training.lower import compile_module
+from tvm_convgrad.training.per_sample import Result, per_sample_module
+
+RESULTS: tuple[Result, ...] = get_args(Result)
+"""What is computed: all gradients, their norms, or norms and the sum of the gradients times min(1, 1 / norm)."""
+
+TOLERANCE = 1e-3
+
+Arrays = list[Any]
+
+
+@dataclass(frozen=True)
+class PerSampleMeasurement:
+    """Per-sample gradients of a network.
+
+    Attributes:
+        model, batch: the network in evaluation mode (no batch statistics, no dropout), and its samples.
+        result: one of RESULTS.
+        ours, theirs: seconds, medians; ratio: the median of theirs / ours of each pair; pairs: how many.
+    """
+
+    model: str
+    batch: int
+    result: str
+    ours: float
+    theirs: float
+    ratio: float
+    pairs: int
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def run_per_sample(
+    model: str,
+    batches: Sequence[int] | None,
+    *,
+    target: str,
+    seconds: float,
+    threads: int | None,
+    path: Path | None,
+) -> list[PerSampleMeasurement]:
+    """Measure each of RESULTS for every batch (None is 8); arguments as `steps.run_steps`.
+
+    Raises:
+        ModelError: no network of BUILT_IN; what is exported for a batch PyTorch cannot take sample by sample.
+        SetupError: PyTorch is missing, or the results differ.
+    """
+    if model not in BUILT_IN:
+        raise ModelError(f"bench --per-sample --step {model}: give one of {', '.join(BUILT_IN)}.")
+    count, compiled_for = use_threads(threads), parse_target(target)
+    prepare_rivals(["torch"], count)
+    found: list[PerSampleMeasurement] = []
+    for batch in batches or [8]:
+        for result in RESULTS:
+            found.append(_measure(model, batch, result, compiled_for, seconds))
+            if path is not None:
+                where = environment(compiled_for, count, seconds)
+                content = {"format": FORMAT, "environment": where, "per_sample": [m.plain() for m in found]}
+                write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+    return found
+
+
+def _measure(name: str, batch: int, result: Result, target: Any, seconds: float) -> PerSampleMeasurement:
+    import torch
+
+    from tvm_convgrad.bench.networks import network
+
+    module, size = network(name)
+    module.eval()
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((batch, 3, size, size), dtype=np.float32))
+    labels = torch.from_numpy(rng.integers(0, 10, batch))
+    values: dict[str, Arrays] = {}
+    parties: dict[str, Step] = {
+        "ours": _ours(module, x, labels, result, target, values),
+        "torch": _theirs(module, x, labels, result, values),
+    }
+    for call in parties.values():
+        call()
+    _check(f"{name}, {result}", values)
+    values.clear()
+    times = rounds(parties, seconds)
+    ratio = median(their / our for our, their in zip(times["ours"], times["torch"], strict=True))
+    ours, theirs = (median(times[party]) for party in parties)
+    return PerSampleMeasurement(name, batch, result, ours, theirs, ratio, len(times["ours"]))
+
+
+def _ours(module: Any, x: Any, labels: Any, result: Result, target: Any, values: dict[str, Arrays]) -> Step:
+    """The compiled function; the first call leaves its results in `values`."""
+    import torch
+    import tvm
+    from tvm import relax
+
+    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+
+    model = from_exported_program(torch.export.export(module, (x,)))
+    compiled = compile_module(per_sample_module(model, result=result), target)
+    main = relax.VirtualMachine(compiled, tvm.cpu())["main_per_sample"]
+    arrays = [x.numpy(), labels.numpy(), *model.parameters.values(), *model.states.values()]
+    tensors = [*map(tvm.runtime.tensor, arrays), *([tvm.runtime.tensor(np.float32(1))] if result == "clipped" else [])]
+
+    def call() -> float:
+        losses, _, *found = main(*tensors)
+        if "torch" not in values:
+            values["ours"] = [each.numpy() for each in _flat(found)]
+        return float(losses.numpy()[0])
+
+    return call
+
+
+def _theirs(module: Any, x: Any, labels: Any, result: str, values: dict[str, Arrays]) -> Step:
+    """torch.func.vmap(grad), and sums by hand; the first call leaves its results in `values`."""
+    import torch
+
+    parameters = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(given: Any, image: Any, label: Any) -> Any:
+        scores = torch.func.functional_call(module, given, (image[None],))
+        return torch.nn.functional.cross_entropy(scores, label[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))
+
+    def call() -> float:
+        found = list(each(parameters, x, labels).values())
+        if result != "gradients":
+            norms = torch.stack([value.flatten(1).square().sum(1) for value in found]).sum(0).sqrt()
+            factors = (1.0 / norms).clamp(max=1.0)
+            found = [norms, *(torch.tensordot(factors, value, 1) for value in found if result == "clipped")]
+        if "torch" not in values:
+            values["torch"] = [value.numpy() for value in found]
+        return 0.0
+
+    return call
+
+
+def _flat(value: Any) -> list[Any]:
+    """The tensors of nested results, in order."""
+    return [value] if hasattr(value, "numpy") else [tensor for part in value for tensor in _flat(part)]
+
+
+def _check(what: str, values: dict[str, Arrays]) -> None:
+    ours, theirs = values["ours"], values["torch"]
+    for mine, their in zip(ours, theirs, strict=True):
+        difference = float(np.abs(mine - their).max()) if mine.shape == their.shape else float("inf")
+        if not difference <= TOLERANCE * max(float(np.abs(their).max()), 1e-3):
+            raise SetupError(f"bench --per-sample: {what}: results differ from PyTorch's by {difference:.3g}")
+
+
+def show_per_sample(found: Sequence[PerSampleMeasurement]) -> None:
+    """Print a row for each."""
+    from tvm_convgrad.report.tables import print_table, quantity
+
+    columns = ("model", "batch", "result", "ratio", "ours, ms", "torch, ms", "pairs")
+    rows = [
+        (m.model, m.batch, m.result, quantity(m.ratio), f"{m.ours * 1e3:.1f}", f"{m.theirs * 1e3:.1f}", m.pairs)
+        for m in found
+    ]
+    print_table("per-sample gradients: time of torch / ours", columns, rows, right=("batch", *columns[3:]))
+
+
+__all__ = ["PerSampleMeasurement", "run_per_sample", "show_per_sample"]
