@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import tvm
 
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.offload.cutlass import backend, rules
+from tvm_convgrad.offload.cutlass import backend, rules, toolchain
 from tvm_convgrad.offload.cutlass.kernels import Choice, choose
 from tvm_convgrad.problem import ConvProblem
 
@@ -151,3 +151,20 @@ def test_how_float32_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(backend.VARIABLE, "fast")
     with pytest.raises(UnsupportedError, match=r"CONVGRAD_CUTLASS=fast: use simt, 3xtf32, tf32"):
         backend.float32_math()
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "installed_file", lambda package, file: None)
+    monkeypatch.setattr(toolchain, "_DEFAULT_TOOLKIT", "/no/such/folder")
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    toolchain.toolchain.cache_clear()
+    try:
+        why = backend.Cutlass().unavailable(tvm.target.Target({"kind": "cuda", "arch": "sm_90"}))
+        assert why.startswith("not installed (nvcc and its headers: the packages nvidia-cuda-nvcc, ")
+        assert why.endswith("): pip install 'tvm-convgrad[cuda]'")
+        with pytest.raises(SetupError, match=r"the kernels of cutlass cannot be compiled: not installed"):
+            toolchain.required()
+    finally:
+        toolchain.toolchain.cache_clear()
