@@ -53,12 +53,15 @@ class Call:
         self._block = (ctypes.c_int64 * len(numbers))(*numbers)
         self._run = tvm_ffi.get_global_func(cudnn.entry)
 
-    def __call__(self, operands: list[Any], problem: ConvProblem | None = None, in_place: bool = False) -> Any:
+    def __call__(
+        self, operands: list[Any], problem: ConvProblem | None = None, in_place: bool = False, stream: Any = None
+    ) -> Any:
         shape, dtype = (problem or self.problem).tensors[FACES[self.face].result]
         given = [tvm.runtime.tensor(operand, tvm.cuda(0)) for operand in operands]
         nothing = np.full(shape, np.nan).astype(numpy_dtype(dtype))
         result = given[-1] if in_place else tvm.runtime.tensor(nothing, tvm.cuda(0))
         self._run(ctypes.c_void_p(ctypes.addressof(self._block)), *given, result)
+        tvm.cuda(0).sync(stream)
         return result.numpy()
 
 
@@ -150,8 +153,7 @@ def test_the_current_stream(target: Any) -> None:
     stream = device.create_raw_stream()
     device.set_raw_stream(stream)
     try:
-        found = call(operands)
-        device.sync(stream)
+        found = call(operands, stream=stream)
     finally:
         device.set_raw_stream(None)
         device.free_raw_stream(stream)

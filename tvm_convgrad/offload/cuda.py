@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 from tvm_convgrad.errors import SetupError
@@ -18,9 +19,8 @@ def load_cuda() -> None:
     Raises:
         SetupError: CUDA's runtime is not installed, or there is no NVIDIA driver.
     """
+    import tvm
     import tvm_ffi
-    from tvm.base import _LOADED_LIBS
-    from tvm_ffi.libinfo import load_lib_ctypes
 
     if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None:
         return
@@ -29,10 +29,8 @@ def load_cuda() -> None:
         raise SetupError(f"TVM's CUDA device needs CUDA's runtime (the package nvidia-cuda-runtime): {INSTALL}")
     try:
         ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
-        _LOADED_LIBS["tvm_runtime_cuda"] = load_lib_ctypes(
-            package="tvm", target_name="tvm_runtime_cuda", extra_lib_paths=[], mode="RTLD_LOCAL"
-        )
-    except (OSError, RuntimeError) as error:
+        ctypes.CDLL(str(Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so"))
+    except OSError as error:
         raise SetupError(
             f"TVM's CUDA device cannot be loaded ({error}); it needs a GPU with NVIDIA's driver for CUDA 13."
         ) from error
