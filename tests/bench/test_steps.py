@@ -105,6 +105,20 @@ def test_other_files_have_no_rival(convgrad: Command, tiny_model: str, tmp_path:
     assert all(entry["ours"] > 0 and entry["compile_seconds"] > 0 for entry in entries)
 
 
+@pytest.mark.onednn
+def test_a_library_computes_the_step(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    arguments = ["--layout", "NCHW", "--seconds", 0, "--json", file]
+    losses = []
+    for impl in ("onednn", "kernel"):
+        done = convgrad("bench", "--step", tiny_model, "--impl", impl, *arguments)
+        assert done.code == 0, done.err
+        (entry,) = json.loads(file.read_text())["steps"]
+        assert entry["impl"] == impl
+        losses.append(entry["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_models_that_do_not_train_alike(convgrad: Command, tmp_path: Path) -> None:
     """In eval mode PyTorch normalises by running statistics, a step by those of the batch."""
     pytest.importorskip("torch")

@@ -17,12 +17,14 @@ from tvm_convgrad.bench.parties import BUILT_IN, Step, Training, memory_of, our_
 from tvm_convgrad.bench.results import FORMAT, environment
 from tvm_convgrad.bench.rivals import prepare_rivals
 from tvm_convgrad.errors import ModelError, SetupError, UnsupportedError
+from tvm_convgrad.offload.common import NONE
+from tvm_convgrad.report.gradients import describe_convolutions
 from tvm_convgrad.threads import use_threads
 from tvm_convgrad.training.artifact import make_manifest, save_artifact
 from tvm_convgrad.training.cpu import parse_target
 from tvm_convgrad.training.envelope import write_atomic
 from tvm_convgrad.training.frontends import load_model
-from tvm_convgrad.training.lower import compile_step
+from tvm_convgrad.training.lower import compile_with_plan
 from tvm_convgrad.training.model import Model
 from tvm_convgrad.training.step import StepModule, build_step
 
@@ -42,6 +44,7 @@ class StepMeasurement:
 
     Attributes:
         model, batch, layout, optimizer: what was trained; layout is that of our convolutions.
+        impl: what computes our convolutions: "kernel", or a vendor's library.
         ours, theirs: seconds of a step, medians; theirs and the rest of PyTorch's are null for a model that PyTorch
             cannot run (all but .pt2).
         ratio: the median of theirs / ours of each pair; pairs: how many.
@@ -55,6 +58,7 @@ class StepMeasurement:
     batch: int
     layout: str
     optimizer: str
+    impl: str
     ours: float
     theirs: float | None
     ratio: float | None
@@ -82,6 +86,7 @@ def run_steps(
     seconds: float,
     threads: int | None,
     path: Path | None,
+    impl: str = "kernel",
 ) -> list[StepMeasurement]:
     """Measure the step of a model for every batch and layout.
 
@@ -89,9 +94,10 @@ def run_steps(
         model: a name of BUILT_IN, or a model file.
         batches: None is 8 for the built-in ones, and what a file says.
         path: of a JSON file to write, or None.
+        impl: "kernel" for ours, or the vendor's library that all of our convolutions that it takes are given to.
 
     Raises:
-        SetupError: PyTorch is missing, or the losses of the first step differ.
+        SetupError: PyTorch or the library is missing, or the losses of the first step differ.
         ModelError, UnsupportedError: the model cannot be read or trained here.
     """
     count = use_threads(threads)
@@ -105,9 +111,9 @@ def run_steps(
     for batch in sizes:
         loaded = _load(model, batch)
         for layout in layouts:
-            found.append(_measure(model, loaded, layout, optimizer, loss, compiled_for, seconds, count))
+            found.append(_measure(model, loaded, layout, (optimizer, loss), impl, compiled_for, seconds, count))
             if path is not None:
-                where = environment(compiled_for, count, seconds)
+                where = environment(compiled_for, count, seconds, impl)
                 content = {"format": FORMAT, "environment": where, "steps": [m.plain() for m in found]}
                 write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
     return found
@@ -135,13 +141,15 @@ def _load(model: str, batch: int | None) -> Model:
 
 
 def _measure(
-    name: str, model: Model, layout: str, optimizer: str, loss: str, target: Any, seconds: float, threads: int
+    name: str, model: Model, layout: str, how: tuple[str, str], impl: str, target: Any, seconds: float, threads: int
 ) -> StepMeasurement:
+    optimizer, loss = how
     begin = time.perf_counter()
     step = build_step(model, loss=loss, optimizer=optimizer, layout=layout, dropout_mode="off", **SETTINGS[optimizer])
     with tempfile.TemporaryDirectory(prefix="convgrad-bench-") as folder:
         library = Path(folder) / "step.so"
-        save_artifact(compile_step(step, target), make_manifest(step, target, []), library)
+        executable, plan = compile_with_plan(step, target, [NONE if impl == "kernel" else impl])
+        save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), library)
         compile_seconds = time.perf_counter() - begin
         training = _training(name, str(library), step, optimizer, loss)
         parties: dict[str, Step] = {"ours": our_step(training)}
@@ -162,6 +170,7 @@ def _measure(
         batch=training.shape[0],
         layout=layout,
         optimizer=optimizer,
+        impl=impl,
         ours=median(ours),
         theirs=median(theirs) if best else None,
         ratio=median(their / our for our, their in zip(ours, theirs, strict=True)) if best else None,

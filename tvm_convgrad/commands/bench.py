@@ -76,10 +76,14 @@ def bench(
         if path is not None and not path.parent.is_dir():
             raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
     batches = [int(size) for size in sizes]
-    if step is not None and impl != "kernel":
-        raise typer.BadParameter("--impl goes with layers, not with --step.")
+    from tvm_convgrad.offload.common import NAMES
+
+    if len(_names("--impl", impl, ("kernel", *NAMES))) > 1:
+        raise typer.BadParameter(f"--impl {impl}: give one.")
     if per_sample and step is None:
         raise typer.BadParameter("--per-sample goes with --step, the network.")
+    if per_sample and impl != "kernel":
+        raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
     if per_sample and step is not None:
         from tvm_convgrad.bench.per_sample import run_per_sample, show_per_sample
 
@@ -100,14 +104,13 @@ def bench(
                 seconds=seconds,
                 threads=threads,
                 path=json,
+                impl=impl,
             )
         )
         return
     from tvm_convgrad.bench.rivals import RIVALS
     from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES
-    from tvm_convgrad.offload.common import NAMES
 
-    _names("--impl", impl, ("kernel", *NAMES))
     rivals = _names("--against", against, RIVALS)
     groups = {"all": NETWORKS, "kinds": KINDS}
     names = list(groups[suite]) if suite in groups else _names("--suite", suite, SUITES)
