@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 
 from relax_ops.program import faces_module
 from tests.conftest import build_tiny
@@ -22,7 +25,7 @@ from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.offload.common import Engine, require
 from tvm_convgrad.offload.cuda import local_target
 from tvm_convgrad.offload.cudnn import backend, rules
-from tvm_convgrad.offload.cudnn.devices import arch_of
+from tvm_convgrad.offload.cudnn.devices import DEVICES, arch_of
 from tvm_convgrad.offload.cudnn.settings import VARIABLE, Settings, parse_settings
 from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.problem import ConvProblem
@@ -33,6 +36,12 @@ from tvm_convgrad.verification import numbers_of
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 PLAIN = ConvProblem.from_descriptor("mb2ic16ih9oc32kh3ph1")
+CARRIED = (
+    "mb4ic32ih14oc64kh3ph1_dt=f16:f16:f16_lay=NHWC:OHWI:NHWC",
+    "g32mb4ic32ih14oc32kh3sh2ph1",
+    "mb2ic3ih9oc4kh3dh1ph0rh1_lay=CHWN:IHWO:CHWN",
+    "mb4ic32id8oc64kd3pd1_dt=f64:f64:f64",
+)
 FIXED = 53
 """Numbers of a call before the list of engines: Spec::kCount of runtime/spec.h."""
 
@@ -114,6 +123,26 @@ def test_a_call_carries_the_engines_that_cudnn_ranks() -> None:
     assert cudnn.engine("forward", PLAIN, NO_EPILOGUE, other) == Engine(
         "by its heuristics", "engine chosen at run time", None
     )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("arch", DEVICES)
+def test_plans_are_made_again_from_what_a_program_carries(arch: str) -> None:
+    """All of them, with the workspace that they had, as the program will on the GPU."""
+    cudnn, target = backend.CuDnn(), tvm.target.Target({"kind": "cuda", "arch": arch})
+    sizes = set()
+    for descriptor, face in itertools.product((PLAIN.descriptor, *CARRIED), FACES):
+        problem = ConvProblem.from_descriptor(descriptor)
+        found = cudnn.engines(face, problem, NO_EPILOGUE, arch, backend.RANKED)
+        listed = [each for each in found if not each.refusal]
+        numbers = cudnn.numbers(face, problem, NO_EPILOGUE, target)
+        block = (ctypes.c_int64 * len(numbers))(*numbers)
+        remade = tvm_ffi.get_global_func("convgrad.cudnn.1.remade")
+        lines = str(remade(ctypes.c_void_p(ctypes.addressof(block)), DEVICES[arch].json())).splitlines()
+        assert listed
+        assert lines == [f"{each.workspace}|" for each in listed]
+        sizes.update(each.workspace for each in listed)
+    assert len(sizes) > 2
 
 
 @pytest.mark.cuda

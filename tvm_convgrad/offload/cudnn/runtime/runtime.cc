@@ -186,6 +186,15 @@ void Run(ffi::PackedArgs args, ffi::Any*) {
   Check(library.cudnnBackendExecute(handle, ready->plan.plan.raw(), pack.raw()), "a convolution could not be run");
 }
 
+/*! \brief A GPU that need not be here. */
+Device Described(const std::string& properties) {
+  Device device;
+  device.properties = std::make_unique<Descriptor>(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+  device.properties->SetArray(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, properties.data(), properties.size());
+  Check(device.properties->Finalize(), "the properties of the GPU are refused");
+  return device;
+}
+
 /*!
  * \brief What cuDNN has for a call on a GPU that `properties` describes, one engine a line, best first:
  * "index|workspace|numerical notes|behavior notes|knob=value,...|reason against it"; "|reason" alone if the graph itself
@@ -193,11 +202,7 @@ void Run(ffi::PackedArgs args, ffi::Any*) {
  */
 ffi::String DescribeEngines(void* stated, ffi::String properties, int64_t most) {
   const Spec& spec = *static_cast<const Spec*>(stated);
-  Device device;
-  const std::string text = properties;
-  device.properties = std::make_unique<Descriptor>(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
-  device.properties->SetArray(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, text.data(), text.size());
-  Check(device.properties->Finalize(), "the properties of the GPU are refused");
+  const Device device = Described(properties);
   const Graph graph(spec, kAligned, nullptr);
   if (graph.status() != CUDNN_STATUS_SUCCESS) return "|" + Library::Get().Reason(graph.status());
   std::ostringstream lines;
@@ -214,6 +219,23 @@ ffi::String DescribeEngines(void* stated, ffi::String properties, int64_t most) 
     if (reason.empty()) --most;
     return most > 0;
   });
+  return lines.str();
+}
+
+/*!
+ * \brief Plans of the engines that a program carries for a call, made as Run makes them, for a GPU that `properties`
+ * describes: one a line, "bytes of workspace|why there is none".
+ */
+ffi::String RemadePlans(void* stated, ffi::String properties) {
+  const Spec& spec = *static_cast<const Spec*>(stated);
+  const Device device = Described(properties);
+  const Graph graph(spec, kAligned, nullptr);
+  std::ostringstream lines;
+  for (const Choice& choice : Listed(spec.Ranked(), spec.Ranked()[1])) {
+    Plan plan;
+    const std::string reason = Engines(spec, graph, device).Make(choice, &plan);
+    lines << plan.workspace << "|" << reason << "\n";
+  }
   return lines.str();
 }
 
@@ -236,6 +258,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("convgrad.cudnn.1.run", Run)
       .def("convgrad.cudnn.1.engines", DescribeEngines)
       .def("convgrad.cudnn.1.properties", Properties)
+      .def("convgrad.cudnn.1.remade", RemadePlans)
       .def("convgrad.cudnn.1.version", Version);
 }
 
