@@ -6,6 +6,9 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,8 @@ import pytest
 import tvm
 
 from relax_ops.program import faces_module
+from tests.cases.load import ABSENT, FOLDER
+from tests.cases.load import cases as problems_of
 from tests.offload.cutlass.emulation import Case, Emulated
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import UnsupportedError
@@ -85,17 +90,45 @@ def cases() -> list[Case]:
     return found
 
 
-def test_indices_of_every_kernel() -> None:
+@pytest.fixture(scope="module")
+def emulated() -> Emulated:
+    return Emulated(case.choice.instance for case in cases())
+
+
+def test_indices_of_every_kernel(emulated: Emulated) -> None:
     """Each kernel's own iterators, run on the host, give float64's result to the last bit; see cutlass/emulate.h."""
     every = cases()
     reached = {(case.choice.instance.form, case.choice.instance.math) for case in every}
     excused = {(form, name) for form in FORMS for name in MATHS if form.is_strided_dgrad and "narrow" in name}
     excused |= {(form, "bf16_narrow") for form in FORMS}  # f16_narrow with another two bytes
     assert reached | excused == {(form, name) for form in FORMS for name in MATHS}
-    emulated = Emulated(case.choice.instance for case in every)
     for case in every:
         found, wanted = emulated.run(case)
         assert np.array_equal(found, wanted), (case, case.choice.instance.name)
+
+
+OTHERS = ("cutlass_conv_problems", "cudnn_frontend_conv")
+MOST_PRODUCTS = 20_000_000
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
+def test_indices_on_the_problems_of_others(emulated: Emulated) -> None:
+    """The convolutions that CUTLASS's and cuDNN's own tests compute, as far as they are small."""
+    right = Counter()
+    for plain in dict.fromkeys(problem for file in OTHERS for _, problem in problems_of(file)):
+        if isinstance(plain, str) or plain.rank != 2 or plain.groups > 1 or plain.macs > MOST_PRODUCTS:
+            continue
+        problem = replace(plain, data_layout="NHWC", kernel_layout="OHWI", grad_layout="NHWC")
+        for face, dtype in product(FACES, ("float16", "float32")):
+            case = Case(face, problem.with_dtypes(dtype, dtype, dtype).descriptor)
+            if isinstance(case.found, str):
+                assert case.found.endswith(("no kernel of CUTLASS has both", "grad has no elements"))
+                continue
+            found, wanted = emulated.run(case)
+            assert np.array_equal(found, wanted), (case, case.choice.instance.name)
+            right[face, dtype] += 1
+    assert len(right) == 6
+    assert min(right.values()) >= 20
 
 
 def test_a_kernel_that_is_refused_reads_outside() -> None:

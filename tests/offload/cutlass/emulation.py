@@ -51,10 +51,15 @@ class Case:
         return ConvProblem.from_descriptor(self.descriptor)
 
     @property
-    def choice(self) -> Choice:
+    def found(self) -> Choice | str:
+        """What computes it, or why nothing."""
         refused = rules.refusal(self.face, self.problem, self.epilogue)
-        assert not refused, (self, refused)
-        found = choose(self.face, self.problem, self.epilogue, self.arch, self.float32, 1)
+        return refused or choose(self.face, self.problem, self.epilogue, self.arch, self.float32, 1)
+
+    @property
+    def choice(self) -> Choice:
+        """What computes it, for no GPU in particular."""
+        found = self.found
         assert isinstance(found, Choice), (self, found)
         return replace(found, instance=replace(found.instance, arch=0), slices=self.slices or found.slices)
 
