@@ -60,7 +60,7 @@ test-onednn: $(VENV)/with-test $(VENV)/with-onednn
 	$(BIN)/pytest -n $(WORKERS) -m onednn
 
 test-cuda: $(VENV)/with-test $(VENV)/with-cuda
-	$(BIN)/pytest -n $(WORKERS) -m cuda
+	$(BIN)/pytest -n $(WORKERS) -m cuda tests/offload tests/cli
 
 test-cutlass: $(VENV)/with-test $(VENV)/with-cutlass $(VENV)/with-sass
 	$(BIN)/pytest -n $(WORKERS) -m cutlass

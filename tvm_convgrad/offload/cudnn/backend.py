@@ -130,9 +130,7 @@ class CuDnn:
         return [*call_numbers(face, problem, epilogue, _TYPES), *flags]
 
     def _load(self) -> None:
-        stand_in = _SOURCES / "no_driver.cc"
-        key = hashlib.sha256(stand_in.read_bytes()).hexdigest()[:16]
-        load_driver(libraries.build("no-driver", key, "libcuda.so.1", stand_in, ()))
+        load_driver(_stand_in)
         libraries.load(self.name, self.library(), self.entry, {})
 
     def _version(self) -> int:
@@ -140,6 +138,13 @@ class CuDnn:
 
         self._load()
         return int(tvm_ffi.get_global_func(f"convgrad.cudnn.{INTERFACE}.version")())
+
+
+def _stand_in() -> Path:
+    """What stands in for the driver's library, built if it was not."""
+    source = _SOURCES / "no_driver.cc"
+    key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    return libraries.build("no-driver", key, "libcuda.so.1", source, ())
 
 
 def _why_none(found: tuple[Listed, ...], arch: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -84,12 +85,16 @@ def _words(numbers: str, table: tuple[str, ...]) -> list[str]:
     return [table[number] if number < len(table) else f"note {number}" for number in found]
 
 
-def load_driver(stand_in: Path) -> None:
-    """Load what stands in for the driver, where the system has none; cuDNN finds it by its soname."""
+def load_driver(stand_in: Callable[[], Path]) -> None:
+    """Load NVIDIA's driver, or where the system has none what stands in for it; cuDNN finds either by its soname.
+
+    Args:
+        stand_in: builds that library.
+    """
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
-        ctypes.CDLL(str(stand_in), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(stand_in()), mode=ctypes.RTLD_GLOBAL)
 
 
 __all__ = ["Listed", "engines", "load_driver"]
