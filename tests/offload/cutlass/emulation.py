@@ -19,7 +19,7 @@ from tvm_convgrad.offload import libraries
 from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.cutlass import kernels, rules, source
 from tvm_convgrad.offload.cutlass.kernels import Choice, Instance, choose
-from tvm_convgrad.offload.cutlass.toolchain import cuda_headers, cutlass_headers
+from tvm_convgrad.offload.cutlass.toolchain import required
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.verification import numbers_of
 
@@ -117,9 +117,8 @@ def expected(case: Case) -> tuple[list[np.ndarray], np.ndarray]:
 
 def _compiled(group: list[Instance]) -> ctypes.CDLL:
     """The library of a form's instances, kept from run to run."""
-    headers, cuda = cutlass_headers(), cuda_headers()
-    assert headers is not None
-    assert cuda is not None
+    tools = required()
+    headers, cuda = tools.headers, tools.nvcc.parents[1] / "include"
     template = group[0].form.template.lower()
     text = (
         f'#include "device.h"\n#include "emulate.h"\n#include "cutlass/conv/kernel/default_conv2d_{template}.h"\n'

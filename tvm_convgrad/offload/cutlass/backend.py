@@ -143,9 +143,9 @@ def kernel_library(instance: Instance) -> Path:
         str(tools.nvcc),
         *("-std=c++17", "-O3", "-shared", "-Xcompiler=-fPIC", "-cudart=static", "--expt-relaxed-constexpr", "-w"),
         f"-gencode=arch=compute_{instance.arch},code=sm_{instance.arch}",
-        f"-L{tools.libraries}",
+        *(f"-L{folder}" for folder in tools.libraries),
     )
-    includes = [f"-I{folder}" for folder in (_SOURCES, *tools.includes)]
+    includes = [f"-I{folder}" for folder in (_SOURCES, tools.headers)]
     file = f"libconvgrad_cutlass_{key}.so"
     return libraries.build("cutlass-kernel", key, file, source, includes, command=command)
 

@@ -35,15 +35,15 @@ class Toolchain:
 
     Attributes:
         nvcc: the compiler.
-        includes: folders of headers.
-        libraries: the folder of libcudart_static.a.
+        headers: the folder of CUTLASS's; CUDA's own nvcc finds.
+        libraries: folders of CUDA's static runtime beside nvcc, where it has one.
         release: of nvcc, such as "13.0.88".
         cutlass: version of CUTLASS, such as "4.1.0".
     """
 
     nvcc: Path
-    includes: tuple[Path, ...]
-    libraries: Path
+    headers: Path
+    libraries: tuple[Path, ...]
     release: str
     cutlass: str
 
@@ -51,25 +51,21 @@ class Toolchain:
 @lru_cache(maxsize=4)
 def toolchain() -> Toolchain | str:
     """What compiles kernels, or what of it is missing, with the remedy."""
-    headers = cutlass_headers()
-    if headers is None:
-        return f"CUTLASS's headers are not where TVM's wheel has them; set {_HEADERS} to a copy of CUTLASS"
     found = _nvcc()
     if isinstance(found, str):
         return found
-    libraries = next((path.parent for path in _static_runtimes(found) if path.is_file()), None)
-    if libraries is None:
-        return f"{found} has no libcudart_static.a beside it: {INSTALL}"
+    headers = cutlass_headers()
+    if headers is None:
+        return f"CUTLASS's headers are not where TVM's wheel has them; set {_HEADERS} to a copy of CUTLASS"
     done = subprocess.run([str(found), "--version"], capture_output=True, text=True, check=False)
     release = re.search(r"V(\d+)([.\d]*)", done.stdout)
     if done.returncode or release is None:
         return f"{found} does not run: {(done.stderr.splitlines() or ['?'])[-1].strip()}"
     if int(release[1]) < _LEAST:
         return f"{found} is of CUDA {release[1]}; CUTLASS needs {_LEAST} or newer: {INSTALL}"
-    includes = (headers, cuda_headers())
-    return Toolchain(
-        found, tuple(path for path in includes if path), libraries, release[1] + release[2], _cutlass_version(headers)
-    )
+    folders = (found.parents[1] / name for name in ("lib", "lib64"))
+    libraries = tuple(folder for folder in folders if (folder / "libcudart_static.a").is_file())
+    return Toolchain(found, headers, libraries, release[1] + release[2], _cutlass_version(headers))
 
 
 def required() -> Toolchain:
@@ -95,16 +91,6 @@ def cutlass_headers() -> Path | None:
     return folder if (folder / "cutlass" / "version.h").is_file() else None
 
 
-@lru_cache(maxsize=1)
-def cuda_headers() -> Path | None:
-    """The folder of cuda_runtime.h, of the packages or a toolkit."""
-    package = installed_file("nvidia-cuda-runtime", "include/cuda_runtime.h")
-    for path in (package, *(folder / "include" / "cuda_runtime.h" for folder in _toolkits())):
-        if path is not None and path.is_file():
-            return path.parent
-    return None
-
-
 def _nvcc() -> Path | str:
     """The compiler: of a toolkit that the user states, of the packages, else of any toolkit."""
     stated = [folder / "bin" / "nvcc" for folder in _toolkits(stated_only=True)]
@@ -123,15 +109,9 @@ def _toolkits(stated_only: bool = False) -> list[Path]:
     return stated if stated_only else [*stated, Path(_DEFAULT_TOOLKIT)]
 
 
-def _static_runtimes(nvcc: Path) -> list[Path]:
-    """Where the toolkit or packages of a compiler keep the static runtime."""
-    roots = [nvcc.parents[1], *_toolkits()]
-    return [root / folder / "libcudart_static.a" for root in roots for folder in ("lib", "lib64")]
-
-
 def _cutlass_version(headers: Path) -> str:
     text = (headers / "cutlass" / "version.h").read_text()
     return ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text))
 
 
-__all__ = ["INSTALL", "Toolchain", "cuda_headers", "cutlass_headers", "required", "toolchain"]
+__all__ = ["INSTALL", "Toolchain", "cutlass_headers", "required", "toolchain"]
