@@ -71,12 +71,20 @@ def test_types_sum_in_the_accumulator(face, dtypes):
     check_exact(_problem(problem.descriptor, True).with_dtypes(*dtypes), face)
 
 
-@pytest.mark.parametrize("dtypes", [("float64",) * 3, ("float16",) * 3, ("bfloat16", "float32", "float16")])
+TYPES_OF_GROUPS = {
+    "g40mb2ic40ih13iw20oc40oh7ow10kh3kw3sh2sw2ph1pw1": "f64:f64:f64 f16:f16:f16 bf16:f32:f16",
+    "g16mb1ic16ih9iw9oc32oh9ow9kh3kw3ph1pw1": "f64:f64:f64 f16:f16:f16 bf16:f32:f16",
+    "g16mb1ic16ih9iw9oc16kh3kw3ph1pw1": "bf16:bf16:bf16 f32:bf16:f32",  # in place, and planes
+    "g4mb1ic16ih9iw9oc16kh3kw3ph1pw1": "bf16:bf16:bf16 f64:f64:bf16 bf16:f64:f64 f64:f16:bf16",  # small groups
+}
+
+
+@pytest.mark.parametrize(("text", "dtypes"), [(t, d) for t, types in TYPES_OF_GROUPS.items() for d in types.split()])
 @pytest.mark.parametrize("face", ALL_FACES)
-def test_types_of_depthwise(face, dtypes):
-    for text in ("g40mb2ic40ih13iw20oc40oh7ow10kh3kw3sh2sw2ph1pw1", "g16mb1ic16ih9iw9oc32oh9ow9kh3kw3ph1pw1"):
-        for channels_last in (False, True):
-            check_exact(_problem(text, channels_last).with_dtypes(*dtypes), face)
+def test_types_of_groups(face, text, dtypes):
+    for channels_last in (False, True):
+        problem = _problem(text, channels_last)
+        check_exact(ConvProblem.from_descriptor(f"{problem.descriptor}_dt={dtypes}"), face)
 
 
 @pytest.mark.skipif(

@@ -75,9 +75,17 @@ class Loops:
             yield
 
     def let(self, value: Any, name: str = "v") -> Any:
-        """Name a value; plain numbers stay as they are."""
+        """Name a value; plain numbers stay as they are.
+
+        What is read as bfloat16 goes through memory: TVM lowers its casts in stores, and forgets those of a Bind.
+        """
         if isinstance(value, int):
             return value
+        if _reads_bfloat16(value):
+            lanes = lanes_of(value)
+            cell = self.buffer(f"{name}_cell", lanes, dtype_of(value).partition("x")[0])
+            self.store(cell, 0, value)
+            value = load(cell, 0, lanes)
         variable = tirx.Var(self._name(name), value.ty)
         self.emit(tirx.Bind(variable, value))
         return variable
@@ -143,8 +151,8 @@ class Loops:
     def store(self, buffer: Any, index: Any, value: Any) -> None:
         """Store a scalar or a vector (as wide as `value`) from `index` on, converted to the buffer's type."""
         lanes, dtype = lanes_of(value), str(buffer.dtype)
-        single = dtype == "bfloat16" and lanes == 1 and dtype_of(value) == "float32"
-        stored = _bfloat16(value, index) if single else convert(value, dtype)
+        single = dtype == "bfloat16" and lanes == 1 and dtype_of(value) in ("float32", "float64")
+        stored = _bfloat16(convert(value, "float32"), index) if single else convert(value, dtype)
         self.emit(tirx.BufferStore(buffer, stored, [_span(index, lanes)]))
 
     def store_masked(self, buffer: Any, index: Any, value: Any, mask: Any) -> None:
@@ -278,6 +286,23 @@ def _bfloat16(value: Any, index: Any) -> Any:
     hidden = tirx.bitwise_and(place * (place + tirx.const(1, "uint16")), tirx.const(1, "uint16"))
     high = tirx.Cast("uint16", tirx.shift_right(rounded, shift))
     return tirx.reinterpret("bfloat16", tirx.bitwise_xor(high, hidden))
+
+
+def _reads_bfloat16(value: Any) -> bool:
+    """Whether an element of type bfloat16 is part of a floating-point expression."""
+    if not dtype_of(value).startswith("float"):
+        return False
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if hasattr(part, "ty") and dtype_of(part).startswith("bfloat16"):
+            return True
+        for name in ("value", "a", "b", "true_value", "false_value"):
+            if hasattr(part, name):
+                parts.append(getattr(part, name))
+        for name in ("args", "vectors"):
+            parts.extend(getattr(part, name, ()))
+    return False
 
 
 def dtype_of(value: Any) -> str:
