@@ -83,9 +83,10 @@ def data(own_data: bool, count: int = 8) -> tuple[Any, Any]:
     return rng.standard_normal((count, *mine, 2, 7, 6)).astype("float32"), rng.integers(0, 5, (count, *mine))
 
 
-@pytest.mark.parametrize("own_data", [False, True])
 @pytest.mark.parametrize(
-    "options", [{"momentum": 0.9, "weight_decay": 1e-2}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"]
+    ("own_data", "options"),
+    [(True, {"momentum": 0.9, "weight_decay": 1e-2}), (False, {"optimizer": "adam", "lr": 0.01})],
+    ids=["sgd", "adam"],
 )
 def test_train_mode_batch_norm_and_optimizers(own_data: bool, options: dict[str, Any]) -> None:
     """conv, batch norm with running statistics, relu, mean, linear; any batch."""
