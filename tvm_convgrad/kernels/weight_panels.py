@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
@@ -33,7 +35,7 @@ from tvm_convgrad.kernels.tile import Tile
 from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
 
 PIECES = 64
-"""Work items of the conversion of dY."""
+"""Work items of a pass over all elements of dY or dW."""
 
 
 class WeightPanels:
@@ -85,22 +87,25 @@ class WeightPanels:
         loops, spec = self.loops, self.spec
         if spec.dy.dtype == spec.dtype or spec.gathered is not None:
             return
-        size = self.grad_size
-        piece = loops.let(ceiling(size, PIECES), "piece_size")
-        converted = loops.buffer("grad_sums", size, spec.dtype)
-        with loops.loop(PIECES, "piece", self.kind) as number:
-            first = loops.let(number * piece, "first")
-            with loops.loop(smaller(size - first, piece), "e") as e:
-                loops.store(converted, first + e, load(self.dy, first + e))
+        converted = loops.buffer("grad_sums", self.grad_size, spec.dtype)
+        with self._elements(self.grad_size) as e:
+            loops.store(converted, e, load(self.dy, e))
         self.dy = converted
 
     def clear(self) -> None:
         """Zeros for the taps that meet only padding, and for all others until their sums are written."""
-        loops, size = self.loops, self.spec.dw.size
+        with self._elements(self.spec.dw.size) as e:
+            self.loops.store(self.dw, e, zero(self.spec.dtype))
+
+    @contextmanager
+    def _elements(self, size: Any) -> Iterator[Any]:
+        """All elements of a tensor, shared by threads."""
+        loops = self.loops
+        piece = loops.let(ceiling(size, PIECES), "piece_size")
         with loops.loop(PIECES, "piece", self.kind) as number:
-            first = loops.let(number * ceiling(size, PIECES), "first")
-            with loops.loop(larger(smaller(size - first, ceiling(size, PIECES)), 0), "e") as e:
-                loops.store(self.dw, first + e, zero(self.spec.dtype))
+            first = loops.let(number * piece, "first")
+            with loops.loop(larger(smaller(size - first, piece), 0), "e") as e:
+                yield first + e
 
     def keep(self, tile: Tile, sums: Any, at: Any, slab_number: Any) -> None:
         """Add the tile to the item's sums; the first slab sets them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
 from tvm_convgrad.problem import ConvProblem
 
 EPILOGUES = {
@@ -31,7 +32,7 @@ def refusal(face: str, problem: ConvProblem, epilogue: Epilogue, version: int) -
     Args:
         version: of the GPU, 10 times its compute capability.
     """
-    return _type_refusal(face, problem, version) or _extent_refusal(problem) or _epilogue_refusal(face, epilogue)
+    return _type_refusal(face, problem, version) or shape_refusal(problem) or _epilogue_refusal(face, epilogue)
 
 
 def _type_refusal(face: str, problem: ConvProblem, version: int) -> str:
@@ -44,22 +45,9 @@ def _type_refusal(face: str, problem: ConvProblem, version: int) -> str:
     return ""
 
 
-def _extent_refusal(problem: ConvProblem) -> str:
-    if any(isinstance(extent, str) for extent in problem.data_extents):
-        return "the height or width is known only at run time"
-    for name, (shape, _) in problem.tensors.items():
-        if 0 in shape:
-            return f"{name} has no elements"
-    return ""
-
-
 def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
-    unable = [name for name, value in vars(epilogue).items() if value and name not in EPILOGUES[face]]
-    if unable:
-        return f"{face} takes no {', '.join(unable)}"
-    if epilogue.relu and not epilogue.bias:
-        return "it has relu with a bias only"
-    return ""
+    reason = epilogue_refusal(face, epilogue, EPILOGUES)
+    return reason or ("it has relu with a bias only" if epilogue.relu and not epilogue.bias else "")
 
 
 __all__ = ["EPILOGUES", "refusal"]

@@ -11,6 +11,7 @@ import math
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
 from tvm_convgrad.problem import ConvProblem
 
 MAX_BYTES = 2**31 - 1
@@ -75,24 +76,19 @@ def _stride_refusal(face: str, problem: ConvProblem) -> str:
 
 
 def _extent_refusal(problem: ConvProblem) -> str:
-    if any(isinstance(extent, str) for extent in problem.data_extents):
-        return "the height or width is known only at run time"
+    reason = shape_refusal(problem)
+    if reason:
+        return reason
     for name, (shape, dtype) in problem.tensors.items():
         known = [extent for extent in shape if isinstance(extent, int)]
-        if 0 in known:
-            return f"{name} has no elements"
         if math.prod(known) * max(DTYPE_BYTES[dtype], DTYPE_BYTES["float32"]) > MAX_BYTES:
             return f"{name} has more bytes than an int32 counts"
     return ""
 
 
 def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
-    unable = [name for name, value in vars(epilogue).items() if value and name not in EPILOGUES[face]]
-    if unable:
-        return f"{face} takes no {', '.join(unable)}; its kernels give one result, the sums and one summand"
-    if epilogue.bias and epilogue.accumulate:
-        return "a bias and a sum; its kernels add one of them"
-    return ""
+    reason = epilogue_refusal(face, epilogue, EPILOGUES, "; its kernels give one result, the sums and one summand")
+    return reason or ("a bias and a sum; its kernels add one of them" if epilogue.bias and epilogue.accumulate else "")
 
 
 __all__ = ["EPILOGUES", "LAYOUTS", "refusal"]

@@ -12,6 +12,7 @@ import math
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.geometry import data_layout_of
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
 from tvm_convgrad.problem import ConvProblem
 
 ANY, PLAIN_DATA = "any", "plain data"
@@ -33,7 +34,11 @@ EPILOGUES = {
 
 def refusal(face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
     """Why oneDNN does not compute a face of a problem together with an epilogue, or nothing."""
-    return _type_refusal(face, problem) or _extent_refusal(problem) or _epilogue_refusal(face, epilogue)
+    return (
+        _type_refusal(face, problem)
+        or _extent_refusal(problem)
+        or epilogue_refusal(face, epilogue, EPILOGUES, "; only the forward convolution has post-ops")
+    )
 
 
 def formats(face: str, problem: ConvProblem) -> str:
@@ -66,22 +71,12 @@ def _type_refusal(face: str, problem: ConvProblem) -> str:
 
 
 def _extent_refusal(problem: ConvProblem) -> str:
-    if any(isinstance(extent, str) for extent in problem.data_extents):
-        return "the height or width is known only at run time"
+    reason = shape_refusal(problem)
+    if reason:
+        return reason
     for name, (shape, _) in problem.tensors.items():
-        known = [extent for extent in shape if isinstance(extent, int)]
-        if 0 in known:
-            return f"{name} has no elements"
-        if math.prod(known) > MAX_ELEMENTS:
+        if math.prod(extent for extent in shape if isinstance(extent, int)) > MAX_ELEMENTS:
             return f"{name} has more elements than an int32 counts"
-    return ""
-
-
-def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
-    wanted = [name for name, value in vars(epilogue).items() if value]
-    unable = [name for name in wanted if name not in EPILOGUES[face]]
-    if unable:
-        return f"{face} takes no {', '.join(unable)}; only the forward convolution has post-ops"
     return ""
 
 

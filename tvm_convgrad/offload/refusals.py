@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rules of every backend refuse alike: extents that nobody knows, empty tensors, parts of an epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.problem import ConvProblem
+
+
+def shape_refusal(problem: ConvProblem) -> str:
+    """Why a library cannot be told of a problem's shapes, or nothing: symbolic height or width, no elements."""
+    if any(isinstance(extent, str) for extent in problem.data_extents):
+        return "the height or width is known only at run time"
+    for name, (shape, _) in problem.tensors.items():
+        if 0 in shape:
+            return f"{name} has no elements"
+    return ""
+
+
+def epilogue_refusal(face: str, epilogue: Epilogue, able: Mapping[str, Sequence[str]], why: str = "") -> str:
+    """Which parts of an epilogue a face does not take, or nothing.
+
+    Args:
+        able: the parts that each face takes; why: what is added to the reason.
+    """
+    unable = [name for name, value in vars(epilogue).items() if value and name not in able[face]]
+    return f"{face} takes no {', '.join(unable)}{why}" if unable else ""
+
+
+__all__ = ["epilogue_refusal", "shape_refusal"]
