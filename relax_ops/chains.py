@@ -33,10 +33,12 @@ class Taker(Protocol):
     """Who computes convolutions.
 
     Attributes:
-        in_place: whether a sum is written to the place of the summand, so that nobody else may read that afterwards.
+        in_place: whether a sum can be written to the place of the summand, if nobody else reads that afterwards.
+        copies: whether a sum can have a place of its own as well, which takes a copy of the summand.
     """
 
     in_place: bool
+    copies: bool
 
     def take(self, op: str, face: str, problem: ConvProblem) -> Any:
         """What computes a face of a problem, or None if this taker does not."""
@@ -68,7 +70,8 @@ class Chain:
     """What one call does: the convolution, with `epilogue`; the variable it gives; acc and bias where it has them.
 
     For a bias gradient, `second` is its variable, and `second_acc` what it is added to; the call is where the first of
-    the two variables is. Without an epilogue it is the convolution alone.
+    the two variables is. Without an epilogue it is the convolution alone. `in_place` says that the sums may take the
+    places of `acc` and `second_acc`: nobody reads those afterwards.
     """
 
     convolution: Convolution
@@ -79,6 +82,7 @@ class Chain:
     bias: Any = None
     second: Any = None
     second_acc: Any = None
+    in_place: bool = False
 
 
 class Finder:
@@ -159,7 +163,8 @@ class Finder:
             if not before.bias and self._bias(chain, other) is not None:
                 grown = replace(grown, epilogue=replace(before, bias=True), bias=self._bias(chain, other))
             elif not before.accumulate and self._can_add(other, chain, readers[0]):
-                grown = replace(grown, epilogue=replace(before, accumulate=True), acc=other)
+                free = self._is_overwritten(other, chain, readers[0])
+                grown = replace(grown, epilogue=replace(before, accumulate=True), acc=other, in_place=free)
             else:
                 return None
         else:
@@ -190,9 +195,10 @@ class Finder:
             return False
         if not tvm_ffi.structural_equal(acc.ty, chain.result.ty):
             return False
-        if self._taker.in_place and not self._is_free(acc, chain, reader):
+        free = self._is_overwritten(acc, chain, reader)
+        if not free and not self._taker.copies:
             return False
-        return (acc not in self._place or self._pays(acc)) and not self._later_adds(acc, chain, reader)
+        return (acc not in self._place or self._pays(acc, free)) and not self._later_adds(acc, chain, reader)
 
     def _later_adds(self, acc: Any, chain: Chain, reader: int) -> bool:
         """Whether `acc` comes from a later convolution that can add this one's result.
@@ -204,9 +210,11 @@ class Finder:
             return False
         if self._taker.refusal(later, Epilogue(accumulate=True)):
             return False
-        return not self._taker.in_place or self._is_free(
-            chain.result, Chain(later, Epilogue(), acc, later.index), reader
-        )
+        return self._taker.copies or self._is_free(chain.result, Chain(later, Epilogue(), acc, later.index), reader)
+
+    def _is_overwritten(self, acc: Any, chain: Chain, reader: int, call: int | None = None) -> bool:
+        """Whether the taker can put the sum of `acc` and a chain to the place of `acc`; the rest as for `_is_free`."""
+        return self._taker.in_place and self._is_free(acc, chain, reader, call)
 
     def _is_free(self, acc: Any, chain: Chain, reader: int, call: int | None = None) -> bool:
         """Whether the kernel may write to the place of `acc` at `reader`, or where it is called, if that is said."""
@@ -222,16 +230,13 @@ class Finder:
             for index in others
         )
 
-    def _pays(self, acc: Any) -> bool:
+    def _pays(self, acc: Any, free: bool) -> bool:
         """Whether a sum is better done by the call: not if elementwise operations make `acc` for it alone.
 
-        They become one with the sum otherwise, which reads and writes no more, and an optimizer's keeps its place.
+        They become one with the sum otherwise, which reads and writes no more, and an optimizer's keeps its place. A
+        sum that another call has made takes no copy where its place is `free`.
         """
-        return self._place[acc] in self._convolutions or self._is_summed(acc) or len(self._readers[acc]) > 1
-
-    def _is_summed(self, acc: Any) -> bool:
-        """Whether another kernel gives `acc`."""
-        return self._taker.in_place and acc in self._taken
+        return self._place[acc] in self._convolutions or (free and acc in self._taken) or len(self._readers[acc]) > 1
 
     def _with_bias_gradient(self, chain: Chain) -> Chain:
         """The chain with the sum of its dY over everything but channels, if the function has that."""
@@ -239,21 +244,18 @@ class Finder:
         dy = c.operands[0]
         if self._taker.refusal(c, grown):
             return chain
-        if not self._taker.in_place and c.problem.grad_dtype != c.problem.kernel_dtype:
-            return chain  # libraries sum in one type
         for reader in self._readers.get(dy, []):
             index = self._channel_sum(dy, c.problem, reader)
             if index is None or index in self._called:
                 continue
-            if not self._taker.in_place and (index != reader or not self._is_plain_sum(reader)):
-                continue  # libraries take the one operation
             vector = self._vector(index, c.problem)
             alone = replace(chain, epilogue=grown, second=self._bindings[vector].var)
             for pair in (*self._summed(alone, vector), alone):
-                if self._is_ready(pair):
+                ready = self._ready(pair)
+                if ready is not None:
                     place = self._place[pair.second]
                     self._called |= dict.fromkeys((reader, index, vector, place), chain.last)
-                    return pair
+                    return ready
         return chain
 
     def _vector(self, index: int, problem: ConvProblem) -> int:
@@ -284,18 +286,16 @@ class Finder:
             and tvm_ffi.structural_equal(acc.ty, binding.var.ty)
         ]
 
-    def _is_ready(self, pair: Chain) -> bool:
-        """Whether all is there, and sums may be overwritten, where the first of two gradients is."""
+    def _ready(self, pair: Chain) -> Chain | None:
+        """The pair, if all is there, and sums have a place, where the first of two gradients is."""
         call = min(self._place[pair.result], self._place[pair.second])
         operands = [*pair.convolution.operands, pair.acc, pair.second_acc]
         if any(self._place.get(operand, -1) >= call for operand in operands if operand is not None):
-            return False
-        if pair.acc is None or not self._taker.in_place:
-            return True
-        return self._is_free(pair.acc, pair, pair.last, call)
-
-    def _is_plain_sum(self, index: int) -> bool:
-        return _operator(self._bindings[index].value) == "relax.sum"
+            return None
+        if pair.acc is None:
+            return pair
+        free = self._is_overwritten(pair.acc, pair, pair.last, call)
+        return replace(pair, in_place=free) if free or self._taker.copies else None
 
     def _channel_sum(self, dy: Any, problem: ConvProblem, index: int) -> int | None:
         """Where the sum of dY over everything but channels is done, in the kernel's type, that binding `index` begins.

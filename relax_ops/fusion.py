@@ -30,7 +30,7 @@ from tvm_convgrad.problem import ConvProblem
 class _Kernels:
     """The taker of what the plan has a generated kernel for."""
 
-    in_place = True
+    in_place, copies = True, False
 
     def take(self, op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine] | None:
         """The kernel's choice and machine."""

@@ -54,6 +54,10 @@ def summed_data_gradient(net: Net) -> list[Any]:
     return [net.emit(relax.op.add(net.dgrad(), net.other))]
 
 
+def summed_data_gradients(net: Net) -> list[Any]:
+    return [net.emit(relax.op.add(net.dgrad(), net.dgrad(relu(net, net.grad))))]
+
+
 def summed_weight_gradients(net: Net) -> list[Any]:
     return [net.emit(relax.op.add(net.wgrad(), net.wgrad(data=net.emit(relax.op.add(net.data, net.data)))))]
 
@@ -63,7 +67,6 @@ def weight_and_bias_gradient(net: Net) -> list[Any]:
 
 
 def summed_weight_and_bias_gradients(net: Net) -> list[Any]:
-    """Of the bias's, the library adds none."""
     (dw, db), grad = weight_and_bias_gradient(net), net.emit(relax.op.add(net.grad, net.grad))
     more = net.wgrad(grad)
     db_more = net.bias_gradient(grad)
@@ -75,16 +78,32 @@ def read_twice(net: Net) -> list[Any]:
     return [relu(net, y), y]
 
 
-BODIES: dict[Callable[[Net], list[Any]], tuple[list[tuple[str, ...]], list[str]]] = {
-    forward: ([("bias", "relu")], []),
-    residual: ([("bias", "relu", "accumulate")], []),
-    summed_data_gradient: ([("accumulate",)], []),
-    summed_weight_gradients: ([("accumulate",), ()], ["add"]),
-    weight_and_bias_gradient: ([("bias_grad",)], []),
-    summed_weight_and_bias_gradients: ([("accumulate", "bias_grad"), ("bias_grad",)], ["add", "add"]),
-    read_twice: ([()], ["relu"]),
+def three_weight_gradients(net: Net) -> list[Any]:
+    grads = [net.grad, relu(net, net.grad), net.emit(relax.op.negative(net.grad))]
+    first, second, third = (net.wgrad(grad) for grad in grads)
+    return [net.emit(relax.op.add(net.emit(relax.op.add(first, second)), third))]
+
+
+def summed_and_read(net: Net) -> list[Any]:
+    """The summand is a result, too, and stays what it is."""
+    first = net.wgrad()
+    return [first, net.emit(relax.op.add(first, net.wgrad(relu(net, net.grad))))]
+
+
+ALL_SUMS = ("accumulate", "bias_grad", "bias_accumulate")
+BODIES: dict[Callable[[Net], list[Any]], tuple[list[tuple[str, ...]], int, list[str]]] = {
+    forward: ([("bias", "relu")], 0, []),
+    residual: ([("bias", "relu", "accumulate")], 0, []),
+    summed_data_gradient: ([("accumulate",)], 0, []),
+    summed_data_gradients: ([("accumulate",), ()], 1, ["relu"]),
+    summed_weight_gradients: ([("accumulate",), ()], 1, ["add"]),
+    three_weight_gradients: ([("accumulate",), ("accumulate",), ()], 2, ["relu", "negative"]),
+    summed_and_read: ([("accumulate",), ()], 0, ["relu"]),
+    weight_and_bias_gradient: ([("bias_grad",)], 0, []),
+    summed_weight_and_bias_gradients: ([ALL_SUMS, ("bias_grad",)], 1, ["add"]),
+    read_twice: ([()], 0, ["relu"]),
 }
-"""What is fused into each call, and which operators are left; a sum's vector is a view."""
+"""What is fused into each call, how many are in place, and which operators are left; a sum's vector is a view."""
 
 
 def operators(module: Any) -> list[str]:
@@ -102,11 +121,12 @@ def operators(module: Any) -> list[str]:
 def test_patterns(body: Callable[[Net], list[Any]], name: str) -> None:
     module, params = module_of(PROBLEMS[name], body)
     done = offload(module, NAMES, TARGET)
-    fused, left = BODIES[body]
+    fused, in_place, left = BODIES[body]
     assert sorted(entry.fused for entry in done.lowered) == sorted(fused)
     calls = operators(done.module)
-    assert calls.count("call_dps_packed") == len(fused)
-    assert [call for call in calls if call != "call_dps_packed"] == left
+    assert calls.count("call_tir_inplace") == in_place
+    assert calls.count("call_dps_packed") == len(fused) - in_place
+    assert [call for call in calls if not call.startswith("call_")] == left
     rng = np.random.default_rng(0)
     arrays = [rng.integers(-3, 4, [int(e) for e in param.ty.shape]).astype("float32") for param in params]
     results = []

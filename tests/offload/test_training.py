@@ -50,7 +50,7 @@ def test_what_is_reported(offloaded_step: Path) -> None:
         assert entry["reason"] == "asked for"
         assert "workspace" in entry["plan"]
         assert any("onednn is asked for" in other["reason"] for other in entry["refused"])
-    assert Path(artifact.manifest["runtimes"]["onednn"]).name == "libconvgrad_onednn.so.1"
+    assert Path(artifact.manifest["runtimes"]["onednn"]).name == "libconvgrad_onednn.so.2"
 
 
 def test_a_runtime_that_is_gone(offloaded_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,15 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_convgrad.training.lower import compile_step
+from tvm_convgrad.training.lower import compile_with_plan
 
 
 class Runner:
     """A compiled step with its state."""
 
-    def __init__(self, step, target="native"):
+    def __init__(self, step, target="native", backends=("none",)):
         self.step_module = step
-        self.machine = relax.VirtualMachine(compile_step(step, target), tvm.cpu())
+        self.machine = relax.VirtualMachine(compile_with_plan(step, target, backends)[0], tvm.cpu())
         self.state = self.machine["init"]()
 
     def reset(self):

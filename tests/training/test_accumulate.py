@@ -14,6 +14,7 @@ from tests.training.harness import Runner, relative_error
 from tests.training.small_models import Reference, data, relax_module, weights
 from tvm_convgrad.bulk import native_target
 from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.training.graph import bindings_of
 from tvm_convgrad.training.lower import _simplified, pipeline, plan_of
 from tvm_convgrad.training.model import from_module
@@ -136,11 +137,11 @@ def _layers():
     return from_module(builder.get(), parameters=values)
 
 
-def _allocated(step):
+def _allocated(step, backends):
     """The compiled step, shapes of the tensors that it allocates, and the bytes of storage planned for them."""
     target = native_target()
     with target:
-        module = pipeline(target)(_simplified(step.module))
+        module = pipeline(target)(offload(_simplified(step.module), backends, target).module)
     tensors, storage = Counter(), 0
     for binding in bindings_of(module["step"]):
         call = binding.value
@@ -159,14 +160,18 @@ def _called(module):
     return [op.name_hint for op in calls if isinstance(op, tvm.ir.GlobalVar)]
 
 
+KERNELS, LIBRARY = ("none",), pytest.param(("onednn",), marks=pytest.mark.onednn, id="onednn")
+
+
+@pytest.mark.parametrize("backends", [KERNELS, LIBRARY])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_gradient_has_a_second_buffer(dtype):
+def test_no_gradient_has_a_second_buffer(dtype, backends):
     bytes_of = {}
     for count in (3, 5):
         step = build_step(_layers(), lr=0.1, dtype=dtype, accumulate=count)
-        module, tensors, bytes_of[count] = _allocated(step)
+        module, tensors, bytes_of[count] = _allocated(step, backends)
         assert {name: tensors[shape] for name, shape in SHAPES.items() if tensors[shape] > 1} == {}
-        fused = [entry.fused for entry in plan_of(step, "native") if entry.op == "conv2d_backward_weight"]
+        fused = [entry.fused for entry in plan_of(step, "native", backends) if entry.op == "conv2d_backward_weight"]
         if dtype == "float32":
             all_three = ("accumulate", "bias_grad", "bias_accumulate")
             assert sorted(fused) == sorted([("bias_grad",)] * 2 + [all_three] * 2 * (count - 1))
@@ -180,12 +185,13 @@ def test_no_gradient_has_a_second_buffer(dtype):
     assert bytes_of[5] - bytes_of[3] < 3 * 1024 < 4 * SAMPLES * 24 * 25
 
 
-def test_micro_batches_without_statistics_are_one_batch():
+@pytest.mark.parametrize("backends", [KERNELS, LIBRARY])
+def test_micro_batches_without_statistics_are_one_batch(backends):
     """Three of 8 samples and one of 24 differ by rounding only."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((3 * SAMPLES, 16, 5, 5)).astype("float32")
     labels = rng.integers(0, 10, 3 * SAMPLES)
-    runner = Runner(build_step(_layers(), momentum=0.9, accumulate=3))
+    runner = Runner(build_step(_layers(), momentum=0.9, accumulate=3), backends=backends)
     alone = Runner(build_step(_layers(), momentum=0.9))
     start = alone.named("parameter")
     mean = {name: np.zeros_like(value) for name, value in start.items()}

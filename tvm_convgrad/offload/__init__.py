@@ -3,6 +3,7 @@
 
 common.py      what a backend is, which there are, the order of `auto`, the C code that calls a runtime
 partition.py   the pass: convolutions, with what follows them, become calls of a backend
+in_place.py    calls that put a sum to the place of a summand
 measured.py    which of kernel and library was faster, for `auto`
 libraries.py   runtime libraries: built once into the user's cache, checked, loaded
 calls.py       a call as plain numbers, as every runtime reads it

@@ -24,6 +24,7 @@ from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import machine_of
 from tvm_convgrad.offload.common import AUTO, NAMES, NONE, Engine, backend, call_source, names_for, require, verdict
+from tvm_convgrad.offload.in_place import can_overwrite, overwriting
 from tvm_convgrad.offload.measured import Measured, Winner, default_path
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.threads import intended_threads
@@ -100,7 +101,8 @@ def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
             f"offload to {', '.join(names)}: no convolution can be; {face} of {descriptor} is refused by {because}"
         )
     result = Offloaded(module, refused=taker.refused)
-    rewriter = ChainRewriter(module, _Marked(module, target).call)
+    marked = _Marked(module, target)
+    rewriter = ChainRewriter(module, marked.call)
     for variable, chains in found.items():
         if chains:
             result.module = rewriter.rewritten(variable, module[variable], chains)
@@ -108,16 +110,17 @@ def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
     if result.lowered:
         _register()
         passes = [relax.transform.DeadCodeElimination(), relax.transform.RunCodegen()]
-        result.module = tvm.transform.Sequential(passes)(result.module)
+        result.module = overwriting(tvm.transform.Sequential(passes)(result.module), marked.places)
     return result
 
 
 class _Libraries:
     """The taker of what backends compute."""
 
-    in_place = False
+    copies = True
 
     def __init__(self, names: tuple[str, ...], target: Any, automatic: bool) -> None:
+        self.in_place = can_overwrite(target)
         self._names, self._target, self._automatic = names, target, automatic
         self._measured = Measured(default_path(), intended_threads()) if automatic else None
         self.refused: dict[tuple[str, str], dict[str, str]] = {}
@@ -177,26 +180,36 @@ def _lowered(function: str, chain: Chain, target: Any) -> Lowered:
 
 
 class _Marked:
-    """Calls of marked functions, one function a module for equal calls."""
+    """Calls of marked functions, one function a module for equal calls.
+
+    Attributes:
+        places: by symbol, of those that sum in place, for each result the argument that it overwrites, or -1.
+    """
 
     def __init__(self, module: Any, target: Any) -> None:
         self._target = target
-        self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._functions: dict[tuple[str, tuple[int, ...], bool], Any] = {}
+        self.places: dict[str, tuple[int, ...]] = {}
         # A module may be partitioned again; its symbols must not meet those of before.
         self._round = len((module.attrs or {}).get("external_mods", []))
 
     def call(self, builder: Any, chain: Chain) -> Any:
         """The call of a chain's function, which is added to the builder's module if it is new."""
-        arguments = [tensor for tensor in (*chain.convolution.operands, chain.bias, chain.acc) if tensor is not None]
+        arguments = [*chain.convolution.operands, chain.bias, chain.acc, chain.second_acc]
+        arguments = [tensor for tensor in arguments if tensor is not None]
         return relax.Call(self._function(builder, chain, arguments), arguments)
 
     def _function(self, builder: Any, chain: Chain, arguments: list[Any]) -> Any:
         c = chain.convolution
         name = c.how.backend
         numbers = backend(name).numbers(c.face, c.problem, chain.epilogue, self._target)
-        key = (name, tuple(numbers))
+        key = (name, tuple(numbers), chain.in_place)
         if key not in self._functions:
             symbol = f"convgrad_{name}_{c.op}_{self._round}_{len(self._functions)}"
+            if chain.in_place:
+                acc = 2 + chain.epilogue.bias
+                second = (acc + 1 if chain.epilogue.bias_accumulate else -1,) if chain.epilogue.bias_grad else ()
+                self.places[symbol] = (acc, *second)
             made = _function_of(chain, arguments).with_attrs(
                 {"Codegen": name, "global_symbol": symbol, _NUMBERS: list(numbers)}
             )
@@ -223,7 +236,11 @@ def _function_of(chain: Chain, arguments: list[Any]) -> Any:
                 value = builder.emit(relax.op.nn.relu(value))
             if e.bias_grad:
                 axes = [axis for axis, letter in enumerate(c.problem.grad_layout) if letter != "C"]
-                value = relax.Tuple([value, builder.emit(relax.op.sum(params[0], axis=axes))])
+                wide = builder.emit(relax.op.astype(params[0], c.problem.kernel_dtype))
+                total = builder.emit(relax.op.sum(wide, axis=axes))
+                if e.bias_accumulate:
+                    total = builder.emit(relax.op.add(next(extra), total))
+                value = relax.Tuple([value, total])
             result = builder.emit_output(value)
         builder.emit_func_output(result)
     return builder.get()["main"]

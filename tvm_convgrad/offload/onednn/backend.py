@@ -24,7 +24,7 @@ from tvm_convgrad.offload.onednn import rules
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.threads import intended_threads
 
-INTERFACE = 1
+INTERFACE = 2
 """Of the runtime: of the numbers that it reads, and of the meaning of its functions."""
 
 FILE = f"libconvgrad_onednn.so.{INTERFACE}"
@@ -72,7 +72,8 @@ class OneDnn:
 
     def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any = None) -> list[int]:
         """The fields of Spec in runtime/spec.h."""
-        return [*call_numbers(face, problem, epilogue, _TYPES), _FORMATS.index(rules.formats(face, problem))]
+        formats = _FORMATS.index(rules.formats(face, problem))
+        return [*call_numbers(face, problem, epilogue, _TYPES), formats, int(epilogue.bias_accumulate)]
 
     def digest(self) -> str:
         """The key of the runtime's folder in the cache."""

@@ -26,7 +26,7 @@ FEW_CHANNELS = 8
 
 EPILOGUES = {
     "forward": ("bias", "relu", "accumulate"),
-    "backward_weight": ("accumulate", "bias_grad"),
+    "backward_weight": ("accumulate", "bias_grad", "bias_accumulate"),
     "backward_data": ("accumulate",),
 }
 """What else one call does: post-ops of the forward convolution, and sums as the result is brought to its place."""

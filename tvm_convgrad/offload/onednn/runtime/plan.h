@@ -21,12 +21,13 @@ class Plan {
     int next = 2;
     const int bias = spec.bias ? next++ : -1;
     const int acc = spec.accumulate ? next++ : -1;
+    const int bias_acc = spec.bias_accumulate ? next++ : -1;
     const int result = next++;
     const int bias_grad = spec.bias_grad ? next++ : -1;
     tensors_ = next;
     switch (spec.face) {
       case kForward: Forward(bias, acc, result); break;
-      case kBackwardWeight: BackwardWeight(acc, result, bias_grad); break;
+      case kBackwardWeight: BackwardWeight(acc, bias_acc, result, bias_grad); break;
       default: BackwardData(acc, result); break;
     }
   }
@@ -45,7 +46,7 @@ class Plan {
     }
     for (size_t i = 0; i < steps_.size(); ++i) {
       const Step& step = steps_[i];
-      if (step.copies_acc && tensors[step.copies_acc] == tensors[step.copies_acc + 1]) continue;  // in place
+      if (step.copied >= 0 && tensors[step.copied] == tensors[step.onto]) continue;  // the sum is in place
       const std::vector<dnnl_exec_arg_t>& args = context->args[i];
       dnnl::error::wrap_c_api(dnnl_primitive_execute(step.primitive.get(), context->stream.get(),
                                                      static_cast<int>(args.size()), args.data()),
@@ -65,7 +66,7 @@ class Plan {
   struct Step {
     dnnl::primitive primitive;
     std::vector<std::pair<int, int>> args;  // oneDNN's name of the argument, slot
-    int copies_acc;                         // the tensor of acc, if that is all it does; the result comes next
+    int copied, onto;                       // the tensors, if all that it does is to bring a summand to a result
   };
   /*! \brief What one running call needs; kept, so that a call allocates nothing here. */
   struct Context {
@@ -90,7 +91,7 @@ class Plan {
                         Strides(), Dilation(), Low(), High(), attr);
     const int src = Input(x, pd.src_desc(), 0), weight = Input(w, pd.weights_desc(), 1);
     const int dst = Output(y, pd.dst_desc(), result);
-    if (acc >= 0) Reorder(User(y, acc), dst, dnnl::primitive_attr(), slots_[dst].tensor >= 0 ? acc : 0);
+    if (acc >= 0) Reorder(User(y, acc), dst, dnnl::primitive_attr(), slots_[dst].tensor >= 0 ? acc : -1, result);
     std::vector<std::pair<int, int>> args{{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, weight}, {DNNL_ARG_DST, dst}};
     if (bias >= 0) args.emplace_back(DNNL_ARG_BIAS, User(b, bias));
     Convolve(pd, dnnl::convolution_forward(pd), std::move(args));
@@ -108,7 +109,7 @@ class Plan {
     Deliver(diff_src, x, acc, result);
   }
 
-  void BackwardWeight(int acc, int result, int bias_grad) {
+  void BackwardWeight(int acc, int bias_acc, int result, int bias_grad) {
     const Desc x = spec_.Data(), w = spec_.Weight(), y = spec_.Grad(), b = spec_.Vector(spec_.weight_type);
     const dnnl::convolution_backward_weights::primitive_desc pd =
         bias_grad >= 0 ? dnnl::convolution_backward_weights::primitive_desc(
@@ -121,9 +122,11 @@ class Plan {
     const int diff_weight = acc >= 0 ? Temporary(pd.diff_weights_desc()) : Output(w, pd.diff_weights_desc(), result);
     std::vector<std::pair<int, int>> args{
         {DNNL_ARG_DIFF_DST, diff_dst}, {DNNL_ARG_SRC, src}, {DNNL_ARG_DIFF_WEIGHTS, diff_weight}};
-    if (bias_grad >= 0) args.emplace_back(DNNL_ARG_DIFF_BIAS, User(b, bias_grad));
+    const int diff_bias = bias_grad < 0 ? -1 : bias_acc >= 0 ? Temporary(b) : User(b, bias_grad);
+    if (diff_bias >= 0) args.emplace_back(DNNL_ARG_DIFF_BIAS, diff_bias);
     Convolve(pd, dnnl::convolution_backward_weights(pd), std::move(args));
     Deliver(diff_weight, w, acc, result);
+    if (bias_acc >= 0) Sum(b, bias_acc, diff_bias, bias_grad);
   }
 
   static constexpr dnnl::algorithm kDirect = dnnl::algorithm::convolution_direct;
@@ -177,7 +180,7 @@ class Plan {
     const int user = User(plain, tensor);
     if (plain == wanted) return user;
     const int own = Temporary(wanted);
-    Reorder(user, own, dnnl::primitive_attr(), 0);
+    Reorder(user, own);
     return own;
   }
 
@@ -185,45 +188,53 @@ class Plan {
     return plain == given ? User(plain, tensor) : Temporary(given);
   }
 
-  /*! \brief Bring the result to the caller, added to `acc` if there is one: oneDNN's gradients take no post-ops. */
+  /*! \brief Bring the result to the caller, added to `acc` if there is one: oneDNN's gradients take no post-ops.
+   *
+   *  A result in blocks is added by the reorder that it takes anyhow; another one costs one more pass over its memory.
+   */
   void Deliver(int own, const Desc& plain, int acc, int result) {
     if (acc < 0) {
-      if (slots_[own].tensor < 0) Reorder(own, User(plain, result), dnnl::primitive_attr(), 0);
+      if (slots_[own].tensor < 0) Reorder(own, User(plain, result));
+      return;
+    }
+    if (slots_[own].desc == plain) {
+      Sum(plain, acc, own, result);
       return;
     }
     const int user = User(plain, result), summand = User(plain, acc);
-    if (slots_[own].desc == plain) {
-      const dnnl::binary::primitive_desc pd(engine_, dnnl::algorithm::binary_add, slots_[own].desc, plain, plain,
-                                            Attributes());
-      Add(pd, dnnl::binary(pd), {{DNNL_ARG_SRC_0, own}, {DNNL_ARG_SRC_1, summand}, {DNNL_ARG_DST, user}}, 0);
-      return;
-    }
-    Reorder(summand, user, dnnl::primitive_attr(), acc);
+    Reorder(summand, user, dnnl::primitive_attr(), acc, result);
     dnnl::post_ops after;
     after.append_sum(1.F);
     dnnl::primitive_attr attr;
     attr.set_post_ops(after);
-    Reorder(own, user, attr, 0);
+    Reorder(own, user, attr);
   }
 
-  void Reorder(int from, int to, dnnl::primitive_attr attr, int copies_acc) {
+  /*! \brief result = acc + own, all in one format; the first source is the one that oneDNN may overwrite. */
+  void Sum(const Desc& desc, int acc, int own, int result) {
+    const dnnl::binary::primitive_desc pd(engine_, dnnl::algorithm::binary_add, desc, desc, desc, Attributes());
+    const int summand = User(desc, acc), user = User(desc, result);
+    Add(pd, dnnl::binary(pd), {{DNNL_ARG_SRC_0, summand}, {DNNL_ARG_SRC_1, own}, {DNNL_ARG_DST, user}});
+  }
+
+  void Reorder(int from, int to, dnnl::primitive_attr attr = dnnl::primitive_attr(), int copied = -1, int onto = -1) {
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     const dnnl::reorder::primitive_desc pd(engine_, slots_[from].desc, engine_, slots_[to].desc, attr);
-    Add(pd, dnnl::reorder(pd), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, copies_acc);
+    Add(pd, dnnl::reorder(pd), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, copied, onto);
   }
 
   template <typename PrimitiveDesc>
   void Convolve(const PrimitiveDesc& pd, const dnnl::primitive& primitive, std::vector<std::pair<int, int>> args) {
     implementation_ = pd.impl_info_str();
-    Add(pd, primitive, std::move(args), 0);
+    Add(pd, primitive, std::move(args));
   }
 
   template <typename PrimitiveDesc>
   void Add(const PrimitiveDesc& pd, const dnnl::primitive& primitive, std::vector<std::pair<int, int>> args,
-           int copies_acc) {
+           int copied = -1, int onto = -1) {
     const Desc scratchpad = pd.scratchpad_desc();
     if (scratchpad.get_size() > 0) args.emplace_back(DNNL_ARG_SCRATCHPAD, Temporary(scratchpad));
-    steps_.push_back({primitive, std::move(args), copies_acc});
+    steps_.push_back({primitive, std::move(args), copied, onto});
   }
 
   std::unique_ptr<Context> Take() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// oneDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.onednn.1.run` with a
-// pointer to a Spec and the tensors; the 1 is the version of this interface.
+// oneDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.onednn.2.run` with a
+// pointer to a Spec and the tensors; the 2 is the version of this interface.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/reflection/registry.h>
@@ -140,9 +140,9 @@ ffi::String Version() {
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::GlobalDef()
-      .def_packed("convgrad.onednn.1.run", Run)
-      .def("convgrad.onednn.1.describe", Describe)
-      .def("convgrad.onednn.1.version", Version);
+      .def_packed("convgrad.onednn.2.run", Run)
+      .def("convgrad.onednn.2.describe", Describe)
+      .def("convgrad.onednn.2.version", Version);
 }
 
 }  // namespace

@@ -26,8 +26,9 @@ struct Spec {
   int64_t data_axes[5], weight_axes[5], grad_axes[5];            // for each place in memory the axis, N C ... or O I ...
   int64_t bias, relu, accumulate, bias_grad;
   int64_t formats;                                               // kAnyFormats, or 1: as the caller has them
+  int64_t bias_accumulate;                                       // whether the bias gradient has a summand, too
 
-  static constexpr int kCount = 6 + 7 * 3 + 3 + 3 * 5 + 5;
+  static constexpr int kCount = 6 + 7 * 3 + 3 + 3 * 5 + 6;
 
   bool operator==(const Spec& other) const { return std::memcmp(this, &other, sizeof(Spec)) == 0; }
 
