@@ -47,10 +47,13 @@ from tvm_convgrad.problem import ConvProblem
 KERNEL = "kernel"
 """Forces the generated kernel; legalization raises where it refuses."""
 
+GENERATED = {KERNEL: "the generated kernels", plan.WINOGRAD: "the kernels by Winograd's transform"}
+"""What may be forced and refuse, in words."""
+
 FORMS: dict[str, tuple[str, ...]] = {
-    "forward": (KERNEL, plan.COMPOSITION),
-    "backward_weight": (KERNEL, plan.COMPOSITION, *WEIGHT_FORMS),
-    "backward_data": (KERNEL, plan.COMPOSITION, *DATA_FORMS),
+    "forward": (KERNEL, plan.WINOGRAD, plan.COMPOSITION),
+    "backward_weight": (KERNEL, plan.WINOGRAD, plan.COMPOSITION, *WEIGHT_FORMS),
+    "backward_data": (KERNEL, plan.WINOGRAD, plan.COMPOSITION, *DATA_FORMS),
 }
 """What can be forced for each face; "composition" is the default one."""
 
@@ -90,9 +93,9 @@ def forced_forms(
     """Legalize with these forms inside the block; None leaves the choice to the plan.
 
     Args:
-        backward_weight: "kernel", "composition", "swapped" or "tiled".
-        backward_data: "kernel", "composition", "transposed" or "dilated".
-        forward: "kernel", or "composition" for TVM's own convolution; of transposed convolutions too.
+        backward_weight: "kernel", "winograd", "composition", "swapped" or "tiled".
+        backward_data: "kernel", "winograd", "composition", "transposed" or "dilated".
+        forward: "kernel", "winograd", or "composition" for TVM's own convolution; of transposed convolutions too.
 
     Raises:
         UnsupportedError: a name is unknown. A form that refuses a problem raises when that problem is legalized.
@@ -137,9 +140,9 @@ def choose(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machi
     """
     choice, machine = decide(op, face, problem)
     forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else face)
-    if forced == KERNEL and not choice.is_kernel:
+    if forced in (KERNEL, plan.WINOGRAD) and not choice.is_kernel:
         raise UnsupportedError(
-            f"{op} of {problem.descriptor}: the generated kernels refuse it: {choice.reason}; use impl='auto'"
+            f"{op} of {problem.descriptor}: {GENERATED[forced]} refuse it: {choice.reason}; use impl='auto'"
         )
     form = "stock" if PREFIX + op not in LEGALIZATIONS else f"{plan.COMPOSITION}:{chosen_form(face)}"
     record_lowered(Lowered(op, face, problem, choice, machine, choice.kind if choice.is_kernel else form))
@@ -158,7 +161,9 @@ def decide(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machi
     forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else face)
     target = tvm.target.Target.current(allow_none=True)
     machine = machine_of(target)
-    if forced not in (None, KERNEL):
+    if forced == plan.WINOGRAD:
+        choice = plan.choose_winograd(problem, face, machine)
+    elif forced not in (None, KERNEL):
         choice = plan.Choice(plan.COMPOSITION, f"{forced} is forced")
     elif target is None:
         choice = plan.Choice(plan.COMPOSITION, "no target is in scope, and kernels are made for one")

@@ -8,6 +8,7 @@ reference            float64 numpy: forward, wgrad, dgrad
 batching             vmap_rule: any of them under vmap, as one unbatched call
 evaluate             compile one op, or convolution_backward, and run it on numpy arrays
 partition            convolutions and gradients as calls of vendor libraries
+allow_transforms     a context in which 3x3 kernels may compute by Winograd's transform
 from_relay           Relay programs (TVM up to 0.19) as Relax modules
 register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
                      Relay, up to 0.19, knows no plugins: there importing this package does it)
@@ -38,12 +39,14 @@ _LAZY = {
     "from_relay": "tvm_convgrad.importer:from_relay",
     "convert_layout": "relax_ops.layout_cleanup:converted",
     "partition": "tvm_convgrad.offload.partition:partition",
+    "allow_transforms": "tvm_convgrad.kernels.transforms:allow_transforms",
 }
 
 __all__ = [
     "ConvGradError",
     "ConvProblem",
     "__version__",
+    "allow_transforms",
     "batching",
     "convert_layout",
     "convolution_backward",

@@ -21,6 +21,7 @@ from tvm_convgrad import backward
 from tvm_convgrad.catalogue import BY_NAME, FACES, FORWARD, Face, NumberProver, OpEntry, TensorSpec, common_dtype
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.geometry import FLOAT_DTYPES
+from tvm_convgrad.kernels.transforms import transforms_allowed
 from tvm_convgrad.offload.common import NAMES as BACKENDS
 from tvm_convgrad.problem import ConvProblem
 
@@ -34,7 +35,7 @@ COMPOSITIONS = {
 """The compositions of each face, as values of `impl`; the first is what "composition" means."""
 
 IMPLEMENTATIONS = (
-    *("auto", "kernel", "composition"),
+    *("auto", "kernel", "winograd", "composition"),
     *(name for names in COMPOSITIONS.values() for name in names),
     *BACKENDS,
 )
@@ -59,8 +60,8 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
             "conv{1,2,3}d_backward_data" (grad, weight) or "convolution_backward" (grad, data, weight).
         arrays: the operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
         impl: "auto" (what a compiled program takes: the kernel unless it refuses), "kernel" (the generated one),
-            "composition" (of stock operations, the first one), a composition by name, such as "composition:tiled", or
-            a vendor's library, "onednn", "cudnn" or "cutlass".
+            "winograd" (the one by Winograd's transform, for 3x3), "composition" (of stock operations, the first one), a
+            composition by name, such as "composition:tiled", or a vendor's library, "onednn", "cudnn" or "cutlass".
         target: a TVM target that this machine runs.
         attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
 
@@ -110,7 +111,7 @@ def evaluate_problem(
                 f"{dtype}{list(shape)}; convert it, or use the descriptor of what you have"
             )
     machine = _runnable(target)
-    function = _compiled(FACES[face], problem, impl, str(machine))
+    function = _compiled(FACES[face], problem, impl, str(machine), transforms_allowed())
     operands = (_on_device(array, machine) for array in (first, second))
     return cast(Array, function(*operands).numpy())
 
@@ -135,7 +136,7 @@ def _on_device(array: Array, target: Any) -> Any:
 
 
 @lru_cache(maxsize=512)
-def _compiled(face: Face, problem: ConvProblem, impl: str, target: str) -> Any:
+def _compiled(face: Face, problem: ConvProblem, impl: str, target: str, _transforms: bool) -> Any:
     import tvm
     from tvm import relax
 
@@ -169,7 +170,7 @@ def _backward(arrays: Sequence[Array], impl: str, target: Any, arguments: dict[s
         return None, None, None
     tensors = tuple((array.shape, str(array.dtype)) for array in arrays)
     machine = _runnable(target)
-    function = _compiled_backward(call, tensors, impl, str(machine))
+    function = _compiled_backward(call, tensors, impl, str(machine), transforms_allowed())
     results = iter(function(*(_on_device(array, machine) for array in arrays)))
     data, weight, bias = (next(results).numpy() if wanted else None for wanted in call.mask)
     return data, weight, bias
@@ -177,7 +178,11 @@ def _backward(arrays: Sequence[Array], impl: str, target: Any, arguments: dict[s
 
 @lru_cache(maxsize=512)
 def _compiled_backward(
-    call: backward.BackwardCall, tensors: tuple[tuple[tuple[int, ...], str], ...], impl: str, target: str
+    call: backward.BackwardCall,
+    tensors: tuple[tuple[tuple[int, ...], str], ...],
+    impl: str,
+    target: str,
+    _transforms: bool,
 ) -> Any:
     import tvm
     from tvm import relax
@@ -218,8 +223,8 @@ def forced(face: str, impl: str) -> AbstractContextManager[None]:
 
     if impl in ("auto", *BACKENDS):
         return nullcontext()
-    if impl not in ("kernel", "composition", *COMPOSITIONS[face]):
-        known = ", ".join(("auto", "kernel", "composition", *COMPOSITIONS[face], *BACKENDS))
+    if impl not in ("kernel", "winograd", "composition", *COMPOSITIONS[face]):
+        known = ", ".join(("auto", "kernel", "winograd", "composition", *COMPOSITIONS[face], *BACKENDS))
         raise UnsupportedError(f"{face}: there is no implementation {impl!r}; there are {known}")
     return forced_forms(**{face: impl.removeprefix("composition:")})
 

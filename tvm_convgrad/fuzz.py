@@ -97,7 +97,7 @@ def check_problems(
 def _cases(problem: ConvProblem, seed: int, impls: Sequence[str], faces: Sequence[str]) -> Iterator[Case]:
     for face in faces:
         available = COMPOSITIONS[face] or ("composition",)
-        named = [impl for impl in impls if impl in ("auto", "kernel", "composition", *available)]
+        named = [impl for impl in impls if impl in ("auto", "kernel", "winograd", "composition", *available)]
         if not impls:
             draw = zlib.crc32(f"{seed} {face} {problem.descriptor}".encode())
             drawn = ("kernel", *available)

@@ -14,6 +14,8 @@ import numpy as np
 from tvm_convgrad.catalogue import FACES as CATALOGUE
 from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import ConvGradError, ProblemError
+from tvm_convgrad.kernels.plan import choose_winograd
+from tvm_convgrad.kernels.target import machine_of
 from tvm_convgrad.offload.common import NAMES, backend
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.reference import FACES
@@ -135,13 +137,16 @@ def compare(found: Array, wanted: Array) -> tuple[str, str]:
 def _verify_face(problem: ConvProblem, op: str, impls: Sequence[str], seed: int, target: Any) -> Iterator[Verdict]:
     from tvm_convgrad.evaluation import COMPOSITIONS, evaluate_problem
 
-    available = ("auto", "kernel", "composition", *COMPOSITIONS[OPS[op]], *NAMES)
+    available = ("auto", "kernel", "winograd", "composition", *COMPOSITIONS[OPS[op]], *NAMES)
     if impls:
         chosen = [impl for impl in impls if impl in available]
     else:  # "composition" is another name for the first of them
         import tvm
 
-        missing = [name for name in NAMES if backend(name).unavailable(tvm.target.Target(target))]
+        where = tvm.target.Target(target)
+        missing = [name for name in NAMES if backend(name).unavailable(where)]
+        if not choose_winograd(problem, OPS[op], machine_of(where)).is_kernel:  # it is for a few kinds of problems
+            missing.append("winograd")
         chosen = [impl for impl in available if impl not in ("composition", *missing)]
     operands, wanted = numbers_of(problem, OPS[op], seed)
     for impl in chosen:

@@ -15,11 +15,11 @@ NATIVE = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
 ZONE = 64  # elements before and after each buffer: NaN around operands, a sign around the result
 
 
-def kernel_of(problem: ConvProblem, face: str, target=None):
+def kernel_of(problem: ConvProblem, face: str, target=None, chooser=plan.choose):
     """(choice, compiled function) of a face on a target, this machine's by default."""
     target = tvm.target.Target(target or NATIVE)
     machine = machine_of(target)
-    choice = plan.choose(problem, face, machine)
+    choice = chooser(problem, face, machine)
     assert choice.is_kernel, choice
     function = plan.build(problem, face, machine, choice, "main")
     return choice, tvm.compile(tvm.IRModule({"main": function}), target)

@@ -17,6 +17,7 @@ from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.evaluation import forced
 from tvm_convgrad.geometry import data_layout_of, kernel_layout_of
+from tvm_convgrad.kernels.transforms import TRANSFORMS, allow_transforms
 from tvm_convgrad.offload.common import NAMES, require
 from tvm_convgrad.problem import ConvProblem
 
@@ -47,7 +48,8 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], targe
     where the other parties get the same memory each time. A second function, which returns nothing, makes it let go.
 
     Args:
-        impl: "kernel" for ours; "composition" for what stock operators give; "onednn" for that library.
+        impl: "kernel" for ours; "transforms" for ours with these allowed; "composition" for what stock operators give;
+            "onednn" for that library.
 
     Raises:
         UnsupportedError: the kernel, or the library, refuses the problem.
@@ -69,12 +71,13 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], targe
     module = faces_module([("main", FACES[face], problem)])
     module.update_func(tvm.ir.GlobalVar("let_go"), builder.finalize()["let_go"])
     library = offload(module, [impl], target) if impl in NAMES else Offloaded(module)
-    with forced(face, impl), recorded_choices() as record:
+    transforms = impl == TRANSFORMS
+    with forced(face, "kernel" if transforms else impl), allow_transforms(transforms), recorded_choices() as record:
         executable = tvm.compile(library.module, target)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     function, let_go = machine["main"], machine["let_go"]
     operands = [tvm.runtime.tensor(arrays[name]) for name in FACES[face].operands]
-    name = {"kernel": "ours", "composition": "stock"}.get(impl, impl)
+    name = {"kernel": "ours", TRANSFORMS: "ours", "composition": "stock"}.get(impl, impl)
     forms = [entry.form for entry in library.lowered] or [entry.choice.kind for entry in record]
     kernel = forms[0] if forms else "stock"
 

@@ -17,6 +17,7 @@ from tvm_convgrad.bench.parties import BUILT_IN, Step, Training, memory_of, our_
 from tvm_convgrad.bench.results import FORMAT, environment
 from tvm_convgrad.bench.rivals import prepare_rivals
 from tvm_convgrad.errors import ModelError, SetupError, UnsupportedError
+from tvm_convgrad.kernels.transforms import TRANSFORMS, allow_transforms
 from tvm_convgrad.offload.common import NONE
 from tvm_convgrad.report.gradients import describe_convolutions
 from tvm_convgrad.threads import use_threads
@@ -94,7 +95,8 @@ def run_steps(
         model: a name of BUILT_IN, or a model file.
         batches: None is 8 for the built-in ones, and what a file says.
         path: of a JSON file to write, or None.
-        impl: "kernel" for ours, or the vendor's library that all of our convolutions that it takes are given to.
+        impl: "kernel" for ours, "transforms" for ours with these allowed, or the vendor's library that all of our
+            convolutions that it takes are given to.
 
     Raises:
         SetupError: PyTorch or the library is missing, or the losses of the first step differ.
@@ -148,7 +150,9 @@ def _measure(
     step = build_step(model, loss=loss, optimizer=optimizer, layout=layout, dropout_mode="off", **SETTINGS[optimizer])
     with tempfile.TemporaryDirectory(prefix="convgrad-bench-") as folder:
         library = Path(folder) / "step.so"
-        executable, plan = compile_with_plan(step, target, [NONE if impl == "kernel" else impl])
+        with allow_transforms(impl == TRANSFORMS):
+            backends = [NONE if impl in ("kernel", TRANSFORMS) else impl]
+            executable, plan = compile_with_plan(step, target, backends)
         save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), library)
         compile_seconds = time.perf_counter() - begin
         training = _training(name, str(library), step, optimizer, loss)

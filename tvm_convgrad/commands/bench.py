@@ -49,7 +49,11 @@ def bench(
         "backward_weight,backward_data"
     ),
     impl: Annotated[
-        str, typer.Option(metavar="kernel|onednn", help="What is measured: the generated kernels, or a vendor library.")
+        str,
+        typer.Option(
+            metavar="kernel|transforms|onednn",
+            help="What is measured: generated kernels, these with Winograd's transform allowed, or a vendor library.",
+        ),
     ] = "kernel",
     against: Annotated[str, typer.Option(metavar="torch|jax|stock|onednn[,…]", help="The rivals.")] = "torch",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for the pairs of each measurement.")] = 0.5,
@@ -76,9 +80,10 @@ def bench(
         if path is not None and not path.parent.is_dir():
             raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
     batches = [int(size) for size in sizes]
+    from tvm_convgrad.kernels.transforms import TRANSFORMS
     from tvm_convgrad.offload.common import NAMES
 
-    if len(_names("--impl", impl, ("kernel", *NAMES))) > 1:
+    if len(_names("--impl", impl, ("kernel", TRANSFORMS, *NAMES))) > 1:
         raise typer.BadParameter(f"--impl {impl}: give one.")
     if per_sample and step is None:
         raise typer.BadParameter("--per-sample goes with --step, the network.")

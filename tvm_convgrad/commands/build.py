@@ -36,6 +36,7 @@ def build(
     accumulate: options.Accumulate = 1,
     seed: options.Seed = 0,
     tuned: options.Tuned = True,
+    transforms: options.Transforms = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
@@ -43,6 +44,7 @@ def build(
     size, backends = options.parse_batch(batch), options.parse_offload(offload)
     start = time.perf_counter()
 
+    from tvm_convgrad.kernels.transforms import allow_transforms
     from tvm_convgrad.kernels.tuned import use_winners
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs, stderr
@@ -77,7 +79,7 @@ def build(
             seed=seed,
         )
         status.update("compiling")
-        with use_winners(winners):
+        with use_winners(winners), allow_transforms(transforms):
             executable, plan = compile_with_plan(step, compiled_for, backends)
         manifest = make_manifest(step, compiled_for, describe_convolutions(plan))
         artifact = save_artifact(executable, manifest, output)

@@ -25,6 +25,7 @@ def explain(
         typer.Option("--cudnn", help="Also ask cuDNN for its engines on the GPU of --target; none is needed here."),
     ] = False,
     tuned: options.Tuned = True,
+    transforms: options.Transforms = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
@@ -41,6 +42,7 @@ def explain(
         artifact = read_artifact(Path(model))
         gradients, forward = artifact.gradients, artifact.forward
     else:
+        from tvm_convgrad.kernels.transforms import allow_transforms
         from tvm_convgrad.kernels.tuned import use_winners
         from tvm_convgrad.threads import intended_threads
         from tvm_convgrad.training.frontends import load_model
@@ -49,7 +51,8 @@ def explain(
         from tvm_convgrad.tuning.store import Store, default_path
 
         step = build_step(load_model(model, batch=size, params=params), loss=loss, dtype=dtype, layout=layout)
-        with use_winners(Store(store or default_path(), intended_threads()) if tuned else None):
+        winners = Store(store or default_path(), intended_threads()) if tuned else None
+        with use_winners(winners), allow_transforms(transforms):
             entries = describe_convolutions(plan_of(step, compiled_for, backends))
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]

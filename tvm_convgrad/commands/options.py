@@ -55,6 +55,13 @@ Offload = Annotated[
         help="Vendor libraries for convolutions; auto: where no kernel is generated.",
     ),
 ]
+Transforms = Annotated[
+    bool,
+    typer.Option(
+        "--transforms",
+        help="Let 3x3 kernels compute by Winograd's transform where it is estimated to be faster; it rounds otherwise.",
+    ),
+]
 Tuned = Annotated[
     bool, typer.Option("--tuned/--no-tuned", help="Take the cuts that `convgrad tune` has kept, where it has.")
 ]

@@ -137,10 +137,10 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     else:
         if tiling.over_pixels:
             pitch, line_pitch, plane_pitch = 1, room, room * panel_lines
-            channel_step = _spread(plane_pitch * len(planes), machine.vector_bytes // 4)
+            channel_step = spread(plane_pitch * len(planes), machine.vector_bytes // 4)
             size = channel_step * channels + width
         else:
-            pitch = channels if channels < lanes else _spread(_up(channels, lanes), lanes)
+            pitch = channels if channels < lanes else spread(_up(channels, lanes), lanes)
             line_pitch, plane_pitch, channel_step = room * pitch, room * panel_lines * pitch, 1
             size = plane_pitch * len(planes) + lanes
         starts = tuple(
@@ -215,9 +215,9 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _spread(distance: int, lanes: int) -> int:
+def spread(distance: int, lanes: int) -> int:
     """A distance of streams, in elements, that does not map all of them to the same few sets of a cache."""
     return distance + lanes if distance % (8 * lanes) == 0 and distance >= 16 * lanes else distance
 
 
-__all__ = ["GatherTiling", "Shape", "in_bounds", "shape_of"]
+__all__ = ["GatherTiling", "Shape", "in_bounds", "shape_of", "spread"]

@@ -15,11 +15,15 @@ from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.loops import MAX_INDEX
 from tvm_convgrad.kernels.target import CLOCK, Machine
+from tvm_convgrad.kernels.transforms import transforms_allowed
 from tvm_convgrad.kernels.tuned import tilings_of, winner
 from tvm_convgrad.problem import ConvProblem
 
 COMPOSITION = "composition"
 """The kind of a choice for no kernel."""
+
+WINOGRAD = "winograd"
+"""How the kinds of kernels by Winograd's transform begin."""
 
 BYTES_PER_CYCLE = 4
 """From memory to one core while all of them work, for the roofline: 14 GB/s."""
@@ -30,7 +34,7 @@ REPRESENTATIVE_BATCH = 8
 GATHERS = tuple(f"implicit GEMM {face}" for face in ("forward", "backward_data"))
 """The kernels that `gather_plan` cuts."""
 
-_FAMILIES = ("implicit GEMM", "depthwise", "depthwise planes", "small groups")
+_FAMILIES = ("implicit GEMM", "depthwise", "depthwise planes", "small groups", WINOGRAD)
 
 ABLE = {
     **{
@@ -70,11 +74,38 @@ class Choice:
 def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
     """The kernel for a face ("forward", "backward_weight" or "backward_data"), or the composition with the reasons.
 
-    Inside `tuned.use_winners` a measured cut goes before that of the cost model.
+    Inside `tuned.use_winners` a measured cut goes before that of the cost model; Winograd's transform is considered
+    inside `transforms.allow_transforms` only.
     """
     if machine is None:
         return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
-    return winner(problem, face, machine, _choose(problem, face, machine))
+    choice = winner(problem, face, machine, _choose(problem, face, machine))
+    return _or_winograd(choice, problem, face, machine) if transforms_allowed() and choice.is_kernel else choice
+
+
+def choose_winograd(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
+    """The kernel by Winograd's transform, or the composition with the reason why there is none."""
+    found = _winograd(problem, face, machine) if machine is not None else "the target is no CPU of kernels"
+    return Choice(COMPOSITION, found, refused={WINOGRAD: found}) if isinstance(found, str) else found
+
+
+def _or_winograd(choice: Choice, problem: ConvProblem, face: str, machine: Machine) -> Choice:
+    """The choice, or Winograd's transform where its estimate is less."""
+    found = _winograd(problem, face, machine)
+    if isinstance(found, str):
+        return replace(choice, refused={**choice.refused, WINOGRAD: found})
+    if found.estimate < choice.estimate:
+        return replace(found, refused={**choice.refused, choice.kind: "estimated to be slower"})
+    return replace(choice, refused={**choice.refused, found.kind: "estimated to be slower"})
+
+
+@lru_cache(maxsize=4096)
+def _winograd(problem: ConvProblem, face: str, machine: Machine) -> Choice | str:
+    from tvm_convgrad.kernels.winograd_plan import plan_winograd
+
+    if isinstance(problem.batch, str):
+        return "the batch is known only at run time"
+    return _refusal(problem) or plan_winograd(problem, face, machine)
 
 
 @lru_cache(maxsize=4096)
@@ -173,6 +204,10 @@ def _build(
     problem: ConvProblem, face: str, machine: Machine, kind: str, detail: Any, name: str, epilogue: Epilogue
 ) -> Any:
     tensors = problem.tensors
+    if kind == f"{WINOGRAD} wgrad":
+        from tvm_convgrad.kernels.winograd_weight import winograd_weight_kernel
+
+        return winograd_weight_kernel(problem, detail, machine, name, epilogue)
     if kind == "implicit GEMM wgrad":
         from tvm_convgrad.kernels.wgrad import weight_kernel
 
@@ -189,8 +224,24 @@ def _build(
         from tvm_convgrad.kernels.depthwise_gather import depthwise_gather_kernel
 
         return depthwise_gather_kernel(detail, machine, name, shapes, epilogue)
+    if kind.startswith(WINOGRAD):
+        from tvm_convgrad.kernels.winograd import winograd_kernel
+        from tvm_convgrad.kernels.winograd_plan import gather_of
+
+        return winograd_kernel(gather_of(problem, face), detail, machine, name, shapes, epilogue)
     gather, tilings = detail
     return gather_kernel(gather, tilings, machine, name, shapes, epilogue)
 
 
-__all__ = ["COMPOSITION", "GATHERS", "Choice", "build", "choose", "epilogue_refusal", "in_words", "roofline"]
+__all__ = [
+    "COMPOSITION",
+    "GATHERS",
+    "WINOGRAD",
+    "Choice",
+    "build",
+    "choose",
+    "choose_winograd",
+    "epilogue_refusal",
+    "in_words",
+    "roofline",
+]

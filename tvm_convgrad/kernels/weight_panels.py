@@ -47,11 +47,11 @@ class WeightPanels:
         self.loops, self.spec, self.tiling, self.machine = loops, spec, tiling, machine
         self.dy, self.x, self.dw = dy, x, dw
         self.lanes = machine.lanes(spec.dtype)
-        self.width = tiling.columns * self.lanes
+        self.rows, self.columns, self.width = tiling.rows, tiling.columns, tiling.columns * self.lanes
         self.in_blocks = -(-spec.in_channels // self.width)
         self.out_blocks = -(-spec.out_channels // tiling.rows)
         self.ragged = spec.in_channels % self.width != 0
-        self.taps = list(itertools.product(*(range(k) for k in spec.kernel)))
+        self.taps: list[tuple[int, ...]] = list(itertools.product(*(range(k) for k in spec.kernel)))
         self.kind = "parallel" if tiling.parallel else "serial"
         _, kh, kw = spec.kernel
         # Without taps along an axis the panel holds only the lines or columns that are met.

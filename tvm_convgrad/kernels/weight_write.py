@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tvm_convgrad.kernels.loops import (
+    Loops,
     Numbers,
     choose,
     convert,
@@ -20,7 +21,35 @@ from tvm_convgrad.kernels.loops import (
     zero,
 )
 from tvm_convgrad.kernels.packing import transpose
-from tvm_convgrad.kernels.weight_panels import WeightPanels
+from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.kernels.weight_spec import WeightSpec
+
+
+class Blocks(Protocol):
+    """What the writer needs of a kernel.
+
+    Attributes:
+        dw: the flat result.
+        taps: (depth, height, width) of each.
+        rows, columns, lanes, width: output channels of a block, and its input channels in vectors, of a vector, in all.
+        tile_size: of a tap of a block; ragged: whether the last block has input channels beyond the last.
+    """
+
+    loops: Loops
+    spec: WeightSpec
+    machine: Machine
+    dw: Any
+    taps: list[tuple[int, ...]]
+    rows: int
+    columns: int
+    lanes: int
+    width: int
+    tile_size: int
+    ragged: bool
+
+    def first_out(self, block: Any) -> Any:
+        """The first output channel of a block."""
+        ...
 
 
 class WeightWriter:
@@ -30,7 +59,7 @@ class WeightWriter:
     and output channels innermost (HWIO); the last two by transposing squares of registers. Others go one by one.
     """
 
-    def __init__(self, kernel: WeightPanels, accumulate: bool = False) -> None:
+    def __init__(self, kernel: Blocks, accumulate: bool = False) -> None:
         self.kernel, self.loops, self.accumulate = kernel, kernel.loops, accumulate
         spec = kernel.spec
         offsets = [sum(k * s for k, s in zip(tap, spec.dw.spatial, strict=True)) for tap in kernel.taps]
@@ -47,7 +76,7 @@ class WeightWriter:
         """All taps of a block, from `base` on in each of the parts, which lie `part_size` apart."""
         kernel, loops, spec = self.kernel, self.loops, self.kernel.spec
         dw, taps, width = spec.dw, len(kernel.taps), kernel.width
-        rows = kernel.tiling.rows
+        rows = kernel.rows
         first_in = loops.let(expr(first_in), "i0")
         first_out = loops.let(expr(kernel.first_out(out_block)), "o0")
         # Rows that the block before has too are written twice, with the same value; they must not be added twice.
@@ -64,17 +93,17 @@ class WeightWriter:
                 o = later + skip
                 at = loops.let(base + (tap * rows + o) * width, "at")
                 into = loops.let(to + o * dw.out + self.offsets.at(tap), "into")
-                for j in range(kernel.tiling.columns):
+                for j in range(kernel.columns):
                     self._store_lanes(into, first_in, j, total(at + j * kernel.lanes, kernel.lanes))
         elif self.by_taps:
-            with loops.loop(rows - skip, "o") as later, loops.loop(kernel.tiling.columns, "j") as j:
+            with loops.loop(rows - skip, "o") as later, loops.loop(kernel.columns, "j") as j:
                 o = later + skip
                 at = loops.let(base + o * width + j * kernel.lanes, "at")
                 into = loops.let(to + o * dw.out + j * kernel.lanes * dw.into, "into")
                 values = [lambda k=k: total(at + k * kernel.tile_size, kernel.lanes) for k in range(taps)]
                 self._store_transposed(into, first_in + j * kernel.lanes, values, 0)
         elif self.by_rows:
-            with loops.loop(taps, "tap") as tap, loops.loop(kernel.tiling.columns, "j") as j:
+            with loops.loop(taps, "tap") as tap, loops.loop(kernel.columns, "j") as j:
                 at = loops.let(base + tap * kernel.tile_size + j * kernel.lanes, "at")
                 into = loops.let(to + self.offsets.at(tap) + j * kernel.lanes * dw.into, "into")
                 values = [lambda k=k: total(at + k * width, kernel.lanes) for k in range(rows)]
