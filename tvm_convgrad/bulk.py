@@ -24,7 +24,9 @@ from tvm_convgrad.problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
 
-_QUICK_CONFIG = {"tirx.disable_assert": True}  # the virtual machine passes what the types say; memory is checked by NaN
+QUICK_CONFIG = {"tirx.disable_assert": True}
+"""Of a PassContext: kernels do not check arguments. The virtual machine passes what the types say."""
+
 _PAGE_INTS = 1024  # the runtime's pool hands out memory in pages of 4 KiB
 
 
@@ -89,7 +91,15 @@ def native_target() -> Any:
 
 
 def quick_machine(module: Any, target: Any = "llvm", *, fused: bool = True) -> Any:
-    """A VirtualMachine on this CPU for an IRModule, compiled for a single run: checks and optimiser off.
+    """A VirtualMachine on this CPU of what `quick_executable` compiles; arguments as there."""
+    import tvm
+    from tvm import relax
+
+    return relax.VirtualMachine(quick_executable(module, target, fused=fused), tvm.cpu())
+
+
+def quick_executable(module: Any, target: Any = "llvm", *, fused: bool = True) -> Any:
+    """An executable for this CPU of an IRModule, compiled for a single run: checks and optimiser off.
 
     Args:
         module: what to compile.
@@ -101,10 +111,10 @@ def quick_machine(module: Any, target: Any = "llvm", *, fused: bool = True) -> A
 
     described = json.loads(str(native_target() if target == "native" else tvm.target.Target(target)))
     target = tvm.target.Target({**described, "opt-level": 0})
-    with tvm.transform.PassContext(config=_QUICK_CONFIG), target:
+    with tvm.transform.PassContext(config=QUICK_CONFIG), target:
         for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR") if fused else ():
             module = getattr(relax.transform, make)()(module)
-        return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
+        return tvm.compile(module, target)
 
 
 def _run(function: Any, operands: Sequence[Array], case: Case) -> Array:

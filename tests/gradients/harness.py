@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ with warnings.catch_warnings():
 from tvm import relax
 
 from relax_ops.compat import arithmetic
+from tests.linked import PLAIN, linked
 
 Build = Callable[..., Any]
 
@@ -92,16 +91,9 @@ def _concrete(shape: Any, bindings: dict[Any, int]) -> list[int]:
 def load(module: Any, target: Any = None) -> Any:
     """A virtual machine with the compiled module.
 
-    Linked and loaded as a library: compiling in memory (LLVM's JIT) takes four times as long. Without optimisation by
-    LLVM unless a target is given, since each kernel runs once.
+    Without optimisation by LLVM unless a target is given, since each kernel runs once.
     """
-    plain = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-    compiled = tvm.compile(module, target=plain if target is None else tvm.target.Target(target))
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "gradients.so")
-        compiled.export_library(path)
-        library = tvm.runtime.load_module(path)
-    return relax.VirtualMachine(library, tvm.cpu())
+    return linked(tvm.compile(module, target=tvm.target.Target(PLAIN if target is None else target)))
 
 
 def gradients(

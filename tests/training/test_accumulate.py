@@ -191,7 +191,7 @@ def test_micro_batches_without_statistics_are_one_batch(backends):
     rng = np.random.default_rng(1)
     x = rng.standard_normal((3 * SAMPLES, 16, 5, 5)).astype("float32")
     labels = rng.integers(0, 10, 3 * SAMPLES)
-    runner = Runner(build_step(_layers(), momentum=0.9, accumulate=3), backends=backends)
+    runner = Runner(build_step(_layers(), momentum=0.9, accumulate=3), "native", backends)
     alone = Runner(build_step(_layers(), momentum=0.9))
     start = alone.named("parameter")
     mean = {name: np.zeros_like(value) for name, value in start.items()}

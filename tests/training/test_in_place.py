@@ -14,7 +14,7 @@ from tvm_convgrad.training.step import build_step
 
 @pytest.mark.parametrize("settings", [{"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adamw"}], ids=str)
 def test_state_stays_where_it_is(settings):
-    runner = Runner(build_step(from_module(relax_module(8), parameters=weights()), lr=0.1, **settings))
+    runner = Runner(build_step(from_module(relax_module(8), parameters=weights()), lr=0.1, **settings), "native")
     before = [tensor.numpy().copy() for tensor in runner.state]
     places = [np.from_dlpack(tensor).ctypes.data for tensor in runner.state]
     x, labels = data(8)

@@ -41,7 +41,7 @@ def model() -> Model:
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_bias_and_relu_are_part_of_the_kernels(layout: str) -> None:
     step = build_step(model(), optimizer="sgd", lr=0.1, layout=layout)
-    plan = plan_of(step, "native")
+    plan = plan_of(step)
     fused = [(entry.op, entry.fused) for entry in plan]
     assert fused[:2] == [("conv2d", ("bias", "relu")), ("conv2d", ("bias",))]
     assert [("bias_grad" in names) for op, names in fused if op.endswith("weight")] == [True, True]
@@ -49,7 +49,7 @@ def test_bias_and_relu_are_part_of_the_kernels(layout: str) -> None:
     x, y = rng.standard_normal(SHAPES["x"], "float32"), rng.integers(0, 5, 4)
     one = Runner(step)
     with forced_forms(backward_weight="composition", backward_data="composition", forward="composition"):
-        assert not any(entry.fused for entry in plan_of(step, "native"))
+        assert not any(entry.fused for entry in plan_of(step))
         other = Runner(step)
     for _ in range(3):
         losses = [runner.step(x, y, lr=0.1)[0] for runner in (one, other)]

@@ -13,12 +13,12 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_ops.samples import sums
+from tests.linked import quick_module
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import data, relax_module, weights
 from tvm_convgrad.bulk import quick_machine
 from tvm_convgrad.errors import ModelError, UnsupportedError
 from tvm_convgrad.training.differentiate import emit_with_gradients
-from tvm_convgrad.training.lower import compile_module
 from tvm_convgrad.training.model import from_module
 from tvm_convgrad.training.per_sample import PerSampleGradients, per_sample_module
 from tvm_convgrad.training.step import build_step
@@ -274,12 +274,8 @@ def gradients() -> list[Any]:
     return Trained().run("gradients")
 
 
-def as_steps_are(module: Any) -> Any:
-    return relax.VirtualMachine(compile_module(module), tvm.cpu())
-
-
 def test_a_model_compiled_as_steps_are(gradients: list[Any]) -> None:
-    losses, predictions, found_norms, *found = Trained().run("clipped", np.float32(2.0), compiler=as_steps_are)
+    losses, predictions, found_norms, *found = Trained().run("clipped", np.float32(2.0), compiler=quick_module)
     assert (losses.shape, predictions.shape) == ((8,), (8, 5))
     squares = sum((g.astype("float64") ** 2).reshape(8, -1).sum(1) for g in gradients[2:])
     assert relative_error(found_norms, np.sqrt(squares)) < 1e-5
@@ -300,7 +296,7 @@ def test_mixed_precision(gradients: list[Any], dtype: str, tolerance: float) -> 
 def test_the_gradients_of_the_mean_are_their_mean(gradients: list[Any]) -> None:
     """Against the ordinary step: plain SGD with lr 1 moves each parameter by the gradient of the mean loss."""
     (x, labels), model = data(), Trained.model
-    runner = Runner(build_step(model, lr=1.0, bn="frozen"), "llvm")
+    runner = Runner(build_step(model, lr=1.0, bn="frozen"))
     before = runner.named("parameter")
     loss, _ = runner.step(x, labels, lr=1.0)
     after = runner.named("parameter")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executables for a test, compiled as fast as can be: what LLVM makes of kernels is for tests/kernels to check."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_convgrad.bulk import QUICK_CONFIG
+from tvm_convgrad.training.lower import compile_module, compile_step
+from tvm_convgrad.training.step import StepModule
+
+PLAIN = {"kind": "llvm", "opt-level": 0}
+"""Any CPU of this architecture, without LLVM's optimiser."""
+
+
+def linked(executable: Any) -> Any:
+    """A virtual machine of an executable, linked and loaded as a library.
+
+    Compiling in memory (LLVM's JIT) takes four times as long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "linked.so")
+        executable.export_library(path)
+        library = tvm.runtime.load_module(path)
+    return relax.VirtualMachine(library, tvm.cpu())
+
+
+def quick_step(step: StepModule) -> Any:
+    """A virtual machine of a step that went through all of `compile_step` but LLVM's optimiser: a fifth of its time."""
+    with tvm.transform.PassContext(config=QUICK_CONFIG):
+        return linked(compile_step(step, PLAIN))
+
+
+def quick_module(module: Any) -> Any:
+    """The same of a module of straight-line functions."""
+    with tvm.transform.PassContext(config=QUICK_CONFIG):
+        return linked(compile_module(module, PLAIN))
