@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
 
 from tests.importer import corpus
+from tests.linked import linked
+from tvm_convgrad.bulk import quick_executable
 from tvm_convgrad.errors import ModelError
 from tvm_convgrad.importer import from_relay, import_relay
-from tvm_convgrad.training.cpu import parse_target
 
 ENTRIES = corpus.entries()
 pytestmark = pytest.mark.skipif(not ENTRIES, reason=corpus.ABSENT)
@@ -50,7 +50,7 @@ def test_single_operators_compute(part: int) -> None:
         name = re.sub(r"\W", "_", entry.name)
         functions[name] = imported.module["main"].with_attr("global_symbol", name)
         arguments[name] = corpus.arguments(entry, imported.module, imported.params)
-    machine = relax.VirtualMachine(tvm.compile(tvm.IRModule(functions), target=parse_target("native")), tvm.cpu())
+    machine = linked(quick_executable(tvm.IRModule(functions)))
     for entry, name in zip(chosen, functions, strict=True):
         values = [tvm.runtime.tensor(np.ascontiguousarray(value)) for value in arguments[name]]
         error = corpus.error_of(entry, corpus.flat(machine[name](*values)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tvm_convgrad.kernels.spec import Gather, Phase, Three
 from tvm_convgrad.kernels.target import Machine
@@ -110,19 +111,13 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     tiles = -(-w // tile_columns)
     strip = min(tiling.strip, tiles)
     span = min(strip * tile_columns, w)
-    taps = tuple(_sorted_taps(phase) for phase in phases)
-    offsets = [offset for of_phase in taps for _, offset in of_phase] or [(0, 0, 0)]
-    low = tuple(min(o[a] for o in offsets) for a in range(3))
-    high = tuple(max(o[a] for o in offsets) for a in range(3))
+    taps, low, high, planes, strided = _reach(phases, gather.in_step)
     fetch = [1, 1, 1]
     for axis in (1, 2):
-        step = gather.in_step[axis]
-        strided = all((o[axis] - low[axis]) % step == 0 for o in offsets)
         # Columns of sources with neighbouring pixels come in whole vectors.
-        if strided and (axis == 1 or gather.source.channel == 1):
-            fetch[axis] = step
+        if strided[axis] and (axis == 1 or gather.source.channel == 1):
+            fetch[axis] = gather.in_step[axis]
     channels, source = gather.source_channels, gather.source
-    planes = tuple(sorted({o[0] for o in offsets}))
     panel_lines = ((tiling.lines - 1) * gather.in_step[1] + high[1] - low[1]) // fetch[1] + 1
     panel_columns = ((span - 1) * gather.in_step[2] + high[2] - low[2]) // fetch[2] + 1
     room = _up(panel_columns, lanes) if source.channel != 1 or tiling.over_pixels else panel_columns
@@ -174,6 +169,25 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         panel_size=_up(size, lanes),
         run=_run(starts, channels) if not tiling.over_pixels and channel_step == 1 else 1,
     )
+
+
+_Taps = tuple[tuple[tuple[Three, Three], ...], ...]
+
+
+@lru_cache(maxsize=64)
+def _reach(phases: tuple[Phase, ...], steps: Three) -> tuple[_Taps, Three, Three, tuple[int, ...], tuple[bool, ...]]:
+    """Taps of each phase, their lowest and highest offset on each axis, depth offsets, and whether all are steps apart.
+
+    Kept, since a plan asks for the same phases hundreds of times.
+    """
+    taps = tuple(_sorted_taps(phase) for phase in phases)
+    offsets = [offset for of_phase in taps for _, offset in of_phase] or [(0, 0, 0)]
+    axes = list(zip(*offsets, strict=True))
+    low, high = tuple(map(min, axes)), tuple(map(max, axes))
+    strided = tuple(
+        all((o - first) % step == 0 for o in axis) for axis, first, step in zip(axes, low, steps, strict=True)
+    )
+    return taps, low, high, tuple(sorted(set(axes[0]))), strided  # type: ignore[return-value]
 
 
 def in_bounds(gather: Gather, phases: tuple[Phase, ...]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tvm_convgrad.kernels.spec import Three, View, WeightView, axes_of, views
 from tvm_convgrad.problem import ConvProblem
@@ -100,7 +100,7 @@ class WeightSpec:
         """Lines of a panel of X for so many lines of dY."""
         return (lines - 1) * self.line_step + (self.kernel[1] - 1) * self.dilation[1] + 1
 
-    @property
+    @cached_property
     def row_taps(self) -> list[tuple[Three, int]]:
         """The (tap, input channel) pairs in the order in which dW has them; none if it has them in no even order."""
         taps = list(itertools.product(*(range(k) for k in self.kernel)))
