@@ -154,7 +154,7 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         strips=-(-tiles // strip),
         line_slabs=h // tiling.lines,
         taps=taps,
-        low=low,  # type: ignore[arg-type]
+        low=low,
         fetch=tuple(fetch),  # type: ignore[arg-type]
         planes=planes,
         panel_lines=panel_lines,
@@ -187,7 +187,7 @@ def _reach(phases: tuple[Phase, ...], steps: Three) -> tuple[_Taps, Three, Three
     strided = tuple(
         all((o - first) % step == 0 for o in axis) for axis, first, step in zip(axes, low, steps, strict=True)
     )
-    return taps, low, high, tuple(sorted(set(axes[0]))), strided  # type: ignore[return-value]
+    return taps, low, high, tuple(sorted(set(axes[0]))), strided
 
 
 def in_bounds(gather: Gather, phases: tuple[Phase, ...]) -> bool:
