@@ -7,7 +7,6 @@ runtime that it was measured with.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,13 @@ import numpy as np
 
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.dtypes import numpy_dtype
-from tvm_convgrad.errors import ArtifactError, UnsupportedError
+from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.tuning.entries import Entries
 
 KERNEL = "kernel"
 FORMAT = 1
-LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Measured:
 
     def __init__(self, path: Path, threads: int) -> None:
         self.path, self.threads = path, threads
-        self._entries = self._read()
+        self._entries = Entries(path, FORMAT, "measurements", _wrong)
 
     def winner(self, face: str, problem: ConvProblem, machine: Machine | None) -> Winner | None:
         """What was the fastest for a face of a problem, or None if it has not been measured."""
@@ -60,21 +59,7 @@ class Measured:
         Raises:
             ArtifactError: the file is damaged or cannot be written, or another process keeps its lock.
         """
-        from filelock import FileLock, Timeout
-
-        from tvm_convgrad.training.envelope import write_atomic
-
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS):
-                self._entries = self._read()
-                self._entries[self._key(face, problem, machine)] = dict(seconds)
-                text = json.dumps({"format": FORMAT, "entries": self._entries}, indent=1, sort_keys=True)
-                write_atomic(self.path, (text + "\n").encode())
-        except Timeout as error:
-            raise ArtifactError(f"{self.path}: another process keeps its lock; end it and try again.") from error
-        except OSError as error:
-            raise ArtifactError(f"{self.path}: cannot be written ({error.strerror}).") from error
+        self._entries.put(self._key(face, problem, machine), dict(seconds))
 
     def _key(self, face: str, problem: ConvProblem, machine: Machine | None) -> str:
         from tvm_convgrad.offload.common import NAMES, backend
@@ -82,21 +67,6 @@ class Measured:
 
         runtimes = ",".join(backend(name).digest() for name in NAMES if "llvm" in backend(name).kinds)
         return f"{face} {problem.descriptor} | {machine} | threads={self.threads} | {kernels_version()} | {runtimes}"
-
-    def _read(self) -> dict[str, dict[str, float]]:
-        try:
-            content = json.loads(self.path.read_text())
-            entries: dict[str, dict[str, float]] = content["entries"]
-            whole = content["format"] == FORMAT and all(map(_is_entry, entries.values()))
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise ArtifactError(f"{self.path}: cannot be read ({error.strerror}).") from error
-        except (ValueError, KeyError, TypeError, AttributeError):
-            whole = False
-        if not whole:
-            raise ArtifactError(f"{self.path}: no measurements that `convgrad tune` wrote; remove the file.")
-        return entries
 
 
 def default_path() -> Path:
@@ -131,12 +101,11 @@ def compare(face: str, problem: ConvProblem, name: str, target: Any, seconds: fl
     return {impl: median(times[call.name]) for impl, call in zip((KERNEL, name), calls, strict=True)}
 
 
-def _is_entry(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and len(entry) > 1
-        and all(isinstance(value, float) and 0 < value < float("inf") for value in entry.values())
-    )
+def _wrong(entry: Any) -> str:
+    if not isinstance(entry, dict) or len(entry) < 2:
+        return "not two times"
+    whole = all(isinstance(value, float) and 0 < value < float("inf") for value in entry.values())
+    return "" if whole else "a time that is none"
 
 
 __all__ = ["KERNEL", "Measured", "Winner", "compare", "default_path"]

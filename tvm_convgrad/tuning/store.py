@@ -7,27 +7,22 @@ The version includes a digest of the kernels' sources: a cut of another version'
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tvm_convgrad
-from tvm_convgrad.errors import ArtifactError
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.candidates import refusal
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tuned import TUNED, plain_tilings, with_plain_tilings
 from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.envelope import write_atomic
+from tvm_convgrad.tuning.entries import Entries
 
 VARIABLE = "CONVGRAD_TUNINGS"
 FORMAT = 1
-LOCK_SECONDS = 60.0
 _FIELDS = {"kind": str, "tilings": list, "seconds": float, "own_seconds": float, "candidates": int}
 
 
@@ -63,7 +58,7 @@ class Store:
     def __init__(self, path: Path, threads: int) -> None:
         self.path, self.threads = path, threads
         self.used: set[str] = set()
-        self._entries = self._read()
+        self._entries = Entries(path, FORMAT, "tunings", _wrong, ", or build with --no-tuned")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -75,7 +70,8 @@ class Store:
 
     def entry(self, problem: ConvProblem, face: str, machine: Machine) -> dict[str, Any] | None:
         """What is kept for a face of a problem."""
-        return self._entries.get(self.key(problem, face, machine))
+        found: dict[str, Any] | None = self._entries.get(self.key(problem, face, machine))
+        return found
 
     def __call__(self, problem: ConvProblem, face: str, machine: Machine, choice: plan.Choice) -> plan.Choice | None:
         """The tuned choice: what `kernels.tuned.use_winners` takes.
@@ -96,7 +92,7 @@ class Store:
             if reason:
                 raise ValueError(reason)
         except ValueError as error:
-            raise self._damaged(f"{key}: {error}") from error
+            raise self._entries.damaged(f"{key}: {error}") from error
         self.used.add(key)
         return found
 
@@ -113,59 +109,15 @@ class Store:
             ArtifactError: the file is damaged or cannot be written, or another process keeps its lock.
         """
         entry = {"kind": choice.kind, "tilings": plain_tilings(choice), **measured}
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ArtifactError(f"{self.path}: its folder cannot be made ({error.strerror}).") from error
-        with self._locked():
-            self._entries = self._read()
-            self._entries[self.key(problem, face, machine)] = entry
-            text = json.dumps({"format": FORMAT, "entries": self._entries}, indent=1, sort_keys=True)
-            write_atomic(self.path, (text + "\n").encode())
+        self._entries.put(self.key(problem, face, machine), entry)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        from filelock import FileLock, Timeout
 
-        lock = FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise ArtifactError(f"{self.path}: another process keeps its lock; end it and try again.") from error
-        except OSError as error:
-            raise ArtifactError(f"{self.path}: cannot be locked ({error.strerror}).") from error
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            content = json.loads(self.path.read_text())
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise ArtifactError(f"{self.path}: cannot be read ({error.strerror}).") from error
-        except ValueError as error:
-            raise self._damaged(f"no JSON ({error})") from error
-        if not isinstance(content, dict) or not isinstance(content.get("entries"), dict):
-            raise self._damaged("no entries")
-        if content.get("format") != FORMAT:
-            raise self._damaged(f"format {content.get('format')!r}, this version reads {FORMAT}")
-        entries: dict[str, Any] = content["entries"]
-        for key, entry in entries.items():
-            if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
-                raise self._damaged(f"{key}: not the fields {', '.join(_FIELDS)}")
-            for name, kind in _FIELDS.items():
-                if type(entry[name]) is not kind:
-                    raise self._damaged(f"{key}: {name} is no {kind.__name__}")
-            if not all(isinstance(tiling, dict) for tiling in entry["tilings"]):
-                raise self._damaged(f"{key}: tilings are no objects")
-            if not (entry["seconds"] > 0 and entry["own_seconds"] > 0):
-                raise self._damaged(f"{key}: a time that is not positive")
-        return entries
-
-    def _damaged(self, what: str) -> ArtifactError:
-        return ArtifactError(
-            f"{self.path}: not tunings that `convgrad tune` wrote ({what}); remove the file, or build with --no-tuned."
-        )
+def _wrong(entry: Any) -> str:
+    if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
+        return f"not the fields {', '.join(_FIELDS)}"
+    for name, kind in _FIELDS.items():
+        if type(entry[name]) is not kind:
+            return f"{name} is no {kind.__name__}"
+    if not all(isinstance(tiling, dict) for tiling in entry["tilings"]):
+        return "tilings are no objects"
+    return "" if entry["seconds"] > 0 and entry["own_seconds"] > 0 else "a time that is not positive"
