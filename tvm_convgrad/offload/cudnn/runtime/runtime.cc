@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.cudnn.1.run` with a
 // pointer to a Spec and the tensors; the 1 is the version of this interface. `engines` answers without a GPU.
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
@@ -12,6 +13,7 @@
 #include <unordered_map>
 
 #include "engines.h"
+#include "events.h"
 
 namespace convgrad {
 namespace {
@@ -140,55 +142,117 @@ std::shared_ptr<Ready> ReadyFor(const Key& key, const int64_t* ranked, tvm::runt
   return known.emplace(key, made).first->second;
 }
 
-void Run(ffi::PackedArgs args, ffi::Any*) {
-  const auto* stated = static_cast<const Spec*>(args[0].cast<void*>());
-  const int count = args.size() - 1;
-  if (count > kMostTensors || count < 3) TVM_FFI_THROW(ValueError) << "cudnn: " << count << " tensors";
+/*! \brief The tensors of a call, and where they lie. */
+struct Tensors {
   DLTensor* tensors[kMostTensors];
   void* data[kMostTensors];
-  Key key{*stated, kAligned, 0};
-  for (int i = 0; i < count; ++i) {
-    tensors[i] = args[i + 1].cast<DLTensor*>();
-    if (tensors[i]->device.device_type != kDLCUDA) {
-      TVM_FFI_THROW(ValueError) << "cudnn: tensor " << i << " is not on an NVIDIA GPU; run the program on one";
+  int count;
+  bool is_aligned = true;
+
+  /*! \brief Those among the arguments from `first` on. */
+  Tensors(const ffi::PackedArgs& args, int first) : count(args.size() - first) {
+    if (count > kMostTensors || count < 3) TVM_FFI_THROW(ValueError) << "cudnn: " << count << " tensors";
+    for (int i = 0; i < count; ++i) {
+      tensors[i] = args[i + first].cast<DLTensor*>();
+      if (tensors[i]->device.device_type != kDLCUDA) {
+        TVM_FFI_THROW(ValueError) << "cudnn: tensor " << i << " is not on an NVIDIA GPU; run the program on one";
+      }
+      data[i] = static_cast<char*>(tensors[i]->data) + tensors[i]->byte_offset;
+      is_aligned = is_aligned && reinterpret_cast<uintptr_t>(data[i]) % kAligned == 0;
     }
-    data[i] = static_cast<char*>(tensors[i]->data) + tensors[i]->byte_offset;
-    if (reinterpret_cast<uintptr_t>(data[i]) % kAligned != 0) key.alignment = tensors[i]->dtype.bits / 8;
   }
-  const DLDevice device = tensors[0]->device;
-  key.device = device.device_id;
+  DLDevice device() const { return tensors[0]->device; }
+};
+
+/*! \brief Put the work of a call on TVM's current stream. */
+void Launch(const Ready& ready, const Tensors& given, tvm::runtime::DeviceAPI* api, void* workspace) {
+  if (given.count != ready.graph.tensors()) {
+    TVM_FFI_THROW(ValueError) << "cudnn: " << given.count << " tensors where " << ready.graph.tensors()
+                              << " are expected";
+  }
+  const Library& library = Library::Get();
+  const DLDevice device = given.device();
+  const cudnnHandle_t handle = HandleOf(device.device_id);
+  TVMFFIStreamHandle stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
+  Check(library.cudnnSetStream(handle, static_cast<cudaStream_t>(stream)), "the stream cannot be set");
+  const int64_t copied = ready.graph.copied(), last = given.count - 1;
+  if (copied >= 0 && given.data[copied] != given.data[last]) {
+    api->CopyDataFromTo(given.tensors[copied], given.tensors[last], stream);
+  }
+  std::vector<void*> used;
+  for (const int64_t id : ready.graph.ids()) used.push_back(given.data[id - 1]);
+  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  pack.Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ready.graph.ids())
+      .SetArray(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, used.data(), used.size())
+      .Set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace);
+  Check(pack.Finalize(), "the tensors of a call are refused");
+  Check(library.cudnnBackendExecute(handle, ready.plan.plan.raw(), pack.raw()), "a convolution could not be run");
+}
+
+void Run(ffi::PackedArgs args, ffi::Any*) {
+  const auto* stated = static_cast<const Spec*>(args[0].cast<void*>());
+  const Tensors given(args, 1);
+  const DLDevice device = given.device();
+  Key key{*stated, given.is_aligned ? kAligned : given.tensors[0]->dtype.bits / 8, device.device_id};
   if (key.spec.batch < 0) {
     const int64_t* axes = key.spec.face == kForward ? key.spec.data_axes : key.spec.grad_axes;
-    for (int place = 0; place < tensors[0]->ndim; ++place) {
-      if (axes[place] == 0) key.spec.batch = tensors[0]->shape[place];
+    for (int place = 0; place < given.tensors[0]->ndim; ++place) {
+      if (axes[place] == 0) key.spec.batch = given.tensors[0]->shape[place];
     }
   }
   tvm::runtime::DeviceAPI* api = tvm::runtime::DeviceAPI::Get(device);
   api->SetDevice(device);
   const std::shared_ptr<Ready> ready = ReadyFor(key, stated->Ranked(), api, device);
-  if (count != ready->graph.tensors()) {
-    TVM_FFI_THROW(ValueError) << "cudnn: " << count << " tensors where " << ready->graph.tensors() << " are expected";
-  }
-  const Library& library = Library::Get();
-  const cudnnHandle_t handle = HandleOf(key.device);
-  TVMFFIStreamHandle stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
-  Check(library.cudnnSetStream(handle, static_cast<cudaStream_t>(stream)), "the stream cannot be set");
-  const int64_t copied = ready->graph.copied();
-  if (copied >= 0 && data[copied] != data[count - 1]) api->CopyDataFromTo(tensors[copied], tensors[count - 1], stream);
-  std::vector<void*> used;
-  for (const int64_t id : ready->graph.ids()) used.push_back(data[id - 1]);
   const Workspace workspace(api, device, ready->plan.workspace);
-  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  pack.Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ready->graph.ids())
-      .SetArray(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, used.data(), used.size())
-      .Set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace.data());
-  Check(pack.Finalize(), "the tensors of a call are refused");
-  Check(library.cudnnBackendExecute(handle, ready->plan.plan.raw(), pack.raw()), "a convolution could not be run");
+  Launch(*ready, given, api, workspace.data());
 }
 
-/*! \brief A GPU that need not be here. */
+/*!
+ * \brief The first engine that a call lists, and no other, ready to run on the first GPU, for memory aligned to 16 bytes:
+ * its bytes of workspace, and a function of how often it is to be called, the workspace (None where it needs none) and
+ * the tensors. That gives nanoseconds of all these calls by the GPU's own clock. Throws where there is no such plan.
+ */
+ffi::Array<ffi::Any> Prepare(void* stated) {
+  const Spec& spec = *static_cast<const Spec*>(stated);
+  const std::vector<Choice> choices = Listed(spec.Ranked(), spec.Ranked()[1]);
+  if (choices.empty()) TVM_FFI_THROW(ValueError) << "cudnn: a call without engines for this version of cuDNN";
+  Device device;
+  device.handle = HandleOf(0);
+  auto made = std::make_shared<Ready>(Ready{Graph(spec, kAligned, device.handle), Plan()});
+  Check(made->graph.status(), "a call is refused");
+  const std::string why = Engines(spec, made->graph, device).Make(choices[0], &made->plan);
+  if (!why.empty()) TVM_FFI_THROW(ValueError) << "cudnn: " << why;
+  auto run = [made](ffi::PackedArgs args, ffi::Any* result) {
+    const int64_t calls = args[0].cast<int64_t>();
+    const auto scratch = args[1].cast<ffi::Optional<ffi::Tensor>>();
+    const Tensors given(args, 2);
+    const int64_t room = scratch.has_value() ? scratch.value().numel() * scratch.value().dtype().bits / 8 : 0;
+    if (!given.is_aligned || room < made->plan.workspace) {
+      TVM_FFI_THROW(ValueError) << "cudnn: " << room << " bytes of workspace for an engine that needs "
+                                << made->plan.workspace << ", or tensors that are not aligned to " << kAligned;
+    }
+    void* workspace = nullptr;
+    if (scratch.has_value()) {
+      const DLTensor* tensor = scratch.value().GetDLTensorPtr();
+      workspace = static_cast<char*>(tensor->data) + tensor->byte_offset;
+    }
+    tvm::runtime::DeviceAPI* api = tvm::runtime::DeviceAPI::Get(given.device());
+    api->SetDevice(given.device());
+    const DLDevice device = given.device();
+    Stopwatch stopwatch(static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id)));
+    for (int64_t i = 0; i < calls; ++i) Launch(*made, given, api, workspace);
+    *result = stopwatch.Stop();
+  };
+  return {made->plan.workspace, ffi::Function::FromPacked(run)};
+}
+
+/*! \brief A GPU that need not be here; without properties the first of this machine. */
 Device Described(const std::string& properties) {
   Device device;
+  if (properties.empty()) {
+    device.handle = HandleOf(0);
+    return device;
+  }
   device.properties = std::make_unique<Descriptor>(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
   device.properties->SetArray(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, properties.data(), properties.size());
   Check(device.properties->Finalize(), "the properties of the GPU are refused");
@@ -196,14 +260,15 @@ Device Described(const std::string& properties) {
 }
 
 /*!
- * \brief What cuDNN has for a call on a GPU that `properties` describes, one engine a line, best first:
+ * \brief What cuDNN has for a call on a GPU that `properties` describes (empty: the first of this machine), one
+ * engine a line, best first:
  * "index|workspace|numerical notes|behavior notes|knob=value,...|reason against it"; "|reason" alone if the graph itself
  * is refused. It ends with the first `most` engines that may be used.
  */
 ffi::String DescribeEngines(void* stated, ffi::String properties, int64_t most) {
   const Spec& spec = *static_cast<const Spec*>(stated);
   const Device device = Described(properties);
-  const Graph graph(spec, kAligned, nullptr);
+  const Graph graph(spec, kAligned, device.handle);
   if (graph.status() != CUDNN_STATUS_SUCCESS) return "|" + Library::Get().Reason(graph.status());
   std::ostringstream lines;
   Engines(spec, graph, device).Each([&](Plan plan, const std::string& reason) {
@@ -229,7 +294,7 @@ ffi::String DescribeEngines(void* stated, ffi::String properties, int64_t most) 
 ffi::String RemadePlans(void* stated, ffi::String properties) {
   const Spec& spec = *static_cast<const Spec*>(stated);
   const Device device = Described(properties);
-  const Graph graph(spec, kAligned, nullptr);
+  const Graph graph(spec, kAligned, device.handle);
   std::ostringstream lines;
   for (const Choice& choice : Listed(spec.Ranked(), spec.Ranked()[1])) {
     Plan plan;
@@ -257,6 +322,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::GlobalDef()
       .def_packed("convgrad.cudnn.1.run", Run)
       .def("convgrad.cudnn.1.engines", DescribeEngines)
+      .def("convgrad.cudnn.1.prepare", Prepare)
       .def("convgrad.cudnn.1.properties", Properties)
       .def("convgrad.cudnn.1.remade", RemadePlans)
       .def("convgrad.cudnn.1.version", Version);
