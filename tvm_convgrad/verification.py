@@ -57,6 +57,10 @@ SUITE = (
 """What `verify --all` runs: one problem for each thing that convolution gradients are known to get wrong."""
 
 
+EXACT_TERMS = 2**24
+"""Below so many ones, a sum is exact in float32."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One implementation of one face of one problem: status "right", "wrong" or "refused", and how or why."""
@@ -96,20 +100,34 @@ def numbers_of(problem: ConvProblem, face: str, seed: int = 0) -> tuple[list[Arr
         ProblemError: symbolic extents, or sums too long to be exact in float32.
     """
     problem.require_static("verification")
-    shapes = problem.tensors
     terms = reduction_length(problem, face)
-    if terms >= 2**24:
+    if terms >= EXACT_TERMS:
         raise ProblemError(
             f"{problem.descriptor}: sums of {terms} terms are not exact in float32; verify a smaller one"
         )
+    operands, _ = integers(problem, face, seed)
+    result = problem.tensors[CATALOGUE[face].result][1]
+    return operands, FACES[face](problem, *operands).astype(numpy_dtype(result))
+
+
+def integers(problem: ConvProblem, face: str, seed: int = 0) -> tuple[list[Array], int]:
+    """Operands of small integers for a face of a problem, and their greatest magnitude.
+
+    It is such that every partial sum is exact in float32, if the sums have less than EXACT_TERMS terms.
+
+    Raises:
+        ProblemError: symbolic extents.
+    """
+    problem.require_static("verification")
+    shapes = problem.tensors
     # Products of integers up to `limit` add up to less than 2^24, so float32 holds every partial sum.
-    limit = max(1, min(3, math.isqrt((2**24 - 1) // max(terms, 1))))
+    limit = max(1, min(3, math.isqrt((EXACT_TERMS - 1) // max(reduction_length(problem, face), 1))))
     generator = np.random.default_rng([seed, zlib.crc32(f"{face} {problem.descriptor}".encode())])
     operands = []
     for name in CATALOGUE[face].operands:
         shape, dtype = shapes[name]
         operands.append(generator.integers(-limit, limit + 1, [int(e) for e in shape]).astype(numpy_dtype(dtype)))
-    return operands, FACES[face](problem, *operands).astype(numpy_dtype(shapes[CATALOGUE[face].result][1]))
+    return operands, limit
 
 
 def reduction_length(problem: ConvProblem, face: str) -> int:

@@ -51,4 +51,15 @@ def local_target() -> Any:
     return tvm.target.Target({"kind": "cuda", "arch": "sm_" + device.compute_version.replace(".", "")})
 
 
-__all__ = ["INSTALL", "load_cuda", "local_target"]
+def local_name(arch: str) -> str | None:
+    """The name of this machine's first GPU, if it is of an architecture such as "sm_90"; None otherwise."""
+    import tvm
+
+    try:
+        here = local_target()
+    except SetupError:
+        return None
+    return str(tvm.cuda(0).device_name) if str(here.attrs["arch"]) == arch else None
+
+
+__all__ = ["INSTALL", "load_cuda", "local_name", "local_target"]

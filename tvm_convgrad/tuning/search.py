@@ -21,6 +21,7 @@ from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.candidates import candidates
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.tuning.shares import shares
 from tvm_convgrad.tuning.store import Store
 from tvm_convgrad.verification import compare, numbers_of
 
@@ -66,30 +67,22 @@ class Outcome:
 def tune(work: Sequence[Work], machine: Machine, target: Any, store: Store, budget: float) -> Iterator[Outcome]:
     """Tune the problems, those with the most work first, for about `budget` seconds in all, and keep the winners.
 
-    What is in the store already is skipped. Every problem gets a share of the time that is left by its share in the
-    work that is left; what gets none is skipped.
+    What is in the store already is skipped, and so is what gets no share of the time.
 
     Raises:
         TuningError: a candidate computes something else.
         ArtifactError: the store cannot be written.
     """
-    end = time.monotonic() + budget
-    known = [(each, _weight(each)) for each in work]
-    known.sort(key=lambda pair: -pair[1])
-    left = sum(weight for _, weight in known) or 1.0
-    for each, weight in known:
-        now = time.monotonic()
-        share = (end - now) * weight / left
-        left = max(left - weight, 1e-30)
+    for each, end in shares([(each, _weight(each)) for each in work], budget):
         text = each.problem.descriptor
         if not each.problem.is_static:
             yield Outcome(each.face, text, "skipped", 1.0, 0, "an extent is known only at run time")
         elif store.entry(each.problem, each.face, machine) is not None:
             yield Outcome(each.face, text, "skipped", 1.0, 0, "tuned before")
-        elif now >= end:
+        elif end is None:
             yield Outcome(each.face, text, "skipped", 1.0, 0, "the budget is spent")
         else:
-            yield _tune(each, machine, target, store, now + share)
+            yield _tune(each, machine, target, store, end)
 
 
 def _weight(work: Work) -> float:

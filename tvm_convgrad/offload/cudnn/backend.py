@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
 import platform
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,17 @@ from typing import Any
 import tvm_convgrad
 from tvm_convgrad.errors import SetupError
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.tuned import TUNED
 from tvm_convgrad.offload import libraries
 from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.common import Engine
+from tvm_convgrad.offload.cuda import local_name
 from tvm_convgrad.offload.cudnn import rules
+from tvm_convgrad.offload.cudnn.bench import Call
 from tvm_convgrad.offload.cudnn.devices import arch_of, properties_of, version_of
 from tvm_convgrad.offload.cudnn.engines import Listed, engines, load_driver
-from tvm_convgrad.offload.cudnn.settings import settings
+from tvm_convgrad.offload.cudnn.settings import VARIABLE, settings
+from tvm_convgrad.offload.cudnn.store import EngineStore, Winner, default_path, store_in_use
 from tvm_convgrad.offload.libraries import installed_file as _find
 from tvm_convgrad.problem import ConvProblem
 
@@ -68,19 +74,23 @@ class CuDnn:
         return rules.refusal(face, problem, epilogue, version_of(arch_of(target)))
 
     def engine(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> Engine | str:
-        """What cuDNN's heuristics put first for the target's GPU; for any batch they are asked when a batch is met."""
+        """The tuned engine, or what cuDNN's heuristics put first for the target's GPU.
+
+        For a batch or GPU that is not known, the heuristics are asked when a program runs.
+        """
         arch = arch_of(target)
-        if isinstance(problem.batch, str) or properties_of(arch) is None:
-            self.library()
-            return Engine("by its heuristics", "engine chosen at run time", None)
-        found = self.engines(face, problem, epilogue, arch, RANKED)
-        if isinstance(found, str):
-            return f"the library refuses it: {found}"
-        usable = [listed for listed in found if not listed.refusal]
+        ranked = self._ranked(Call(face, problem, epilogue), arch)
+        if isinstance(ranked, str):
+            return ranked
+        winner, usable, why = ranked
         if not usable:
-            return _why_none(found, arch)
+            self.library()
+            return Engine("by its heuristics", "; ".join(filter(None, (why, "engine chosen at run time"))), None)
         notes = ", ".join(("deterministic" if settings().deterministic else "", *usable[0].notes)).strip(", ")
-        return Engine(str(usable[0]), f"{notes}; {len(usable)} engines ranked for {arch}", usable[0].workspace)
+        words = [notes, f"{len(usable)} engines ranked for {arch}"]
+        if winner is not None:
+            words.insert(0, f"{TUNED}: {winner.gain:.2f}x the heuristics' first on {winner.device}")
+        return Engine(str(usable[0]), "; ".join(filter(None, [why, *words])), usable[0].workspace)
 
     def engines(
         self, face: str, problem: ConvProblem, epilogue: Epilogue, arch: str, most: int
@@ -96,16 +106,47 @@ class CuDnn:
         numbers = tuple(self._fixed(face, problem, epilogue))
         return engines(numbers, properties, most, f"convgrad.cudnn.{INTERFACE}.engines")
 
+    def local_engines(self, call: Call, most: int) -> tuple[Listed, ...] | str:
+        """As `engines`, for the first GPU of this machine."""
+        self._load()
+        numbers = tuple(self._fixed(call.face, call.problem, call.epilogue))
+        return engines(numbers, "", most, f"convgrad.cudnn.{INTERFACE}.engines")
+
     def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> list[int]:
-        """The fields of Spec in runtime/spec.h, then cuDNN's version, the GPU's SM and the engines ranked for them."""
-        fixed = self._fixed(face, problem, epilogue)
-        arch = arch_of(target)
-        if isinstance(problem.batch, str) or properties_of(arch) is None:
+        """The fields of Spec in runtime/spec.h, then cuDNN's version, the GPU's SM and the engines ranked for them.
+
+        Raises:
+            SetupError: CONVGRAD_CUDNN is `cached`, and no engine was tuned for the call.
+        """
+        call, arch = Call(face, problem, epilogue), arch_of(target)
+        ranked = self._ranked(call, arch)
+        winner, usable, why = (None, [], ranked) if isinstance(ranked, str) else ranked
+        if settings().cached and winner is None:
+            raise SetupError(
+                f"{VARIABLE} says cached, and no engine is tuned for {call} on {arch} with this cuDNN and these "
+                f"settings{f' ({why})' if why else ''}; run `convgrad tune MODEL --target cuda:{arch} --cudnn` on "
+                "such a GPU."
+            )
+        return self.numbers_of(call, arch, usable)
+
+    def numbers_of(self, call: Call, arch: str, ranked: Sequence[Listed]) -> list[int]:
+        """As `numbers`, with given engines."""
+        fixed = self._fixed(call.face, call.problem, call.epilogue)
+        if not ranked:
             return [*fixed, 0, 0, 0]
-        found = self.engines(face, problem, epilogue, arch, RANKED)
-        usable = [] if isinstance(found, str) else [listed for listed in found if not listed.refusal]
-        ranked = [number for listed in usable for number in _encoded(listed)]
-        return [*fixed, self._version(), version_of(arch), len(usable), *ranked]
+        numbers = [number for listed in ranked for number in _encoded(listed)]
+        return [*fixed, self.number(), version_of(arch), len(ranked), *numbers]
+
+    def number(self) -> int:
+        """cuDNN's version as it states it, such as 92400."""
+        return int(self.function("version")())
+
+    def function(self, name: str) -> Any:
+        """A global function of the runtime."""
+        import tvm_ffi
+
+        self._load()
+        return tvm_ffi.get_global_func(f"convgrad.cudnn.{INTERFACE}.{name}")
 
     def digest(self) -> str:
         """The key of the runtime's folder in the cache."""
@@ -113,7 +154,7 @@ class CuDnn:
 
     def version(self) -> str:
         """The version that cuDNN itself states."""
-        number = self._version()
+        number = self.number()
         return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def library(self) -> Path:
@@ -133,11 +174,56 @@ class CuDnn:
         load_driver(_stand_in)
         libraries.load(self.name, self.library(), self.entry, {})
 
-    def _version(self) -> int:
-        import tvm_ffi
+    def _ranked(self, call: Call, arch: str) -> tuple[Winner | None, list[Listed], str] | str:
+        """The tuned engine if there is one, engines best first, and why there is no tuned one if that is worth a word.
 
-        self._load()
-        return int(tvm_ffi.get_global_func(f"convgrad.cudnn.{INTERFACE}.version")())
+        Without engines the heuristics are asked at run time. A text is why cuDNN does not compute the call.
+        """
+        if isinstance(call.problem.batch, str):
+            return None, [], ""
+        winner, why = self._winner(call, arch)
+        properties = properties_of(arch)
+        if properties is None:
+            return winner, [winner.engine] if winner is not None else [], why
+        found = self.engines(call.face, call.problem, call.epilogue, arch, RANKED)
+        if isinstance(found, str):
+            return f"the library refuses it: {found}"
+        usable = [listed for listed in found if not listed.refusal]
+        if winner is not None:
+            others = [each for each in usable if (each.index, each.knobs) not in winner.thrown_out]
+            first = (winner.engine.index, winner.engine.knobs)
+            others = [each for each in others if (each.index, each.knobs) != first]
+            return winner, [winner.engine, *others][:RANKED], why
+        return (None, usable, why) if usable else _why_none(found, arch)
+
+    def _winner(self, call: Call, arch: str) -> tuple[Winner | None, str]:
+        """The tuned engine of a call, if programs are to take one and it was tuned; or else why there is none."""
+        store = store_in_use() or (EngineStore(default_path()) if settings().cached else None)
+        if store is None or not len(store):
+            return None, ""
+        number, chosen = self.number(), settings()
+        devices = store.devices(call, arch, number, chosen)
+        if len(devices) > 1:  # which of them is meant, only a machine with one can say
+            here = local_name(arch)
+            if here not in devices:
+                return (
+                    None,
+                    f"tuned on {' and on '.join(devices)}, of which none is here: build on the one that is meant",
+                )
+            devices = [here]
+        winner = store.winner(call, arch, number, chosen, devices[0]) if devices else None
+        refused = self._refused(call, arch, winner.engine) if winner is not None else ""
+        return (None, f"the tuned {winner.engine} is refused: {refused}") if winner and refused else (winner, "")
+
+    def _refused(self, call: Call, arch: str, engine: Listed) -> str:
+        """Why cuDNN makes no plan of an engine for a GPU, or nothing; for an unknown GPU that is seen when it runs."""
+        properties = properties_of(arch)
+        if properties is None:
+            return ""
+        numbers = self.numbers_of(call, arch, [engine])
+        block = (ctypes.c_int64 * len(numbers))(*numbers)
+        _, _, reason = str(self.function("remade")(ctypes.c_void_p(ctypes.addressof(block)), properties)).partition("|")
+        return reason.strip()
 
 
 def _stand_in() -> Path:

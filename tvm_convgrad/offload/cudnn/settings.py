@@ -19,16 +19,25 @@ class Settings:
     tf32: engines may round float32 operands to tf32 (10 bits of mantissa) for tensor cores.
     transforms: engines may compute by Winograd's or Fourier's transform, whose rounding is another.
     workspace: at most so many bytes.
+    cached: only engines that were tuned; a call without one is an error.
     """
 
     deterministic: bool = True
     tf32: bool = False
     transforms: bool = False
     workspace: int = 1 << 30
+    cached: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """What engines may do, in words: with other words other engines may be the best."""
+        names = ("deterministic", "tf32", "transforms", "workspace")
+        return ",".join(f"{name}={int(getattr(self, name))}" for name in names)
 
 
 def settings() -> Settings:
-    """Those of CONVGRAD_CUDNN: words with commas between them, of nondeterministic, tf32, transforms, workspace=256MiB.
+    """Those of CONVGRAD_CUDNN: words with commas between them, of nondeterministic, tf32, transforms, workspace=256MiB,
+    cached.
 
     Raises:
         UnsupportedError: another word, or a size that is none.
@@ -43,13 +52,14 @@ def parse_settings(text: str) -> Settings:
         key, _, value = word.partition("=")
         if word == "nondeterministic":
             found = replace(found, deterministic=False)
-        elif word in ("tf32", "transforms"):
+        elif word in ("tf32", "transforms", "cached"):
             found = replace(found, **{word: True})
         elif key == "workspace" and (size := _bytes(value)) is not None:
             found = replace(found, workspace=size)
         else:
             raise UnsupportedError(
-                f"{VARIABLE}={text}: {word!r} is no setting; use nondeterministic, tf32, transforms, workspace=256MiB"
+                f"{VARIABLE}={text}: {word!r} is no setting; use nondeterministic, tf32, transforms, workspace=256MiB, "
+                "cached"
             )
     return found
 
