@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +11,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
+from relax_ops.program import faces_module
+from tests.cli.command import Command
 from tests.offload.cudnn_device import FLAWS, Device, Kind
-from tvm_convgrad.errors import ArtifactError
+from tests.relax.net import Net, module_of
+from tvm_convgrad import partition
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.commands.tune_engines import calls_of_plan, calls_of_work
+from tvm_convgrad.errors import ArtifactError, SetupError
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.offload.common import Engine
 from tvm_convgrad.offload.cudnn.agreement import Parties, bound
-from tvm_convgrad.offload.cudnn.bench import Call
-from tvm_convgrad.offload.cudnn.settings import Settings
-from tvm_convgrad.offload.cudnn.store import EngineStore
+from tvm_convgrad.offload.cudnn.backend import CuDnn
+from tvm_convgrad.offload.cudnn.bench import Call, EngineError
+from tvm_convgrad.offload.cudnn.engines import Listed
+from tvm_convgrad.offload.cudnn.gpu import TensorMemory
+from tvm_convgrad.offload.cudnn.settings import VARIABLE, Settings
+from tvm_convgrad.offload.cudnn.store import EngineStore, use_engines
 from tvm_convgrad.offload.cudnn.tuner import MOST, Outcome, tune
+from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.report.gradients import describe_convolutions
+from tvm_convgrad.tuning.search import Work
 
+SUM = Epilogue(accumulate=True)
 SMALL = ConvProblem.from_descriptor("mb2ic4ih6oc4kh3ph1")
 CALL = Call("backward_weight", SMALL)
 STRICT = Settings()
@@ -83,7 +99,7 @@ def test_every_flaw_is_found(tmp_path: Path, face: str, descriptor: str, epilogu
 def test_small_errors_of_narrow_sums_are_found() -> None:
     """The bound of the result's type is far below what one product lost makes, and above two roundings."""
     for dtype in ("float32", "float16", "bfloat16"):
-        for descriptor in ("mb2ic8ih9oc8kh3ph1", "mb32ic64ih56oc64kh3ph1"):
+        for descriptor in ("mb2ic8ih9oc8kh3ph1", "mb8ic16ih28oc16kh3ph1"):
             for face in ("forward", "backward_weight"):
                 call = Call(face, ConvProblem.from_descriptor(descriptor).with_dtypes(dtype, dtype, dtype))
                 operands, limit = call.numbers()
@@ -191,7 +207,6 @@ def test_what_an_engine_is_kept_for(tmp_path: Path) -> None:
     assert others == [None] * len(others)
     assert store.devices(CALL, "sm_90", 92400, STRICT) == ["Abacus"]
     assert store.devices(CALL, "sm_9", 92400, STRICT) == []
-    assert len(store.used) == 1
     text = (tmp_path / "t.json").read_text().replace("tvm-convgrad 0", "tvm-convgrad 99")
     (tmp_path / "t.json").write_text(text)
     assert EngineStore(tmp_path / "t.json").devices(CALL, "sm_90", 92400, STRICT) == []
@@ -219,3 +234,167 @@ def test_a_damaged_entry_is_never_trusted(tmp_path: Path, change: dict[str, Any]
         ArtifactError, match=rf"no engines of cuDNN that `convgrad tune` wrote.*{told}.*remove the file"
     ):
         EngineStore(path)
+
+
+# ------------------------------------------------------------------------------------------------- programs
+
+
+TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+CONV = ConvProblem.from_descriptor("mb2ic16ih9oc32kh3ph1")
+CALL_OF_CONV = Call("backward_weight", CONV)
+
+
+def keep(path: Path, number: int, device: str = "Abacus", **change: Any) -> tuple[EngineStore, Listed]:
+    """Put one of cuDNN's own engines into a store, as the tuned one; its first is thrown out."""
+    cudnn, call = CuDnn(), CALL_OF_CONV
+    listed = cudnn.engines(call.face, CONV, NO_EPILOGUE, "sm_90", 4)
+    engine = replace([each for each in listed if not each.refusal][number], **change)
+    bench = Device(name=device)
+    bench.version = cudnn.number()
+    thrown = [(next(each for each in listed if not each.refusal), "leaves NaN")] if number else []
+    EngineStore(path).record(call, bench, STRICT, engine, thrown, seconds=1e-3, own_seconds=1.5e-3, candidates=4)
+    return EngineStore(path), engine
+
+
+@pytest.mark.cuda
+def test_calls_take_the_tuned_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number and knobs are a program's first; what was thrown out is in none; without tuning all is as it was."""
+    face, cudnn = "backward_weight", CuDnn()
+    plain = cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET)
+    store, engine = keep(tmp_path / "t.json", 2)
+    with use_engines(store):
+        found = cudnn.engine(face, CONV, NO_EPILOGUE, TARGET)
+        assert isinstance(found, Engine)
+        assert found.implementation == str(engine)
+        assert found.detail.startswith("tuned: 1.50x the heuristics' first on Abacus; deterministic")
+        numbers = cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET)
+        others = [cudnn.numbers("forward", CONV, NO_EPILOGUE, TARGET), cudnn.numbers(face, CONV, SUM, TARGET)]
+        (lowered,) = offload(faces_module([("main", FACES[face], CONV)]), ["cudnn"], TARGET).lowered
+        assert describe_convolutions([lowered])[0]["plan"].startswith("tuned: 1.50x")
+        monkeypatch.setenv(VARIABLE, "tf32")
+        assert "tuned" not in str(cudnn.engine(face, CONV, NO_EPILOGUE, TARGET))
+        monkeypatch.delenv(VARIABLE)
+    knobs = [number for knob in engine.knobs for number in knob]
+    at = numbers.index(90, 40)  # the SM, behind cuDNN's version
+    assert numbers[at + 1 : at + 4 + len(knobs)] == [3, engine.index, len(engine.knobs), *knobs]
+    assert plain == cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET)
+    assert plain[at + 1] == 4
+    assert others == [cudnn.numbers("forward", CONV, NO_EPILOGUE, TARGET), cudnn.numbers(face, CONV, SUM, TARGET)]
+    other = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
+    with use_engines(store):
+        assert "tuned" not in str(cudnn.engine(face, CONV, NO_EPILOGUE, other))
+        twice, _ = keep(tmp_path / "t.json", 1, "Slide rule")
+    with use_engines(twice):
+        said = str(cudnn.engine(face, CONV, NO_EPILOGUE, TARGET))
+        assert "tuned on Abacus and on Slide rule, of which none is here" in said
+    wrong, _ = keep(tmp_path / "wrong.json", 1, index=9999)
+    with use_engines(wrong):
+        assert "the tuned engine 9999" in (said := str(cudnn.engine(face, CONV, NO_EPILOGUE, TARGET)))
+        assert "is refused: " in said
+        assert cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET) == plain
+
+
+@pytest.mark.cuda
+def test_what_is_fused_is_tuned() -> None:
+    def body(net: Net) -> list[Any]:
+        return [net.emit(tvm.relax.op.nn.relu(net.biased(net.forward()))), net.wgrad()]
+
+    done = offload(module_of(CONV, body)[0], ["cudnn"], TARGET)
+    fused = Call("forward", CONV, Epilogue(bias=True, relu=True))
+    assert sorted(calls_of_plan([*done.lowered, done.lowered[0]]), key=str) == [(CALL_OF_CONV, 1), (fused, 2)]
+    assert [str(each.shape) for each in fused.operands] == ["(2, 16, 9, 9)", "(32, 16, 3, 3)", "(32,)"]
+    (half, _) = calls_of_work([Work("forward", CONV)], "float16")[0]
+    assert half.problem.descriptor.endswith("_dt=f16:f16:f16")
+
+
+@pytest.mark.cuda
+def test_cached_takes_tuned_engines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGRAD_TUNINGS", str(tmp_path / "t.json"))
+    keep(tmp_path / "t.cudnn.json", 2)
+    module = faces_module([("main", FACES["backward_weight"], CONV)])
+    other = faces_module([("main", FACES["forward"], CONV)])
+    partition(other, ["cudnn"], TARGET)
+    monkeypatch.setenv(VARIABLE, "cached")
+    partition(module, ["cudnn"], TARGET)
+    for backends in (["cudnn"], ["auto"]):
+        with pytest.raises(SetupError, match=rf"no engine is tuned for forward of {CONV.descriptor} on sm_90 .*tune"):
+            offload(other, backends, TARGET)
+    with use_engines(None):
+        partition(other, ["cudnn"], TARGET)
+
+
+@pytest.mark.cuda
+def test_tune_build_explain(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The commands, with cuDNN's own engines for the GPU that the device of numpy says it is."""
+
+    class Described(Device):
+        def candidates(self, call: Call, most: int) -> Any:
+            return tuple(CuDnn().engines(call.face, call.problem, call.epilogue, "sm_90", 3))
+
+        def plan(self, call: Call, engine: Listed) -> Any:
+            usable = [each for each in self.candidates(call, 3) if not each.refusal]
+            return super().plan(call, replace(engine, index=usable.index(engine)))
+
+    bench = Described(Kind(3e-3, workspace=64), Kind(1e-3, "nan"), Kind(2e-3))
+    bench.version = CuDnn().number()
+    monkeypatch.setattr("tvm_convgrad.commands.tune_engines.bench_for", lambda target: bench)
+    monkeypatch.setattr("tvm_convgrad.offload.cudnn.tuner.TURN_SECONDS", 1e-3)
+    convgrad, path = Command(monkeypatch, capfd), tmp_path / "t.json"
+    gpu = ["--target", "cuda:sm_90", "--store", path]
+    tune = ["tune", tiny_model, *gpu, "--cudnn", "--budget", "1s"]
+    report = convgrad(*tune, "--json").json
+    assert report["store"] == str(tmp_path / "t.cudnn.json")
+    assert (report["counts"], report["device"]) == ({"better": 2}, "Abacus")
+    assert {outcome["gain"] for outcome in report["outcomes"]} == {1.5}
+    assert all("elements NaN" in outcome["thrown_out"][0]["reason"] for outcome in report["outcomes"])
+    shown = convgrad(*tune).out
+    assert "2 skipped; kept in" in shown
+    found = convgrad("explain", tiny_model, *gpu, "--offload", "cudnn", "--json").json
+    plans = [entry["plan"] for entry in found["gradients"] + found["forward"]]
+    assert [plan.startswith("tuned: 1.50x the heuristics' first on Abacus") for plan in plans] == [True, True]
+    kernels = {entry["kernel"].removeprefix("cudnn ") for entry in found["gradients"] + found["forward"]}
+    assert all(any(outcome["detail"].startswith(kernel) for outcome in report["outcomes"]) for kernel in kernels)
+    heuristics = convgrad("explain", tiny_model, *gpu, "--offload", "cudnn", "--no-tuned", "--json").json
+    assert "tuned" not in json.dumps(heuristics)
+    build = ["build", tiny_model, *gpu, "-o", tmp_path / "s.so", "--offload", "cudnn"]
+    assert convgrad(*build, "--json").json["tuned"] == 2
+    assert "tuned: 1.50x" in " ".join(convgrad("explain", tmp_path / "s.so").out.split())
+    monkeypatch.setenv(VARIABLE, "cached")
+    assert convgrad(*build[:-2], "--offload", "cudnn", "--no-tuned").code == 2
+    bench.kinds = (Kind(1e-3, "nan"),) * 3
+    problem = ["--problem", "mb1ic4ih5oc4oh3kh3", "--face", "forward"]
+    failed = convgrad("tune", *problem, *gpu, "--cudnn", "--json")
+    assert failed.code == 1
+    assert "1 of 1 calls have no engine of cuDNN that can be trusted; forward of mb1ic4ih5oc4oh3kh3: " in failed.err
+
+
+@pytest.mark.cuda
+def test_without_a_gpu_a_sentence(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU: make test-gpu")
+    convgrad = Command(monkeypatch, capfd)
+    tune = ["tune", "--problem", CONV.descriptor, "--cudnn"]
+    convgrad(*tune, "--target", "cuda:sm_90").assert_sentence("GPU", "NVIDIA's driver")
+    convgrad(*tune).assert_sentence("the target is llvm", "cuda:sm_90")
+    assert convgrad(*tune, "--target", "cuda:sm_90", "--offload", "cudnn").code == 2
+    cudnn = CuDnn()
+    numbers = cudnn.numbers("forward", CONV, NO_EPILOGUE, TARGET)
+    block = (ctypes.c_int64 * len(numbers))(*numbers)
+    with pytest.raises(ValueError, match="cudnn: a handle cannot be made"):
+        cudnn.function("prepare")(ctypes.c_void_p(ctypes.addressof(block)))
+    with pytest.raises(ValueError, match="cudnn: a handle cannot be made"):
+        cudnn.function("engines")(ctypes.c_void_p(ctypes.addressof(block)), "", 1)
+
+
+def test_memory_is_a_tensor() -> None:
+    """The GPU's memory, on a CPU: bytes go where they should, and views read them."""
+    memory = TensorMemory(64, tvm.cpu())
+    memory.write(np.arange(64, dtype=np.uint8), 0)
+    memory.write(np.full(3, 255, np.uint8), 7)
+    assert memory.read(6, 5).tolist() == [6, 255, 255, 255, 10]
+    assert memory.read(0, 0).size == 0
+    assert memory.view((2, 2), "uint16", 16).numpy().tolist() == [[4368, 4882], [5396, 5910]]
+    with pytest.raises(EngineError, match=r"the device has no .* bytes left"):
+        TensorMemory(1 << 60, tvm.cpu())

@@ -45,7 +45,8 @@ def build(
     start = time.perf_counter()
 
     from tvm_convgrad.kernels.transforms import allow_transforms
-    from tvm_convgrad.kernels.tuned import use_winners
+    from tvm_convgrad.kernels.tuned import TUNED, use_winners
+    from tvm_convgrad.offload.cudnn.store import use_engines
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs, stderr
     from tvm_convgrad.threads import intended_threads
@@ -79,19 +80,23 @@ def build(
             seed=seed,
         )
         status.update("compiling")
-        with use_winners(winners), allow_transforms(transforms):
+        engines = options.engine_store(tuned, store, compiled_for)
+        with use_winners(winners), allow_transforms(transforms), use_engines(engines):
             executable, plan = compile_with_plan(step, compiled_for, backends)
-        manifest = make_manifest(step, compiled_for, describe_convolutions(plan))
+        described = describe_convolutions(plan)
+        manifest = make_manifest(step, compiled_for, described)
         artifact = save_artifact(executable, manifest, output)
     size_bytes = output.stat().st_size
     seconds = time.perf_counter() - start
     cuts = len(winners.used) if winners is not None else 0
+    cuts += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
     if json:
         report = {"output": str(output), "id": artifact.id, "bytes": size_bytes, "seconds": seconds, "tuned": cuts}
         print_json(report | manifest)
         return
     print_pairs(
-        f"training step of {model}", [*_summary(artifact, seconds, byte_count(size_bytes)), ("tuned kernels", cuts)]
+        f"training step of {model}",
+        [*_summary(artifact, seconds, byte_count(size_bytes)), ("tuned kernels and engines", cuts)],
     )
 
 

@@ -44,6 +44,7 @@ def explain(
     else:
         from tvm_convgrad.kernels.transforms import allow_transforms
         from tvm_convgrad.kernels.tuned import use_winners
+        from tvm_convgrad.offload.cudnn.store import use_engines
         from tvm_convgrad.threads import intended_threads
         from tvm_convgrad.training.frontends import load_model
         from tvm_convgrad.training.lower import plan_of
@@ -52,7 +53,8 @@ def explain(
 
         step = build_step(load_model(model, batch=size, params=params), loss=loss, dtype=dtype, layout=layout)
         winners = Store(store or default_path(), intended_threads()) if tuned else None
-        with use_winners(winners), allow_transforms(transforms):
+        engines = options.engine_store(tuned, store, compiled_for)
+        with use_winners(winners), allow_transforms(transforms), use_engines(engines):
             entries = describe_convolutions(plan_of(step, compiled_for, backends))
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]

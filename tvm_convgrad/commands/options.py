@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -63,12 +63,32 @@ Transforms = Annotated[
     ),
 ]
 Tuned = Annotated[
-    bool, typer.Option("--tuned/--no-tuned", help="Take the cuts that `convgrad tune` has kept, where it has.")
+    bool,
+    typer.Option("--tuned/--no-tuned", help="Take the cuts and engines that `convgrad tune` has kept, where it has."),
 ]
 Store = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Tunings. Default: CONVGRAD_TUNINGS, or a file in the user's cache folder."),
 ]
+
+
+def engine_store(tuned: bool, store: Path | None, target: Any) -> Any:
+    """The tuned engines of cuDNN that calls are to take: those beside the tunings; None for CPUs and with --no-tuned.
+
+    Raises:
+        typer.BadParameter: --no-tuned, and settings that want tuned engines only.
+    """
+    from tvm_convgrad.offload.cudnn.settings import VARIABLE, settings
+    from tvm_convgrad.offload.cudnn.store import EngineStore, beside
+    from tvm_convgrad.tuning.store import default_path
+
+    if target.kind.name != "cuda":
+        return None
+    if tuned:
+        return EngineStore(beside(store or default_path()))
+    if settings().cached:
+        raise typer.BadParameter(f"--no-tuned: {VARIABLE} says cached, which takes tuned engines only; leave one out.")
+    return None
 
 
 def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:

@@ -15,6 +15,7 @@ from tvm_convgrad.commands import options
 from tvm_convgrad.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from relax_ops.lowering import Lowered
     from tvm_convgrad.tuning.search import Work
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
@@ -46,9 +47,18 @@ def tune(
         str | None,
         typer.Option(metavar="onednn", help="Then time this library too; `--offload auto` takes the faster."),
     ] = None,
+    cudnn: Annotated[
+        bool,
+        typer.Option(
+            "--cudnn", help="Time cuDNN's engines instead, on this machine's GPU: that of --target cuda:sm_90."
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
-    """Time candidates that compute exactly against the cost model's cut; keep what is faster, for the same target."""
+    """Time candidates that compute exactly against the cost model's cut; keep what is faster, for the same target.
+
+    With --cudnn: engines of cuDNN against the one that its heuristics put first, which `build` and `explain` take then.
+    """
     seconds = parse_budget(budget)
     if (model is not None) + bool(problem) + (suite is not None) != 1:
         raise typer.BadParameter("say what to tune: MODEL, --problem DESC or --suite NAME, and one of them only.")
@@ -58,6 +68,23 @@ def tune(
     if set(faces) - set(FACES):
         raise typer.BadParameter(f"--face {face}: use {', '.join(FACES)}.")
     size = options.parse_batch(batch)
+    if cudnn:
+        if offload is not None:
+            raise typer.BadParameter("--cudnn and --offload: engines are timed, or a library against kernels; say one.")
+        from tvm_convgrad.commands.tune_engines import calls_of_plan, calls_of_work, tune_engines
+        from tvm_convgrad.offload.common import require
+        from tvm_convgrad.offload.cudnn.store import use_engines
+        from tvm_convgrad.training.cpu import parse_target
+
+        gpu = parse_target(target, gpus=True)
+        require(["cudnn"], gpu)
+        if model is None:
+            calls = calls_of_work(_of_problems(problem, suite, faces, size, layout), dtype if suite else None)
+        else:
+            with use_engines(None):
+                calls = calls_of_plan(_planned(model, size, layout, loss, dtype, gpu, ("cudnn",)))
+        tune_engines(calls, gpu, store, seconds, json)
+        return
     from tvm_convgrad.kernels.target import machine_of
     from tvm_convgrad.report.tables import followed, print_json, print_table, stdout
     from tvm_convgrad.threads import use_threads
@@ -73,7 +100,7 @@ def tune(
         raise UnsupportedError(f"tune: kernels are not made for {target}; use --target native on an x86 or ARM CPU.")
     kept = Store(store or default_path(), count)
     if model is not None:
-        work = _of_model(model, size, layout, loss, dtype, compiled_for)
+        work = _of_model(_planned(model, size, layout, loss, dtype, compiled_for))
     else:
         work = _of_problems(problem, suite, faces, size, layout)
     outcomes = list(followed(search(work, machine, compiled_for, kept, seconds), "tuning", len(work)))
@@ -148,15 +175,22 @@ def parse_budget(text: str) -> float:
     return float(found.group(1)) * _SECONDS[found.group(2) or "s"]
 
 
-def _of_model(model: str, batch: Any, layout: str, loss: str, dtype: str, target: Any) -> list[Work]:
-    """The convolutions of a model's training step."""
+def _planned(
+    model: str, batch: Any, layout: str, loss: str, dtype: str, target: Any, backends: Sequence[str] = ("none",)
+) -> list[Lowered]:
+    """What computes the convolutions of a model's training step."""
     from tvm_convgrad.training.frontends import load_model
     from tvm_convgrad.training.lower import plan_of
     from tvm_convgrad.training.step import build_step
-    from tvm_convgrad.tuning.search import Work
 
     step = build_step(load_model(model, batch=batch), loss=loss, dtype=dtype, layout=layout)
-    counts = Counter((entry.face, entry.problem) for entry in plan_of(step, target))
+    return plan_of(step, target, backends)
+
+
+def _of_model(entries: Sequence[Lowered]) -> list[Work]:
+    from tvm_convgrad.tuning.search import Work
+
+    counts = Counter((entry.face, entry.problem) for entry in entries)
     return [Work(face, problem, count) for (face, problem), count in counts.items()]
 
 

@@ -3,6 +3,9 @@
 
 backend.py     where its packages lie, its runtime, a call as plain numbers with a ranked list of engines
 settings.py    what engines may do: determinism, tf32, transforms, workspace
+tuner.py       engines in guarded memory (guarded.py), against one another (agreement.py), timed in turns
+bench.py       the device that it needs; gpu.py is this machine's GPU
+store.py       the winners, and where calls ask for them
 devices.py     GPUs as data, for machines that have none
 runtime/       the runtime's source, and what stands in for the driver where there is none
 """

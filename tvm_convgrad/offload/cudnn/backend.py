@@ -25,7 +25,7 @@ from tvm_convgrad.offload.cudnn.bench import Call
 from tvm_convgrad.offload.cudnn.devices import arch_of, properties_of, version_of
 from tvm_convgrad.offload.cudnn.engines import Listed, engines, load_driver
 from tvm_convgrad.offload.cudnn.settings import VARIABLE, settings
-from tvm_convgrad.offload.cudnn.store import EngineStore, Winner, default_path, store_in_use
+from tvm_convgrad.offload.cudnn.store import Winner, only_tuned, store_in_use
 from tvm_convgrad.offload.libraries import installed_file as _find
 from tvm_convgrad.problem import ConvProblem
 
@@ -121,7 +121,7 @@ class CuDnn:
         call, arch = Call(face, problem, epilogue), arch_of(target)
         ranked = self._ranked(call, arch)
         winner, usable, why = (None, [], ranked) if isinstance(ranked, str) else ranked
-        if settings().cached and winner is None:
+        if only_tuned() and winner is None:
             raise SetupError(
                 f"{VARIABLE} says cached, and no engine is tuned for {call} on {arch} with this cuDNN and these "
                 f"settings{f' ({why})' if why else ''}; run `convgrad tune MODEL --target cuda:{arch} --cudnn` on "
@@ -180,7 +180,7 @@ class CuDnn:
         Without engines the heuristics are asked at run time. A text is why cuDNN does not compute the call.
         """
         if isinstance(call.problem.batch, str):
-            return None, [], ""
+            return None, [], "its batch is known when it runs"
         winner, why = self._winner(call, arch)
         properties = properties_of(arch)
         if properties is None:
@@ -198,7 +198,7 @@ class CuDnn:
 
     def _winner(self, call: Call, arch: str) -> tuple[Winner | None, str]:
         """The tuned engine of a call, if programs are to take one and it was tuned; or else why there is none."""
-        store = store_in_use() or (EngineStore(default_path()) if settings().cached else None)
+        store = store_in_use()
         if store is None or not len(store):
             return None, ""
         number, chosen = self.number(), settings()

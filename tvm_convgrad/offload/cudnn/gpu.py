@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.errors import SetupError, first_line
+from tvm_convgrad.offload.common import require
+from tvm_convgrad.offload.cuda import local_target
 from tvm_convgrad.offload.cudnn.backend import CuDnn
 from tvm_convgrad.offload.cudnn.bench import Bench, Bytes, Call, EngineError, Place
 from tvm_convgrad.offload.cudnn.devices import arch_of
@@ -34,21 +36,21 @@ class Gpu:
         """
         import tvm
 
-        from tvm_convgrad.offload.cuda import local_target
-
+        require(["cudnn"], target)
         local = arch_of(local_target())
         if local != arch_of(target):
             raise SetupError(
                 f"the target is {arch_of(target)}, and the GPU of this machine is {local}: engines are tuned on what "
                 f"they are for; use --target cuda:{local}, or a machine with the other."
             )
-        self._library, self._gpu = CuDnn(), tvm.cuda(0)
+        self._library, self._gpu, self._target = CuDnn(), tvm.cuda(0), target
         self.device, self.arch = str(self._gpu.device_name), local
         self.version = self._library.number()
 
     def candidates(self, call: Call, most: int) -> tuple[Listed, ...] | str:
         """As Bench."""
-        return self._library.local_engines(call, most)
+        refusal = self._library.refusal(call.face, call.problem, call.epilogue, self._target)
+        return refusal or self._library.local_engines(call, most)
 
     def plan(self, call: Call, engine: Listed) -> _Plan:
         """As Bench."""
@@ -59,19 +61,19 @@ class Gpu:
             workspace, run = prepare(ctypes.c_void_p(ctypes.addressof(block)))
         except Refused as error:
             raise EngineError(first_line(error)) from error
-        return _Plan(int(workspace), run, self)
+        return _Plan(int(workspace), run, lambda: self._check(f"{engine} for {call}"))
 
     def memory(self, size: int) -> TensorMemory:
         """As Bench."""
         return TensorMemory(size, self._gpu)
 
-    def check(self, engine: str) -> None:
+    def _check(self, engine: str) -> None:
         """Raise SetupError if the GPU does not answer any more: after some errors nothing runs in the same process."""
         try:
             self._gpu.sync()
         except Refused as error:
             raise SetupError(
-                f"the GPU has failed for this process, in or after {engine} ({first_line(error)}); tune again: winners "
+                f"the GPU has failed for this process, by {engine} ({first_line(error)}); tune again: winners "
                 "until then are kept. If it happens again, tune the other problems by --problem."
             ) from error
 
@@ -111,8 +113,8 @@ class TensorMemory:
 class _Plan:
     """An engine that the runtime has prepared."""
 
-    def __init__(self, workspace: int, run: Callable[..., Any], gpu: Gpu) -> None:
-        self.workspace, self._run, self._gpu = workspace, run, gpu
+    def __init__(self, workspace: int, run: Callable[..., Any], check: Callable[[], None]) -> None:
+        self.workspace, self._run, self._check = workspace, run, check
 
     def run(self, tensors: Sequence[Place], workspace: Place | None, calls: int) -> float:
         """As Plan."""
@@ -125,7 +127,7 @@ class _Plan:
         try:
             return float(self._run(calls, scratch, *views)) * 1e-9
         except Refused as error:
-            self._gpu.check(first_line(error))
+            self._check()
             raise EngineError(first_line(error)) from error
 
 

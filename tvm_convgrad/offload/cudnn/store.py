@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tvm_convgrad
 from tvm_convgrad.offload.cudnn.bench import Bench, Call
 from tvm_convgrad.offload.cudnn.engines import Listed
-from tvm_convgrad.offload.cudnn.settings import Settings
+from tvm_convgrad.offload.cudnn.settings import Settings, settings
 from tvm_convgrad.tuning.entries import Entries
 
 FORMAT = 1
@@ -54,16 +54,12 @@ class Winner:
 class EngineStore:
     """The tuned engines in a file.
 
-    Attributes:
-        used: the keys of what lookups have found.
-
     Raises:
         ArtifactError: the file is damaged, or cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.used: set[str] = set()
         self._entries = Entries(path, FORMAT, "engines of cuDNN", _wrong, ", or build with --no-tuned")
 
     def __len__(self) -> int:
@@ -76,11 +72,9 @@ class EngineStore:
 
     def winner(self, call: Call, arch: str, version: int, settings: Settings, device: str) -> Winner | None:
         """What was found best for a call on a device, or None if it was not tuned there."""
-        key = _key(call, arch, version, settings, device)
-        entry = self._entries.get(key)
+        entry = self._entries.get(_key(call, arch, version, settings, device))
         if entry is None:
             return None
-        self.used.add(key)
         engine = Listed(entry["engine"], entry["workspace"], tuple(entry["notes"]), _knobs(entry["knobs"]), "")
         thrown = frozenset((each["engine"], _knobs(each["knobs"])) for each in entry["thrown_out"])
         return Winner(engine, entry["own_seconds"] / entry["seconds"], device, thrown)
@@ -129,12 +123,16 @@ def beside(tunings: Path) -> Path:
     return tunings.with_name(f"{tunings.stem}.cudnn.json")
 
 
-_store: ContextVar[EngineStore | None] = ContextVar("tvm_convgrad_engines", default=None)
+_UNSAID = "unsaid"
+_store: ContextVar[EngineStore | Literal["unsaid"] | None] = ContextVar("tvm_convgrad_engines", default="unsaid")
 
 
 @contextmanager
 def use_engines(store: EngineStore | None) -> Iterator[None]:
-    """Let calls that are compiled inside the block take tuned engines; with None they ask cuDNN's heuristics alone."""
+    """Let calls that are compiled inside the block take tuned engines; with None they ask cuDNN's heuristics alone.
+
+    Outside of any block they do so too, unless the settings say `cached`: then the user's own store is asked.
+    """
     token = _store.set(store)
     try:
         yield
@@ -143,8 +141,16 @@ def use_engines(store: EngineStore | None) -> Iterator[None]:
 
 
 def store_in_use() -> EngineStore | None:
-    """That of `use_engines`."""
-    return _store.get()
+    """What calls that are compiled now are to ask, if anything."""
+    found = _store.get()
+    if found == _UNSAID:
+        return EngineStore(default_path()) if settings().cached else None
+    return found if isinstance(found, EngineStore) else None
+
+
+def only_tuned() -> bool:
+    """Whether calls that are compiled now may take tuned engines only."""
+    return settings().cached and _store.get() is not None
 
 
 def _key(call: Call, arch: str, version: int, settings: Settings, device: str) -> str:
@@ -178,4 +184,4 @@ def _wrong_fields(entry: Any, fields: dict[str, type]) -> str:
     return "" if pairs else "knobs are no pairs of numbers"
 
 
-__all__ = ["EngineStore", "Winner", "beside", "default_path", "store_in_use", "use_engines"]
+__all__ = ["EngineStore", "Winner", "beside", "default_path", "only_tuned", "store_in_use", "use_engines"]
