@@ -122,7 +122,7 @@ class _Sums(PyExprMutator):
         return variable in self.sums or (variable in self.varying and (name in _FRESH or self._is_kernel(variable)))
 
     def _is_kernel(self, variable: Any) -> bool:
-        """Whether a TIR function or a library gives a value, in new memory or in that of a sum."""
+        """Whether a TIR function gives a value, in new memory or in that of a sum."""
         value = self.values.get(variable)
         if not isinstance(value, tvm.ir.Call):
             return False
@@ -131,7 +131,7 @@ class _Sums(PyExprMutator):
             function = self.module[value.args[0]]
             # TVM asks functions made of blocks only; the others are kernels.
             return not (isinstance(function.body, SBlockRealize) and relax.analysis.has_reshape_pattern(function))
-        return name in ("relax.call_tir_inplace", "relax.call_dps_packed")
+        return name == "relax.call_tir_inplace"
 
     def _reduction(self, variable: Any) -> tuple[list[Any], Compute] | None:
         """The operands and the meaning of the sum or product behind views that only the sum reads."""
