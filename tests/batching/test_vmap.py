@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import product
 from typing import Any
 
@@ -18,6 +16,7 @@ from tvm import relax
 from relax_ops.backward import bias_gradient
 from tests.batching.programs import Vmapped, batched, calls_in, ints, looped, module_of, run
 from tests.core.strategies import problems
+from tests.threads import run_with_threads
 from tvm_convgrad import reference
 from tvm_convgrad.batching import vmap_rule
 from tvm_convgrad.catalogue import FACES, OpEntry
@@ -292,9 +291,10 @@ def test_gradients_of_a_vmap() -> None:
 
 
 THREADS = """
-import hashlib, numpy as np, tvm
+import numpy as np, tvm
 from tests.batching.programs import module_of
 from tests.batching.test_vmap import PAIRS, case_of
+from tests.threads import check_same_bits
 from tvm_convgrad.bulk import quick_machine
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.problem import ConvProblem
@@ -304,20 +304,16 @@ machine = quick_machine(module_of(cases))
 rng = np.random.default_rng(0)
 for number, case in enumerate(cases):
     operands = [tvm.runtime.tensor(rng.standard_normal(a.shape).astype("float32")) for a in case.operands]
-    runs = [machine[f"case_{number}"](*operands).numpy() for _ in range(2)]
-    assert np.array_equal(*runs)
-    print(hashlib.sha256(runs[0].tobytes()).hexdigest())
+    def run():
+        runs = [machine[f"case_{number}"](*operands).numpy() for _ in range(2)]
+        assert np.array_equal(*runs)
+        return runs
+    check_same_bits(run)
 """
 
 
-def test_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = []
-    for threads in ("1", "2"):
-        monkeypatch.setenv("TVM_NUM_THREADS", threads)
-        done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
-        outputs.append(done.stdout)
-    assert outputs[0].count("\n") == 3
-    assert outputs[0] == outputs[1]
+def test_the_same_bits_on_any_number_of_threads() -> None:
+    run_with_threads(THREADS, checks=3)
 
 
 X, W = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import NATIVE, ZONE, _zoned, check_exact, run_in_red_zones
+from tests.kernels.harness import NATIVE, ZONE, _zoned, check_exact, compiled, run_in_red_zones
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.depthwise_planes import PlaneTiling
 from tvm_convgrad.kernels.depthwise_planes_weight import PlaneWeightTiling
@@ -53,7 +53,7 @@ CASES |= {name: ("small groups", text) for name, text in GROUPS.items()}
 
 def built(problem: ConvProblem, face: str, choice: plan.Choice, epilogue: Epilogue = NO_EPILOGUE):
     function = plan.build(problem, face, MACHINE, choice, "main", epilogue)
-    return tvm.compile(tvm.IRModule({"main": function}), TARGET)
+    return compiled(function, TARGET)
 
 
 def choice_of(problem: ConvProblem, face: str, family: str) -> plan.Choice:

@@ -2,16 +2,15 @@
 """Implicit GEMMs of forward and dgrad: every kind of tiling, fused epilogues, and batches known only at run time."""
 
 import random
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import NATIVE, run_in_red_zones
+from tests.kernels.harness import NATIVE, compiled, run_in_red_zones
 from tests.kernels.test_exact import SHAPES, _problem
+from tests.threads import run_with_threads
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
@@ -35,7 +34,7 @@ FUSED = [
 
 
 def _compiled(problem, face, choice, epilogue=NO_EPILOGUE):
-    return tvm.compile(tvm.IRModule({"main": plan.build(problem, face, MACHINE, choice, "main", epilogue)}), TARGET)
+    return compiled(plan.build(problem, face, MACHINE, choice, "main", epilogue), TARGET)
 
 
 def _tilings(gather, phases, count, seed):
@@ -153,33 +152,28 @@ def test_estimates_grow_with_the_work():
 
 
 PROGRAM = """
-import hashlib, numpy as np, tvm
-from tests.kernels.test_gather import MACHINE, TARGET
+import numpy as np, tvm
+from tests.kernels.test_gather import MACHINE, _compiled
+from tests.threads import check_same_bits
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.problem import ConvProblem
 for text in ("mb3ic20ih20iw21oc24oh20ow21kh3kw3ph1pw1", "mb3ic40ih13iw53oc36oh13ow53kh1kw1"):
     for problem in (p := ConvProblem.from_descriptor(text), p.with_layouts("NHWC", "OHWI", "NHWC")):
         for face in ("forward", "backward_data"):
-            choice = plan.choose(problem, face, MACHINE)
-            function = plan.build(problem, face, MACHINE, choice, "main", Epilogue(True, True, True))
-            library = tvm.compile(tvm.IRModule({"main": function}), TARGET)
-            rng = np.random.default_rng(0)
+            library = _compiled(problem, face, plan.choose(problem, face, MACHINE), Epilogue(True, True, True))
             result = problem.tensors[FACES[face].result][0]
             channels = problem.out_channels if face == "forward" else problem.in_channels
             shapes = [*(problem.tensors[name][0] for name in FACES[face].operands), (channels,), result]
-            arrays = [tvm.runtime.tensor(rng.standard_normal(s).astype("float32")) for s in shapes]
-            library["main"](*arrays)
-            print(face, hashlib.sha256(arrays[-1].numpy().tobytes()).hexdigest())
+            def run():
+                rng = np.random.default_rng(0)
+                arrays = [tvm.runtime.tensor(rng.standard_normal(s).astype("float32")) for s in shapes]
+                library["main"](*arrays)
+                return [arrays[-1].numpy()]
+            check_same_bits(run)
 """
 
 
-def test_threads_do_not_change_bits(monkeypatch):
-    outputs = set()
-    for threads in ("1", "2", "3"):
-        monkeypatch.setenv("TVM_NUM_THREADS", threads)
-        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-        outputs.add(done.stdout)
-    assert len(outputs) == 1
-    assert outputs.pop().count("\n") == 8
+def test_threads_do_not_change_bits():
+    run_with_threads(PROGRAM, checks=8)

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """wgrad with a bias gradient in the same pass, added to what dW holds, and for a batch known only at run time."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import NATIVE, ZONE, _zoned
+from tests.kernels.harness import NATIVE, ZONE, _zoned, compiled
+from tests.threads import run_with_threads
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import Epilogue
@@ -45,7 +44,7 @@ def built(problem: ConvProblem, epilogue: Epilogue, name: str | None = None):
     choice = plan.choose(asked, "backward_weight", machine)
     assert choice.kind == "implicit GEMM wgrad"
     function = plan.build(asked, "backward_weight", machine, choice, "main", epilogue)
-    return tvm.compile(tvm.IRModule({"main": function}), target)
+    return compiled(function, target)
 
 
 def check(problem: ConvProblem, library, epilogue: Epilogue) -> None:
@@ -120,8 +119,9 @@ def test_what_is_not_covered_is_refused():
 
 
 PROGRAM = """
-import hashlib, numpy as np, tvm
+import numpy as np, tvm
 from tests.kernels.test_weight_extras import SHAPES, built, problem_of
+from tests.threads import check_same_bits
 from tvm_convgrad.kernels.epilogue import Epilogue
 for layout in ("NCHW", "NHWC"):
     for name in (None, "n"):
@@ -132,20 +132,15 @@ for layout in ("NCHW", "NHWC"):
         numbers = (rng.standard_normal(s).astype("float32") for s in (problem.grad_shape, problem.data_shape))
         operands = [tvm.runtime.tensor(array) for array in numbers]
         start = 0.5 if adds else np.nan
-        blanks = (np.full(s, start, "float32") for s in (problem.weight_shape, (problem.out_channels,)))
-        results = [tvm.runtime.tensor(array) for array in blanks]
-        library["main"](*operands, *results)
-        assert not any(np.isnan(r.numpy()).any() for r in results)
-        print(layout, name, [hashlib.sha256(r.numpy().tobytes()).hexdigest() for r in results])
+        def run():
+            blanks = (np.full(s, start, "float32") for s in (problem.weight_shape, (problem.out_channels,)))
+            results = [tvm.runtime.tensor(array) for array in blanks]
+            library["main"](*operands, *results)
+            assert not any(np.isnan(r.numpy()).any() for r in results)
+            return [r.numpy() for r in results]
+        check_same_bits(run)
 """
 
 
-def test_threads_do_not_change_bits(monkeypatch):
-    outputs = []
-    for threads in ("1", "2", "3"):
-        monkeypatch.setenv("TVM_NUM_THREADS", threads)
-        outputs.append(
-            subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
-        )
-    assert outputs[0].count("\n") == 4
-    assert outputs[0] == outputs[1] == outputs[2]
+def test_threads_do_not_change_bits():
+    run_with_threads(PROGRAM, checks=4)

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tvm
 from tvm import relax
 
+from tests.threads import run_with_threads
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import Reference, data, onnx_model, relax_module, weights
 from tvm_convgrad import ConvProblem
@@ -206,24 +204,22 @@ def test_onnx_network_equals_the_reference(tmp_path):
         assert np.abs((weights()[key] - value) - gradients[key]).max() < 1e-5, key
 
 
+PROGRAM = """
+from tests.threads import check_same_bits
+from tests.training.test_step import *
+runner = Runner(build_step(small(), momentum=0.9))
+x, labels = data(64)
+def run():
+    runner.reset()
+    for _ in range(3):
+        runner.step(x, labels, lr=0.1)
+    return runner.named().values()
+check_same_bits(run)
+"""
+
+
 def test_thread_count_does_not_change_results():
-    program = (
-        "import hashlib\n"
-        "from tests.training.test_step import *\n"
-        "runner = Runner(build_step(small(), momentum=0.9))\n"
-        "x, labels = data(64)\n"
-        "for _ in range(3): runner.step(x, labels, lr=0.1)\n"
-        "print(hashlib.sha256(b''.join(v.tobytes() for v in runner.named().values())).hexdigest())\n"
-    )
-
-    def digest(threads):
-        environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
-        result = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
-        )
-        return result.stdout.strip().splitlines()[-1]
-
-    assert digest(1) == digest(2)
+    run_with_threads(PROGRAM, checks=1)
 
 
 def test_gradients_are_listed_by_descriptor():
