@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tvm import relax, te, topi
 
 from tests.training.harness import Runner
 from tests.training.small_models import data, relax_module, weights
+from tvm_convgrad.bulk import native_target
+from tvm_convgrad.training.in_place import overwriting
 from tvm_convgrad.training.model import from_module
 from tvm_convgrad.training.step import build_step
+
+OPAQUE = 8
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adamw"}], ids=str)
@@ -28,3 +33,17 @@ def test_state_stays_where_it_is(settings):
     for tensor, old in zip(runner.state, before, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), old)
     assert runner.step(x, labels, lr=0.1)[0] == first
+
+
+def test_lines_in_place_are_not_fused():
+    """A small sum in lines looks elementwise to TVM's FuseOps, whose merged functions FuseTIR cannot make."""
+    x, y = (te.placeholder((24, 16), "float32", name=name) for name in "xy")
+    function = te.create_prim_func([x, y, topi.add(x, y)]).with_attr("op_pattern", OPAQUE)
+    builder = relax.BlockBuilder()
+    operands = [relax.Var(name, relax.TensorType((24, 16), "float32")) for name in "xy"]
+    with builder.function("main", operands):
+        with native_target():
+            call = overwriting(builder, function, "sum", operands, 1, operands[1].ty)
+        builder.emit_func_output(builder.emit(call))
+    module = relax.transform.AnnotateTIROpPattern()(builder.get())
+    assert module["sum_in_place"].attrs["op_pattern"] == OPAQUE

@@ -127,6 +127,8 @@ def overwriting(builder: Any, function: Any, name: str, operands: list[Any], ont
     """
     lines = scheduled_in_place(function, onto)
     if lines is not None:
+        if "op_pattern" in (function.attrs or {}):  # else TVM looks at the lines, and may fuse them
+            lines = lines.with_attr("op_pattern", function.attrs["op_pattern"])
         return relax.op.call_tir_inplace(builder.add_func(lines, f"{name}_in_place"), operands, [onto], [result])
     sharing = sharing_memory(function, onto)
     if sharing is None:
