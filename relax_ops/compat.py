@@ -12,6 +12,9 @@ from tvm import relax, s_tir, tirx
 arithmetic: Any = tvm.sym if hasattr(tvm, "sym") else tvm.arith
 """The module of the arithmetic analyzer: tvm.sym since 0.27."""
 
+FUSES_FORMULAS = hasattr(tvm, "sym")
+"""Whether FuseTIR fuses operators whose extents are formulas, such as h - 2: TVM 0.26 raises an internal error."""
+
 Constant: Any = tvm.ir.GenericConst if hasattr(tvm.ir, "GenericConst") else relax.Constant
 """The class of constant tensors."""
 

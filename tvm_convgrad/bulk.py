@@ -90,21 +90,20 @@ def native_target() -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 
 
-def quick_machine(module: Any, target: Any = "llvm", *, fused: bool = True) -> Any:
+def quick_machine(module: Any, target: Any = "llvm") -> Any:
     """A VirtualMachine on this CPU of what `quick_executable` compiles; arguments as there."""
     import tvm
     from tvm import relax
 
-    return relax.VirtualMachine(quick_executable(module, target, fused=fused), tvm.cpu())
+    return relax.VirtualMachine(quick_executable(module, target), tvm.cpu())
 
 
-def quick_executable(module: Any, target: Any = "llvm", *, fused: bool = True) -> Any:
-    """An executable for this CPU of an IRModule, compiled for a single run: checks and optimiser off.
+def quick_executable(module: Any, target: Any = "llvm") -> Any:
+    """An executable for this CPU of an IRModule, compiled for a single run: fused, checks and optimiser off.
 
     Args:
         module: what to compile.
         target: of kind llvm, or "native".
-        fused: fuse operators. TVM 0.26 fails to where extents are formulas, such as h - 2.
     """
     import tvm
     from tvm import relax
@@ -112,9 +111,19 @@ def quick_executable(module: Any, target: Any = "llvm", *, fused: bool = True) -
     described = json.loads(str(native_target() if target == "native" else tvm.target.Target(target)))
     target = tvm.target.Target({**described, "opt-level": 0})
     with tvm.transform.PassContext(config=QUICK_CONFIG), target:
-        for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR") if fused else ():
+        for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR") if _fuses(module) else ():
             module = getattr(relax.transform, make)()(module)
         return tvm.compile(module, target)
+
+
+def _fuses(module: Any) -> bool:
+    """Whether TVM can fuse a module's operators: 0.26 fails to where extents are formulas, such as h - 2."""
+    from tvm import relax
+
+    from relax_ops.compat import FUSES_FORMULAS
+
+    functions = [function for function in module.functions.values() if isinstance(function, relax.Function)]
+    return FUSES_FORMULAS or not any(relax.analysis.defined_symbolic_vars(function) for function in functions)
 
 
 def _run(function: Any, operands: Sequence[Array], case: Case) -> Array:

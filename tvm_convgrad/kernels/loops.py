@@ -75,17 +75,9 @@ class Loops:
             yield
 
     def let(self, value: Any, name: str = "v") -> Any:
-        """Name a value; plain numbers stay as they are.
-
-        What is read as bfloat16 goes through memory: TVM lowers its casts in stores, and forgets those of a Bind.
-        """
+        """Name a value; plain numbers stay as they are."""
         if isinstance(value, int):
             return value
-        if _reads_bfloat16(value):
-            lanes = lanes_of(value)
-            cell = self.buffer(f"{name}_cell", lanes, dtype_of(value).partition("x")[0])
-            self.store(cell, 0, value)
-            value = load(cell, 0, lanes)
         variable = tirx.Var(self._name(name), value.ty)
         self.emit(tirx.Bind(variable, value))
         return variable
@@ -266,10 +258,21 @@ def zero(dtype: str, lanes: int = 1) -> Any:
 
 
 def convert(value: Any, dtype: str) -> Any:
-    """A scalar or vector in another element type."""
+    """A scalar or vector in another element type.
+
+    bfloat16 becomes float32 by its bits: TVM 0.27 forgets to lower its casts in a Bind, and 0.26 fails on vectors of them.
+    """
     lanes = lanes_of(value)
-    wanted = dtype if lanes == 1 else f"{dtype}x{lanes}"
+    if dtype_of(value).startswith("bfloat16") and dtype != "bfloat16":
+        bits = tirx.Cast(_vector("uint32", lanes), tirx.reinterpret(_vector("uint16", lanes), value))
+        high = tirx.shift_left(bits, splat(tirx.const(16, "uint32"), lanes))
+        value = tirx.reinterpret(_vector("float32", lanes), high)
+    wanted = _vector(dtype, lanes)
     return value if dtype_of(value) == wanted else tirx.Cast(wanted, value)
+
+
+def _vector(dtype: str, lanes: int) -> str:
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
 def _bfloat16(value: Any, index: Any) -> Any:
@@ -286,23 +289,6 @@ def _bfloat16(value: Any, index: Any) -> Any:
     hidden = tirx.bitwise_and(place * (place + tirx.const(1, "uint16")), tirx.const(1, "uint16"))
     high = tirx.Cast("uint16", tirx.shift_right(rounded, shift))
     return tirx.reinterpret("bfloat16", tirx.bitwise_xor(high, hidden))
-
-
-def _reads_bfloat16(value: Any) -> bool:
-    """Whether an element of type bfloat16 is part of a floating-point expression."""
-    if not dtype_of(value).startswith("float"):
-        return False
-    parts = [value]
-    while parts:
-        part = parts.pop()
-        if hasattr(part, "ty") and dtype_of(part).startswith("bfloat16"):
-            return True
-        for name in ("value", "a", "b", "true_value", "false_value"):
-            if hasattr(part, name):
-                parts.append(getattr(part, name))
-        for name in ("args", "vectors"):
-            parts.extend(getattr(part, name, ()))
-    return False
 
 
 def dtype_of(value: Any) -> str:
