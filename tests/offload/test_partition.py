@@ -18,6 +18,7 @@ from tvm import relax
 
 from relax_ops.program import faces_module
 from tests.relax.net import Net, module_of
+from tests.relax.programs import tensor
 from tvm_convgrad import evaluate, partition
 from tvm_convgrad.bulk import quick_machine
 from tvm_convgrad.catalogue import FACES
@@ -25,6 +26,7 @@ from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload import libraries
 from tvm_convgrad.offload.common import names_for
 from tvm_convgrad.offload.partition import offload
+from tvm_convgrad.op import conv2d_backward_weight
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.verification import numbers_of
 
@@ -136,6 +138,30 @@ def test_patterns(body: Callable[[Net], list[Any]], name: str) -> None:
         for given, used in zip(arrays, tensors, strict=True):
             assert np.array_equal(used.numpy(), given)
     for found, wanted in zip(*results, strict=True):
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.onednn
+def test_any_batch_in_place() -> None:
+    n = tvm.tirx.Var("n", "int64")
+    shapes = [(n, 8, 6, 6), (n, 8, 6, 6), (n, 4, 6, 6)]
+    first, second, data = params = [tensor(name, shape) for name, shape in zip("abx", shapes, strict=True)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            grads = [
+                builder.emit(conv2d_backward_weight(grad, data, kernel_size=3, padding=1)) for grad in (first, second)
+            ]
+            result = builder.emit_output(relax.op.add(*grads))
+        builder.emit_func_output(result)
+    module = builder.get()
+    offloaded = partition(module, ["onednn"])
+    assert operators(offloaded) == ["call_dps_packed", "call_tir_inplace"]
+    machines = [quick_machine(program, "llvm") for program in (offloaded, module)]
+    rng = np.random.default_rng(0)
+    for batch in (1, 3):
+        arrays = [rng.integers(-3, 4, (batch, *shape[1:])).astype("float32") for shape in shapes]
+        found, wanted = (machine["main"](*map(tvm.runtime.tensor, arrays)).numpy() for machine in machines)
         assert np.array_equal(found, wanted)
 
 

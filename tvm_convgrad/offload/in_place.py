@@ -69,11 +69,13 @@ def _calling(symbol: str, operands: Sequence[Any], results: Sequence[Any]) -> An
 
     It is linked to it: what generated code looks up by name is not found in the library that it is a part of.
     """
-    own: dict[Any, Any] = {}  # variables of extents
+    own: dict[str, Any] = {}  # a variable for each extent that is known at run time only
 
     def extents(tensor: Any) -> list[Any]:
         return [
-            own.setdefault(extent, tirx.Var(str(extent.name), extent.dtype)) if isinstance(extent, tirx.Var) else extent
+            extent
+            if isinstance(extent, tirx.IntImm)
+            else own.setdefault(str(extent), tirx.Var(f"n{len(own)}", "int64"))
             for extent in tensor.shape.values
         ]
 
