@@ -17,6 +17,8 @@ PYTHON ?= python3
 OUT ?= out
 EPOCHS ?= 8
 WORKERS ?= auto
+# Tests of one file stay together, as they share what they compile; who is done early takes over from the others.
+SHARED := -n $(WORKERS) --dist worksteal
 
 SHELL := /bin/bash
 VENV := .venv
@@ -51,19 +53,19 @@ demo: $(VENV)/with-demo
 	@echo "training step: $(OUT)/step.so    loss curve: $(OUT)/loss.png    test digits: $(OUT)/digits.png"
 
 test: $(VENV)/with-test
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest $(SHARED)
 
 test-torch: $(VENV)/with-test $(VENV)/with-torch
-	$(BIN)/pytest -n $(WORKERS) -m torch
+	$(BIN)/pytest $(SHARED) -m torch
 
 test-onednn: $(VENV)/with-test $(VENV)/with-onednn
-	$(BIN)/pytest -n $(WORKERS) -m onednn
+	$(BIN)/pytest $(SHARED) -m onednn
 
 test-cuda: $(VENV)/with-test $(VENV)/with-cuda
-	$(BIN)/pytest -n $(WORKERS) -m cuda tests/offload tests/cli
+	$(BIN)/pytest $(SHARED) -m cuda tests/offload tests/cli
 
 test-cutlass: $(VENV)/with-test $(VENV)/with-cutlass $(VENV)/with-sass
-	$(BIN)/pytest -n $(WORKERS) -m cutlass
+	$(BIN)/pytest $(SHARED) -m cutlass
 
 test-gpu: $(VENV)/with-test $(VENV)/with-cuda
 	$(BIN)/pytest -m gpu tests/gpu
@@ -78,7 +80,7 @@ $(OLDEST)/with-test: $(SOURCES)
 	touch $@
 
 test-oldest: $(OLDEST)/with-test
-	$(OLDEST)/bin/pytest -n $(WORKERS)
+	$(OLDEST)/bin/pytest $(SHARED)
 
 # Exit code 3 is "the wheel that carries Relay cannot be had", which the script has said why; then there is nothing to do.
 # The tests fail if any of them was skipped.

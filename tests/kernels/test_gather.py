@@ -28,7 +28,7 @@ FUSED = [
     "mb2ic40ih8iw8oc24oh8ow8kh1kw1",
     "mb2ic32ih7iw37oc48oh7ow37kh1kw1",
     "mb2ic16ih12iw14oc32oh6ow7kh3kw3sh2sw2ph1pw1",
-    "mb1ic3ih33iw33oc20oh17ow17kh7kw7sh2sw2ph3pw3",
+    "mb1ic3ih33iw33oc20oh17ow17kh5kw5sh2sw2ph2pw2",  # a stem of fewer taps: code for 7x7 compiles twice as long
     "g2mb2ic32ih13iw53oc36oh13ow53kh3kw3ph1pw1",
 ]
 
