@@ -260,7 +260,8 @@ def zero(dtype: str, lanes: int = 1) -> Any:
 def convert(value: Any, dtype: str) -> Any:
     """A scalar or vector in another element type.
 
-    bfloat16 becomes float32 by its bits: TVM 0.27 forgets to lower its casts in a Bind, and 0.26 fails on vectors of them.
+    bfloat16 becomes float32 by its bits: TVM 0.27 forgets to lower its casts in a Bind, and 0.26 fails on vectors of
+    them.
     """
     lanes = lanes_of(value)
     if dtype_of(value).startswith("bfloat16") and dtype != "bfloat16":
