@@ -126,7 +126,7 @@ def symbolic_module(strides: tuple[int, int]) -> tuple[Any, list[str]]:
 def test_one_program_for_all_extents(strides: tuple[int, int], form: str) -> None:
     mod, order = symbolic_module(strides)
     with forced_forms(backward_data=form):
-        machine = quick_machine(mod, fused=False)
+        machine = quick_machine(mod)
     rng = np.random.default_rng(0)
     for batch, h, w in ((1, 1, 1), (2, 5, 4), (3, 6, 9), (1, 8, 7)):
         problem = ConvProblem(batch, 2, 4, (h, w), (3, 3), strides, ((1, 1), (1, 1))).with_layouts(
