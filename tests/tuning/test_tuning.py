@@ -19,6 +19,7 @@ import tvm
 from relax_ops.lowering import choose as lowering_choice
 from relax_ops.lowering import forced_forms
 from tests.cli.command import Command
+from tests.kernels.harness import compiled
 from tvm_convgrad.errors import ArtifactError
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.candidates import candidates, refusal
@@ -82,7 +83,7 @@ def test_candidates_compute_exactly(face: str, descriptor: str) -> None:
         cuts.append(tilings_of(choice.detail))
         function = plan.build(problem, face, machine, choice, "main")
         result = tvm.runtime.tensor(np.full_like(wanted, np.nan))
-        tvm.compile(tvm.IRModule({"main": function}), TARGET)["main"](*tensors, result)
+        compiled(function, TARGET)["main"](*tensors, result)
         np.testing.assert_array_equal(result.numpy(), wanted)
     assert cuts
 
@@ -277,6 +278,14 @@ def test_other_cuts_are_valid_and_differ() -> None:
 # ------------------------------------------------------------------------------------------------- the commands
 
 
+@pytest.fixture
+def few_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handful of candidates for each problem: what is kept of them is tested, not how many there are."""
+    for name in ("gather_plan", "weight_plan"):
+        monkeypatch.setattr(f"tvm_convgrad.kernels.{name}.MOST_CUTS", 3)
+
+
+@pytest.mark.usefixtures("few_cuts")
 def test_tune_then_build(convgrad: Command, tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each candidate is made to win over the one before, so that the last one is kept, whatever the clock says."""
     monkeypatch.setattr(search, "_gain", lambda _reference, _call: 2.0)
@@ -302,6 +311,7 @@ def test_tune_then_build(convgrad: Command, tmp_path: Path, tiny_model: str, mon
     assert "tuned" not in json.dumps(convgrad("explain", step, "--json").json)
 
 
+@pytest.mark.usefixtures("few_cuts")
 def test_the_environment_names_the_store(convgrad: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_gain", lambda _reference, _call: 1.0)
     monkeypatch.setenv("CONVGRAD_TUNINGS", str(tmp_path / "mine.json"))
