@@ -28,8 +28,10 @@ def check_same_bits(run: Callable[[], Iterable[np.ndarray]]) -> None:
 
 def run_with_threads(program: str, checks: int) -> list[str]:
     """Run a program that calls `check_same_bits` so many times, in a process of its own; the other lines it prints."""
-    environment = {**os.environ, "TVM_NUM_THREADS": str(max(THREADS))}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    # Idle threads that spin would wait for each other's cores where tests run side by side.
+    environment = {**os.environ, "TVM_NUM_THREADS": str(max(THREADS)), "TVM_THREAD_POOL_SPIN_COUNT": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines.count(_SAME) == checks
