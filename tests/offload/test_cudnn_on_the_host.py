@@ -46,9 +46,37 @@ def calls() -> str:
             wide = bias.reshape([-1 if letter == "C" else 1 for letter in problem.grad_layout])
             call = gpu_tests.Call(target, face, problem, Epilogue(bias=True, relu=True, accumulate=True))
             assert np.array_equal(call([*operands, bias, acc]), np.maximum(wanted + wide + acc, 0)), descriptor
+    check_gradients_summed_in_place(target)
     gpu_tests.test_any_batch(target)
     gpu_tests.test_memory_that_is_not_aligned(target)
     return tuned(target)
+
+
+def check_gradients_summed_in_place(target: object) -> None:
+    """A program of two wgrads and their sum: the second call adds to the first one's result."""
+    import tvm
+    from tvm import relax
+
+    from tvm_convgrad import op, partition, reference
+    from tvm_convgrad.problem import ConvProblem
+
+    problem = ConvProblem.from_descriptor(DESCRIPTORS[0])
+    builder, names = relax.BlockBuilder(), ("grad", "data") * 2
+    params = [relax.Var(name, relax.TensorType(problem.tensors[name][0], "float32")) for name in names]
+    with builder.function("main", params):
+        with builder.dataflow():
+            pairs = (params[:2], params[2:])
+            made = [builder.emit(op.conv2d_backward_weight(*pair, kernel_size=3, padding=1)) for pair in pairs]
+            total = builder.emit_output(relax.op.add(*made))
+        builder.emit_func_output(total)
+    module = partition(builder.get(), backends=["cudnn"], target=target)
+    assert str(module).count("call_tir_inplace") == 1
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(-3, 4, problem.tensors[name][0]).astype("float32") for name in names]
+    machine = relax.VirtualMachine(tvm.compile(module, target), tvm.cuda())
+    found = machine["main"](*(tvm.runtime.tensor(array, tvm.cuda()) for array in arrays)).numpy()
+    wanted = reference.backward_weight(problem, *arrays[:2]) + reference.backward_weight(problem, *arrays[2:])
+    assert np.array_equal(found, wanted)
 
 
 def tuned(target: object) -> str:

@@ -19,8 +19,9 @@ _OPAQUE = 8
 
 
 def can_overwrite(target: Any) -> bool:
-    """Whether a library's calls in programs for a target can be in place: TIR functions on CPUs can call libraries."""
-    return target.kind.name == "llvm"
+    """Whether a library's calls in programs for a target can be in place: the functions run where the program does, on
+    the host, and hand tensors of a GPU on."""
+    return target.kind.name in ("llvm", "cuda")
 
 
 def overwriting(module: Any, places: Mapping[str, Sequence[int]]) -> Any:
