@@ -182,7 +182,7 @@ def _gradients(config: Config, arrays: dict[str, Any]) -> dict[str, Any]:
             "weight": evaluate_problem("backward_weight", config.problem, arrays["grad"], arrays["data"]),
         }
     operand, upstream = ("grad", "data") if config.transposed else ("data", "grad")
-    machine = quick_machine(adjoint(config), fused=config.symbolic in ("", "N"))
+    machine = quick_machine(adjoint(config))
     arguments = [tvm.runtime.tensor(arrays[name]) for name in (operand, "weight", upstream)]
     gradients = machine["main_adjoint"](*arguments)[1]
     return {operand: gradients[0].numpy(), "weight": gradients[1].numpy()}

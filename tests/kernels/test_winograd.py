@@ -15,7 +15,7 @@ from tvm_convgrad.evaluation import evaluate_problem
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.kernels.winograd_plan import _cuts as cuts
+from tvm_convgrad.kernels.winograd_plan import cuts
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.verification import numbers_of
 
@@ -171,6 +171,13 @@ def test_wgrad_of_one_pixel_is_refused():
     operands, wanted = numbers_of(problem, "backward_data", 0)
     found = evaluate_problem("backward_data", problem, *operands, impl="winograd", target=NATIVE)
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_large_weights_are_refused(face):
+    problem = ConvProblem.from_descriptor("mb1ic2064ih4iw4oc2064oh4ow4kh3kw3ph1pw1")
+    choice = plan.choose_winograd(problem, face, MACHINE)
+    assert choice.reason == "the transformed weight would take more than 256 MiB"
 
 
 @pytest.mark.parametrize("text", REFUSED)

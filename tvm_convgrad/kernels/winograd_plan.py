@@ -50,8 +50,8 @@ FAR_STEP, FAR_PAGE_STEP = 2.0, 3.0
 MEETING = 15000.0
 """Cycles until all cores have ended and begun a part of the work."""
 
-LARGEST = 1 << 26
-"""The most bytes of a chunk's buffers."""
+LARGEST, LARGEST_WEIGHT = 1 << 26, 1 << 28
+"""The most bytes of a chunk's buffers, and of a transformed weight or of all sums of wgrad."""
 
 
 def refusal(problem: ConvProblem, face: str, machine: Machine) -> str:
@@ -76,6 +76,8 @@ def refusal(problem: ConvProblem, face: str, machine: Machine) -> str:
         return "the batch is not the outermost axis"
     if face == "backward_weight" and weight_spec(problem).kernel != (1, 3, 3):
         return "some of the taps meet no pixel"
+    if _weight_bytes(problem, machine) > LARGEST_WEIGHT:
+        return f"the transformed weight would take more than {LARGEST_WEIGHT >> 20} MiB"
     return ""
 
 
@@ -85,7 +87,7 @@ def plan_winograd(problem: ConvProblem, face: str, machine: Machine) -> Choice |
     if reason:
         return reason
     cost = weight_cycles if face == "backward_weight" else gather_cycles
-    costs = {tiling: cost(problem, face, tiling, machine) for tiling in _cuts(problem, face, machine)}
+    costs = {tiling: cost(problem, face, tiling, machine) for tiling in cuts(problem, face, machine)}
     if not costs:
         return f"the tiles of one line would take more than {LARGEST >> 20} MiB"
     best = min(costs, key=lambda tiling: costs[tiling])
@@ -101,9 +103,9 @@ def gather_of(problem: ConvProblem, face: str) -> Gather:
     return data_gather(problem) if face == "backward_data" else forward_gather(problem)
 
 
-def _cuts(problem: ConvProblem, face: str, machine: Machine) -> Iterator[WinogradTiling]:
+def cuts(problem: ConvProblem, face: str, machine: Machine) -> Iterator[WinogradTiling]:
     """All valid tilings that are worth an estimate."""
-    gather = gather_of(problem, face)
+    gather, parts = gather_of(problem, face), 1
     _, h, w = (axis.count for axis in gather.phases[0][0])
     down, across = -(-h // 2), -(-w // 2)
     spans = [(1, n) for n in range(1, down + 1) if down % n == 0]
@@ -117,9 +119,18 @@ def _cuts(problem: ConvProblem, face: str, machine: Machine) -> Iterator[Winogra
             total = problem.out_channels if face == "backward_weight" else tiles
             rows = balanced(total, tile_rows(machine, columns))
             for together in (True, False):
+                if face == "backward_weight":
+                    parts = 1 if together else machine.parts
+                if parts * _weight_bytes(problem, machine) > LARGEST_WEIGHT:
+                    continue
                 tiling = WinogradTiling(rows, columns, images, lines, together)
                 if _chunk_bytes(gather, problem, tiling, machine) <= LARGEST:
                     yield tiling
+
+
+def _weight_bytes(problem: ConvProblem, machine: Machine) -> int:
+    element = machine.vector_bytes // machine.lanes(problem.accumulator)
+    return ELEMENTS * problem.in_channels * problem.out_channels * element
 
 
 def _chunk_bytes(gather: Gather, problem: ConvProblem, tiling: WinogradTiling, machine: Machine) -> float:
@@ -202,4 +213,4 @@ def weight_cycles(problem: ConvProblem, face: str, tiling: WinogradTiling, machi
     return last + _elapsed(chunk, chunks.number, 4, tiling, machine)
 
 
-__all__ = ["gather_of", "plan_winograd", "refusal"]
+__all__ = ["cuts", "gather_of", "plan_winograd", "refusal"]
