@@ -173,6 +173,20 @@ def test_wgrad_of_one_pixel_is_refused():
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("layouts", [("NCWH", "OIWH", "NHCW"), ("NHCW", "IHWO", "NCWH"), ("NWHC", "WHIO", "NWCH")])
+def test_other_orders_of_axes_are_exact_or_refused(layouts):
+    problem = ConvProblem.from_descriptor(SHAPES[0]).with_layouts(*layouts)
+    for face in FACES:
+        choice = plan.choose_winograd(problem, face, MACHINE)
+        result = problem.data_layout if face == "backward_data" else problem.grad_layout
+        if face != "backward_weight" and result[-1] not in "CW":
+            assert choice.reason == "neither channels nor columns of the result are neighbours"
+            continue
+        operands, wanted = numbers_of(problem, face, 5)
+        found = run_in_red_zones(problem, face, _library(problem, face, choice), operands)
+        np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("face", FACES)
 def test_large_weights_are_refused(face):
     problem = ConvProblem.from_descriptor("mb1ic2064ih4iw4oc2064oh4ow4kh3kw3ph1pw1")

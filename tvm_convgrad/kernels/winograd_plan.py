@@ -74,6 +74,9 @@ def refusal(problem: ConvProblem, face: str, machine: Machine) -> str:
         return f"{fewest} channels do not fill a vector of {lanes}"
     if problem.data_layout.index("N") or problem.grad_layout.index("N"):
         return "the batch is not the outermost axis"
+    result = gather_of(problem, face).result
+    if face != "backward_weight" and 1 not in (result.channel, result.spatial[2]):
+        return "neither channels nor columns of the result are neighbours"
     if face == "backward_weight" and weight_spec(problem).kernel != (1, 3, 3):
         return "some of the taps meet no pixel"
     if _weight_bytes(problem, machine) > LARGEST_WEIGHT:
