@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tvm_convgrad.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling, emitted_products
 from tvm_convgrad.kernels.depthwise_planes_plan import (
     at_least_roofline,
@@ -17,7 +18,7 @@ from tvm_convgrad.kernels.depthwise_planes_plan import (
 from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.spec import Gather, axes_of, views
-from tvm_convgrad.kernels.target import CLOCK, Machine
+from tvm_convgrad.kernels.target import CLOCK, NEAR_PAGES, PAGE_BYTES, Machine
 from tvm_convgrad.problem import ConvProblem
 
 MAX_PRODUCTS = 1500
@@ -166,17 +167,36 @@ def _weight_tiling(problem: ConvProblem, machine: Machine, direct: bool) -> Dept
     budget = machine.l2_bytes // WEIGHT_SLAB_SHARE * (1 if direct else 4)
     panels = multiples if problem.is_depthwise else 1
     line_bytes = (width * panels + x.extents[2] * strides[1]) * machine.vector_bytes
+    prefetched = _from_memory(problem, WEIGHT_PREFETCH_FROM)
     lines = min(height, max(1, budget // line_bytes))
+    if direct:
+        lines = 1 if prefetched else min(lines, _near_lines(problem))
     lines = -(-height // -(-height // lines))
     blocks = -(-problem.in_channels // lanes)
     slabs = int(problem.batch) * depth * -(-height // lines)
-    parts = 1
-    if direct or (blocks % machine.parts and blocks < 4 * machine.parts):
+    parts, even = 1, blocks % machine.parts == 0 or blocks >= 4 * machine.parts
+    if direct:  # a single image is small: another piece of sums costs more than lines of half the channels
+        even = int(problem.batch) * depth == 1 and blocks % machine.parts == 0 and blocks >= 4 * machine.parts
+    if not even:
         parts = min(slabs, machine.parts)
     chunks = blocks if not direct else min(blocks, -(-machine.parts // parts))
     copies = max(1, min(4, 16 // (kernel[2] * multiples)))
-    prefetched = _from_memory(problem, WEIGHT_PREFETCH_FROM)
     return DepthwiseWeightTiling(direct, PIECE, copies, multiples, lines, parts, chunks, prefetched)
+
+
+def _near_lines(problem: ConvProblem) -> int:
+    """Lines of dY in a slab that is read in place: a line's pixels of a few channels spread over many pages.
+
+    From one kernel line to the next the slab's lines of dY stay, and those of X move on by a line.
+    """
+    _, strides, _, _ = axes_of(problem)
+    x, _, dy = views(problem)
+    if sum(view.size * DTYPE_BYTES[view.dtype] for view in (dy, x)) <= NEAR_PAGES * 3 / 2 * PAGE_BYTES:
+        return dy.extents[1]  # all of both is near
+    dy_pages, x_pages = (
+        view.extents[2] * min(1.0, view.spatial[2] * DTYPE_BYTES[view.dtype] / PAGE_BYTES) for view in (dy, x)
+    )
+    return max(1, int((NEAR_PAGES * 3 / 4 - x_pages) / (dy_pages + strides[1] * x_pages)))
 
 
 def _weight_direct(problem: ConvProblem, machine: Machine) -> bool:
