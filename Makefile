@@ -6,7 +6,7 @@
 # make test-cuda    the tests that ask cuDNN, of which none needs a GPU; installs it (900 MB)
 # make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (350 MB)
 # make test-gpu     the tests that need an NVIDIA GPU: they fail where there is none; no part of .ci/run
-# make bench-gpu    layers of ResNet-50 on cuDNN, on a GPU
+# make bench-gpu    cuDNN and CUTLASS beside PyTorch on a GPU: layers, training steps; installs PyTorch for CUDA (4 GB)
 # make test-oldest  the test suite on the oldest TVM and tvm-ffi that are supported, in .venv-oldest; no part of .ci/run
 # make test-relay   the tests of the Relay binding, in a real Relay (TVM 0.17, from the package index) in .venv-relay
 # make lint         formatting, lint and types
@@ -70,8 +70,21 @@ test-cutlass: $(VENV)/with-test $(VENV)/with-cutlass $(VENV)/with-sass
 test-gpu: $(VENV)/with-test $(VENV)/with-cuda
 	$(BIN)/pytest -m gpu tests/gpu
 
-bench-gpu: $(VENV)/with-cuda
-	$(BIN)/python benchmarks/cudnn_layers.py
+# Tables of layers and of steps, and their JSON, in OUT: each type by cuDNN, CUTLASS's strong points, whole steps.
+GPU_BENCH := $(BIN)/convgrad bench --target cuda
+GPU_LAYERS := $(GPU_BENCH) --face all --seconds 0.2
+bench-gpu: $(VENV)/with-cuda $(VENV)/with-torch
+	@mkdir -p $(OUT)
+	for type in float32 float16 bfloat16; do \
+	    $(GPU_LAYERS) --suite resnet50,mobilenet_v2 --batch 32,256 --dtype $$type \
+	        --json $(OUT)/cudnn-$$type.json --markdown $(OUT)/cudnn-$$type.md || exit 1; done
+	CONVGRAD_CUDNN=tf32,transforms $(GPU_LAYERS) --suite resnet50,mobilenet_v2 --batch 32,256 \
+	    --json $(OUT)/cudnn-tf32.json --markdown $(OUT)/cudnn-tf32.md
+	$(GPU_LAYERS) --impl cutlass --suite resnet50 --batch 32 --layout NHWC --dtype float16 --against torch,cudnn \
+	    --json $(OUT)/cutlass-float16.json --markdown $(OUT)/cutlass-float16.md
+	for type in float32 float16; do for model in resnet18 mobilenet_v2; do \
+	    $(GPU_BENCH) --step $$model --batch 32 --dtype $$type --json $(OUT)/step-$$model-$$type.json || exit 1; \
+	    done; done
 
 $(OLDEST)/with-test: $(SOURCES)
 	$(PYTHON) -m venv $(OLDEST)

@@ -227,7 +227,9 @@ def test_a_problem_of_two_suites_is_measured_once(
         (["--problem", "nothing"], ["nothing"]),
         (["--problem", SMALL, "--json", "/no/such/folder/x.json"], ["/no/such/folder does not exist"]),
         (["--problem", SMALL, "--roofline", "/no/such/folder/x.png"], ["/no/such/folder does not exist"]),
-        (["--problem", SMALL, "--target", "cuda"], ["not a CPU"]),
+        (["--problem", SMALL, "--target", "rocm"], ["not a CPU"]),
+        (["--problem", SMALL, "--impl", "cudnn"], ["--impl cudnn", "kernel, transforms, onednn"]),
+        (["--suite", "vgg16", "--dtype", "float16"], ["--dtype float16", "--target cuda"]),
     ],
 )
 def test_refusals(convgrad: Command, arguments: list[str], parts: list[str]) -> None:
@@ -242,6 +244,8 @@ def test_refusals(convgrad: Command, arguments: list[str], parts: list[str]) -> 
         ["--batch", "0"],
         ["--batch", "8,x"],
         ["--layout", "NCWH"],
+        ["--dtype", "int8"],
+        ["--impl", "kernel,onednn"],
         ["--face", "backwards"],
         ["--against", "tensorflow"],
         ["--resume"],
@@ -252,6 +256,10 @@ def test_wrong_usage(convgrad: Command, arguments: list[str]) -> None:
     done = convgrad("bench", *arguments)
     assert done.code == 2
     assert arguments[0] in done.err
+
+
+def test_rivals_of_other_devices_are_refused(convgrad: Command) -> None:
+    convgrad("bench", "--problem", SMALL, "--against", "cudnn").assert_sentence("cudnn", "torch, jax, stock, onednn")
 
 
 def test_refused_layers_fail_the_run(convgrad: Command, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvm_convgrad.bench.gpu_roof import measure_gpu_roof
 from tvm_convgrad.bench.measure import SLOW_RIVALS, Measurement, measure
+from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.results import Results, environment, key_of, means
 from tvm_convgrad.bench.rivals import prepare_rivals
 from tvm_convgrad.bench.roof import Roof, measure_roof
@@ -19,7 +21,6 @@ from tvm_convgrad.errors import ConvGradError, UnsupportedError
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.report.tables import followed, print_table, stderr
 from tvm_convgrad.threads import use_threads
-from tvm_convgrad.training.cpu import parse_target
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class BenchError(ConvGradError, RuntimeError):
     """Layers that could not be measured."""
 
 
-def layers_of(suites: Iterable[str], batches: Iterable[int], layouts: Sequence[str]) -> list[Layer]:
-    """All layers of some suites."""
+def layers_of(
+    suites: Iterable[str], batches: Iterable[int], layouts: Sequence[str], dtype: str = "float32"
+) -> list[Layer]:
+    """All layers of some suites, in an element type."""
     return [
-        Layer(name, problem, count)
+        Layer(name, problem.with_dtypes(dtype, dtype, dtype), count)
         for name in suites
         for batch in batches
         for layout in layouts
@@ -46,18 +49,20 @@ def layers_of(suites: Iterable[str], batches: Iterable[int], layouts: Sequence[s
     ]
 
 
-def problems_from(descriptors: Iterable[str]) -> list[Layer]:
+def problems_from(descriptors: Iterable[str], dtype: str = "float32") -> list[Layer]:
     """The layers that descriptors name.
 
     Raises:
         DescriptorError, ProblemError: no descriptor, or one with symbolic extents.
-        UnsupportedError: of another element type than float32.
+        UnsupportedError: of another element type than `dtype`.
     """
     problems = [ConvProblem.from_descriptor(text) for text in descriptors]
     for problem in problems:
         problem.require_static("bench")
-        if {dtype for _, dtype in problem.tensors.values()} != {"float32"}:
-            raise UnsupportedError(f"bench measures float32, and {problem.descriptor} is not: leave out its _dt=")
+        if {of for _, of in problem.tensors.values()} != {dtype}:
+            raise UnsupportedError(
+                f"this measures {dtype}, and {problem.descriptor} is not: leave out its _dt=, or give its --dtype."
+            )
     return [Layer("problem", problem) for problem in problems]
 
 
@@ -66,41 +71,39 @@ def run_layers(
     faces: Sequence[str],
     against: Sequence[str],
     *,
-    target: str,
+    place: Place,
     seconds: float,
     threads: int | None,
     path: Path | None,
     resume: bool,
-    impl: str = "kernel",
 ) -> Results:
     """Measure every face of every layer against every rival.
 
     A problem that occurs in several suites is measured once. What a kernel or a rival refuses is kept as a failure.
-    `impl` is what is compared: the generated kernels, or a vendor's library.
 
     Raises:
         SetupError: a rival, or the library, is missing.
         ArtifactError: `path` cannot be written, or `resume` does not fit it.
     """
     count = use_threads(threads)
-    prepare_rivals([*against, impl], count)
-    machine = parse_target(target)
-    where = environment(machine, count, seconds, impl)
+    prepare_rivals(against, count, place)
+    where = environment(place, count, seconds)
     results = Results.resume(path, where) if resume and path is not None else None
     if results is None:
-        results = Results(where, measure_roof(machine, count), path)
+        roof = measure_gpu_roof(place) if place.gpu else measure_roof(place.target, count)
+        results = Results(where, roof, path)
         results.save()
     busy = _load()
     if busy > 0.3:
         _say(f"others keep {busy:.1f} of {os.cpu_count()} CPUs busy: measure again when they do not")
     work = [(layer, face) for layer in layers for face in faces]
     for layer, face in followed(work, "measuring"):
-        _measure_layer(results, layer, face, against, machine, seconds, impl)
+        _measure_layer(results, layer, face, against, place, seconds)
     return results
 
 
 def _measure_layer(
-    results: Results, layer: Layer, face: str, against: Sequence[str], target: Any, seconds: float, impl: str
+    results: Results, layer: Layer, face: str, against: Sequence[str], place: Place, seconds: float
 ) -> None:
     problem = layer.problem
     known = {(m.face, m.descriptor, m.rival): m for m in results.measurements}
@@ -120,10 +123,9 @@ def _measure_layer(
         for found in measure(
             face,
             problem,
-            target=target,
+            place=place,
             against=missing,
             seconds=seconds,
-            impl=impl,
             suite=layer.suite,
             count=layer.count,
         ):
@@ -177,8 +179,8 @@ def show(results: Results) -> None:
     print_table("geometric means", named, rows, right=named[5:])
     print_table(
         "this machine, measured",
-        ("CPU", "ISA", "threads", "FMA peak, GFLOP/s", "triad, GB/s"),
-        [(results.environment["cpu"], roof.machine, roof.threads, f"{roof.gflops:.0f}", f"{roof.bandwidth:.1f}")],
+        ("device", "of", "threads", f"{roof.of}, GFLOP/s", "memory, GB/s"),
+        [(results.device, roof.machine, roof.threads, f"{roof.gflops:.0f}", f"{roof.bandwidth:.1f}")],
     )
     if results.failures:
         first = results.failures[0]

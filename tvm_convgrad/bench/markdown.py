@@ -32,12 +32,15 @@ def save_markdown(path: Path, results: Results, command: str) -> None:
 def document(results: Results, command: str) -> str:
     """The text: ratios are time of the rival / ours, so more is better; rates are ours, in GFLOP/s."""
     where, roof = results.environment, results.roof
-    versions = ", ".join(f"{name} {where[name]}" for name in ("apache-tvm", "torch", "jax") if where.get(name))
+    versions = ", ".join(
+        f"{name} {where[name]}" for name in ("apache-tvm", "torch", "jax", "nvidia-cudnn-cu13") if where.get(name)
+    )
+    threads = "" if where.get("gpu") else f"{roof.threads} threads, "
     parts = [
         "# Layers, measured",
         "Written by",
         f"    {command}",
-        f"on {where['cpu']} ({roof.machine}), {roof.threads} threads, {versions}: FMA peak {roof.gflops:.0f} GFLOP/s, "
+        f"on {results.device} ({roof.machine}), {threads}{versions}: {roof.of} {roof.gflops:.0f} GFLOP/s, "
         f"memory {roof.bandwidth:.1f} GB/s, both measured. Ratios are the rival's time / ours, medians of interleaved "
         "pairs; `docs/BENCH.md` says what the columns are.",
     ]

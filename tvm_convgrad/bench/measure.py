@@ -4,6 +4,8 @@
 A pair is a turn of ours and a turn of each variant of the rival. A turn of a short call first calls without looking at
 the clock until the threads of the party before, which spin a few milliseconds for more work, sleep; then it calls until
 the clock can tell, and counts the mean. The ratio is the median of the ratios of the pairs, not the ratio of medians.
+
+On a GPU a turn is as many calls in a row as fill it by what the turn before took, and waits once, for all of them.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from tvm_convgrad.bench.rivals import RIVALS, Call, tvm_call
+from tvm_convgrad.bench.ours import Call, tvm_call
+from tvm_convgrad.bench.place import Place
+from tvm_convgrad.bench.rivals import RIVALS
 from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import SetupError
 from tvm_convgrad.problem import ConvProblem
 
@@ -41,6 +46,9 @@ LONG = 0.1
 
 TOLERANCE = 1e-3
 """Largest difference to the rival's result, relative to its largest element: float32 sums in another order."""
+
+UNITS = {"float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Spacing of numbers at 1 to which operands and results are rounded: two roundings of a result may differ by it."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +94,17 @@ def measure(
     face: str,
     problem: ConvProblem,
     *,
-    target: Any,
+    place: Place,
     against: Sequence[str],
     seconds: float,
-    impl: str = "kernel",
     suite: str = "",
     count: int = 1,
 ) -> Iterator[Measurement]:
-    """Time `face` of a static float32 problem against each rival in turn.
+    """Time `face` of a static problem of the place's type against each rival in turn.
 
     Args:
         against: keys of RIVALS.
         seconds: to spend on the pairs of each rival, beyond compiling.
-        impl: what is "ours": the generated kernel, or a vendor's library.
 
     Raises:
         SetupError: a rival is missing, or the two results differ, so that times would mean nothing.
@@ -107,14 +113,16 @@ def measure(
     problem.require_static("bench")
     rng = np.random.default_rng(0)
     names = FACES[face].operands
-    arrays = {n: rng.standard_normal([int(e) for e in problem.tensors[n][0]], dtype=np.float32) for n in names}
+    plain = {n: rng.standard_normal([int(e) for e in problem.tensors[n][0]], dtype=np.float32) for n in names}
+    arrays = {n: array.astype(numpy_dtype(place.dtype), copy=False) for n, array in plain.items()}
     begin = time.perf_counter()
-    ours = tvm_call(face, problem, arrays, target, impl)
+    ours = tvm_call(face, problem, arrays, place, place.impl)
     compile_seconds = time.perf_counter() - begin
-    found = ours.read(ours.run())
+    found = ours.read(ours.run()).astype(np.float32)
+    tolerance = TOLERANCE + 2 * UNITS[place.numbers]
     for rival in against:
-        calls = RIVALS[rival](face, problem, arrays, target)
-        first = {call.name: _checked(call, found, f"{face} of {problem.descriptor}") for call in calls}
+        calls = RIVALS[rival](face, problem, arrays, place)
+        first = {call.name: _checked(call, found, tolerance, f"{face} of {problem.descriptor}") for call in calls}
         once = rival in SLOW_RIVALS and min(first.values()) > seconds
         times = _one_pair(ours, first) if once else pairs([ours, *calls], seconds)
         best = min(first, key=lambda name: median(times[name]))
@@ -146,14 +154,16 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def _checked(call: Call, found: Any, what: str) -> float:
+def _checked(call: Call, found: Any, tolerance: float, what: str) -> float:
     """Seconds of a first call whose result agrees with ours."""
     begin = time.perf_counter()
     result = call.run()
+    if call.wait is not None:
+        call.wait()
     seconds = time.perf_counter() - begin
-    wanted = call.read(result)
+    wanted = call.read(result).astype(np.float32)
     error = float(np.abs(found - wanted).max()) / max(float(np.abs(wanted).max()), 1e-30)
-    if not error <= TOLERANCE:
+    if not error <= tolerance:
         raise SetupError(f"{what}: ours and {call.name} differ by {error:.1e} of the largest value")
     return seconds
 
@@ -175,6 +185,8 @@ def pairs(calls: Sequence[Call], seconds: float) -> dict[str, list[float]]:
 
 def _turn(call: Call, expected: float) -> float:
     """Mean seconds of a call; `expected` of an earlier turn, or 0."""
+    if call.wait is not None:
+        return _queue(call, max(1, math.ceil(TURN / (expected or _queue(call, 1)))))
     begin = time.perf_counter()
     while expected < LONG and time.perf_counter() - begin < SETTLE:
         call.run()
@@ -184,3 +196,15 @@ def _turn(call: Call, expected: float) -> float:
         runs += 1
         elapsed = time.perf_counter() - begin
     return elapsed / runs
+
+
+def _queue(call: Call, runs: int) -> float:
+    """Mean seconds of calls in a row that a GPU works off, after one that is not counted."""
+    assert call.wait is not None
+    call.run()
+    call.wait()
+    begin = time.perf_counter()
+    for _ in range(runs):
+        call.run()
+    call.wait()
+    return (time.perf_counter() - begin) / runs

@@ -37,6 +37,8 @@ class Training:
         shape, classes: of the input, and of the labels.
         optimizer, settings: as `training.optimizers` has them.
         loss: "cross_entropy" or "mse"; with the latter `classes` is 0 and `target` the shape of the values.
+        device: PyTorch's name of where it is done, "cpu" or "cuda".
+        dtype: that convolutions and matrix products compute in; PyTorch's autocast, if it is not float32.
     """
 
     model: str
@@ -47,6 +49,8 @@ class Training:
     optimizer: str
     settings: dict[str, Any]
     loss: str
+    device: str = "cpu"
+    dtype: str = "float32"
 
     def batch(self) -> tuple[Array, Array]:
         """The same input and target each time."""
@@ -67,7 +71,10 @@ def our_step(training: Training) -> Step:
 
 
 def torch_step(training: Training, channels_last: bool) -> Step:
-    """A step of PyTorch in eager mode: zero_grad, forward, loss, backward, the optimizer's step."""
+    """A step of PyTorch in eager mode: zero_grad, forward, loss, backward, the optimizer's step.
+
+    As for ours, the batch lies in the host's memory before it, and the loss afterwards.
+    """
     import torch
 
     if training.model in BUILT_IN:
@@ -77,16 +84,23 @@ def torch_step(training: Training, channels_last: bool) -> Step:
     else:
         module = torch.export.load(training.model).module()
     x, y = map(torch.from_numpy, training.batch())
-    if channels_last:
-        module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    module, x = module.to(training.device, memory_format=form), x.contiguous(memory_format=form)
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer]
     optimizer = kind(module.parameters(), **training.settings)
     criterion = torch.nn.functional.mse_loss if training.loss == "mse" else torch.nn.functional.cross_entropy
 
+    kept = torch.autocast(training.device, getattr(torch, training.dtype), enabled=training.dtype != "float32")
+    # as our step does: a factor on the loss that is undone before the update, for float16's small gradients
+    scale = 1024.0 if training.dtype == "float16" else 1.0
+
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = criterion(module(x), y)
-        loss.backward()
+        with kept:
+            loss = criterion(module(x.to(training.device)), y.to(training.device))
+        (loss * scale).backward()
+        if scale != 1.0:
+            torch._foreach_mul_([p.grad for p in module.parameters() if p.grad is not None], 1 / scale)
         optimizer.step()
         return float(loss.item())
 
@@ -96,8 +110,8 @@ def torch_step(training: Training, channels_last: bool) -> Step:
 def memory_of(party: str, training: Training, threads: int) -> int | None:
     """Bytes that the steps of a party have resident at the most, beyond what its process has before it has the model.
 
-    It runs in a process of its own: "ours", "torch contiguous" or "torch channels_last". None where the system does
-    not tell (/proc/self/status).
+    On a GPU, bytes of its memory: nothing else may run there. It runs in a process of its own: "ours", "torch
+    contiguous" or "torch channels_last". None where the system does not tell (/proc/self/status).
 
     Raises:
         SetupError: the process fails.
@@ -137,12 +151,20 @@ def _main(question: str) -> None:
         import torch
 
         torch.set_num_threads(asked["threads"])
-        torch.ones(8, 8).mm(torch.ones(8, 8))
+        torch.backends.cudnn.benchmark = True
+        torch.ones(8, 8, device=training.device).mm(torch.ones(8, 8, device=training.device))
 
         def made(training: Training) -> Step:
             return torch_step(training, party.endswith("channels_last"))
 
     gc.collect()
+    if training.device == "cuda":
+        taken = _on_gpu()
+        step = made(training)
+        for _ in range(MEMORY_STEPS):
+            step()
+        print(json.dumps(_on_gpu() - taken))
+        return
     before = _resident("VmRSS")
     step = made(training)
     step()
@@ -154,6 +176,21 @@ def _main(question: str) -> None:
         step()
     peak = _resident("VmHWM")
     print(json.dumps(None if before is None or peak is None else peak - before))
+
+
+def _on_gpu() -> int:
+    """Bytes of the GPU's memory that are taken; what libraries have asked for once they keep."""
+    import ctypes
+
+    from tvm_convgrad.errors import SetupError
+    from tvm_convgrad.offload.cuda import load_cuda
+
+    load_cuda()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    code = ctypes.CDLL("libcudart.so.13").cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    if code:
+        raise SetupError(f"CUDA does not say how much of the GPU's memory is free (error {code})")
+    return total.value - free.value
 
 
 def _resident(name: str) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from tvm_convgrad.bench.parties import BUILT_IN, Step
+from tvm_convgrad.bench.place import KERNEL, Place
 from tvm_convgrad.bench.results import FORMAT, environment
 from tvm_convgrad.bench.rivals import prepare_rivals
 from tvm_convgrad.bench.steps import rounds
@@ -71,14 +72,14 @@ def run_per_sample(
     """
     if model not in BUILT_IN:
         raise ModelError(f"bench --per-sample --step {model}: give one of {', '.join(BUILT_IN)}.")
-    count, compiled_for = use_threads(threads), parse_target(target)
-    prepare_rivals(["torch"], count)
+    count, place = use_threads(threads), Place(parse_target(target), gpu=False, impl=KERNEL)
+    prepare_rivals(["torch"], count, place)
     found: list[PerSampleMeasurement] = []
     for batch in batches or [8]:
         for result in RESULTS:
-            found.append(_measure(model, batch, result, compiled_for, seconds))
+            found.append(_measure(model, batch, result, place.target, seconds))
             if path is not None:
-                where = environment(compiled_for, count, seconds)
+                where = environment(place, count, seconds)
                 content = {"format": FORMAT, "environment": where, "per_sample": [m.plain() for m in found]}
                 write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
     return found

@@ -8,6 +8,7 @@ and `means`.
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import tvm_convgrad
 from tvm_convgrad.bench.measure import Measurement, geometric_mean
+from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.roof import Roof
 from tvm_convgrad.errors import ArtifactError
 from tvm_convgrad.report.tables import installed_version
@@ -22,20 +24,28 @@ from tvm_convgrad.training.envelope import write_atomic
 
 FORMAT = 2
 GRADIENTS = ("backward_weight", "backward_data")
+ENGINE_VARIABLES = ("CONVGRAD_CUDNN", "CONVGRAD_CUTLASS")
+"""What engines and kernels of libraries for GPUs may do."""
+
 Key = tuple[str, str, int, str, str, str]
 
 
-def environment(target: Any, threads: int, seconds: float, impl: str = "kernel") -> dict[str, Any]:
+def environment(place: Place, threads: int, seconds: float) -> dict[str, Any]:
     """What two runs must share for their measurements to be one table."""
-    packages = {name: installed_version(name) for name in ("apache-tvm", "torch", "jax")}
+    names = ("apache-tvm", "torch", "jax", *(["nvidia-cudnn-cu13"] if place.gpu else []))
+    of_gpu: dict[str, Any] = {}
+    if place.gpu:
+        variables = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
+        of_gpu = {"gpu": place.name, "numbers": place.numbers, "variables": variables}
     return {
         "tvm_convgrad": tvm_convgrad.__version__,
-        **packages,
+        **{name: installed_version(name) for name in names},
         "cpu": _cpu(),
+        **of_gpu,
         "threads": threads,
-        "target": str(target),
+        "target": str(place.target),
         "seconds": seconds,
-        "impl": impl,
+        "impl": place.impl,
     }
 
 
@@ -51,6 +61,11 @@ class Results:
         self.environment, self.roof, self.path = where, roof, path
         self.measurements: list[Measurement] = []
         self.failures: list[dict[str, str]] = []
+
+    @property
+    def device(self) -> str:
+        """What was measured: the GPU, or the CPU."""
+        return str(self.environment.get("gpu") or self.environment["cpu"])
 
     @classmethod
     def resume(cls, path: Path, where: dict[str, Any]) -> Results | None:

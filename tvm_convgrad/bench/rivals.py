@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A face of a problem as each party computes it: our kernel, stock TVM, PyTorch and JAX, in each of their layouts.
+"""A face of a problem as others compute it: stock TVM, a library, PyTorch and JAX, in each of their layouts.
 
 Operands are brought into a party's own layout before anything is timed; what is timed is one call of one operator,
 its result allocated by the party itself.
@@ -8,98 +8,26 @@ its result allocated by the party itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tvm_convgrad.bench.ours import Array, Call, tvm_call
+from tvm_convgrad.bench.place import Place
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError, UnsupportedError
-from tvm_convgrad.evaluation import forced
 from tvm_convgrad.geometry import data_layout_of, kernel_layout_of
-from tvm_convgrad.kernels.transforms import TRANSFORMS, allow_transforms
 from tvm_convgrad.offload.common import NAMES, require
 from tvm_convgrad.problem import ConvProblem
 
-Array = np.ndarray[Any, Any]
+
+def tvm_calls(impl: str, face: str, problem: ConvProblem, arrays: Mapping[str, Array], place: Place) -> list[Call]:
+    """TVM's program with another implementation: "composition" (stock operators), or a library."""
+    return [tvm_call(face, problem, arrays, place, impl)]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One way to compute a face.
-
-    Attributes:
-        name: of the party and its variant, such as "torch channels_last".
-        run: computes and returns when the result is there.
-        read: what `run` returned as an array in the problem's layout.
-        kernel: what the plan chose, for TVM's.
-    """
-
-    name: str
-    run: Callable[[], Any]
-    read: Callable[[Any], Array]
-    kernel: str = ""
-
-
-def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], target: Any, impl: str) -> Call:
-    """The compiled operator.
-
-    The virtual machine keeps what it returned until its next call returns: two results would take turns in the caches,
-    where the other parties get the same memory each time. A second function, which returns nothing, makes it let go.
-
-    Args:
-        impl: "kernel" for ours; "transforms" for ours with these allowed; "composition" for what stock operators give;
-            "onednn" for that library.
-
-    Raises:
-        UnsupportedError: the kernel, or the library, refuses the problem.
-        SetupError: the library is not installed.
-    """
-    import tvm
-    from tvm import relax
-
-    import tvm_convgrad
-
-    tvm_convgrad.register()
-    from relax_ops.lowering import recorded_choices
-    from relax_ops.program import faces_module
-    from tvm_convgrad.offload.partition import Offloaded, offload
-
-    builder = relax.BlockBuilder()
-    with builder.function("let_go", []):
-        builder.emit_func_output(relax.ShapeExpr([]))
-    module = faces_module([("main", FACES[face], problem)])
-    module.update_func(tvm.ir.GlobalVar("let_go"), builder.finalize()["let_go"])
-    library = offload(module, [impl], target) if impl in NAMES else Offloaded(module)
-    transforms = impl == TRANSFORMS
-    with forced(face, "kernel" if transforms else impl), allow_transforms(transforms), recorded_choices() as record:
-        executable = tvm.compile(library.module, target)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    function, let_go = machine["main"], machine["let_go"]
-    operands = [tvm.runtime.tensor(arrays[name]) for name in FACES[face].operands]
-    name = {"kernel": "ours", TRANSFORMS: "ours", "composition": "stock"}.get(impl, impl)
-    forms = [entry.form for entry in library.lowered] or [entry.choice.kind for entry in record]
-    kernel = forms[0] if forms else "stock"
-
-    def run() -> Any:
-        result = function(*operands)
-        let_go()
-        return result
-
-    return Call(name, run, lambda result: np.asarray(result.numpy()), kernel)
-
-
-def stock_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], target: Any) -> list[Call]:
-    """Stock TVM: its convolution, and for gradients the composition of its operators."""
-    return [tvm_call(face, problem, arrays, target, "composition")]
-
-
-def onednn_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], target: Any) -> list[Call]:
-    """TVM's program with the convolution as a call of oneDNN."""
-    return [tvm_call(face, problem, arrays, target, "onednn")]
-
-
-def torch_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], _target: Any) -> list[Call]:
+def torch_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], place: Place) -> list[Call]:
     """PyTorch's call with contiguous tensors and with channels_last ones.
 
     Raises:
@@ -123,16 +51,18 @@ def torch_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], _t
     result = FACES[face].result
     mask = [face == "backward_data", face == "backward_weight", False]
     back = _back(problem, result)
+    dtype = getattr(torch, place.dtype)
 
     def call(name: str, memory_format: Any) -> Call:
         t = {}
         for key in ("data", "weight", "grad"):
             order = _canonical_order(problem, key)
             if key in arrays:
-                tensor = torch.from_numpy(arrays[key]).permute(*order)
+                # numpy's bfloat16 is unknown to PyTorch; on the way through float32 nothing is rounded
+                tensor = torch.from_numpy(arrays[key].astype("float32", copy=False)).permute(*order)
             else:  # of the result only the shape is looked at
                 tensor = torch.empty([int(problem.tensors[key][0][axis]) for axis in order])
-            t[key] = tensor.contiguous(memory_format=memory_format)
+            t[key] = tensor.to(place.torch, dtype).contiguous(memory_format=memory_format)
 
         def forward() -> Any:
             with torch.no_grad():
@@ -145,13 +75,14 @@ def torch_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], _t
         return Call(
             f"torch {name}",
             forward if face == "forward" else backward,
-            lambda tensor: np.asarray(tensor.permute(*back).numpy()),
+            lambda tensor: np.asarray(tensor.permute(*back).float().cpu().numpy()),
+            wait=torch.cuda.synchronize if place.gpu else None,
         )
 
     return [call(*each) for each in formats]
 
 
-def jax_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], _target: Any) -> list[Call]:
+def jax_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], _place: Place) -> list[Call]:
     """JAX's jitted convolution, or its transpose, with channels second and with channels last.
 
     Raises:
@@ -224,19 +155,37 @@ def _back(problem: ConvProblem, key: str) -> list[int]:
     return [canonical.index(letter) for letter in own]
 
 
-RIVALS = {"torch": torch_calls, "jax": jax_calls, "stock": stock_calls, "onednn": onednn_calls}
+Rival = Callable[[str, ConvProblem, Mapping[str, Array], Place], list[Call]]
+
+RIVALS: dict[str, Rival] = {
+    "torch": torch_calls,
+    "jax": jax_calls,
+    "stock": partial(tvm_calls, "composition"),
+    **{name: partial(tvm_calls, name) for name in NAMES},
+}
 """Whom `--against` takes."""
 
+_ON_GPUS = ("torch", "cudnn", "cutlass")
+_ON_CPUS = ("torch", "jax", "stock", "onednn")
 
-def prepare_rivals(names: Sequence[str], threads: int) -> None:
-    """Give PyTorch its threads, and refuse rivals that are not installed, before anything is measured.
+
+def prepare_rivals(names: Sequence[str], threads: int, place: Place) -> None:
+    """Give PyTorch its threads and, on a GPU, its best engines; refuse what is not there, before anything is measured.
+
+    On a GPU PyTorch times cuDNN's algorithms (`torch.backends.cudnn.benchmark`), and rounds float32 operands to tf32 if
+    ours may.
 
     Raises:
         SetupError: a package is missing.
+        UnsupportedError: a rival that is not measured there.
     """
     import importlib.util
 
-    require([name for name in names if name in NAMES], None)
+    able = _ON_GPUS if place.gpu else _ON_CPUS
+    for name in names:
+        if name not in able:
+            raise UnsupportedError(f"bench --against {name}: for {place.target.kind.name} there is {', '.join(able)}.")
+    require([*place.backends, *(name for name in names if name in NAMES)], place.target)
     for name, package, extra in (("torch", "PyTorch", "torch"), ("jax", "JAX", "bench")):
         if name in names and importlib.util.find_spec(name) is None:
             raise SetupError(
@@ -247,6 +196,13 @@ def prepare_rivals(names: Sequence[str], threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
+        if place.gpu:
+            if not torch.cuda.is_available():
+                raise SetupError(
+                    "bench --against torch: this PyTorch has no CUDA, or finds no GPU; install one for CUDA 13."
+                )
+            torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = place.tf32
 
 
-__all__ = ["RIVALS", "Call", "jax_calls", "prepare_rivals", "stock_calls", "torch_calls", "tvm_call"]
+__all__ = ["RIVALS", "prepare_rivals"]

@@ -28,16 +28,18 @@ class Roof:
     """The two limits.
 
     Attributes:
-        gflops: float32 multiply-adds, two FLOP each, on all threads.
-        bandwidth: GB/s that a triad reads and writes, allocation of written lines not counted.
-        threads: how many there were.
-        machine: the instruction set.
+        gflops: multiply-adds, two FLOP each, on all threads.
+        bandwidth: GB/s read and written, by a triad (allocation of written lines not counted) or a GPU's copy.
+        threads: how many there were, of the CPU.
+        machine: the instruction set, or the GPU's architecture.
+        of: what was measured for `gflops`.
     """
 
     gflops: float
     bandwidth: float
     threads: int
     machine: str
+    of: str = "FMA peak"
 
     def attainable(self, intensity: float) -> float:
         """GFLOP/s under the roof at so many FLOP a byte."""
@@ -67,10 +69,10 @@ def measure_roof(target: Any, threads: int, seconds: float = 1.0) -> Roof:
     result = tvm.runtime.tensor(np.empty(items * sums * lanes, DTYPE))
     peak = tvm.compile(tvm.IRModule({"main": peak_kernel(machine, items)}), target)["main"]
     flop = 2 * lanes * sums * STEPS * items
-    gflops = flop / _best(lambda: peak(factors, result), seconds / 2) * 1e-9
+    gflops = flop / best(lambda: peak(factors, result), seconds / 2) * 1e-9
     arrays = [tvm.runtime.tensor(np.ones(TRIAD_ELEMENTS, DTYPE)) for _ in range(3)]
     triad = tvm.compile(tvm.IRModule({"main": triad_kernel(machine, TRIAD_ELEMENTS, items)}), target)["main"]
-    bandwidth = 3 * 4 * TRIAD_ELEMENTS / _best(lambda: triad(*arrays), seconds / 2) * 1e-9
+    bandwidth = 3 * 4 * TRIAD_ELEMENTS / best(lambda: triad(*arrays), seconds / 2) * 1e-9
     return Roof(gflops, bandwidth, threads, machine.name)
 
 
@@ -117,12 +119,12 @@ def triad_kernel(machine: Machine, elements: int, items: int) -> Any:
     return loops.finish(parameters, "main")
 
 
-def _best(call: Any, seconds: float) -> float:
+def best(call: Any, seconds: float) -> float:
     """Seconds of the fastest of some calls."""
     call()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end or best == float("inf"):
+    least, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end or least == float("inf"):
         start = time.perf_counter()
         call()
-        best = min(best, time.perf_counter() - start)
-    return best
+        least = min(least, time.perf_counter() - start)
+    return least

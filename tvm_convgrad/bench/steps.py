@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tvm_convgrad.bench.measure import MIN_PAIRS, SETTLE
+from tvm_convgrad.bench.measure import MIN_PAIRS, SETTLE, UNITS
 from tvm_convgrad.bench.parties import BUILT_IN, Step, Training, memory_of, our_step, torch_step
+from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.results import FORMAT, environment
 from tvm_convgrad.bench.rivals import prepare_rivals
 from tvm_convgrad.errors import ModelError, SetupError, UnsupportedError
@@ -22,7 +23,6 @@ from tvm_convgrad.offload.common import NONE
 from tvm_convgrad.report.gradients import describe_convolutions
 from tvm_convgrad.threads import use_threads
 from tvm_convgrad.training.artifact import make_manifest, save_artifact
-from tvm_convgrad.training.cpu import parse_target
 from tvm_convgrad.training.envelope import write_atomic
 from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.lower import compile_with_plan
@@ -45,12 +45,13 @@ class StepMeasurement:
 
     Attributes:
         model, batch, layout, optimizer: what was trained; layout is that of our convolutions.
-        impl: what computes our convolutions: "kernel", or a vendor's library.
+        impl: what computes our convolutions, as `Place`; device, dtype: where, and their operands' type.
         ours, theirs: seconds of a step, medians; theirs and the rest of PyTorch's are null for a model that PyTorch
             cannot run (all but .pt2).
         ratio: the median of theirs / ours of each pair; pairs: how many.
         variant: the better one of PyTorch's layouts.
         loss, rival_loss: of the first step.
+        first, rival_first: seconds of the first step, in which libraries choose and prepare what they run.
         memory, rival_memory: bytes beyond the process without the model, null where the system does not tell.
         compile_seconds: from the imported model to the shared library.
     """
@@ -60,6 +61,8 @@ class StepMeasurement:
     layout: str
     optimizer: str
     impl: str
+    device: str
+    dtype: str
     ours: float
     theirs: float | None
     ratio: float | None
@@ -67,6 +70,8 @@ class StepMeasurement:
     variant: str | None
     loss: float
     rival_loss: float | None
+    first: float
+    rival_first: float | None
     memory: int | None
     rival_memory: int | None
     compile_seconds: float
@@ -83,39 +88,35 @@ def run_steps(
     *,
     optimizer: str,
     loss: str,
-    target: str,
+    place: Place,
     seconds: float,
     threads: int | None,
     path: Path | None,
-    impl: str = "kernel",
 ) -> list[StepMeasurement]:
     """Measure the step of a model for every batch and layout.
 
     Args:
         model: a name of BUILT_IN, or a model file.
         batches: None is 8 for the built-in ones, and what a file says.
+        place: where, by what; a library is given all convolutions that it takes.
         path: of a JSON file to write, or None.
-        impl: "kernel" for ours, "transforms" for ours with these allowed, or the vendor's library that all of our
-            convolutions that it takes are given to.
 
     Raises:
         SetupError: PyTorch or the library is missing, or the losses of the first step differ.
         ModelError, UnsupportedError: the model cannot be read or trained here.
     """
     count = use_threads(threads)
-    compiled_for = parse_target(target)
     if optimizer not in SETTINGS:
         raise UnsupportedError(f"bench --step: optimizer {optimizer!r} is unknown; use {', '.join(SETTINGS)}.")
-    if _runs_in_pytorch(model):
-        prepare_rivals(["torch"], count)
+    prepare_rivals(["torch"] if _runs_in_pytorch(model) else [], count, place)
     found = []
     sizes: Sequence[int | None] = batches or ([8] if model in BUILT_IN else [None])
     for batch in sizes:
         loaded = _load(model, batch)
         for layout in layouts:
-            found.append(_measure(model, loaded, layout, (optimizer, loss), impl, compiled_for, seconds, count))
+            found.append(_measure(model, loaded, layout, (optimizer, loss), place, seconds, count))
             if path is not None:
-                where = environment(compiled_for, count, seconds, impl)
+                where = environment(place, count, seconds)
                 content = {"format": FORMAT, "environment": where, "steps": [m.plain() for m in found]}
                 write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
     return found
@@ -143,28 +144,36 @@ def _load(model: str, batch: int | None) -> Model:
 
 
 def _measure(
-    name: str, model: Model, layout: str, how: tuple[str, str], impl: str, target: Any, seconds: float, threads: int
+    name: str, model: Model, layout: str, how: tuple[str, str], place: Place, seconds: float, threads: int
 ) -> StepMeasurement:
     optimizer, loss = how
     begin = time.perf_counter()
-    step = build_step(model, loss=loss, optimizer=optimizer, layout=layout, dropout_mode="off", **SETTINGS[optimizer])
+    step = build_step(
+        model,
+        loss=loss,
+        optimizer=optimizer,
+        layout=layout,
+        dtype=place.dtype,
+        dropout_mode="off",
+        **SETTINGS[optimizer],
+    )
     with tempfile.TemporaryDirectory(prefix="convgrad-bench-") as folder:
         library = Path(folder) / "step.so"
-        with allow_transforms(impl == TRANSFORMS):
-            backends = [NONE if impl in ("kernel", TRANSFORMS) else impl]
-            executable, plan = compile_with_plan(step, target, backends)
-        save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), library)
+        with allow_transforms(place.impl == TRANSFORMS):
+            executable, plan = compile_with_plan(step, place.target, place.backends or [NONE])
+        save_artifact(executable, make_manifest(step, place.target, describe_convolutions(plan)), library)
         compile_seconds = time.perf_counter() - begin
-        training = _training(name, str(library), step, optimizer, loss)
+        training = _training(name, str(library), step, (optimizer, loss), place)
         parties: dict[str, Step] = {"ours": our_step(training)}
         if _runs_in_pytorch(name):
             parties["torch contiguous"] = torch_step(training, channels_last=False)
             if len(training.shape) == 4:
                 parties["torch channels_last"] = torch_step(training, channels_last=True)
-        losses = {party: one() for party, one in parties.items()}
+        firsts = {party: _timed(one) for party, one in parties.items()}
+        losses = {party: loss for party, (loss, _) in firsts.items()}
         times = rounds(parties, seconds)
         best = min((party for party in parties if party != "ours"), key=lambda p: median(times[p]), default=None)
-        _check_losses(name, losses)
+        _check_losses(name, losses, LOSS_TOLERANCE + 2 * UNITS[place.numbers])
         parties.clear()
         memory = memory_of("ours", training, threads)
         rival_memory = memory_of(best, training, threads) if best else None
@@ -174,7 +183,9 @@ def _measure(
         batch=training.shape[0],
         layout=layout,
         optimizer=optimizer,
-        impl=impl,
+        impl=place.impl,
+        device=place.name or "CPU",
+        dtype=place.dtype,
         ours=median(ours),
         theirs=median(theirs) if best else None,
         ratio=median(their / our for our, their in zip(ours, theirs, strict=True)) if best else None,
@@ -182,10 +193,19 @@ def _measure(
         variant=best,
         loss=losses["ours"],
         rival_loss=losses[best] if best else None,
+        first=firsts["ours"][1],
+        rival_first=firsts[best][1] if best else None,
         memory=memory,
         rival_memory=rival_memory,
         compile_seconds=compile_seconds,
     )
+
+
+def _timed(step: Step) -> tuple[float, float]:
+    """The loss, and the seconds."""
+    begin = time.perf_counter()
+    loss = step()
+    return loss, time.perf_counter() - begin
 
 
 def rounds(parties: dict[str, Step], seconds: float) -> dict[str, list[float]]:
@@ -201,7 +221,7 @@ def rounds(parties: dict[str, Step], seconds: float) -> dict[str, list[float]]:
     return times
 
 
-def _training(name: str, library: str, step: StepModule, optimizer: str, loss: str) -> Training:
+def _training(name: str, library: str, step: StepModule, how: tuple[str, str], place: Place) -> Training:
     """What both parties do.
 
     Raises:
@@ -213,14 +233,16 @@ def _training(name: str, library: str, step: StepModule, optimizer: str, loss: s
     if not all(isinstance(extent, int) for shape in shapes for extent in shape):
         raise UnsupportedError(f"bench --step {name}: the model has symbolic extents; give --batch N.")
     shape, target, prediction = (tuple(int(extent) for extent in shape) for shape in shapes)
+    optimizer, loss = how
     classes = 0 if loss == "mse" else prediction[-1]
-    return Training(name, library, shape, target, classes, optimizer, SETTINGS[optimizer], loss)
+    settings = SETTINGS[optimizer]
+    return Training(name, library, shape, target, classes, optimizer, settings, loss, place.torch, place.dtype)
 
 
-def _check_losses(name: str, losses: dict[str, float]) -> None:
+def _check_losses(name: str, losses: dict[str, float], tolerance: float) -> None:
     ours = losses["ours"]
     for party, loss in losses.items():
-        if not abs(loss - ours) <= LOSS_TOLERANCE * max(abs(ours), 1e-3):
+        if not abs(loss - ours) <= tolerance * max(abs(ours), 1e-3):
             raise SetupError(
                 f"{name}: the first loss is {ours:.6g}, that of {party} {loss:.6g}; a model in a file must be exported "
                 "in train mode and without dropout for the two to do the same"
@@ -231,7 +253,7 @@ def show_steps(found: Sequence[StepMeasurement]) -> None:
     """Print a row for each."""
     from tvm_convgrad.report.tables import byte_count, print_table, quantity
 
-    times = ("ratio", "ours, ms", "torch, ms", "rival", "pairs")
+    times = ("ratio", "ours, ms", "torch, ms", "first, ms", "torch's first", "rival", "pairs")
     columns = ("model", "batch", "layout", *times, "memory", "torch's memory", "compile, s")
     rows = [
         (
@@ -241,6 +263,8 @@ def show_steps(found: Sequence[StepMeasurement]) -> None:
             quantity(m.ratio),
             f"{m.ours * 1e3:.1f}",
             "–" if m.theirs is None else f"{m.theirs * 1e3:.1f}",
+            f"{m.first * 1e3:.0f}",
+            "–" if m.rival_first is None else f"{m.rival_first * 1e3:.0f}",
             m.variant or "none: PyTorch runs .pt2 only",
             m.pairs,
             byte_count(m.memory),
@@ -249,4 +273,6 @@ def show_steps(found: Sequence[StepMeasurement]) -> None:
         )
         for m in found
     ]
-    print_table("training steps: time of torch / ours", columns, rows, right=("batch", *times[:3], *columns[7:]))
+    print_table(
+        "training steps: time of torch / ours", columns, rows, right=("batch", *times[:5], "pairs", *columns[-3:])
+    )

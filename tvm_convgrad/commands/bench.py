@@ -49,13 +49,22 @@ def bench(
         "backward_weight,backward_data"
     ),
     impl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="kernel|transforms|onednn|cudnn|cutlass",
+            help="What is measured: generated kernels, these with Winograd's transform allowed, or a vendor library. "
+            "Default: kernel; on a GPU cudnn.",
+        ),
+    ] = None,
+    dtype: Annotated[
         str,
         typer.Option(
-            metavar="kernel|transforms|onednn",
-            help="What is measured: generated kernels, these with Winograd's transform allowed, or a vendor library.",
+            metavar="float32|float16|bfloat16", help="Of all tensors of layers, on a GPU; of a step's convolutions."
         ),
-    ] = "kernel",
-    against: Annotated[str, typer.Option(metavar="torch|jax|stock|onednn[,…]", help="The rivals.")] = "torch",
+    ] = "float32",
+    against: Annotated[
+        str, typer.Option(metavar="torch|jax|stock|onednn|cudnn|cutlass[,…]", help="The rivals.")
+    ] = "torch",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for the pairs of each measurement.")] = 0.5,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of every party. Default: TVM_NUM_THREADS, or all cores.")
@@ -80,14 +89,16 @@ def bench(
         if path is not None and not path.parent.is_dir():
             raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
     batches = [int(size) for size in sizes]
+    from tvm_convgrad.bench.place import KERNEL, TYPES, place_of
     from tvm_convgrad.kernels.transforms import TRANSFORMS
     from tvm_convgrad.offload.common import NAMES
 
-    if len(_names("--impl", impl, ("kernel", TRANSFORMS, *NAMES))) > 1:
+    if len(_names("--impl", impl or KERNEL, (KERNEL, TRANSFORMS, *NAMES))) > 1:
         raise typer.BadParameter(f"--impl {impl}: give one.")
+    _names("--dtype", dtype, TYPES)
     if per_sample and step is None:
         raise typer.BadParameter("--per-sample goes with --step, the network.")
-    if per_sample and impl != "kernel":
+    if per_sample and impl not in (None, KERNEL):
         raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
     if per_sample and step is not None:
         from tvm_convgrad.bench.per_sample import run_per_sample, show_per_sample
@@ -105,11 +116,10 @@ def bench(
                 layouts,
                 optimizer=optimizer,
                 loss=loss,
-                target=target,
+                place=place_of(target, impl, dtype),
                 seconds=seconds,
                 threads=threads,
                 path=json,
-                impl=impl,
             )
         )
         return
@@ -122,10 +132,9 @@ def bench(
     from tvm_convgrad.bench.layers import layers_of, problems_from, run_layers, show
     from tvm_convgrad.bench.roofline import save_roofline
 
-    layers = problems_from(problem) if problem else layers_of(names, batches or [8], layouts)
-    results = run_layers(
-        layers, faces, rivals, target=target, seconds=seconds, threads=threads, path=json, resume=resume, impl=impl
-    )
+    layers = problems_from(problem, dtype) if problem else layers_of(names, batches or [8], layouts, dtype)
+    place = place_of(target, impl, dtype)
+    results = run_layers(layers, faces, rivals, place=place, seconds=seconds, threads=threads, path=json, resume=resume)
     if roofline is not None:
         save_roofline(roofline, results.measurements, results.roof)
     if markdown is not None:

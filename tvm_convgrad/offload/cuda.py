@@ -26,7 +26,7 @@ def load_cuda() -> None:
         return
     runtime = installed_file("nvidia-cuda-runtime", "libcudart.so.13")
     if runtime is None:
-        raise SetupError(f"TVM's CUDA device needs CUDA's runtime (the package nvidia-cuda-runtime): {INSTALL}")
+        raise SetupError(f"TVM's device for GPUs needs CUDA's runtime (the package nvidia-cuda-runtime): {INSTALL}.")
     try:
         ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so"))
@@ -51,6 +51,20 @@ def local_target() -> Any:
     return tvm.target.Target({"kind": "cuda", "arch": "sm_" + device.compute_version.replace(".", "")})
 
 
+def require_local(target: Any, what: str) -> None:
+    """Raise SetupError unless this machine's first GPU is of the target's architecture.
+
+    Args:
+        what: is done on it, such as "engines are tuned".
+    """
+    wanted, local = (str(each.attrs["arch"]).rstrip("af") for each in (target, local_target()))
+    if local != wanted:
+        raise SetupError(
+            f"the target is {wanted}, and the GPU of this machine is {local}: {what} on what they are for; use "
+            f"--target cuda:{local}, or a machine with the other."
+        )
+
+
 def local_name(arch: str) -> str | None:
     """The name of this machine's first GPU, if it is of an architecture such as "sm_90"; None otherwise."""
     import tvm
@@ -62,4 +76,4 @@ def local_name(arch: str) -> str | None:
     return str(tvm.cuda(0).device_name) if str(here.attrs["arch"]) == arch else None
 
 
-__all__ = ["INSTALL", "load_cuda", "local_name", "local_target"]
+__all__ = ["INSTALL", "load_cuda", "local_name", "local_target", "require_local"]

@@ -84,7 +84,8 @@ def compare(face: str, problem: ConvProblem, name: str, target: Any, seconds: fl
         UnsupportedError: there is no kernel for it, or the backend refuses it.
     """
     from tvm_convgrad.bench.measure import pairs
-    from tvm_convgrad.bench.rivals import tvm_call
+    from tvm_convgrad.bench.ours import tvm_call
+    from tvm_convgrad.bench.place import Place
 
     problem.require_static("measuring")
     if {dtype for _, dtype in problem.tensors.values()} - {"float32", "bfloat16"}:
@@ -94,7 +95,8 @@ def compare(face: str, problem: ConvProblem, name: str, target: Any, seconds: fl
     for operand in FACES[face].operands:
         shape, dtype = problem.tensors[operand]
         arrays[operand] = rng.standard_normal([int(e) for e in shape], dtype=np.float32).astype(numpy_dtype(dtype))
-    calls = [tvm_call(face, problem, arrays, target, impl) for impl in (KERNEL, name)]
+    place = Place(target, gpu=False, impl=KERNEL)
+    calls = [tvm_call(face, problem, arrays, place, impl) for impl in (KERNEL, name)]
     for call in calls:
         call.run()
     times = pairs(calls, seconds)

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.offload.cuda import local_target
 
 _GPU = re.compile(r"cuda:(sm_\d+[af]?)")
 
@@ -32,14 +33,20 @@ def parse_target(text: str, gpus: bool = False) -> Any:
     """A TVM target: "llvm" (any CPU of this architecture), "native" (this CPU), or TVM's JSON form of one.
 
     Args:
-        gpus: whether it may be an NVIDIA GPU as well, "cuda:sm_90".
+        gpus: whether it may be an NVIDIA GPU as well: "cuda:sm_90", or "cuda", the first one of this machine.
 
     Raises:
-        UnsupportedError: no such target, or not one for CPUs, which is all that this version compiles steps for.
+        UnsupportedError: no such target, or not one that may be.
+        SetupError: "cuda" on a machine without a GPU.
     """
     import tvm
 
     arch = _GPU.fullmatch(text)
+    if gpus and text == "cuda":
+        try:
+            return local_target()
+        except SetupError as error:
+            raise SetupError(f"{error} For a GPU elsewhere, name its architecture: --target cuda:sm_90.") from error
     if gpus and arch is not None:
         return tvm.target.Target({"kind": "cuda", "arch": arch[1]})
     if text == "native":
@@ -58,7 +65,11 @@ def parse_target(text: str, gpus: bool = False) -> Any:
     if target is None or target.kind.name != "llvm":
         raise UnsupportedError(
             f"target {text!r} is not a CPU; use llvm or native"
-            + (", or an NVIDIA GPU by its architecture, such as cuda:sm_90." if gpus else ".")
+            + (
+                ", or an NVIDIA GPU: cuda (this machine's), or by its architecture, such as cuda:sm_90."
+                if gpus
+                else "."
+            )
         )
     return target
 

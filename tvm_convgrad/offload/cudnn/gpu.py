@@ -11,7 +11,7 @@ import numpy as np
 
 from tvm_convgrad.errors import SetupError, first_line
 from tvm_convgrad.offload.common import require
-from tvm_convgrad.offload.cuda import local_target
+from tvm_convgrad.offload.cuda import require_local
 from tvm_convgrad.offload.cudnn.backend import CuDnn
 from tvm_convgrad.offload.cudnn.bench import Bench, Bytes, Call, EngineError, Place
 from tvm_convgrad.offload.cudnn.devices import arch_of
@@ -37,14 +37,9 @@ class Gpu:
         import tvm
 
         require(["cudnn"], target)
-        local = arch_of(local_target())
-        if local != arch_of(target):
-            raise SetupError(
-                f"the target is {arch_of(target)}, and the GPU of this machine is {local}: engines are tuned on what "
-                f"they are for; use --target cuda:{local}, or a machine with the other."
-            )
+        require_local(target, "engines are tuned")
         self._library, self._gpu, self._target = CuDnn(), tvm.cuda(0), target
-        self.device, self.arch = str(self._gpu.device_name), local
+        self.device, self.arch = str(self._gpu.device_name), arch_of(target)
         self.version = self._library.number()
 
     def candidates(self, call: Call, most: int) -> tuple[Listed, ...] | str:
