@@ -25,6 +25,7 @@ SHAPES = [
     "mb4ic3ih21iw19oc21oh11ow10kh7kw7sh2sw2ph3pw3",
     "mb2ic64ih24iw24oc48oh24ow24kh3kw3ph1pw1",
     "mb2ic18ih9iw11oc20kh3kw3ph17pw5dh16dw4",  # two lines of taps meet only padding
+    "mb2ic8ih6iw7oc300oh6ow7kh1kw1",  # bias gradients of several vectors of channels at once
 ]
 LAYOUTS = {"NCHW": None, "NHWC": "O{}I", "HWIO": "{}IO"}
 

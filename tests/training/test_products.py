@@ -45,3 +45,41 @@ def test_products_are_exact(form, shape):
     found = machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y)).numpy()
     wanted = (x.T if form.startswith("left") else x) @ (y.T if form == "right transposed" else y)
     np.testing.assert_array_equal(found, wanted.T if form.endswith("result transposed") else wanted)
+
+
+def linear(m: int, k: int, n: int, late: bool) -> tvm.IRModule:
+    """x w^T + b and the gradients of w and b by dy; the sum of dy's rows comes before the product, or after it."""
+    shapes = {"x": (m, k), "w": (n, k), "b": (n,), "dy": (m, n)}
+    variables = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
+    x, w, b, dy = variables.values()
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w, b, dy]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.add(b, relax.op.matmul(x, builder.emit(relax.op.permute_dims(w, [1, 0])))))
+            db = None if late else builder.emit(relax.op.sum(dy, axis=[0]))
+            product = builder.emit(relax.op.matmul(builder.emit(relax.op.permute_dims(x, [1, 0])), dy))
+            dw = builder.emit(relax.op.permute_dims(product, [1, 0]))
+            db = builder.emit(relax.op.sum(dy, axis=[0])) if db is None else db
+            output = builder.emit_output(relax.Tuple([y, dw, db]))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("shape", [(196, 48, 61), (100, 33, 300), (392, 40, 512)], ids=str)
+def test_bias_and_its_gradient_are_parts_of_the_kernels(shape, late):
+    module = linear(*shape, late)
+    lowered = pipeline(TARGET)(module)
+    names = {variable.name_hint for variable in lowered.get_global_vars()} - {"main"}
+    assert {name for name in names if "reshape" not in name} == {
+        f"matmul_{f}_kernel" for f in ("forward", "backward_weight")
+    }
+    assert not any(word in name for name in names for word in ("add", "sum", "transpose"))
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    rng = np.random.default_rng(0)
+    m, k, n = shape
+    x, w, b, dy = (rng.integers(-4, 5, e).astype("float32") for e in ((m, k), (n, k), (n,), (m, n)))
+    y, dw, db = (tensor.numpy() for tensor in machine["main"](*map(tvm.runtime.tensor, (x, w, b, dy))))
+    np.testing.assert_array_equal(y, x @ w.T + b)
+    np.testing.assert_array_equal(dw, dy.T @ x)
+    np.testing.assert_array_equal(db, dy.sum(0))

@@ -2,8 +2,9 @@
 """The bias gradient in the same pass as wgrad: db[o] = sum over pixels of dY[pixel, o], while dY's slab is in cache.
 
 Channels are shared out in blocks among the work items that see the same pixels. A block's sum of a slab runs in four
-chains of adders, over neighbouring channels or neighbouring pixels, whichever memory has; lanes and parts are added at
-the end, in their order.
+chains of adders, over neighbouring channels or neighbouring pixels, whichever memory has: a vector of channels has a
+chain of its own where there are many, so that whole lines of memory are read. Lanes and parts are added at the end, in
+their order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 
 CHAINS = 4
-"""Accumulators of one sum: as many as cycles of the adder's latency."""
+"""Accumulators of a block: as many as cycles of the adder's latency."""
+
+WIDE = 4
+"""Blocks that are left at the least where a block has several vectors of channels."""
 
 
 class BiasSum:
@@ -45,7 +49,9 @@ class BiasSum:
         self.over_channels = lanes > 1 and view.channel == 1
         self.over_pixels = lanes > 1 and not self.over_channels and view.spatial[2] == 1
         self.lanes = lanes if self.over_channels or self.over_pixels else 1
-        self.block = self.lanes if self.over_channels else 1  # channels that are summed at once
+        vectors = next(n for n in (4, 2, 1) if n == 1 or channels >= n * WIDE * lanes)
+        self.vectors = vectors if self.over_channels else 1
+        self.block = self.vectors * self.lanes if self.over_channels else 1  # channels that are summed at once
         self.blocks = -(-channels // self.block)
         self.size = channels * (self.lanes if self.over_pixels else 1)
 
@@ -72,35 +78,45 @@ class BiasSum:
                 base = quotient(number, depth) * view.batch + remainder(number, depth) * view.spatial[0]
                 base = base + (line + line_number) * view.spatial[1] + channel * view.channel
                 self._chain(chains, loops.let(expr(base), "from"), channel)
-            value = load(chains[0], 0, lanes)
-            for chain in chains[1:]:
-                value = value + load(chain, 0, lanes)
-            if self.over_channels:
-                mask = lanes_below(channel, self.channels, lanes)
-                loops.store_masked(self.sums, at, load_masked(self.sums, at, mask, lanes) + value, mask)
-            else:
-                loops.store(self.sums, at, load(self.sums, at, lanes) + value)
+            for vector in range(self.vectors):
+                value = load(chains[vector], 0, lanes)
+                for chain in chains[vector + self.vectors :: self.vectors]:
+                    value = value + load(chain, 0, lanes)
+                to = at + vector * lanes
+                if self.over_channels:
+                    mask = self._mask(channel, vector)
+                    loops.store_masked(self.sums, to, load_masked(self.sums, to, mask, lanes) + value, mask)
+                else:
+                    loops.store(self.sums, to, load(self.sums, to, lanes) + value)
+
+    def _mask(self, channel: Any, vector: int) -> Any:
+        """Of the channels that a vector of a block has."""
+        return lanes_below(channel + vector * self.lanes, self.channels, self.lanes)
 
     def _chain(self, chains: list[Any], base: Any, channel: Any) -> None:
-        """Add a line's pixels to the chains in turn."""
+        """Add a line's pixels to the chains in turn; neighbouring vectors of a pixel go to neighbouring chains."""
         loops, view, lanes = self.loops, self.view, self.lanes
         pixels = view.extents[2]
         step = lanes if self.over_pixels else view.spatial[2]
         count = -(-pixels // lanes) if self.over_pixels else pixels
+        at_once = CHAINS // self.vectors
 
-        def value(index: Any) -> Any:
-            at = base + index * step
-            if self.over_channels:
-                return load_masked(self.buffer, at, lanes_below(channel, self.channels, lanes), lanes)
-            if self.over_pixels:
-                return load_masked(self.buffer, at, lanes_below(index * lanes, pixels, lanes), lanes)
-            return convert(load(self.buffer, at), self.dtype)
+        def add(index: Any, number: int) -> None:
+            for vector in range(self.vectors):
+                chain, at = chains[number * self.vectors + vector], base + index * step + vector * lanes
+                if self.over_channels:
+                    value = load_masked(self.buffer, at, self._mask(channel, vector), lanes)
+                elif self.over_pixels:
+                    value = load_masked(self.buffer, at, lanes_below(index * lanes, pixels, lanes), lanes)
+                else:
+                    value = convert(load(self.buffer, at), self.dtype)
+                loops.store(chain, 0, load(chain, 0, lanes) + value)
 
-        with loops.loop(count // CHAINS, "x") as x:
-            for number, chain in enumerate(chains):
-                loops.store(chain, 0, load(chain, 0, lanes) + value(x * CHAINS + number))
-        for number in range(count % CHAINS):
-            loops.store(chains[number], 0, load(chains[number], 0, lanes) + value(count - count % CHAINS + number))
+        with loops.loop(count // at_once, "x") as x:
+            for number in range(at_once):
+                add(x * at_once + number, number)
+        for number in range(count % at_once):
+            add(count - count % at_once + number, number)
 
     def write(self) -> None:
         """Lanes and parts added in their order."""

@@ -3,8 +3,9 @@
 
 With rows for pixels and columns for channels, in NHWC: A B is the forward convolution of A, whose weight is B (HWIO),
 or W (OHWI) where B is a transposed W; X^T B is wgrad of the data X and the gradient B. A linear layer and both of its
-gradients are then read where they lie: no operand is transposed in memory. Weight gradients that are added up, as those
-of micro-batches are, are added by the kernels, in the place of the first.
+gradients are then read where they lie: no operand is transposed in memory. The kernels add a layer's bias, and give its
+gradient, the sum of B's rows, with that of the weight. Weight gradients that are added up, as those of micro-batches
+are, are added by the kernels, in the place of the first.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_ops.ir import constant_extents
 from tvm_convgrad.catalogue import BACKWARD_WEIGHT, FACES, FORWARD
 from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.target import Machine, machine_of
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.training.graph import bindings_of, operator_name
 
 SMALL = 1 << 16  # multiply-accumulates; below, the time of a call counts
 LINE = 64  # pixels of a line, at most
+BIAS, BIAS_GRADIENT = Epilogue(bias=True), Epilogue(bias_grad=True)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ConvgradProducts")
@@ -61,6 +63,15 @@ class _Product:
         return self.problem.tensors[FACES[self.face].result][0]
 
 
+@dataclass(frozen=True)
+class _BiasGradient:
+    """The variables of the gradients of a weight and of the bias beside it, and the product that gives the former."""
+
+    weight: Any
+    bias: Any
+    product: _Product
+
+
 @mutator
 class _Products(PyExprMutator):
     def __init__(self, module: Any, machine: Machine) -> None:
@@ -70,13 +81,17 @@ class _Products(PyExprMutator):
         self.readers: Counter[Any] = Counter()
         self.turned: set[Any] = set()
         self.sums: dict[Any, tuple[Any, _Product]] = {}  # by the variable of the sum: the summand's, what is added
+        self.biased: dict[Any, tuple[Any, _Product]] = {}  # by the variable of the sum: the bias, and the product
+        self.bias_gradients: dict[Any, _BiasGradient] = {}  # by the variables of the weight's gradient, and of its own
         self.left_out: set[Any] = set()  # variables of what is added, or transposed to be
         self.made: dict[Any, Any] = {}  # what a kernel gave, by the variable of the product or sum
 
     def look_at(self, function: Any) -> None:
         """Find what each variable is bound to, the calls that nothing but transposes read, and sums of gradients."""
         self.values = {binding.var: binding.value for binding in bindings_of(function)}
+        self.place = {variable: number for number, variable in enumerate(self.values)}
         self.readers, self.sums, self.left_out, self.made = Counter(), {}, set(), {}
+        self.biased, self.bias_gradients = {}, {}
         read: dict[Any, bool] = {}
         for value in self.values.values():
             for variable in relax.analysis.free_vars(value):
@@ -89,6 +104,8 @@ class _Products(PyExprMutator):
         for variable, value in self.values.items():
             if isinstance(value, tvm.ir.Call) and operator_name(value) == "relax.add":
                 self._look_at_sum(variable, value)
+                self._look_at_bias(variable, value)
+        self._look_at_bias_gradients()
 
     def _look_at_sum(self, variable: Any, call: Any) -> None:
         """Note whether both summands are weight gradients that nobody else reads; one may be a sum of such."""
@@ -102,6 +119,34 @@ class _Products(PyExprMutator):
             self.sums[variable] = before[0], added[1]
             self.left_out |= {more, added[0]}
             return
+
+    def _look_at_bias(self, variable: Any, call: Any) -> None:
+        """Note whether a vector over columns is added to a product that nobody else reads."""
+        for left, bias in (call.args, reversed(call.args)):
+            product = self._product(self.values.get(left)) if self.readers[left] == 1 else None
+            if product is None or product.face != FORWARD.name or plan.epilogue_refusal(product.choice, BIAS):
+                continue
+            if constant_extents(bias) == (product.problem.out_channels,) and bias.ty.dtype == left.ty.dtype:
+                self.biased[variable] = bias, product
+                self.left_out.add(left)
+                return
+
+    def _look_at_bias_gradients(self) -> None:
+        """Note which sums of rows the kernel of a weight gradient gives as well, if it is not one of those added up."""
+        sums = {value.args[0]: variable for variable, value in self.values.items() if _is_sum_of_rows(value)}
+        summands = self.left_out | {acc for acc, _ in self.sums.values()}
+        for weight, value in self.values.items():
+            grad = value.args[1] if isinstance(value, tvm.ir.Call) and len(value.args) == 2 else None
+            if grad not in sums or weight in summands:
+                continue
+            product, bias = self._product(value), sums[grad]
+            if product is None or product.face != BACKWARD_WEIGHT.name:
+                continue
+            first = min(weight, bias, key=self.place.__getitem__)
+            known = all(self.place.get(operand, -1) < self.place[first] for operand in product.operands)
+            if known and not plan.epilogue_refusal(product.choice, BIAS_GRADIENT):
+                self.bias_gradients[weight] = self.bias_gradients[bias] = _BiasGradient(weight, bias, product)
+                del sums[grad]
 
     def _gradient(self, variable: Any) -> tuple[Any, _Product] | None:
         """The weight gradient, by its variable, that a variable is, or is the transpose of, if nobody else reads it."""
@@ -118,24 +163,47 @@ class _Products(PyExprMutator):
         if variable in self.left_out:
             return
         value, (acc, product) = binding.value, self.sums.get(variable, (None, None))
-        product = product or self._product(value)
-        if product is not None:
+        bias, biased = self.biased.get(variable, (None, None))
+        product = product or biased or self._product(value)
+        if variable in self.bias_gradients:
+            value = self._of_both(self.bias_gradients[variable], variable)
+        elif biased is not None:
+            value = self._matrix_of(self._kernel(biased, None, variable, bias), value, turned=False)
+        elif product is not None:
             turned = acc is None and product.face == BACKWARD_WEIGHT.name and value in self.turned
             value = self._matrix_of(self._kernel(product, acc, variable), value, turned)
         super().visit_var_binding_(relax.VarBinding(variable, value))
 
     def visit_call_(self, call: Any) -> Any:
-        """The transpose of a transpose is what was there; everything else stays."""
-        if self._is_transpose(call):
+        """The transpose of a transpose is what was there, a view of a view is one; everything else stays."""
+        is_view = _is_call(call, "relax.reshape")
+        if is_view or self._is_transpose(call):
             operand = self.visit_expr(call.args[0])
             value: Any = self.builder_.lookup_binding(operand) if isinstance(operand, relax.Var) else None
-            if self._is_transpose(value):
+            if is_view and _is_call(value, "relax.reshape"):
+                return relax.op.reshape(value.args[0], call.args[1])
+            if not is_view and self._is_transpose(value):
                 return value.args[0]
         return super().visit_call_(call)
 
-    def _kernel(self, product: _Product, acc: Any, variable: Any) -> Any:
-        """The variable of what the kernel gives, in the place of what another one gave for `acc` if there is one."""
-        epilogue = NO_EPILOGUE if acc is None else Epilogue(accumulate=True)
+    def _of_both(self, both: _BiasGradient, variable: Any) -> Any:
+        """The gradient of a weight, as a matrix, or of the bias: the kernel is called where the first of them was."""
+        if both.bias not in self.made:
+            self._kernel(both.product, None, both.weight, bias_gradient=both.bias)
+        if variable.same_as(both.bias):
+            return self.made[both.bias]
+        value = self.values[both.weight]
+        return self._matrix_of(self.made[both.weight], value, value in self.turned)
+
+    def _kernel(self, product: _Product, acc: Any, variable: Any, bias: Any = None, bias_gradient: Any = None) -> Any:
+        """The variable of what the kernel gives, in the place of what another one gave for `acc` if there is one.
+
+        Args:
+            variable: what the result was bound to.
+            bias: is added to it, if given.
+            bias_gradient: what the sum of the gradient's rows was bound to, if the kernel gives that as well.
+        """
+        epilogue = Epilogue(accumulate=acc is not None, bias=bias is not None, bias_grad=bias_gradient is not None)
         face, problem = product.face, product.problem
         function = plan.build(problem, face, self.machine, product.choice, "", epilogue)
         kernel = self.builder_.add_func(function, f"matmul_{face}_kernel")
@@ -144,6 +212,14 @@ class _Products(PyExprMutator):
             for operand, name in zip(product.operands, FACES[face].operands, strict=True)
         ]
         result = relax.TensorType(product.result, problem.kernel_dtype)
+        if bias_gradient is not None:
+            sums = relax.TensorType([problem.out_channels], problem.kernel_dtype)
+            pair = self.builder_.emit(relax.op.call_tir(kernel, arguments, [result, sums]))
+            self.made[variable] = self.builder_.emit(relax.TupleGetItem(pair, 0))
+            self.made[bias_gradient] = self.builder_.emit(relax.TupleGetItem(pair, 1))
+            return self.made[variable]
+        if bias is not None:
+            arguments.append(self.visit_expr(bias))
         if acc is None:
             call = relax.op.call_tir(kernel, arguments, result)
         else:
@@ -207,10 +283,21 @@ class _Products(PyExprMutator):
     @staticmethod
     def _is_transpose(value: Any) -> bool:
         """Whether the value is the transpose of a matrix."""
-        if not isinstance(value, tvm.ir.Call) or operator_name(value) != "relax.permute_dims":
+        if not _is_call(value, "relax.permute_dims"):
             return False
         axes = value.attrs.axes
         return _matrix(value.args[0]) is not None and (axes is None or [int(a) % 2 for a in axes] == [1, 0])
+
+
+def _is_call(value: Any, name: str) -> bool:
+    return isinstance(value, tvm.ir.Call) and operator_name(value) == name
+
+
+def _is_sum_of_rows(value: Any) -> bool:
+    """Whether the value is a vector, the sum of a matrix's rows."""
+    if not _is_call(value, "relax.sum") or _matrix(value.args[0]) is None or value.attrs.keepdims:
+        return False
+    return value.attrs.axis is not None and [int(axis) % 2 for axis in value.attrs.axis] == [0]
 
 
 def _matrix(expr: Any) -> tuple[int, int] | None:
