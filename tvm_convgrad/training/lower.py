@@ -22,6 +22,7 @@ from tvm_convgrad.training.gpu import compile_for_gpu, is_gpu
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.gradient_sums import gradient_sums
 from tvm_convgrad.training.in_place import state_in_place
+from tvm_convgrad.training.layer_norm import layer_norms
 from tvm_convgrad.training.order import ordered
 from tvm_convgrad.training.products import products_as_convolutions
 from tvm_convgrad.training.recompute import recompute
@@ -85,7 +86,7 @@ def _simplified(module: Any) -> Any:
 
 def _rewrites() -> list[Any]:
     """What is done to a step before operators are legalized; convolutions stay in their order."""
-    return [products_as_convolutions, fuse_epilogues, gradient_sums, recompute, vectorised_functions]
+    return [layer_norms, products_as_convolutions, fuse_epilogues, gradient_sums, recompute, vectorised_functions]
 
 
 def _in_order(module: Any, record: list[Lowered], offloaded: Offloaded) -> list[Lowered]:

@@ -7,6 +7,7 @@ Iterators that move all operands as one long line (H and W of NCHW data) become 
 - A sum across lines keeps one sum for each place of a piece of the line.
 
 - A long sum across lines is cut into a fixed number of parts, which are summed in their order.
+- Neighbouring stages of the same rows run row by row (see `walks`).
 
 How a sum is cut and in which order it runs is fixed when it is compiled, so results do not depend on threads.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -25,6 +25,7 @@ from relax_ops.compat import buffer_of
 from tvm_convgrad.kernels.loops import Loops, load, quotient, remainder, smaller, splat
 from tvm_convgrad.kernels.packing import shuffle
 from tvm_convgrad.training.schedule.stages import Address, Stage, rebuilt
+from tvm_convgrad.training.schedule.walks import Walk, by_rows, run_of, size_of, walk_of
 
 PIECE = 4096  # elements of a line that one thread takes at a time
 PARALLEL_FROM = 8192  # iterations; fewer are not worth waking threads for
@@ -32,18 +33,6 @@ CHAINS = 4  # vectors of partial sums, to hide the latency of additions
 COLUMNS = 12  # vectors of a line that are summed at once
 ITEMS = 16  # pieces of work that a sum across lines has at the least; more cores than that find nothing to do
 PART = 64  # lines that a part of a sum has at the least
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """How stages of equal iterators are walked: `run` are the iterators of the line, innermost first."""
-
-    run: tuple[int, ...]
-    outer: tuple[int, ...]  # of the result, outside the line
-    reduced: tuple[int, ...]  # reduced over, outside the line
-    line: int  # elements of the line
-    is_dense: bool  # every access moves along the line by one element, or not at all
-    is_row: bool  # the line is reduced over
 
 
 def emitted(
@@ -60,9 +49,12 @@ def emitted(
     """
     if onto is not None and not may_overwrite(stages, parameters[onto], parameters[-1]):
         return None
-    groups = [(group, _walk(group)) for group in _groups(stages)]
-    if any(walk is None for _, walk in groups):
-        return None
+    groups: list[tuple[list[Stage], Walk]] = []
+    for group in _groups(stages):
+        walk = walk_of(group)
+        if walk is None:
+            return None
+        groups.append((group, walk))
     loops = Loops()
     own = list(parameters) if onto is None else list(parameters[:-1])
     fresh = [decl_buffer(tuple(map(int, p.shape)), str(p.dtype), name=f"p{i}") for i, p in enumerate(own)]
@@ -77,9 +69,8 @@ def emitted(
     for buffer in temporaries:
         size = math.prod(map(int, buffer.shape))
         emitter.views.append((buffer, loops.buffer("kept", size, str(buffer.dtype))))
-    for group, walk in groups:
-        assert walk is not None
-        emitter.emit(group, walk)
+    for chain in by_rows(groups):
+        emitter.emit(chain)
     return loops.finish(fresh, "")
 
 
@@ -127,70 +118,20 @@ def _may_join(group: list[Stage], stage: Stage) -> bool:
     return len(group) < 4
 
 
-def _walk(group: list[Stage]) -> _Walk | None:
-    first = group[0]
-    extents, kinds = first.extents, first.kinds
-    moving = [position for position, extent in enumerate(extents) if extent > 1]
-    accesses = [address.coefficients for stage in group for _, address in stage.loads]
-    stores = [stage.store.coefficients for stage in group]
-    if not first.combiner:
-        start = next((p for p in moving if all(store[p] == 1 for store in stores)), None)
-        if start is None:
-            return None if moving else _Walk((), (), (), 1, False, False)
-        run = _run(start, moving, extents, [*accesses, *stores])
-        dense = all(access[start] in (0, 1) for access in accesses)
-        return _Walk(run, tuple(p for p in moving if p not in run), (), _size(run, extents), dense, False)
-    # A product of matrices has no operand that moves with every iterator: it wants tiles, not lines.
-    if not all(any(all(a.coefficients[p] for p in moving) for _, a in stage.loads) for stage in group):
-        return None
-    start = next((p for p in reversed(moving) if _is_line(p, kinds, group)), None)
-    if start is None:
-        return None
-    kind = kinds[start]
-    candidates = [p for p in moving if kinds[p] == kind]
-    run = _run(start, candidates, extents, accesses if kind == "R" else [*accesses, *stores])
-    outer = tuple(p for p in moving if kinds[p] == "S" and p not in run)
-    reduced = tuple(p for p in moving if kinds[p] == "R" and p not in run)
-    return _Walk(run, outer, reduced, _size(run, extents), True, kind == "R")
-
-
-def _is_line(position: int, kinds: str, group: list[Stage]) -> bool:
-    """Whether every operand moves along this iterator by one element or not at all, and the result likewise."""
-    for stage in group:
-        steps = [address.coefficients[position] for _, address in stage.loads]
-        if not set(steps) <= {0, 1} or 1 not in steps:
-            return False
-        if kinds[position] == "S" and stage.store.coefficients[position] != 1:
-            return False
-    return True
-
-
-def _run(start: int, moving: list[int], extents: tuple[int, ...], accesses: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The iterators that continue the line from `start`, innermost first."""
-    run = [start]
-    while True:
-        last, size = run[-1], extents[run[-1]]
-        following = next(
-            (p for p in moving if p not in run and all(a[p] == a[last] * size for a in accesses)),
-            None,
-        )
-        if following is None:
-            return tuple(run)
-        run.append(following)
-
-
-def _size(run: Sequence[int], extents: tuple[int, ...]) -> int:
-    return math.prod(extents[position] for position in run)
-
-
 class _Emitter:
     def __init__(self, loops: Loops, lanes: int) -> None:
         self.loops, self.lanes = loops, lanes
         self.views: list[tuple[Any, Any]] = []
 
-    def emit(self, group: list[Stage], walk: _Walk) -> None:
-        """The loops of one group."""
-        if not group[0].combiner:
+    def emit(self, chain: list[tuple[list[Stage], Walk]]) -> None:
+        """The loops of one group, or of several row by row."""
+        group, walk = chain[0]
+        if len(chain) > 1:
+            parallel = "parallel" if max(g[0].work for g, _ in chain) >= PARALLEL_FROM else "serial"
+            with self.loops.loop(walk.rows, "row", parallel) as row:
+                for group, walk in chain:
+                    self._row(group, walk, {walk.outer[0]: row})
+        elif not group[0].combiner:
             self._elementwise(group, walk)
         elif walk.is_row:
             self._sum_rows(group, walk)
@@ -222,7 +163,7 @@ class _Emitter:
         extents, joined = group[0].extents, _joined(positions, group)
         places: dict[int, Any] = {}
         for run in joined[:-1]:
-            size = _size(run, extents)
+            size = size_of(run, extents)
             places[run[0]] = self.loops.let(remainder(number, size), "i")
             number = self.loops.let(quotient(number, size), "i")
         if joined:
@@ -240,7 +181,7 @@ class _Emitter:
 
     # -- elementwise --------------------------------------------------------------------------------------------
 
-    def _elementwise(self, group: list[Stage], walk: _Walk) -> None:
+    def _elementwise(self, group: list[Stage], walk: Walk) -> None:
         loops, extents = self.loops, group[0].extents
         outer = math.prod(extents[p] for p in walk.outer)
         pieces = -(-walk.line // PIECE)
@@ -251,15 +192,26 @@ class _Emitter:
             first = loops.let(remainder(item, pieces) * length, "first")
             bases = self._bases(group, places)
             count = length if walk.line % length == 0 else loops.let(smaller(walk.line - first, length), "count")
-            vectors = 0
-            if walk.is_dense:
-                vectors = quotient(count, self.lanes)
-                with loops.loop(vectors, "v") as v, loops.loop(self.lanes, "l", "vectorized") as lane:
-                    self._store(group, bases, walk.run, first + v * self.lanes + lane)
-            done = vectors * self.lanes
-            if not isinstance(count, int) or done < count:
-                with loops.loop(count - done, "t") as t:
-                    self._store(group, bases, walk.run, first + done + t)
+            self._line(group, bases, walk, first, count)
+
+    def _line(self, group: list[Stage], bases: Any, walk: Walk, first: Any, count: Any) -> None:
+        """`count` elements of a line, in vectors where that is possible."""
+        loops, vectors = self.loops, 0
+        if walk.is_dense:
+            vectors = quotient(count, self.lanes)
+            with loops.loop(vectors, "v") as v, loops.loop(self.lanes, "l", "vectorized") as lane:
+                self._store(group, bases, walk.run, first + v * self.lanes + lane)
+        done = vectors * self.lanes
+        if not isinstance(count, int) or done < count:
+            with loops.loop(count - done, "t") as t:
+                self._store(group, bases, walk.run, first + done + t)
+
+    def _row(self, group: list[Stage], walk: Walk, places: dict[int, Any]) -> None:
+        """One row of a group in a chain."""
+        if walk.is_row:
+            self._sum_row(group, walk, places)
+        else:
+            self._line(group, self._bases(group, places), walk, 0, walk.line)
 
     def _store(self, group: list[Stage], bases: list[tuple[list[Any], Any]], run: tuple[int, ...], place: Any) -> None:
         for stage, (reads, write) in zip(group, bases, strict=True):
@@ -267,28 +219,32 @@ class _Emitter:
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
-    def _sum_rows(self, group: list[Stage], walk: _Walk) -> None:
+    def _sum_rows(self, group: list[Stage], walk: Walk) -> None:
+        extents = group[0].extents
+        parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
+        with self.loops.loop(math.prod(extents[p] for p in walk.outer), "item", parallel) as item:
+            self._sum_row(group, walk, self._split(item, walk.outer, group))
+
+    def _sum_row(self, group: list[Stage], walk: Walk, places: dict[int, Any]) -> None:
+        """The sums of one place of the result."""
         loops, extents, lanes = self.loops, group[0].extents, self.lanes
         chains = max(1, min(CHAINS, walk.line // lanes))
         block = chains * lanes
-        parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
-        with loops.loop(math.prod(extents[p] for p in walk.outer), "item", parallel) as item:
-            places = self._split(item, walk.outer, group)
-            sums = [[self._register(stage, lanes) for _ in range(chains)] for stage in group]
-            rests = [self._register(stage, 1) for stage in group]
-            with loops.loop(math.prod(extents[p] for p in walk.reduced), "r") as number:
-                inner = self._split(number, walk.reduced, group)
-                bases = self._bases(group, {**places, **inner})
-                if walk.line >= lanes:
-                    with loops.loop(walk.line // block, "b") as b:
-                        self._add_vectors(group, bases, walk, sums, b * block, chains, lanes)
-                    left = walk.line % block // lanes
-                    self._add_vectors(group, bases, walk, sums, walk.line // block * block, left, lanes)
-                if walk.line % lanes:
-                    start = walk.line // lanes * lanes
-                    with loops.loop(walk.line % lanes, "t") as t:
-                        self._add(group, bases, walk, rests, start + t, 0)
-            self._finish_rows(group, places, sums, rests)
+        sums = [[self._register(stage, lanes) for _ in range(chains)] for stage in group]
+        rests = [self._register(stage, 1) for stage in group]
+        with loops.loop(math.prod(extents[p] for p in walk.reduced), "r") as number:
+            inner = self._split(number, walk.reduced, group)
+            bases = self._bases(group, {**places, **inner})
+            if walk.line >= lanes:
+                with loops.loop(walk.line // block, "b") as b:
+                    self._add_vectors(group, bases, walk, sums, b * block, chains, lanes)
+                left = walk.line % block // lanes
+                self._add_vectors(group, bases, walk, sums, walk.line // block * block, left, lanes)
+            if walk.line % lanes:
+                start = walk.line // lanes * lanes
+                with loops.loop(walk.line % lanes, "t") as t:
+                    self._add(group, bases, walk, rests, start + t, 0)
+        self._finish_rows(group, places, sums, rests)
 
     def _register(self, stage: Stage, lanes: int) -> Any:
         register = self.loops.buffer("sum", lanes, str(stage.store.buffer.dtype))
@@ -296,7 +252,7 @@ class _Emitter:
         return register
 
     def _add_vectors(
-        self, group: list[Stage], bases: Any, walk: _Walk, sums: list[list[Any]], start: Any, count: int, lanes: int
+        self, group: list[Stage], bases: Any, walk: Walk, sums: list[list[Any]], start: Any, count: int, lanes: int
     ) -> None:
         for chain in range(count):
             registers = [row[chain] for row in sums]
@@ -306,7 +262,7 @@ class _Emitter:
             with self.loops.loop(lanes, "l", "vectorized") as lane:
                 self._add(group, bases, walk, registers, start + chain * lanes + lane, lane)
 
-    def _add(self, group: list[Stage], bases: Any, walk: _Walk, registers: list[Any], place: Any, lane: Any) -> None:
+    def _add(self, group: list[Stage], bases: Any, walk: Walk, registers: list[Any], place: Any, lane: Any) -> None:
         for stage, (reads, _), register in zip(group, bases, registers, strict=True):
             value = self._value(stage, reads, walk.run, place)
             self.loops.store(register, lane, _combined(stage, load(register, lane), value))
@@ -326,7 +282,7 @@ class _Emitter:
                 value = loops.let(_combined(stage, low, high), "half")
             loops.store(self._view(stage.store.buffer), write, _combined(stage, value, load(rest, 0)))
 
-    def _sum_columns(self, group: list[Stage], walk: _Walk) -> None:
+    def _sum_columns(self, group: list[Stage], walk: Walk) -> None:
         loops, extents = self.loops, group[0].extents
         lanes = math.gcd(self.lanes, walk.line)
         vectors = next(n for n in range(COLUMNS, 0, -1) if walk.line // lanes % n == 0)
@@ -367,7 +323,7 @@ class _Emitter:
                     loops.store(to, write + first + v * lanes, load(register, 0, lanes))
 
     def _columns_at(
-        self, group: list[Stage], walk: _Walk, item: Any, blocks: int, width: int
+        self, group: list[Stage], walk: Walk, item: Any, blocks: int, width: int
     ) -> tuple[dict[int, Any], Any]:
         """Where a piece of a line is: the places of the iterators outside of it, and its first element."""
         places = self._split(quotient(item, blocks), walk.outer, group)
@@ -380,7 +336,7 @@ def _joined(positions: Sequence[int], group: list[Stage]) -> list[tuple[int, ...
     accesses = [address.coefficients for stage in group for address in (stage.store, *(a for _, a in stage.loads))]
     left, runs = list(positions), []
     while left:
-        runs.append(_run(left[-1], left, extents, accesses))
+        runs.append(run_of(left[-1], left, extents, accesses))
         left = [position for position in left if position not in runs[-1]]
     return runs
 
