@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from tvm_convgrad.errors import ArtifactError
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.candidates import candidates, refusal
 from tvm_convgrad.kernels.target import Machine, machine_of
+from tvm_convgrad.kernels.transforms import allow_transforms
 from tvm_convgrad.kernels.tuned import plain_tilings, tilings_of, use_winners, with_plain_tilings, with_tilings
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.training.cpu import parse_target
@@ -97,6 +99,63 @@ def test_candidates_begin_with_the_plans_own() -> None:
 
 def test_no_candidates_without_a_kernel() -> None:
     assert list(candidates(replace(PROBLEM, batch=0), "backward_weight", this_machine())) == []
+
+
+# ------------------------------------------------------------------------------------------------- Winograd's transform
+
+SQUARE = ConvProblem.from_descriptor("mb2ic32ih12oc32kh3ph1")
+needs_masks = pytest.mark.skipif(not this_machine().has_masks, reason="Winograd's kernels need masked stores")
+
+
+@needs_masks
+@pytest.mark.parametrize("face", FACES)
+def test_candidates_are_of_both_kernels_where_transforms_are_allowed(face: str) -> None:
+    machine = this_machine()
+    with allow_transforms():
+        found = list(itertools.islice(candidates(SQUARE, face, machine), 6))
+        assert found[0] == plan.choose(SQUARE, face, machine)
+    assert len({choice.kind for choice in found[:2]}) == len({choice.kind for choice in found}) == 2
+    assert len({(choice.kind, str(choice.detail)) for choice in found}) == 6
+    operands, wanted = numbers_of(SQUARE, face)
+    for choice in found[2:4]:
+        result = tvm.runtime.tensor(np.full_like(wanted, np.nan))
+        main = compiled(plan.build(SQUARE, face, machine, choice, "main"), TARGET)["main"]
+        main(*(tvm.runtime.tensor(operand) for operand in operands), result)
+        np.testing.assert_array_equal(result.numpy(), wanted)
+    assert len({choice.kind for choice in candidates(SQUARE, face, machine)}) == 1
+
+
+@needs_masks
+@pytest.mark.parametrize("kind", ["winograd wgrad", "implicit GEMM wgrad"])
+def test_a_winner_of_two_kernels_is_for_builds_with_transforms(tmp_path: Path, kind: str) -> None:
+    path, machine, face = tmp_path / "t.json", this_machine(), "backward_weight"
+    store = Store(path, 1)
+    with allow_transforms():
+        every = candidates(SQUARE, face, machine)
+        won = next(choice for choice in list(itertools.islice(every, 6))[2:] if choice.kind == kind)
+        store.record(SQUARE, face, machine, won, seconds=1.0, own_seconds=1.5, candidates=6)
+    own = plan.choose(SQUARE, face, machine)
+    with use_winners(Store(path, 1)):
+        assert plan.choose(SQUARE, face, machine) == own
+        with allow_transforms():
+            found = plan.choose(SQUARE, face, machine)
+    assert (found.kind, found.detail) == (kind, won.detail)
+    assert found.reason == "tuned: 1.50x the cost model's cut"
+    assert "measured to be slower" in found.refused.values()
+
+
+@needs_masks
+def test_a_cut_that_winograd_cannot_have(tmp_path: Path) -> None:
+    path, machine, face = tmp_path / "t.json", this_machine(), "forward"
+    with allow_transforms():
+        (_, made) = plan.kernels(SQUARE, face, machine)
+        Store(path, 1).record(SQUARE, face, machine, made, seconds=1.0, own_seconds=1.5, candidates=6)
+        content = json.loads(path.read_text())
+        (entry,) = content["entries"].values()
+        entry["tilings"][0]["rows"] = 77
+        path.write_text(json.dumps(content))
+        with use_winners(Store(path, 1)), pytest.raises(ArtifactError, match="cannot be cut as tile of 77 x"):
+            plan.choose(SQUARE, face, machine)
 
 
 # ------------------------------------------------------------------------------------------------- plain values
@@ -272,7 +331,7 @@ def test_other_cuts_are_valid_and_differ() -> None:
     assert len(found) > 10
     cuts = [tuple(tilings_of(choice.detail)) for choice in found]
     assert len(set(cuts)) == len(cuts)
-    assert all(refusal(choice, machine) == "" and choice.estimate > 0 for choice in found)
+    assert all(refusal(problem, "backward_data", choice, machine) == "" and choice.estimate > 0 for choice in found)
 
 
 # ------------------------------------------------------------------------------------------------- the commands
@@ -319,6 +378,19 @@ def test_the_environment_names_the_store(convgrad: Command, tmp_path: Path, monk
     report = convgrad(*arguments).json
     assert report["counts"] == {"own": 1}
     assert report["store"] == str(tmp_path / "mine.json")
+
+
+@needs_masks
+def test_tuned_with_transforms(convgrad: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidate that is not the plan's is made to win, so that it is the other kernel's own cut."""
+    gains = iter([2.0] + [0.5] * 99)
+    monkeypatch.setattr(search, "_gain", lambda _reference, _call: next(gains))
+    arguments = ["tune", "--problem", SQUARE.descriptor, "--face", "forward", "--budget", "0.01s", "--transforms"]
+    (outcome,) = convgrad(*arguments, "--store", tmp_path / "t.json", "--json").json["outcomes"]
+    assert outcome["tried"] == 2
+    done = convgrad(*arguments, "--offload", "onednn")
+    assert done.code == 2
+    assert "--transforms is about generated kernels" in done.err
 
 
 def test_budget_and_refusals(convgrad: Command, tmp_path: Path) -> None:

@@ -53,9 +53,12 @@ def tune(
             "--cudnn", help="Time cuDNN's engines instead, on this machine's GPU: that of --target cuda:sm_90."
         ),
     ] = False,
+    transforms: options.Transforms = False,
     json: options.Json = False,
 ) -> None:
     """Time candidates that compute exactly against the cost model's cut; keep what is faster, for the same target.
+
+    With --transforms: of both kernels for a 3x3 layer, for builds with --transforms.
 
     With --cudnn: engines of cuDNN against the one that its heuristics put first, which `build` and `explain` take then.
     """
@@ -68,6 +71,11 @@ def tune(
     if set(faces) - set(FACES):
         raise typer.BadParameter(f"--face {face}: use {', '.join(FACES)}.")
     size = options.parse_batch(batch)
+    if transforms and (cudnn or offload is not None):
+        raise typer.BadParameter(
+            "--transforms is about generated kernels; leave out --cudnn (CONVGRAD_CUDNN=transforms is its word for it) "
+            "and --offload."
+        )
     if cudnn:
         if offload is not None:
             raise typer.BadParameter("--cudnn and --offload: engines are timed, or a library against kernels; say one.")
@@ -86,6 +94,7 @@ def tune(
         tune_engines(calls, gpu, store, seconds, json)
         return
     from tvm_convgrad.kernels.target import machine_of
+    from tvm_convgrad.kernels.transforms import allow_transforms
     from tvm_convgrad.report.tables import followed, print_json, print_table, stdout
     from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.cpu import parse_target
@@ -103,7 +112,8 @@ def tune(
         work = _of_model(_planned(model, size, layout, loss, dtype, compiled_for))
     else:
         work = _of_problems(problem, suite, faces, size, layout)
-    outcomes = list(followed(search(work, machine, compiled_for, kept, seconds), "tuning", len(work)))
+    with allow_transforms(transforms):
+        outcomes = list(followed(search(work, machine, compiled_for, kept, seconds), "tuning", len(work)))
     counts = Counter(outcome.status for outcome in outcomes)
     compared = _compare(work, library, machine, compiled_for, kept) if library else []
     if json:

@@ -79,24 +79,34 @@ def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
     """
     if machine is None:
         return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")
-    choice = winner(problem, face, machine, _choose(problem, face, machine))
-    return _or_winograd(choice, problem, face, machine) if transforms_allowed() and choice.is_kernel else choice
+    own, *others = kernels(problem, face, machine)
+    if not own.is_kernel:
+        return own
+    cut = winner(problem, face, machine, (own,)) or own
+    if not others:
+        return cut
+    measured = winner(problem, face, machine, (own, *others))
+    taken = measured or min((cut, *others), key=lambda choice: choice.estimate)
+    why = "measured to be slower" if measured else "estimated to be slower"
+    return replace(taken, refused=own.refused | {each.kind: why for each in (own, *others) if each.kind != taken.kind})
+
+
+def kernels(problem: ConvProblem, face: str, machine: Machine) -> tuple[Choice, ...]:
+    """The kernels of which the plan takes one, each cut as the cost model says; or the composition, with the reasons.
+
+    It is one, or two where Winograd's transform is allowed and covers the problem.
+    """
+    own = _choose(problem, face, machine)
+    if not own.is_kernel or not transforms_allowed():
+        return (own,)
+    found = _winograd(problem, face, machine)
+    return (replace(own, refused=own.refused | {WINOGRAD: found}),) if isinstance(found, str) else (own, found)
 
 
 def choose_winograd(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
     """The kernel by Winograd's transform, or the composition with the reason why there is none."""
     found = _winograd(problem, face, machine) if machine is not None else "the target is no CPU of kernels"
     return Choice(COMPOSITION, found, refused={WINOGRAD: found}) if isinstance(found, str) else found
-
-
-def _or_winograd(choice: Choice, problem: ConvProblem, face: str, machine: Machine) -> Choice:
-    """The choice, or Winograd's transform where its estimate is less."""
-    found = _winograd(problem, face, machine)
-    if isinstance(found, str):
-        return replace(choice, refused={**choice.refused, WINOGRAD: found})
-    if found.estimate < choice.estimate:
-        return replace(found, refused={**choice.refused, choice.kind: "estimated to be slower"})
-    return replace(choice, refused={**choice.refused, found.kind: "estimated to be slower"})
 
 
 @lru_cache(maxsize=4096)
@@ -243,5 +253,6 @@ __all__ = [
     "choose_winograd",
     "epilogue_refusal",
     "in_words",
+    "kernels",
     "roofline",
 ]

@@ -2,7 +2,8 @@
 """Tuned cuts: what a measurement found better than the cost model, as plain values, and where the plan asks for them.
 
 The plan asks only inside `with use_winners(...)`. The order is: a forced implementation, then a tuned winner, then the
-cost model; a winner is another cut of the kernel that the plan has chosen, never another kernel.
+cost model. A winner is another cut of the kernel that the plan has chosen; where Winograd's transform is allowed, of
+one of the two.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from tvm_convgrad.kernels.plan import Choice
     from tvm_convgrad.kernels.target import Machine
 
-Winners = Callable[[ConvProblem, str, "Machine", "Choice"], "Choice | None"]
-"""From problem, face, machine and the plan's own choice to the tuned one, if there is one."""
+Winners = Callable[[ConvProblem, str, "Machine", "Sequence[Choice]"], "Choice | None"]
+"""From problem, face, machine and the plan's own cut of each kernel that may win to the tuned one, if there is one."""
 
 TUNED = "tuned"
 """How the reason of a tuned choice begins."""
@@ -38,11 +39,10 @@ def use_winners(winners: Winners | None) -> Iterator[None]:
         _winners.reset(token)
 
 
-def winner(problem: ConvProblem, face: str, machine: Machine, choice: Choice) -> Choice:
-    """The tuned choice where winners are asked and have one, else the plan's own."""
+def winner(problem: ConvProblem, face: str, machine: Machine, choices: Sequence[Choice]) -> Choice | None:
+    """The tuned choice where winners are asked and have one, of one of the kernels of `choices`."""
     winners = _winners.get()
-    found = winners(problem, face, machine, choice) if winners is not None and choice.is_kernel else None
-    return choice if found is None else found
+    return None if winners is None else winners(problem, face, machine, choices)
 
 
 def tilings_of(detail: Any) -> list[Any]:

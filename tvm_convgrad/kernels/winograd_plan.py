@@ -89,13 +89,18 @@ def plan_winograd(problem: ConvProblem, face: str, machine: Machine) -> Choice |
     reason = refusal(problem, face, machine)
     if reason:
         return reason
-    cost = weight_cycles if face == "backward_weight" else gather_cycles
-    costs = {tiling: cost(problem, face, tiling, machine) for tiling in cuts(problem, face, machine)}
-    if not costs:
+    found = ranked(problem, face, machine)
+    if not found:
         return f"the tiles of one line would take more than {LARGEST >> 20} MiB"
-    best = min(costs, key=lambda tiling: costs[tiling])
-    seconds = costs[best] * machine.parts / CLOCK
+    best, seconds = found[0]
     return Choice(f"winograd {_NAMES[face]}", "covers the problem, and transforms are allowed", seconds, {}, best)
+
+
+def ranked(problem: ConvProblem, face: str, machine: Machine) -> list[tuple[WinogradTiling, float]]:
+    """All valid tilings and their estimates in seconds of one core, the best first."""
+    cost = weight_cycles if face == "backward_weight" else gather_cycles
+    costs = [(tiling, cost(problem, face, tiling, machine)) for tiling in cuts(problem, face, machine)]
+    return [(tiling, cycles * machine.parts / CLOCK) for tiling, cycles in sorted(costs, key=lambda each: each[1])]
 
 
 _NAMES = {"forward": "forward", "backward_data": "backward_data", "backward_weight": "wgrad"}
@@ -216,4 +221,4 @@ def weight_cycles(problem: ConvProblem, face: str, tiling: WinogradTiling, machi
     return last + _elapsed(chunk, chunks.number, 4, tiling, machine)
 
 
-__all__ = ["cuts", "gather_of", "plan_winograd", "refusal"]
+__all__ = ["cuts", "gather_of", "plan_winograd", "ranked", "refusal"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -63,32 +64,37 @@ class Store:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def key(self, problem: ConvProblem, face: str, machine: Machine) -> str:
-        """What an entry is found by."""
+    def key(self, problem: ConvProblem, face: str, machine: Machine, choices: Sequence[plan.Choice] = ()) -> str:
+        """What an entry is found by: of several kernels another one wins than of the first alone."""
         described = ",".join(f"{name}={value}" for name, value in asdict(machine).items())
-        return f"{face} {problem.descriptor} | {described} | threads={self.threads} | {kernels_version()}"
+        kinds = f" | {' or '.join(choice.kind for choice in choices)}" if len(choices) > 1 else ""
+        return f"{face} {problem.descriptor} | {described} | threads={self.threads} | {kernels_version()}{kinds}"
 
     def entry(self, problem: ConvProblem, face: str, machine: Machine) -> dict[str, Any] | None:
-        """What is kept for a face of a problem."""
-        found: dict[str, Any] | None = self._entries.get(self.key(problem, face, machine))
+        """What is kept for a face of a problem, of the kernels that the plan may take."""
+        key = self.key(problem, face, machine, plan.kernels(problem, face, machine))
+        found: dict[str, Any] | None = self._entries.get(key)
         return found
 
-    def __call__(self, problem: ConvProblem, face: str, machine: Machine, choice: plan.Choice) -> plan.Choice | None:
+    def __call__(
+        self, problem: ConvProblem, face: str, machine: Machine, choices: Sequence[plan.Choice]
+    ) -> plan.Choice | None:
         """The tuned choice: what `kernels.tuned.use_winners` takes.
 
         Raises:
-            ArtifactError: the entry is not one of this kernel.
+            ArtifactError: the entry is not one of these kernels.
         """
-        key = self.key(problem, face, machine)
+        key = self.key(problem, face, machine, choices)
         entry = self._entries.get(key)
         if entry is None:
             return None
         gain = entry["own_seconds"] / entry["seconds"]
         try:
-            if entry["kind"] != choice.kind:
-                raise ValueError(f"of {entry['kind']}, not {choice.kind}")
+            choice = next((each for each in choices if each.kind == entry["kind"]), None)
+            if choice is None:
+                raise ValueError(f"of {entry['kind']}, not {' or '.join(each.kind for each in choices)}")
             found = with_plain_tilings(choice, entry["tilings"], f"{TUNED}: {gain:.2f}x the cost model's cut")
-            reason = refusal(found, machine)
+            reason = refusal(problem, face, found, machine)
             if reason:
                 raise ValueError(reason)
         except ValueError as error:
@@ -109,7 +115,7 @@ class Store:
             ArtifactError: the file is damaged or cannot be written, or another process keeps its lock.
         """
         entry = {"kind": choice.kind, "tilings": plain_tilings(choice), **measured}
-        self._entries.put(self.key(problem, face, machine), entry)
+        self._entries.put(self.key(problem, face, machine, plan.kernels(problem, face, machine)), entry)
 
 
 def _wrong(entry: Any) -> str:
