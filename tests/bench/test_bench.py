@@ -167,6 +167,18 @@ def test_rivals_compute_the_same(convgrad: Command, tmp_path: Path, descriptor: 
     ]
 
 
+@pytest.mark.parametrize(
+    ("suffix", "variant"), [("", "torch contiguous"), ("_lay=NHWC:OHWI:NHWC", "torch channels_last")]
+)
+def test_pytorch_in_the_same_layout(convgrad: Command, tmp_path: Path, suffix: str, variant: str) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "out.json"
+    arguments = ["--face", "forward", "--against", "torch-same", "--seconds", 0, "--json", file]
+    assert convgrad("bench", "--problem", SMALL + suffix, *arguments).code == 0
+    (entry,) = json.loads(file.read_text())["measurements"]
+    assert (entry["rival"], entry["variant"]) == ("torch-same", variant)
+
+
 def test_results_that_differ_are_refused(convgrad: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*arguments: Any) -> Any:
         (call,) = stock(*arguments)
@@ -259,7 +271,7 @@ def test_wrong_usage(convgrad: Command, arguments: list[str]) -> None:
 
 
 def test_rivals_of_other_devices_are_refused(convgrad: Command) -> None:
-    convgrad("bench", "--problem", SMALL, "--against", "cudnn").assert_sentence("cudnn", "torch, jax, stock, onednn")
+    convgrad("bench", "--problem", SMALL, "--against", "cudnn").assert_sentence("cudnn", "jax, stock, onednn")
 
 
 def test_refused_layers_fail_the_run(convgrad: Command, tmp_path: Path) -> None:

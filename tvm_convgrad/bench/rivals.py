@@ -27,8 +27,10 @@ def tvm_calls(impl: str, face: str, problem: ConvProblem, arrays: Mapping[str, A
     return [tvm_call(face, problem, arrays, place, impl)]
 
 
-def torch_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], place: Place) -> list[Call]:
-    """PyTorch's call with contiguous tensors and with channels_last ones.
+def torch_calls(
+    face: str, problem: ConvProblem, arrays: Mapping[str, Array], place: Place, *, same_layout: bool = False
+) -> list[Call]:
+    """PyTorch's call with contiguous tensors and with channels_last ones; or with that of the problem's layout only.
 
     Raises:
         SetupError: PyTorch is missing.
@@ -79,6 +81,8 @@ def torch_calls(face: str, problem: ConvProblem, arrays: Mapping[str, Array], pl
             wait=torch.cuda.synchronize if place.gpu else None,
         )
 
+    if same_layout:
+        formats = [formats[-1] if problem.data_layout.endswith("C") else formats[0]]
     return [call(*each) for each in formats]
 
 
@@ -159,14 +163,16 @@ Rival = Callable[[str, ConvProblem, Mapping[str, Array], Place], list[Call]]
 
 RIVALS: dict[str, Rival] = {
     "torch": torch_calls,
+    "torch-same": partial(torch_calls, same_layout=True),
     "jax": jax_calls,
     "stock": partial(tvm_calls, "composition"),
     **{name: partial(tvm_calls, name) for name in NAMES},
 }
 """Whom `--against` takes."""
 
-_ON_GPUS = ("torch", "cudnn", "cutlass")
-_ON_CPUS = ("torch", "jax", "stock", "onednn")
+_TORCH = ("torch", "torch-same")
+_ON_GPUS = (*_TORCH, "cudnn", "cutlass")
+_ON_CPUS = (*_TORCH, "jax", "stock", "onednn")
 
 
 def prepare_rivals(names: Sequence[str], threads: int, place: Place) -> None:
@@ -186,13 +192,15 @@ def prepare_rivals(names: Sequence[str], threads: int, place: Place) -> None:
         if name not in able:
             raise UnsupportedError(f"bench --against {name}: for {place.target.kind.name} there is {', '.join(able)}.")
     require([*place.backends, *(name for name in names if name in NAMES)], place.target)
-    for name, package, extra in (("torch", "PyTorch", "torch"), ("jax", "JAX", "bench")):
-        if name in names and importlib.util.find_spec(name) is None:
+    modules = {**dict.fromkeys(_TORCH, ("torch", "PyTorch", "torch")), "jax": ("jax", "JAX", "bench")}
+    for name in [name for name in names if name in modules]:
+        module, package, extra = modules[name]
+        if importlib.util.find_spec(module) is None:
             raise SetupError(
                 f"bench --against {name} needs {package}, which is not installed; pip install 'tvm-convgrad[{extra}]', "
                 f"or leave {name} out of --against"
             )
-    if "torch" in names:
+    if set(_TORCH) & set(names):
         import torch
 
         torch.set_num_threads(threads)

@@ -63,7 +63,11 @@ def bench(
         ),
     ] = "float32",
     against: Annotated[
-        str, typer.Option(metavar="torch|jax|stock|onednn|cudnn|cutlass[,…]", help="The rivals.")
+        str,
+        typer.Option(
+            metavar="torch|torch-same|jax|stock|onednn|cudnn|cutlass[,…]",
+            help="The rivals; torch-same: PyTorch in the same layout, where torch is the better of two.",
+        ),
     ] = "torch",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for the pairs of each measurement.")] = 0.5,
     threads: Annotated[
