@@ -16,6 +16,7 @@ import tvm
 import tvm_ffi
 
 from relax_ops.program import faces_module
+from tests.cli.command import Command
 from tests.conftest import build_tiny
 from tests.relax.net import Net, module_of
 from tvm_convgrad import evaluate, partition
@@ -207,13 +208,20 @@ def test_an_exported_program_comes_as_far_as_the_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_a_step_is_compiled_for_a_gpu_and_refused_where_there_is_none(tiny_model: str, tmp_path: Path) -> None:
+def test_a_step_is_compiled_for_a_gpu_and_refused_where_there_is_none(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     step = build_tiny(tiny_model, tmp_path / "step.so", backends=("auto",), target=TARGET, lr=0.1, momentum=0.9)
     artifact = read_artifact(step)
     entries = [*artifact.gradients, *artifact.forward]
     assert {entry["kernel"].split()[0] for entry in entries} == {"cudnn"}
     assert all("deterministic" in entry["plan"] for entry in entries)
     assert Path(artifact.manifest["runtimes"]["cudnn"]).name == backend.FILE
+    arguments = ["explain", tiny_model, "--target", "cuda:sm_90", "--offload", "cudnn", "--dtype", "float16", "--json"]
+    half = Command(monkeypatch, capfd)(*arguments)
+    found = half.json["gradients"] + half.json["forward"]
+    assert {entry["kernel"].split()[0] for entry in found} == {"cudnn"}
+    assert all("_dt=f16:f16:f16" in entry["descriptor"] for entry in found)
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU: make test-gpu")
     with pytest.raises(SetupError, match=r"GPU with NVIDIA's driver for CUDA 13"):

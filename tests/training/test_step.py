@@ -14,8 +14,10 @@ from tests.threads import run_with_threads
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import Reference, data, onnx_model, relax_module, weights
 from tvm_convgrad import ConvProblem
+from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import ModelError, UnsupportedError
 from tvm_convgrad.training.frontends import load_model
+from tvm_convgrad.training.lower import plan_of
 from tvm_convgrad.training.model import from_module
 from tvm_convgrad.training.step import build_step
 
@@ -95,12 +97,15 @@ def test_fixed_and_symbolic_batch_agree():
     assert runners[1].step(other, other_labels, lr=0.0)[1].shape == (3, 5)
 
 
+@pytest.mark.parametrize("results", ["float32", "operands"])
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 4e-3), ("bfloat16", 5e-2)])
-def test_half_precision_stays_near_float32(dtype, bound):
+def test_half_precision_stays_near_float32(dtype, bound, results):
     x, labels = data(8)
     exact, gradients, _ = Reference().loss_and_gradients(x, labels)
-    step = build_step(small(8), lr=1.0, dtype=dtype)
+    step = build_step(small(8), lr=1.0, dtype=dtype, results=results)
     assert all(schema.dtype == "float32" for schema in step.state)
+    stored = {entry.problem.tensors[FACES[entry.face].result][1] for entry in plan_of(step)}
+    assert stored == {"float32" if results == "float32" else dtype}
     assert dtype in step.module["step"].script(show_meta=False)
     runner = Runner(step)
     loss, _ = runner.step(x, labels, lr=1.0)
@@ -243,6 +248,7 @@ def test_gradients_are_listed_by_descriptor():
         ({"nesterov": True}, "nesterov needs a momentum"),
         ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas"),
         ({"dtype": "float8"}, "dtype = 'float8' is unknown"),
+        ({"results": "float16"}, "results = 'float16' is unknown"),
         ({"layout": "NCWH"}, "layout = 'NCWH' is unknown"),
         ({"bn": "eval"}, "bn = 'eval' is unknown"),
         ({"dtype": "float16", "loss_scale": 0}, "loss_scale must be a positive number"),

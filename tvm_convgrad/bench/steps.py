@@ -154,6 +154,7 @@ def _measure(
         optimizer=optimizer,
         layout=layout,
         dtype=place.dtype,
+        results="operands" if place.gpu else "float32",
         dropout_mode="off",
         **SETTINGS[optimizer],
     )

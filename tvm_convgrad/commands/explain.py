@@ -20,6 +20,7 @@ def explain(
     params: options.Params = None,
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
+    results: options.Results = None,
     cudnn: Annotated[
         bool,
         typer.Option("--cudnn", help="Also ask cuDNN for its engines on the GPU of --target; none is needed here."),
@@ -51,7 +52,13 @@ def explain(
         from tvm_convgrad.training.step import build_step
         from tvm_convgrad.tuning.store import Store, default_path
 
-        step = build_step(load_model(model, batch=size, params=params), loss=loss, dtype=dtype, layout=layout)
+        step = build_step(
+            load_model(model, batch=size, params=params),
+            loss=loss,
+            dtype=dtype,
+            results=options.results_for(results, compiled_for),
+            layout=layout,
+        )
         winners = Store(store or default_path(), intended_threads()) if tuned else None
         engines = options.engine_store(tuned, store, compiled_for)
         with use_winners(winners), allow_transforms(transforms), use_engines(engines):

@@ -26,6 +26,13 @@ Layout = Annotated[
     typer.Option(metavar="NCHW|NHWC|NHWC:OHWI", help="Layout of a step's convolutions, and of their kernels."),
 ]
 DType = Annotated[str, typer.Option(metavar="float32|float16|bfloat16", help="Type that convolutions compute in.")]
+Results = Annotated[
+    str | None,
+    typer.Option(
+        metavar="float32|operands",
+        help="What 16-bit convolutions store: float32, or their operands' type. Default: float32; on GPUs operands.",
+    ),
+]
 Target = Annotated[
     str, typer.Option(help="What to compile for: llvm, native (this CPU), TVM's JSON form, or a GPU: cuda:sm_90.")
 ]
@@ -70,6 +77,11 @@ Store = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Tunings. Default: CONVGRAD_TUNINGS, or a file in the user's cache folder."),
 ]
+
+
+def results_for(results: str | None, target: Any) -> str:
+    """The value of --results: PyTorch's and cuDNN's way on GPUs, the more exact one on CPUs, unless it is stated."""
+    return results or ("operands" if target.kind.name == "cuda" else "float32")
 
 
 def engine_store(tuned: bool, store: Path | None, target: Any) -> Any:

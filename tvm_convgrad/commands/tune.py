@@ -38,6 +38,7 @@ def tune(
     layout: options.Layout = "NCHW",
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
+    results: options.Results = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="That steps will run on. Default: TVM_NUM_THREADS, or all cores.")
     ] = None,
@@ -90,7 +91,7 @@ def tune(
             calls = calls_of_work(_of_problems(problem, suite, faces, size, layout), dtype if suite else None)
         else:
             with use_engines(None):
-                calls = calls_of_plan(_planned(model, size, layout, loss, dtype, gpu, ("cudnn",)))
+                calls = calls_of_plan(_planned(model, size, layout, loss, (dtype, results), gpu, ("cudnn",)))
         tune_engines(calls, gpu, store, seconds, json)
         return
     from tvm_convgrad.kernels.target import machine_of
@@ -109,7 +110,7 @@ def tune(
         raise UnsupportedError(f"tune: kernels are not made for {target}; use --target native on an x86 or ARM CPU.")
     kept = Store(store or default_path(), count)
     if model is not None:
-        work = _of_model(_planned(model, size, layout, loss, dtype, compiled_for))
+        work = _of_model(_planned(model, size, layout, loss, (dtype, results), compiled_for))
     else:
         work = _of_problems(problem, suite, faces, size, layout)
     with allow_transforms(transforms):
@@ -186,14 +187,21 @@ def parse_budget(text: str) -> float:
 
 
 def _planned(
-    model: str, batch: Any, layout: str, loss: str, dtype: str, target: Any, backends: Sequence[str] = ("none",)
+    model: str,
+    batch: Any,
+    layout: str,
+    loss: str,
+    types: tuple[str, str | None],
+    target: Any,
+    backends: Sequence[str] = ("none",),
 ) -> list[Lowered]:
     """What computes the convolutions of a model's training step."""
     from tvm_convgrad.training.frontends import load_model
     from tvm_convgrad.training.lower import plan_of
     from tvm_convgrad.training.step import build_step
 
-    step = build_step(load_model(model, batch=batch), loss=loss, dtype=dtype, layout=layout)
+    dtype, results = types[0], options.results_for(types[1], target)
+    step = build_step(load_model(model, batch=batch), loss=loss, dtype=dtype, results=results, layout=layout)
     return plan_of(step, target, backends)
 
 

@@ -2,8 +2,8 @@
 """Half-precision operands for convolutions and matrix products of a finished float32 step.
 
 TVM's Gradient pass refuses bfloat16, so the step is differentiated in float32 and narrowed afterwards: operands of
-convolutions (forward, wgrad, dgrad) and of matmul are cast, the result is accumulated and stored in float32.
-Weights, statistics, losses and the optimizer stay float32 (master weights).
+convolutions (forward, wgrad, dgrad) and of matmul are cast, the result is accumulated in float32, and stored in it or
+in the operands' type. Weights, statistics, losses and the optimizer stay float32 (master weights).
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.training.graph import Environment, element_type, function_scope, replay
 
 DTYPES = ("float32", "float16", "bfloat16")
+RESULTS = ("float32", "operands")
+"""The types that results of narrowed operations are stored in: PyTorch's autocast stores that of the operands."""
+
 _DEFAULT_SCALE = {"float32": 1.0, "float16": 1024.0, "bfloat16": 1.0}
 _RANKS = (1, 2, 3)
 NARROWED = (
@@ -41,8 +44,12 @@ def loss_scale(dtype: str, chosen: float | None) -> float:
     return value
 
 
-def narrow(module: Any, dtype: str) -> Any:
-    """The module with operands of convolutions and matrix products in `dtype`; "float32" leaves it as it is."""
+def narrow(module: Any, dtype: str, results: str = "float32") -> Any:
+    """The module with operands of convolutions and matrix products in `dtype`; "float32" leaves it as it is.
+
+    Args:
+        results: of RESULTS; what reads a result stored in the operands' type gets it as float32 all the same.
+    """
     if dtype == "float32":
         return module
     builder = relax.BlockBuilder()
@@ -53,11 +60,13 @@ def narrow(module: Any, dtype: str) -> Any:
     for variable in module.get_global_vars():
         function = module[variable]
         if isinstance(function, relax.Function):
-            _narrow_function(builder, variable.name_hint, function, dtype)
+            _narrow_function(
+                builder, variable.name_hint, function, dtype, dtype if results == "operands" else "float32"
+            )
     return builder.get()
 
 
-def _narrow_function(builder: Any, name: str, function: Any, dtype: str) -> None:
+def _narrow_function(builder: Any, name: str, function: Any, dtype: str, result_dtype: str) -> None:
     environment = Environment()
     fresh = [relax.Var(str(param.name), param.ty) for param in function.params]
     for param, var in zip(function.params, fresh, strict=True):
@@ -75,7 +84,8 @@ def _narrow_function(builder: Any, name: str, function: Any, dtype: str) -> None
         if element_type(call.args[0]) != "float32":
             return None
         operands = [cast(argument) if isinstance(argument.ty, relax.TensorType) else argument for argument in call.args]
-        return relax.Call(call.op, operands, _with_float32_result(call.attrs), list(call.ty_args))
+        narrow = relax.Call(call.op, operands, _with_result(call.attrs, result_dtype), list(call.ty_args))
+        return narrow if result_dtype == "float32" else relax.op.astype(builder.emit(narrow), "float32")
 
     with function_scope(builder, name, fresh, dict(function.attrs.items()) if function.attrs else None):
         with builder.dataflow():
@@ -84,10 +94,10 @@ def _narrow_function(builder: Any, name: str, function: Any, dtype: str) -> None
         builder.emit_func_output(output)
 
 
-def _with_float32_result(attributes: Any) -> Any:
-    """The attributes with out_dtype float32."""
+def _with_result(attributes: Any, dtype: str) -> Any:
+    """The attributes with another out_dtype."""
     if hasattr(attributes, "__replace__"):  # declared in Python, with out_dtype as text: our own operators
-        return attributes.__replace__(out_dtype="float32")
+        return attributes.__replace__(out_dtype=dtype)
     info = type(attributes).__tvm_ffi_type_info__
     fields = {field.name: getattr(attributes, field.name) for field in info.fields}
-    return tvm.ir.make_node(str(info.type_key), **{**fields, "out_dtype": tvm.DataType("float32")})
+    return tvm.ir.make_node(str(info.type_key), **{**fields, "out_dtype": tvm.DataType(dtype)})

@@ -19,7 +19,14 @@ from tvm_convgrad.training.step import FUNCTIONS, StepModule, emit_init, state_o
 
 
 def step_of_program(
-    program: TrainingProgram, optimizer: Optimizer, *, dtype: str, loss_scale: float | None, layout: str, seed: int
+    program: TrainingProgram,
+    optimizer: Optimizer,
+    *,
+    dtype: str,
+    results: str,
+    loss_scale: float | None,
+    layout: str,
+    seed: int,
 ) -> StepModule:
     """The step: the program's loss and gradients, then the optimizer. Its loss function is the program's own.
 
@@ -36,7 +43,7 @@ def step_of_program(
     _emit_predict(builder, program, state_type)
     emit_init(builder, state)
     module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(builder.get())
-    module = convert_layout(precision.narrow(module, dtype), layout)
+    module = convert_layout(precision.narrow(module, dtype, results), layout)
     return StepModule(
         module=module,
         inputs=program.inputs,
@@ -49,6 +56,7 @@ def step_of_program(
             "optimizer": optimizer.name,
             **{key: list(value) if isinstance(value, tuple) else value for key, value in optimizer.settings.items()},
             "dtype": dtype,
+            "results": results,
             "loss_scale": 1.0,
             "layout": layout,
             "bn": "program",

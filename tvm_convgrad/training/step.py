@@ -88,6 +88,7 @@ def build_step(
     betas: tuple[float, float] | None = None,
     eps: float | None = None,
     dtype: str = "float32",
+    results: str = "float32",
     loss_scale: float | None = None,
     layout: str = "NCHW",
     bn: str = "train",
@@ -103,6 +104,8 @@ def build_step(
             `nesterov`, `betas`, `eps`; None takes the optimizer's default.
         dtype: "float32", or "float16"/"bfloat16" for the operands of convolutions and matrix products, which
             accumulate in float32; weights and everything else stay float32.
+        results: what these are stored in: "float32", or "operands" for the type of their operands, as PyTorch's
+            autocast does and cuDNN demands.
         loss_scale: factor on the loss during the backward pass, undone before the optimizer (default: 1024 for
             float16, else 1).
         layout: "NCHW"; "NHWC" to convert the data of convolutions to it; "NHWC:OHWI" for their kernels too.
@@ -135,6 +138,7 @@ def build_step(
     _one_of("dropout_mode", dropout_mode, ("train", "off"))
     _one_of("layout", layout, LAYOUTS)
     _one_of("dtype", dtype, precision.DTYPES)
+    _one_of("results", results, precision.RESULTS)
     check_accumulate(accumulate, model.inputs)
     if isinstance(model, TrainingProgram):
         if accumulate != 1:
@@ -144,7 +148,9 @@ def build_step(
             )
         from tvm_convgrad.training.program_step import step_of_program
 
-        return step_of_program(model, chosen, dtype=dtype, loss_scale=loss_scale, layout=layout, seed=seed)
+        return step_of_program(
+            model, chosen, dtype=dtype, results=results, loss_scale=loss_scale, layout=layout, seed=seed
+        )
     scale = precision.loss_scale(dtype, loss_scale)
 
     drops = dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
@@ -153,7 +159,7 @@ def build_step(
     state = state_of(model, chosen, counted)
     module = _assemble(model, forward, chosen, scale, counted, state, accumulate)
     module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(module)
-    module = precision.narrow(module, dtype)
+    module = precision.narrow(module, dtype, results)
     module = convert_layout(module, layout)
     predict_type = module["predict"].ret_ty
     target = schema_of(forward.params[len(model.inputs)], "target")
@@ -169,6 +175,7 @@ def build_step(
             "optimizer": optimizer,
             **{key: list(value) if isinstance(value, tuple) else value for key, value in chosen.settings.items()},
             "dtype": dtype,
+            "results": results,
             "loss_scale": scale,
             "layout": layout,
             "bn": bn,

@@ -39,7 +39,10 @@ def _type_refusal(face: str, problem: ConvProblem, version: int) -> str:
     types = {name: dtype for name, (_, dtype) in problem.tensors.items()}
     every = sorted({types[name] for name in (*FACES[face].operands, FACES[face].result)})
     if len(every) > 1:
-        return f"types {', '.join(every)}; it takes one type (its engines of several are compiled at run time)"
+        return (
+            f"types {', '.join(every)}; it takes one type (its engines of several are compiled at run time), which "
+            "a step gives it by --results operands"
+        )
     if every == ["bfloat16"] and version < FIRST_BFLOAT16:
         return f"sm_{version} has no bfloat16; sm_{FIRST_BFLOAT16} is the first that has"
     return ""
