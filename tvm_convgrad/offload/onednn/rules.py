@@ -24,6 +24,9 @@ MAX_ELEMENTS = 2**31 - 1
 
 FEW_CHANNELS = 8
 
+FEW_PIXELS = 100
+"""Of an image, so that the product's rows of pixels fill vectors badly: measured at 49 and at 196."""
+
 EPILOGUES = {
     "forward": ("bias", "relu", "accumulate"),
     "backward_weight": ("accumulate", "bias_grad", "bias_accumulate"),
@@ -42,11 +45,12 @@ def refusal(face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
 
 
 def formats(face: str, problem: ConvProblem) -> str:
-    """In which formats a face is computed, ANY or PLAIN_DATA.
+    """In which formats a face that is not refused is computed, ANY or PLAIN_DATA.
 
     Channels last oneDNN has kernels for as they are. Of channels second it takes products of matrices, which is what
-    pointwise convolutions are, and the gradient of few channels (a network's first layer), where blocks of 16 would
-    be mostly padding. Everything else is faster in blocks, reorders included. docs/OFFLOAD.md has the measurements.
+    pointwise convolutions are (but for forward and dgrad on few pixels), and the gradient of few channels (a network's
+    first layer), where blocks of 16 would be mostly padding. Everything else is faster in blocks, reorders included.
+    docs/OFFLOAD.md has the measurements.
     """
     layouts = {problem.data_layout, problem.grad_layout}
     canonical = data_layout_of(problem.rank)
@@ -54,8 +58,10 @@ def formats(face: str, problem: ConvProblem) -> str:
         return PLAIN_DATA
     if layouts != {canonical} or problem.groups > 1:
         return ANY
-    few = face == "backward_data" and problem.in_channels <= FEW_CHANNELS
-    return PLAIN_DATA if few or math.prod(problem.kernel) == 1 else ANY
+    if math.prod(problem.kernel) == 1:
+        few = math.prod(int(extent) for extent in problem.grad_extents) <= FEW_PIXELS
+        return ANY if few and face != "backward_weight" else PLAIN_DATA
+    return PLAIN_DATA if face == "backward_data" and problem.in_channels <= FEW_CHANNELS else ANY
 
 
 def _type_refusal(face: str, problem: ConvProblem) -> str:
