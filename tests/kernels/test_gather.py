@@ -57,6 +57,37 @@ def test_every_kind_of_tiling_is_exact(text, channels_last, face):
         np.testing.assert_array_equal(run_in_red_zones(problem, face, library, operands), wanted, str(tiling))
 
 
+def _asking(tiling, channels_last, pointwise):
+    """Whether tiles ask for the next one's source."""
+    if tiling.over_pixels:
+        return tiling.direct and pointwise
+    return channels_last if tiling.direct else tiling.order == "weights"
+
+
+@pytest.mark.parametrize("face", GATHERS)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("text", [*FUSED[1:4], "mb2ic17id3ih5iw6oc18od3oh5ow6kd3kh3kw3pd1ph1pw1"])
+def test_tiles_that_ask_for_the_next_are_exact(text, channels_last, face):
+    problem = _problem(text, channels_last)
+    choice = plan.choose(problem, face, MACHINE)
+    gather, best = choice.detail
+    kinds = {
+        (t.orientation, t.direct, t.strip > 1): t
+        for t in candidates(gather, gather.phases[0], MACHINE)
+        if _asking(t, channels_last, "kh1" in text)
+    }
+    assert kinds
+    operands, wanted = numbers_of(problem, face, 0)
+    for tiling in kinds.values():
+        with_it = replace(choice, detail=(gather, (tiling, *best[1:])))
+        near, far = (
+            plan.build(problem, face, replace(MACHINE, l2_bytes=size), with_it, "main") for size in (1 << 30, 1 << 7)
+        )
+        assert str(far).count("prefetch") > str(near).count("prefetch"), tiling
+        result = run_in_red_zones(problem, face, compiled(far, TARGET), operands)
+        np.testing.assert_array_equal(result, wanted, str(tiling))
+
+
 def test_why_a_tiling_is_not_valid():
     problem = ConvProblem.from_descriptor("mb2ic32ih9iw11oc48oh9ow11kh3kw3ph1pw1")
     gather, (tiling,) = plan.choose(problem, "forward", MACHINE).detail

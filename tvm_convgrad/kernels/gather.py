@@ -19,7 +19,7 @@ from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gather_frame import GatherFrame
 from tvm_convgrad.kernels.gather_result import Place, ResultStore
 from tvm_convgrad.kernels.gather_shape import GatherTiling, shape_of
-from tvm_convgrad.kernels.gather_source import Ahead, Slab, SourcePanel, divided
+from tvm_convgrad.kernels.gather_source import Ahead, Slab, SourcePanel, TileAhead, divided
 from tvm_convgrad.kernels.gather_weight import WeightPanel
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
@@ -89,6 +89,7 @@ class _Group:
         self.weights = WeightPanel(loops, gather, shape, machine, self.over_pixels, frame.weight)
         self.panels = SourcePanel(loops, gather, shape, machine, self.over_pixels, frame.source)
         self.ahead = Ahead(loops, gather, shape, tiling, frame.source)
+        self.tile_ahead = TileAhead(loops, gather, len(phases), shape, tiling, machine)
         self.results = ResultStore(
             loops, gather, phases, tiling, shape, machine, frame.result, frame.bias, frame.epilogue
         )
@@ -219,11 +220,17 @@ class _Group:
             at = panel_at + line * shape.step_line + (column - slab.column) * shape.step_x
             self.results.ask(slab, phase, channel, line, column)
             asked = self.ahead.of_tile(number, line, t)
-            tile = self._sum(packed, weights, panel, loops.let(expr(at), "s_tile"), phase, asked)
+            at = loops.let(expr(at), "s_tile")
+            following: Any = None
+            if self.tile_ahead.of_lines:
+                following = self.tile_ahead.of_tile(at, (column - slab.column) * shape.step_x, t, slab.tiles)
+            tile = self._sum(packed, weights, panel, at, phase, asked, following)
             fresh = loops.let(expr(wanted - column), "column_fresh")
             self.results.tile(tile, Place(slab, phase, channel, channel_fresh, line, strip_line, column, fresh))
 
-    def _sum(self, packed: Any, weights: Any, panel: Any, at: Any, phase: Any, asked: list[Any]) -> Tile:
+    def _sum(
+        self, packed: Any, weights: Any, panel: Any, at: Any, phase: Any, asked: list[Any], following: Any
+    ) -> Tile:
         loops, shape, tiling, lanes = self.loops, self.shape, self.tiling, self.lanes
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, self.dtype)
         channels, block = self.gather.source_channels, shape.block
@@ -234,6 +241,8 @@ class _Group:
             with loops.loop(channels, "c") as c, loops.loop(taps, "tap") as tap:
                 s = loops.let(expr(at + c * shape.channel_step + self._start.at(first + tap)), "s")
                 w = loops.let(expr(weights + (c * taps + tap) * block), "w")
+                if self.tile_ahead.of_channels:
+                    self.tile_ahead.channel(panel, s)
                 tile.add(lambda i: load(packed, w + i), lambda j: load(panel, s + j * lanes, lanes))
             return tile
         offsets = [
@@ -247,6 +256,8 @@ class _Group:
                 s = loops.let(expr(s_at + c * shape.channel_step), "s")
                 w = loops.let(expr(w_at + c * block), "w")
                 self.ahead.channel(asked, c)
+                if following is not None:
+                    self.tile_ahead.step(panel, following, tap * shape.run, c)
                 tile.add(lambda i: load(panel, s + offsets[i]), lambda j: load(packed, w + j * lanes, lanes))
         return tile
 

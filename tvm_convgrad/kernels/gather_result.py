@@ -14,6 +14,7 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_convgrad.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape
 from tvm_convgrad.kernels.gather_source import Slab
@@ -38,8 +39,9 @@ from tvm_convgrad.kernels.tile import Tile
 LINE_BYTES = 64
 """Of a line of the cache."""
 
-ASK_FROM = 128
-"""Steps of a sum long enough for lines of memory to arrive meanwhile."""
+ASK_FROM, FAR = 128, 4
+"""Steps of a sum long enough for lines of memory to arrive meanwhile, and how many times the core's own cache a result
+is so large that shorter sums, and vectors of pixels, ask as well."""
 
 STRIP_BYTES = 1 << 15
 """Of a strip of pixels that is turned at once: a part of the first cache."""
@@ -102,7 +104,8 @@ class ResultStore:
             if self.whole
             else [0] * len(phases),
         )
-        self._asks = not tiling.over_pixels and shape.tap_count * gather.source_channels >= ASK_FROM * len(phases)
+        long = not tiling.over_pixels and shape.tap_count * gather.source_channels >= ASK_FROM * len(phases)
+        self._asks = long or view.size * DTYPE_BYTES[view.dtype] > FAR * machine.l2_bytes
         pixels = self.steps[0] * self.steps[1] * self.strip_lines * self.strip_width
         self.strip_size = (pixels + self.lanes) * shape.block if self.uses_strip else 0
         self._scratch: Any = None
@@ -154,7 +157,7 @@ class ResultStore:
     def ask(self, slab: Slab, phase: Any, channel: Any, line: Any, column: Any) -> None:
         """Ask for the lines of memory that a tile will be stored to: they arrive while it is summed.
 
-        Not for vectors of pixels and short sums: there asking costs more than it gives.
+        Of results that are near, not for vectors of pixels and short sums: there asking costs more than it gives.
         """
         if not self._asks:
             return

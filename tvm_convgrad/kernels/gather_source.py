@@ -29,6 +29,9 @@ from tvm_convgrad.kernels.packing import transpose
 from tvm_convgrad.kernels.spec import Gather
 from tvm_convgrad.kernels.target import Machine
 
+FAR_CHANNELS, FAR_PIXELS = 2, 4
+"""How many times the core's own cache a source is so large that asking for it gains, by what vectors run over."""
+
 
 @dataclass(frozen=True)
 class Slab:
@@ -257,9 +260,66 @@ class Ahead:
             self.loops.prefetch(self.source, at + c * self.gather.source.channel)
 
 
+class TileAhead:
+    """Asks for the lines that the next tile is the first to meet, while this one is summed.
+
+    A tile reads many pixels, or channels, at once, each a stream of its own: more than prefetchers follow. Only for
+    sources, and panels of all images, that the core's own cache does not hold.
+    """
+
+    def __init__(
+        self, loops: Loops, gather: Gather, phases: int, shape: Shape, tiling: GatherTiling, machine: Machine
+    ) -> None:
+        self.loops, self._line = loops, 64 // DTYPE_BYTES[gather.dtype]
+        bytes_, taps, planes = gather.source.size * DTYPE_BYTES[gather.dtype], shape.taps[0], len(shape.planes)
+        far = bytes_ > (FAR_PIXELS if tiling.over_pixels else FAR_CHANNELS) * machine.l2_bytes
+        # Vectors of pixels from their own place: the same channels of the next pixels.
+        self.of_channels = far and tiling.over_pixels and tiling.direct and phases == shape.tap_count == 1
+        self._width = shape.tile_columns
+        # Pixels one after the other: the last lines that the taps of each plane reach, of the first phase.
+        there = planes == 1 and gather.source.channel == 1 if tiling.direct else tiling.order == "weights"
+        self.of_lines = far and there and not tiling.over_pixels and bool(taps) and len(taps) % planes == 0
+        if not self.of_lines:
+            return
+        self._channels, self._taps, self._plane = gather.source_channels, len(taps) // planes, shape.plane_pitch
+        _, ys, xs = zip(*(offset for of_phase in shape.taps for _, offset in of_phase), strict=True)
+        low_y, low_x = (0, 0) if tiling.direct else shape.low[1:]
+        lines = max(1, gather.in_step[1] * tiling.tile_lines // shape.fetch[1])
+        self._first = ((max(ys) - low_y) // shape.fetch[1] + 1 - lines) * shape.line_pitch
+        self._first += (min(xs) - low_x) // shape.fetch[2] * shape.pitch
+        columns = (shape.tile_columns - 1) * shape.step_x + (max(xs) - min(xs)) // shape.fetch[2] * shape.pitch
+        size = (lines - 1) * shape.line_pitch + columns + self._channels
+        self._each = -(-size // (self._taps * self._channels))
+        self._right, self._down = shape.tile_columns * shape.step_x, tiling.tile_lines * shape.step_line
+
+    def of_tile(self, at: Any, column: Any, tile: Any, tiles: Any) -> Any:
+        """Where the lines of the tile after this one begin.
+
+        Args:
+            at: of the tile's first pixel; column: how many elements of its line are before it.
+            tile: its number in the line; tiles: of a line.
+        """
+        following = at + self._right
+        if self._down:
+            following = choose(expr(tile + 1) < tiles, following, at - column + self._down)
+        return self.loops.let(expr(following + self._first), "ahead")
+
+    def step(self, panel: Any, at: Any, tap: Any, c: Any) -> None:
+        """Ask for a step's share: tap of the phase, and from there on channels of it and of taps that follow."""
+        plane = quotient(tap, self._taps)
+        at = at + plane * self._plane + ((tap - plane * self._taps) * self._channels + c) * self._each
+        for i in range(0, self._each, self._line):
+            self.loops.prefetch(panel, at + i)
+
+    def channel(self, source: Any, at: Any) -> None:
+        """Ask for the next tile's pixels of a channel."""
+        for i in range(self._width, 2 * self._width, self._line):
+            self.loops.prefetch(source, at + i)
+
+
 def divided(loops: Loops, value: Any, by: int) -> tuple[Any, Any]:
     """Named quotient and remainder of value >= 0."""
     return loops.let(quotient(value, by), "q"), loops.let(remainder(value, by), "r")
 
 
-__all__ = ["Ahead", "Slab", "SourcePanel", "divided"]
+__all__ = ["Ahead", "Slab", "SourcePanel", "TileAhead", "divided"]
