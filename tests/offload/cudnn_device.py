@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.errors import SetupError
 from tvm_convgrad.offload.cudnn.bench import Bytes, Call, EngineError, Place
 from tvm_convgrad.offload.cudnn.engines import Listed
 from tvm_convgrad.reference import FACES
@@ -27,6 +28,8 @@ FLAWS = (
     "no plan",
     "late",  # writes behind its result when it is timed
 )
+
+BREAKS = "breaks"  # the device, for its process
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Engine:
         kind, call = self._kind, self._call
         if kind.flaw == "fails":
             raise EngineError("a rod is bent")
+        if kind.flaw == BREAKS:
+            raise SetupError("the abacus has come apart")
         assert (workspace is None) == (kind.workspace == 0)
         *operands, result = tensors
         wide = [_array(place).astype(np.float64) for place in operands]

@@ -15,7 +15,7 @@ import tvm
 
 from relax_ops.program import faces_module
 from tests.cli.command import Command
-from tests.offload.cudnn_device import FLAWS, Device, Kind
+from tests.offload.cudnn_device import BREAKS, FLAWS, Device, Kind
 from tests.relax.net import Net, module_of
 from tvm_convgrad import partition
 from tvm_convgrad.catalogue import FACES
@@ -115,6 +115,27 @@ def test_small_errors_of_narrow_sums_are_found() -> None:
     assert strict.absolute < bound(CALL, 3, replace(STRICT, transforms=True)).absolute < 0.1
     assert strict.absolute < bound(CALL, 3, replace(STRICT, tf32=True)).absolute < 1
     assert strict.differing(np.asarray([np.nan, 1.0]), np.asarray([np.nan, 1.0])).tolist() == [True, False]
+
+
+def test_an_engine_that_breaks_the_gpu_is_left_out_the_next_time(tmp_path: Path) -> None:
+    """Its process ends with the error; the next one tunes that call without it, under whatever settings."""
+    device = Device(Kind(2e-4), Kind(1e-4, BREAKS), Kind(1e-4))
+    with pytest.raises(SetupError, match="come apart"):
+        tuned(device, tmp_path)
+    outcome, store = tuned(device, tmp_path)
+    assert reasons(outcome) == {1: "broke the GPU for its process when it was tuned before"}
+    assert (outcome.status, outcome.tried) == ("better", 2)
+    winner = store.winner(CALL, "sm_90", 92400, STRICT, "Abacus")
+    assert winner is not None
+    assert {index for index, _ in winner.thrown_out} == {1}
+    assert store.devices(CALL, "sm_90", 92400, STRICT) == ["Abacus"]
+    path = next(tmp_path.glob("*.json"))
+    content = json.loads(path.read_text())
+    (entry,) = [entry for entry in content["entries"].values() if "broke" in entry]
+    entry["broke"] = [{"engine": "1", "knobs": []}]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match="engine is no int"):
+        EngineStore(path)
 
 
 def test_the_majority_decides(tmp_path: Path) -> None:

@@ -31,7 +31,11 @@ _FIELDS = {
     "candidates": int,
     "thrown_out": list,
 }
-_THROWN = {"engine": int, "knobs": list, "reason": str}
+_BROKE = {"engine": int, "knobs": list}
+_THROWN = {**_BROKE, "reason": str}
+
+EngineKey = tuple[int, tuple[tuple[int, int], ...]]
+"""An engine's index and knobs."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Winner:
     engine: Listed
     gain: float
     device: str
-    thrown_out: frozenset[tuple[int, tuple[tuple[int, int], ...]]]
+    thrown_out: frozenset[EngineKey]
 
 
 class EngineStore:
@@ -110,6 +114,17 @@ class EngineStore:
         }
         self._entries.put(_key(call, bench.arch, bench.version, settings, bench.device), entry)
 
+    def broke(self, call: Call, bench: Bench) -> frozenset[EngineKey]:
+        """Engines, as index and knobs, after which the GPU answered its process no more when the call was tuned."""
+        entry = self._entries.get(_broke_key(call, bench))
+        return frozenset((each["engine"], _knobs(each["knobs"])) for each in entry["broke"]) if entry else frozenset()
+
+    def record_broke(self, call: Call, bench: Bench, engine: Listed) -> None:
+        """Keep that an engine broke the GPU, so that no later tuning runs it again; errors as `record`."""
+        every = sorted({*self.broke(call, bench), (engine.index, engine.knobs)})
+        entry = {"broke": [{"engine": index, "knobs": [list(knob) for knob in knobs]} for index, knobs in every]}
+        self._entries.put(_broke_key(call, bench), entry)
+
 
 def default_path() -> Path:
     """Beside the tunings of kernels."""
@@ -159,11 +174,20 @@ def _key(call: Call, arch: str, version: int, settings: Settings, device: str) -
     return f"{call} | cuDNN {version} | {settings.allowed} | {ours} | {arch} | {device}"
 
 
+def _broke_key(call: Call, bench: Bench) -> str:
+    """Whatever the settings are."""
+    ours = f"tvm-convgrad {tvm_convgrad.__version__}"
+    return f"broke the GPU: {call} | cuDNN {bench.version} | {ours} | {bench.arch} | {bench.device}"
+
+
 def _knobs(plain: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((key, value) for key, value in plain)
 
 
 def _wrong(entry: Any) -> str:
+    if isinstance(entry, dict) and set(entry) == {"broke"}:
+        every = entry["broke"] if isinstance(entry["broke"], list) else [None]
+        return next(filter(None, (_wrong_fields(each, _BROKE) for each in every)), "")
     wrong = _wrong_fields(entry, _FIELDS)
     if wrong:
         return wrong

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvm_convgrad.errors import SetupError
 from tvm_convgrad.offload.cudnn.agreement import Parties, bound
 from tvm_convgrad.offload.cudnn.bench import Bench, Call, EngineError, Plan
 from tvm_convgrad.offload.cudnn.engines import Listed
@@ -84,6 +85,7 @@ def tune(
 
     Raises:
         ArtifactError: the store cannot be written.
+        SetupError: an engine has broken the GPU for this process; it is left out when one tunes again.
     """
     weighed = [(call, float(call.problem.macs * count) if call.problem.is_static else 0.0) for call, count in work]
     for call, end in shares(weighed, budget, clock):
@@ -118,6 +120,7 @@ class _Trial:
         self._call, self._bench, self._settings, self._store = call, bench, settings, store
         self._clock, self._end = clock, end
         self._thrown: list[ThrownOut] = []
+        self._broke = store.broke(call, bench)
 
     def outcome(self) -> Outcome:
         """Try, time, keep."""
@@ -145,6 +148,9 @@ class _Trial:
         self._thrown.append(ThrownOut(engine, reason))
 
     def _planned(self, engine: Listed) -> _Candidate | None:
+        if (engine.index, engine.knobs) in self._broke:
+            self._throw_out(engine, "broke the GPU for its process when it was tuned before")
+            return None
         try:
             return _Candidate(engine, self._bench.plan(self._call, engine))
         except EngineError as error:
@@ -170,7 +176,7 @@ class _Trial:
         for _ in range(2):
             memory.blank(candidate.plan)
             try:
-                memory.run(candidate.plan, 1)
+                self._run(candidate, memory, 1)
             except EngineError as error:
                 self._throw_out(candidate.engine, f"fails: {error}")
                 return None
@@ -213,7 +219,7 @@ class _Trial:
         """Seconds of a call, the mean of a turn; None if it is thrown out."""
         memory.guard(candidate.plan)
         try:
-            seconds = memory.run(candidate.plan, candidate.calls) / candidate.calls
+            seconds = self._run(candidate, memory, candidate.calls) / candidate.calls
         except EngineError as error:
             self._throw_out(candidate.engine, f"fails: {error}")
             return None
@@ -222,6 +228,14 @@ class _Trial:
             self._throw_out(candidate.engine, reason)
             return None
         return seconds
+
+    def _run(self, candidate: _Candidate, memory: Guarded, calls: int) -> float:
+        """Seconds of some calls; what breaks the GPU is kept as that before the error goes on."""
+        try:
+            return memory.run(candidate.plan, calls)
+        except SetupError:
+            self._store.record_broke(self._call, self._bench, candidate.engine)
+            raise
 
     def _kept(self, first: Listed, sound: Sequence[_Candidate]) -> Outcome:
         own = sound[0]
