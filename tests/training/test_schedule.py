@@ -29,7 +29,21 @@ def window(value, seen):
     return topi.where(topi.logical_and(topi.greater_equal(seen, low), topi.less_equal(seen, high)), value, none)
 
 
+def matrix(value):
+    """A tensor of four axes as a matrix, a view."""
+    n, c, h, w = value.shape
+    return topi.reshape(value, (n * c, h * w))
+
+
 CASES = {
+    "views": (
+        lambda a, m: [topi.add(matrix(a), matrix(topi.multiply(a, a)))],
+        lambda a, m: [(a + a * a).reshape(a.shape[0] * a.shape[1], -1)],
+    ),
+    "sum of a view": (
+        lambda a, m: [topi.sum(topi.multiply(matrix(a), matrix(a)), axis=[1])],
+        lambda a, m: [(a * a).reshape(a.shape[0] * a.shape[1], -1).sum(1)],
+    ),
     "difference": (
         lambda a, m: [topi.subtract(a, m)],
         lambda a, m: [a - m],

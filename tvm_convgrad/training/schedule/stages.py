@@ -83,7 +83,7 @@ def stage_of(block: Any, extents: list[int | None]) -> Stage | None:
     fixed = tuple(extent for extent in extents if extent is not None)
     if "?" in kinds or len(fixed) != len(extents) or not isinstance(block.body, tirx.BufferStore):
         return None
-    variables = [iterator.var for iterator in block.iter_vars]
+    variables = dict(zip((iterator.var for iterator in block.iter_vars), fixed, strict=True))
     store = _address(block.body.buffer, block.body.indices, variables)
     value, combiner, start = block.body.value, "", None
     if "R" in kinds:
@@ -102,23 +102,42 @@ def stage_of(block: Any, extents: list[int | None]) -> Stage | None:
     return Stage(kinds, fixed, store, value, tuple(loads), combiner, start)
 
 
-def _address(buffer: Any, indices: Any, variables: list[Any]) -> Address | None:
+def _address(buffer: Any, indices: Any, variables: dict[Any, int]) -> Address | None:
     if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
         return None
     shape = [int(extent) for extent in buffer.shape]
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     constant, coefficients = 0, [0] * len(variables)
     for index, stride in zip(indices, strides, strict=True):
-        linear = arithmetic.detect_linear_equation(index, variables)
-        if len(linear) != len(variables) + 1 or not all(isinstance(term, tirx.IntImm) for term in linear):
-            return None
+        linear = _linear(index, variables)
+        if linear is None:
+            return _address_through_views(buffer, indices, strides, variables)
         for position, term in enumerate(linear[:-1]):
-            coefficients[position] += int(term) * stride
-        constant += int(linear[-1]) * stride
+            coefficients[position] += term * stride
+        constant += linear[-1] * stride
     return Address(buffer, constant, tuple(coefficients))
 
 
-def _collect(value: Any, variables: list[Any], loads: list[tuple[Any, Address]]) -> bool:
+def _linear(index: Any, variables: dict[Any, int]) -> list[int] | None:
+    """The coefficients of the variables, and the constant."""
+    terms = arithmetic.detect_linear_equation(index, list(variables))
+    if len(terms) != len(variables) + 1 or not all(isinstance(term, tirx.IntImm) for term in terms):
+        return None
+    return [int(term) for term in terms]
+
+
+def _address_through_views(buffer: Any, indices: Any, strides: list[int], variables: dict[Any, int]) -> Address | None:
+    """A reshape makes quotients and remainders of indices, which the address as a whole does not have."""
+    analyzer = arithmetic.Analyzer()
+    for variable, extent in variables.items():
+        begin, count = (tirx.const(number, dtype_of(variable)) for number in (0, extent))
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(begin, count))
+    total = sum(index * stride for index, stride in zip(indices, strides, strict=True))
+    linear = _linear(analyzer.simplify(total), variables)
+    return None if linear is None else Address(buffer, linear[-1], tuple(linear[:-1]))
+
+
+def _collect(value: Any, variables: dict[Any, int], loads: list[tuple[Any, Address]]) -> bool:
     """Gather the loads of a value; False where it is made of more than arithmetic on linear loads."""
     if isinstance(value, TensorLoad):
         address = _address(buffer_of(value), value.indices, variables)
