@@ -67,6 +67,9 @@ LONE_BYTES, SUMS_BYTES = 10.0, 12.0
 FAR_COST = 14.0
 """Cycles of a pixel whose row's scalars lie in a page of its own, where there are many: translations, cache sets."""
 
+LONE_COST, LONE_DISTANCE = 1.0, 512
+"""Cycles of a pixel whose row's scalars come from the second cache, and how many bytes pixels are apart then."""
+
 SHARED_CACHE = 8 << 20
 """Bytes: tensors larger than this come from memory."""
 
@@ -195,12 +198,18 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
                     tiling = WeightTiling(
                         rows, columns, lines, planes, parts, splits, parallel, inner, turned, prefetched=ahead
                     )
-                    if turned and seen.gathered is not None:
-                        tiling = replace(tiling, direct=not refusal(spec, replace(tiling, direct=True), machine))
-                    if not refusal(spec, tiling, machine):
-                        yield tiling
-                        packed = replace(tiling, packed=True)
-                        if _far_rows(seen, tiling, 4) and not refusal(spec, packed, machine):
+                    in_place = not refusal(spec, replace(tiling, direct=True), machine)
+                    ways: tuple[bool, ...] = (False,)
+                    if in_place:
+                        ways = (False, True) if seen.gathered is None else (True,)
+                    for direct in ways:
+                        tried = replace(tiling, direct=direct)
+                        if refusal(spec, tried, machine):
+                            continue
+                        yield tried
+                        packed = replace(tried, packed=True)
+                        # With a panel of one operand, one of the other costs little more, and its passes are even.
+                        if not direct and _lone_rows(seen, 4) and not refusal(spec, packed, machine):
                             yield packed
 
 
@@ -209,6 +218,11 @@ def _far_rows(spec: WeightSpec, tiling: WeightTiling, element: int) -> float:
     if spec.dy.spatial[2] == 1 or spec.gathered is not None:
         return 0.0
     return beyond_near_pages(tiling.planes * tiling.lines * spec.dy.extents[2], spec.dy.spatial[2] * element)
+
+
+def _lone_rows(spec: WeightSpec, element: int) -> bool:
+    """Whether pixels of dY are no neighbours, and so far apart that they share few sets of the first cache."""
+    return spec.gathered is None and spec.dy.spatial[2] * element >= LONE_DISTANCE
 
 
 def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
@@ -296,7 +310,10 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     stream += spec.dy.size * element * reads / min(_rate(spec.dy.size * element), LONE_BYTES if lone else SHARED_BYTES)
     cycles += stream * (HIDDEN if tiling.prefetched and 2 * both <= machine.l2_bytes else 1)
     if lone:
-        cycles += tiles * pixels * FAR_COST * _far_rows(spec, tiling, element)
+        cycles += tiles * pixels * (FAR_COST * _far_rows(spec, tiling, element) + LONE_COST * _lone_rows(spec, element))
+    if tiling.direct and spec.gathered is None:
+        distance = spec.x.spatial[2] * element
+        cycles += tiles * pixels * FAR_COST * beyond_near_pages(slab_pixels, distance)
     if kept and kept + slab_pixels * per_split * element + panel * element > machine.l2_bytes * 3 // 4:
         rate = max(MEMORY_BYTES, SUMS_BYTES * min(1.0, SHARED_CACHE * 3 / 8 / (kept * machine.parts)))
         cycles += slabs * tiles * rows * width * element * 2 / rate
