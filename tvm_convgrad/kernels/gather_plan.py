@@ -24,6 +24,9 @@ STEP_OVERHEAD = 0.3
 FAR_VECTOR_CYCLES = 2.2
 """Of a vector of pixels from a channel's own place, which no prefetcher foresees."""
 
+TAP_VECTOR_CYCLES = 1.6
+"""The same where taps read a channel's lines again: most of these vectors lie across two lines of the cache."""
+
 FAR_PAGE_CYCLES = 7.0
 """More, of a step whose channel lies in a page of its own, when there are many: each pass translates them again."""
 
@@ -271,7 +274,7 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         step *= 1 + WIDE_TILE * max(0, accumulators - 16)
     if tiling.over_pixels:
         # Vectors come from far, or straddle lines of the cache.
-        far = FAR_VECTOR_CYCLES if shape.tap_count <= len(phases) else 1.0
+        far = FAR_VECTOR_CYCLES if shape.tap_count <= len(phases) else TAP_VECTOR_CYCLES
         step = max(step, far * tiling.columns + tiling.rows / 2 + STEP_OVERHEAD)
     if tiling.over_pixels and tiling.direct:
         step += FAR_PAGE_CYCLES * beyond_near_pages(channels, gather.source.channel * element)
