@@ -261,6 +261,8 @@ def test_refusals(convgrad: Command, arguments: list[str], parts: list[str]) -> 
         ["--face", "backwards"],
         ["--against", "tensorflow"],
         ["--resume"],
+        ["--markdown", "x.md", "--step", "resnet18"],
+        ["--dtype", "float16", "--step", "resnet18", "--per-sample"],
         ["--threads", "0"],
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Command
-from tvm_convgrad.bench.parties import BUILT_IN, Training, memory_of
+from tvm_convgrad.bench.parties import BUILT_IN, Training, alone
 from tvm_convgrad.bench.steps import SETTINGS, StepMeasurement
 from tvm_convgrad.errors import SetupError
 
@@ -142,5 +142,5 @@ def test_refusals(convgrad: Command, tiny_model: str, arguments: list[str], part
 
 def test_memory_of_a_party_that_fails(tmp_path: Path) -> None:
     training = Training("x.onnx", str(tmp_path / "none.so"), (1, 1), (1,), 2, "sgd", SETTINGS["sgd"], "cross_entropy")
-    with pytest.raises(SetupError, match="memory of ours"):
-        memory_of("ours", training, 1)
+    with pytest.raises(SetupError, match="ours could not be measured in a process"):
+        alone("ours", training, 1)

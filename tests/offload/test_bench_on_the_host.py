@@ -43,4 +43,6 @@ def test_on_the_host(tmp_path: Path) -> None:
     ]
     assert all(m["pairs"] >= 5 and min(m["ours"], m["theirs"], m["ratio"]) > 0 for m in found)
     assert all(m["kernel"] for m in found)
+    assert all(m["variant"] == "cudnn" for m in found)
+    assert any(m["ours"] != m["theirs"] for m in found)  # each was measured by itself
     assert "on the host (sm_90), apache-tvm" in (tmp_path / "out.markdown").read_text()

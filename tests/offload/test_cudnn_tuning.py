@@ -129,6 +129,8 @@ def test_an_engine_that_breaks_the_gpu_is_left_out_the_next_time(tmp_path: Path)
     assert winner is not None
     assert {index for index, _ in winner.thrown_out} == {1}
     assert store.devices(CALL, "sm_90", 92400, STRICT) == ["Abacus"]
+    assert store.broke(CALL, "sm_90", 92400) == {(1, ((1, 1),))}
+    assert not store.broke(CALL, "sm_80", 92400)
     path = next(tmp_path.glob("*.json"))
     content = json.loads(path.read_text())
     (entry,) = [entry for entry in content["entries"].values() if "broke" in entry]
@@ -324,8 +326,26 @@ def test_what_is_fused_is_tuned() -> None:
     fused = Call("forward", CONV, Epilogue(bias=True, relu=True))
     assert sorted(calls_of_plan([*done.lowered, done.lowered[0]]), key=str) == [(CALL_OF_CONV, 1), (fused, 2)]
     assert [str(each.shape) for each in fused.operands] == ["(2, 16, 9, 9)", "(32, 16, 3, 3)", "(32,)"]
-    (half, _) = calls_of_work([Work("forward", CONV)], "float16")[0]
-    assert half.problem.descriptor.endswith("_dt=f16:f16:f16")
+    assert calls_of_work([Work("forward", CONV, 3)]) == [(Call("forward", CONV), 3)]
+
+
+@pytest.mark.cuda
+def test_calls_do_not_take_an_engine_that_broke_a_gpu(tmp_path: Path) -> None:
+    """Neither from the heuristics' list, nor as the winner of other settings."""
+    store, engine = keep(tmp_path / "t.json", 1)
+    cudnn, bench = CuDnn(), Device(name="Abacus")
+    bench.version = cudnn.number()
+    with use_engines(store):
+        found = cudnn.engine("backward_weight", CONV, NO_EPILOGUE, TARGET)
+    assert isinstance(found, Engine)
+    assert "tuned: 1.50x" in found.detail
+    store.record_broke(CALL_OF_CONV, bench, engine)
+    with use_engines(EngineStore(tmp_path / "t.json")):
+        found = cudnn.engine("backward_weight", CONV, NO_EPILOGUE, TARGET)
+    assert isinstance(found, Engine)
+    assert "tuned: " not in found.detail
+    assert "broke the GPU when it was tuned with other settings" in found.detail
+    assert f"engine {engine.index} " not in found.implementation
 
 
 @pytest.mark.cuda

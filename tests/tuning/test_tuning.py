@@ -383,11 +383,16 @@ def test_the_environment_names_the_store(convgrad: Command, tmp_path: Path, monk
 @needs_masks
 def test_tuned_with_transforms(convgrad: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidate that is not the plan's is made to win, so that it is the other kernel's own cut."""
-    gains = iter([2.0] + [0.5] * 99)
-    monkeypatch.setattr(search, "_gain", lambda _reference, _call: next(gains))
+    monkeypatch.setattr(search, "_gain", lambda _reference, _call: 2.0)
+    with allow_transforms():
+        own = plan.choose(SQUARE, "forward", this_machine())
+        (other,) = (each for each in plan.kernels(SQUARE, "forward", this_machine()) if each.kind != own.kind)
     arguments = ["tune", "--problem", SQUARE.descriptor, "--face", "forward", "--budget", "0.01s", "--transforms"]
     (outcome,) = convgrad(*arguments, "--store", tmp_path / "t.json", "--json").json["outcomes"]
-    assert outcome["tried"] == 2
+    assert (outcome["status"], outcome["tried"]) == ("better", 2)
+    ((key, entry),) = json.loads((tmp_path / "t.json").read_text())["entries"].items()
+    assert entry["kind"] == other.kind
+    assert key.endswith(" or winograd forward")
     done = convgrad(*arguments, "--offload", "onednn")
     assert done.code == 2
     assert "--transforms is about generated kernels" in done.err

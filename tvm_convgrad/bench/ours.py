@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,9 @@ class Call:
 def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], place: Place, impl: str) -> Call:
     """The compiled operator.
 
-    The virtual machine keeps what it returned until its next call returns: two results would take turns in the caches,
-    where the other parties get the same memory each time. A second function, which returns nothing, makes it let go.
+    The virtual machine keeps what it returned until its next call returns: two results would take turns in a CPU's
+    caches, where the other parties get the same memory each time. A second function, which returns nothing, makes it
+    let go. On a GPU that would cost more than it gives. Calls take tuned engines of cuDNN, as `convgrad build` does.
 
     Args:
         arrays: operands of the problem's types.
@@ -68,7 +70,8 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], place
         builder.emit_func_output(relax.ShapeExpr([]))
     module = faces_module([("main", FACES[face], problem)])
     module.update_func(tvm.ir.GlobalVar("let_go"), builder.finalize()["let_go"])
-    library = offload(module, [impl], place.target) if impl in NAMES else Offloaded(module)
+    with place.engines():
+        library = offload(module, [impl], place.target) if impl in NAMES else Offloaded(module)
     transforms = impl == TRANSFORMS
     with forced(face, "kernel" if transforms else impl), allow_transforms(transforms), recorded_choices() as record:
         build = compile_for_gpu if place.gpu else tvm.compile
@@ -87,7 +90,7 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], place
 
     return Call(
         name,
-        run,
+        partial(function, *operands) if place.gpu else run,
         lambda result: np.asarray(result.numpy()),
         forms[0] if forms else "stock",
         device.sync if place.gpu else None,

@@ -2,7 +2,7 @@
 """The parties of a comparison of whole training steps: a compiled step in a Session, and PyTorch in eager mode.
 
 Each is a function of no arguments that trains one step on the same batch and gives the loss. As a program
-(`python -m tvm_convgrad.bench.parties JSON`) it runs one party alone and prints how much memory its steps take.
+(`python -m tvm_convgrad.bench.parties JSON`) it runs one party alone and prints its memory and its first step's time.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import gc
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class Training:
         loss: "cross_entropy" or "mse"; with the latter `classes` is 0 and `target` the shape of the values.
         device: PyTorch's name of where it is done, "cpu" or "cuda".
         dtype: that convolutions and matrix products compute in; PyTorch's autocast, if it is not float32.
+        tf32: whether float32 operands may be rounded for tensor cores.
     """
 
     model: str
@@ -51,6 +53,7 @@ class Training:
     loss: str
     device: str = "cpu"
     dtype: str = "float32"
+    tf32: bool = False
 
     def batch(self) -> tuple[Array, Array]:
         """The same input and target each time."""
@@ -107,11 +110,22 @@ def torch_step(training: Training, channels_last: bool) -> Step:
     return step
 
 
-def memory_of(party: str, training: Training, threads: int) -> int | None:
-    """Bytes that the steps of a party have resident at the most, beyond what its process has before it has the model.
+class Alone(NamedTuple):
+    """What a party does in a process of its own.
 
-    On a GPU, bytes of its memory: nothing else may run there. It runs in a process of its own: "ours", "torch
-    contiguous" or "torch channels_last". None where the system does not tell (/proc/self/status).
+    Attributes:
+        memory: bytes that its steps have resident at the most, beyond what the process has before it has the model; on
+            a GPU, bytes of its memory (nothing else may run there). None where the system does not tell
+            (/proc/self/status).
+        first: seconds of its first step, in which libraries choose and prepare what they run.
+    """
+
+    memory: int | None
+    first: float
+
+
+def alone(party: str, training: Training, threads: int) -> Alone:
+    """Run "ours", "torch contiguous" or "torch channels_last" in a process of its own.
 
     Raises:
         SetupError: the process fails.
@@ -132,13 +146,12 @@ def memory_of(party: str, training: Training, threads: int) -> int | None:
     )
     if done.returncode:
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise SetupError(f"the memory of {party} could not be measured: {last}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return None if answer is None else int(answer)
+        raise SetupError(f"{party} could not be measured in a process of its own: {last}")
+    return Alone(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def _main(question: str) -> None:
-    """Print the bytes."""
+    """Print what a party does, as JSON."""
     asked = json.loads(question)
     party, training = asked["party"], Training(**asked["training"])
     if party == "ours":
@@ -150,9 +163,11 @@ def _main(question: str) -> None:
     else:
         import torch
 
-        torch.set_num_threads(asked["threads"])
-        torch.backends.cudnn.benchmark = True
-        torch.ones(8, 8, device=training.device).mm(torch.ones(8, 8, device=training.device))
+        prepare_torch(asked["threads"], training.tf32 if training.device == "cuda" else None)
+        if training.device == "cuda":
+            torch.ones(1, device="cuda")
+        else:
+            torch.ones(8, 8).mm(torch.ones(8, 8))
 
         def made(training: Training) -> Step:
             return torch_step(training, party.endswith("channels_last"))
@@ -161,13 +176,14 @@ def _main(question: str) -> None:
     if training.device == "cuda":
         taken = _on_gpu()
         step = made(training)
-        for _ in range(MEMORY_STEPS):
+        _, first = timed(step)
+        for _ in range(MEMORY_STEPS - 1):
             step()
-        print(json.dumps(_on_gpu() - taken))
+        print(json.dumps(Alone(_on_gpu() - taken, first)._asdict()))
         return
     before = _resident("VmRSS")
     step = made(training)
-    step()
+    _, first = timed(step)
     # Loading a model may take more than training it, and happens once.
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
@@ -175,7 +191,24 @@ def _main(question: str) -> None:
     for _ in range(MEMORY_STEPS - 1):
         step()
     peak = _resident("VmHWM")
-    print(json.dumps(None if before is None or peak is None else peak - before))
+    print(json.dumps(Alone(None if before is None or peak is None else peak - before, first)._asdict()))
+
+
+def prepare_torch(threads: int, tf32: bool | None) -> None:
+    """PyTorch's threads, and on a GPU (where `tf32` says something) its settings: engines timed, tf32 if ours may."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if tf32 is not None:
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+def timed(step: Step) -> tuple[float, float]:
+    """The loss, and the seconds."""
+    begin = time.perf_counter()
+    loss = step()
+    return loss, time.perf_counter() - begin
 
 
 def _on_gpu() -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,14 @@ class Place:
     def backends(self) -> list[str]:
         """The libraries that compute our convolutions."""
         return [self.impl] if self.impl in NAMES else []
+
+    def engines(self) -> AbstractContextManager[None]:
+        """Where programs are compiled: calls take the engines of cuDNN that were tuned here, if any."""
+        if not self.gpu:
+            return nullcontext()
+        from tvm_convgrad.offload.cudnn.store import EngineStore, default_path, use_engines
+
+        return use_engines(EngineStore(default_path()))
 
     @property
     def tf32(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.bench.ours import Array, Call, tvm_call
+from tvm_convgrad.bench.parties import prepare_torch
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import SetupError, UnsupportedError
@@ -203,14 +204,11 @@ def prepare_rivals(names: Sequence[str], threads: int, place: Place) -> None:
     if set(_TORCH) & set(names):
         import torch
 
-        torch.set_num_threads(threads)
-        if place.gpu:
-            if not torch.cuda.is_available():
-                raise SetupError(
-                    "bench --against torch: this PyTorch has no CUDA, or finds no GPU; install one for CUDA 13."
-                )
-            torch.backends.cudnn.benchmark = True
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = place.tf32
+        if place.gpu and not torch.cuda.is_available():
+            raise SetupError(
+                "bench --against torch: this PyTorch has no CUDA, or finds no GPU; install one for CUDA 13."
+            )
+        prepare_torch(threads, place.tf32 if place.gpu else None)
 
 
 __all__ = ["RIVALS", "prepare_rivals"]

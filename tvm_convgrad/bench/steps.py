@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from tvm_convgrad.bench.measure import MIN_PAIRS, SETTLE, UNITS
-from tvm_convgrad.bench.parties import BUILT_IN, Step, Training, memory_of, our_step, torch_step
+from tvm_convgrad.bench.parties import BUILT_IN, Step, Training, alone, our_step, torch_step
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.results import FORMAT, environment
 from tvm_convgrad.bench.rivals import prepare_rivals
@@ -46,12 +46,13 @@ class StepMeasurement:
     Attributes:
         model, batch, layout, optimizer: what was trained; layout is that of our convolutions.
         impl: what computes our convolutions, as `Place`; device, dtype: where, and their operands' type.
+        convolutions, taken: how many there are, and how many of them `impl` computes.
         ours, theirs: seconds of a step, medians; theirs and the rest of PyTorch's are null for a model that PyTorch
             cannot run (all but .pt2).
         ratio: the median of theirs / ours of each pair; pairs: how many.
         variant: the better one of PyTorch's layouts.
         loss, rival_loss: of the first step.
-        first, rival_first: seconds of the first step, in which libraries choose and prepare what they run.
+        first, rival_first: seconds of the first step in a process of its own.
         memory, rival_memory: bytes beyond the process without the model, null where the system does not tell.
         compile_seconds: from the imported model to the shared library.
     """
@@ -63,6 +64,8 @@ class StepMeasurement:
     impl: str
     device: str
     dtype: str
+    convolutions: int
+    taken: int
     ours: float
     theirs: float | None
     ratio: float | None
@@ -160,7 +163,7 @@ def _measure(
     )
     with tempfile.TemporaryDirectory(prefix="convgrad-bench-") as folder:
         library = Path(folder) / "step.so"
-        with allow_transforms(place.impl == TRANSFORMS):
+        with allow_transforms(place.impl == TRANSFORMS), place.engines():
             executable, plan = compile_with_plan(step, place.target, place.backends or [NONE])
         save_artifact(executable, make_manifest(step, place.target, describe_convolutions(plan)), library)
         compile_seconds = time.perf_counter() - begin
@@ -170,14 +173,13 @@ def _measure(
             parties["torch contiguous"] = torch_step(training, channels_last=False)
             if len(training.shape) == 4:
                 parties["torch channels_last"] = torch_step(training, channels_last=True)
-        firsts = {party: _timed(one) for party, one in parties.items()}
-        losses = {party: loss for party, (loss, _) in firsts.items()}
+        losses = {party: one() for party, one in parties.items()}
         times = rounds(parties, seconds)
         best = min((party for party in parties if party != "ours"), key=lambda p: median(times[p]), default=None)
         _check_losses(name, losses, LOSS_TOLERANCE + 2 * UNITS[place.numbers])
         parties.clear()
-        memory = memory_of("ours", training, threads)
-        rival_memory = memory_of(best, training, threads) if best else None
+        own = alone("ours", training, threads)
+        rival = alone(best, training, threads) if best else None
     ours, theirs = times["ours"], times[best] if best else []
     return StepMeasurement(
         model=name,
@@ -187,6 +189,8 @@ def _measure(
         impl=place.impl,
         device=place.name or "CPU",
         dtype=place.dtype,
+        convolutions=len(plan),
+        taken=sum(entry.choice.kind == place.impl for entry in plan) if place.backends else len(plan),
         ours=median(ours),
         theirs=median(theirs) if best else None,
         ratio=median(their / our for our, their in zip(ours, theirs, strict=True)) if best else None,
@@ -194,19 +198,12 @@ def _measure(
         variant=best,
         loss=losses["ours"],
         rival_loss=losses[best] if best else None,
-        first=firsts["ours"][1],
-        rival_first=firsts[best][1] if best else None,
-        memory=memory,
-        rival_memory=rival_memory,
+        first=own.first,
+        rival_first=rival.first if rival else None,
+        memory=own.memory,
+        rival_memory=rival.memory if rival else None,
         compile_seconds=compile_seconds,
     )
-
-
-def _timed(step: Step) -> tuple[float, float]:
-    """The loss, and the seconds."""
-    begin = time.perf_counter()
-    loss = step()
-    return loss, time.perf_counter() - begin
 
 
 def rounds(parties: dict[str, Step], seconds: float) -> dict[str, list[float]]:
@@ -237,7 +234,9 @@ def _training(name: str, library: str, step: StepModule, how: tuple[str, str], p
     optimizer, loss = how
     classes = 0 if loss == "mse" else prediction[-1]
     settings = SETTINGS[optimizer]
-    return Training(name, library, shape, target, classes, optimizer, settings, loss, place.torch, place.dtype)
+    return Training(
+        name, library, shape, target, classes, optimizer, settings, loss, place.torch, place.dtype, place.tf32
+    )
 
 
 def _check_losses(name: str, losses: dict[str, float], tolerance: float) -> None:

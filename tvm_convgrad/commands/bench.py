@@ -16,6 +16,7 @@ from tvm_convgrad.errors import ArtifactError
 
 FACES = ("backward_weight", "backward_data", "forward")
 LAYOUTS = ("NCHW", "NHWC")
+STEP_LAYOUTS = (*LAYOUTS, "NHWC:OHWI")
 
 
 def bench(
@@ -44,7 +45,10 @@ def bench(
     batch: Annotated[
         str | None, typer.Option(metavar="N[,…]", help="Batch sizes. Default: 8; for a model file what it says.")
     ] = None,
-    layout: Annotated[str, typer.Option(metavar="NCHW[,NHWC]", help="Layouts.")] = "NCHW,NHWC",
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="NCHW[,NHWC]", help="Layouts; of a step also NHWC:OHWI. Default: NCHW,NHWC."),
+    ] = None,
     face: Annotated[str, typer.Option(metavar="FACE[,…]", help="backward_weight, backward_data, forward, or all.")] = (
         "backward_weight,backward_data"
     ),
@@ -83,7 +87,8 @@ def bench(
 ) -> None:
     """Interleaved pairs, medians of their ratios; worst first, then geometric means."""
     faces = list(FACES) if face == "all" else _names("--face", face, FACES)
-    layouts = _names("--layout", layout, LAYOUTS)
+    own = "NHWC:OHWI" if step is not None and impl == "cutlass" else "NCHW,NHWC"
+    layouts = _names("--layout", layout or own, STEP_LAYOUTS if step is not None else LAYOUTS)
     sizes = batch.split(",") if batch is not None else []
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise typer.BadParameter(f"--batch {batch}: give positive numbers.")
@@ -104,6 +109,10 @@ def bench(
         raise typer.BadParameter("--per-sample goes with --step, the network.")
     if per_sample and impl not in (None, KERNEL):
         raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
+    if per_sample and dtype != TYPES[0]:
+        raise typer.BadParameter(f"--per-sample measures {TYPES[0]}; leave --dtype out.")
+    if step is not None and (resume or problem or roofline is not None or markdown is not None):
+        raise typer.BadParameter("--problem, --resume, --roofline and --markdown are for layers, not for --step.")
     if per_sample and step is not None:
         from tvm_convgrad.bench.per_sample import run_per_sample, show_per_sample
 

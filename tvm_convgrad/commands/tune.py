@@ -77,6 +77,8 @@ def tune(
             "--transforms is about generated kernels; leave out --cudnn (CONVGRAD_CUDNN=transforms is its word for it) "
             "and --offload."
         )
+    if model is None and (results is not None or (problem and dtype != "float32")):
+        raise typer.BadParameter("--results is for MODEL; the types of a --problem are in its descriptor (_dt=).")
     if cudnn:
         if offload is not None:
             raise typer.BadParameter("--cudnn and --offload: engines are timed, or a library against kernels; say one.")
@@ -88,7 +90,7 @@ def tune(
         gpu = parse_target(target, gpus=True)
         require(["cudnn"], gpu)
         if model is None:
-            calls = calls_of_work(_of_problems(problem, suite, faces, size, layout), dtype if suite else None)
+            calls = calls_of_work(_of_problems(problem, suite, faces, size, layout, dtype))
         else:
             with use_engines(None):
                 calls = calls_of_plan(_planned(model, size, layout, loss, (dtype, results), gpu, ("cudnn",)))
@@ -112,7 +114,7 @@ def tune(
     if model is not None:
         work = _of_model(_planned(model, size, layout, loss, (dtype, results), compiled_for))
     else:
-        work = _of_problems(problem, suite, faces, size, layout)
+        work = _of_problems(problem, suite, faces, size, layout, dtype)
     with allow_transforms(transforms):
         outcomes = list(followed(search(work, machine, compiled_for, kept, seconds), "tuning", len(work)))
     counts = Counter(outcome.status for outcome in outcomes)
@@ -213,7 +215,7 @@ def _of_model(entries: Sequence[Lowered]) -> list[Work]:
 
 
 def _of_problems(
-    descriptors: Sequence[str] | None, suites: str | None, faces: Sequence[str], batch: Any, layout: str
+    descriptors: Sequence[str] | None, suites: str | None, faces: Sequence[str], batch: Any, layout: str, dtype: str
 ) -> list[Work]:
     from tvm_convgrad.bench.suites import NETWORKS, SUITES
     from tvm_convgrad.bench.suites import suite as problems_of
@@ -230,5 +232,5 @@ def _of_problems(
     layers = [pair for name in names for pair in problems_of(name, batch or 8, layout).items()]
     counts: Counter[ConvProblem] = Counter()
     for problem, count in layers:
-        counts[problem] += count
+        counts[problem.with_dtypes(dtype, dtype, dtype)] += count
     return [Work(face, problem, count) for problem, count in counts.items() for face in faces]

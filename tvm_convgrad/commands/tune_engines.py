@@ -29,12 +29,9 @@ def calls_of_plan(entries: Iterable[Lowered]) -> list[tuple[Call, int]]:
     return list(Counter(calls).items())
 
 
-def calls_of_work(work: Iterable[Work], dtype: str | None) -> list[tuple[Call, int]]:
-    """Calls without epilogue, in a type if one is stated."""
-    return [
-        (Call(each.face, each.problem.with_dtypes(dtype, dtype, dtype) if dtype else each.problem), each.count)
-        for each in work
-    ]
+def calls_of_work(work: Iterable[Work]) -> list[tuple[Call, int]]:
+    """Calls without epilogue."""
+    return [(Call(each.face, each.problem), each.count) for each in work]
 
 
 def tune_engines(calls: Sequence[tuple[Call, int]], target: Any, store: Path | None, budget: float, json: bool) -> None:

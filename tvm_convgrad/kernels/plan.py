@@ -82,11 +82,10 @@ def choose(problem: ConvProblem, face: str, machine: Machine | None) -> Choice:
     own, *others = kernels(problem, face, machine)
     if not own.is_kernel:
         return own
-    cut = winner(problem, face, machine, (own,)) or own
-    if not others:
-        return cut
     measured = winner(problem, face, machine, (own, *others))
-    taken = measured or min((cut, *others), key=lambda choice: choice.estimate)
+    if not others:
+        return measured or own
+    taken = measured or min((winner(problem, face, machine, (own,)) or own, *others), key=lambda each: each.estimate)
     why = "measured to be slower" if measured else "estimated to be slower"
     return replace(taken, refused=own.refused | {each.kind: why for each in (own, *others) if each.kind != taken.kind})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class Store:
         except ValueError as error:
             raise self._entries.damaged(f"{key}: {error}") from error
         self.used.add(key)
-        return found
+        return replace(found, estimate=found.estimate / gain)
 
     def record(
         self, problem: ConvProblem, face: str, machine: Machine, choice: plan.Choice, **measured: float | int

@@ -188,7 +188,11 @@ class CuDnn:
         found = self.engines(call.face, call.problem, call.epilogue, arch, RANKED)
         if isinstance(found, str):
             return f"the library refuses it: {found}"
-        usable = [listed for listed in found if not listed.refusal]
+        store = store_in_use()
+        broke = store.broke(call, arch, self.number()) if store is not None else frozenset()
+        usable = [each for each in found if not each.refusal and (each.index, each.knobs) not in broke]
+        if broke and not usable:
+            return f"each engine on {arch} that may be used broke the GPU when it was tuned"
         if winner is not None:
             others = [each for each in usable if (each.index, each.knobs) not in winner.thrown_out]
             first = (winner.engine.index, winner.engine.knobs)
@@ -212,6 +216,8 @@ class CuDnn:
                 )
             devices = [here]
         winner = store.winner(call, arch, number, chosen, devices[0]) if devices else None
+        if winner is not None and (winner.engine.index, winner.engine.knobs) in store.broke(call, arch, number):
+            return None, f"the tuned {winner.engine} broke the GPU when it was tuned with other settings"
         refused = self._refused(call, arch, winner.engine) if winner is not None else ""
         return (None, f"the tuned {winner.engine} is refused: {refused}") if winner and refused else (winner, "")
 

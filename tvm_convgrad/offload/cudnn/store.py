@@ -114,16 +114,17 @@ class EngineStore:
         }
         self._entries.put(_key(call, bench.arch, bench.version, settings, bench.device), entry)
 
-    def broke(self, call: Call, bench: Bench) -> frozenset[EngineKey]:
-        """Engines, as index and knobs, after which the GPU answered its process no more when the call was tuned."""
-        entry = self._entries.get(_broke_key(call, bench))
-        return frozenset((each["engine"], _knobs(each["knobs"])) for each in entry["broke"]) if entry else frozenset()
+    def broke(self, call: Call, arch: str, version: int) -> frozenset[EngineKey]:
+        """Engines after which a GPU of an architecture answered its process no more when the call was tuned."""
+        begin = _broke_key(call, arch, version, "")
+        entries = [self._entries.get(key) for key in self._entries if key.startswith(begin)]
+        return frozenset((each["engine"], _knobs(each["knobs"])) for entry in entries for each in entry["broke"])
 
     def record_broke(self, call: Call, bench: Bench, engine: Listed) -> None:
         """Keep that an engine broke the GPU, so that no later tuning runs it again; errors as `record`."""
-        every = sorted({*self.broke(call, bench), (engine.index, engine.knobs)})
+        every = sorted({*self.broke(call, bench.arch, bench.version), (engine.index, engine.knobs)})
         entry = {"broke": [{"engine": index, "knobs": [list(knob) for knob in knobs]} for index, knobs in every]}
-        self._entries.put(_broke_key(call, bench), entry)
+        self._entries.put(_broke_key(call, bench.arch, bench.version, bench.device), entry)
 
 
 def default_path() -> Path:
@@ -174,10 +175,9 @@ def _key(call: Call, arch: str, version: int, settings: Settings, device: str) -
     return f"{call} | cuDNN {version} | {settings.allowed} | {ours} | {arch} | {device}"
 
 
-def _broke_key(call: Call, bench: Bench) -> str:
+def _broke_key(call: Call, arch: str, version: int, device: str) -> str:
     """Whatever the settings are."""
-    ours = f"tvm-convgrad {tvm_convgrad.__version__}"
-    return f"broke the GPU: {call} | cuDNN {bench.version} | {ours} | {bench.arch} | {bench.device}"
+    return f"broke the GPU: {call} | cuDNN {version} | tvm-convgrad {tvm_convgrad.__version__} | {arch} | {device}"
 
 
 def _knobs(plain: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:

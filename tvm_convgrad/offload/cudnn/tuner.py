@@ -120,7 +120,7 @@ class _Trial:
         self._call, self._bench, self._settings, self._store = call, bench, settings, store
         self._clock, self._end = clock, end
         self._thrown: list[ThrownOut] = []
-        self._broke = store.broke(call, bench)
+        self._broke = store.broke(call, bench.arch, bench.version)
 
     def outcome(self) -> Outcome:
         """Try, time, keep."""
