@@ -61,6 +61,7 @@ class _Rewriter(PyExprMutator):
         self.norms = {variable: value for variable, value in self.values.items() if _is_norm(value)}
         self.statistics: dict[Any, tuple[Any, Any]] = {}
         self.sums: dict[Any, Any] = {}
+        self.rows: dict[Any, list[Any]] = {}
         self.partials: dict[Any, _Gradient] = {}
         own = {value.args[0]: (variable, value) for variable, value in self.norms.items()}
         for variable in self.values:
@@ -174,7 +175,11 @@ class _Rewriter(PyExprMutator):
         call = self.norms[gradient.norm]
         extents = constant_extents(call.args[0])
         assert extents is not None  # or it were no norm of ours
-        rows = [self._rows(each, extents[-1]) for each in (call.args[0], gradient.grad)]
+        if gradient.data not in self.rows:
+            # The same views for all partials: with views of its own, which free nothing, the sum would be put off.
+            both = call.args[0], gradient.grad
+            self.rows[gradient.data] = [self._rows(each, extents[-1]) for each in both]
+        rows = self.rows[gradient.data]
         statistics = self.statistics[gradient.norm]
         if variable.same_as(gradient.data):
             function, operands, hint = _data_gradient, [self.visit_expr(call.args[1])], "norm_rows_gradient"
