@@ -14,6 +14,7 @@ from tvm import ir, tirx
 from tvm.tirx.buffer import buffer_data, decl_buffer
 
 from tvm_convgrad.geometry import DTYPE_BYTES
+from tvm_convgrad.kernels.cells import Cells, fits_cell
 
 INDEX = "int32"
 
@@ -42,6 +43,7 @@ class Loops:
         self._blocks: list[list[Any]] = [[]]
         self._panels: list[list[tuple[Any, int]]] = [[]]
         self._names: dict[str, int] = {}
+        self._cells: list[Cells | None] = []
 
     # -- structure --------------------------------------------------------------------------------------------
 
@@ -57,7 +59,13 @@ class Loops:
             return
         variable = tirx.Var(self._name(name), INDEX)
         self._open()
+        own = kind != "serial" or not self._cells  # each thread has cells of its own, and none goes through a vector
+        if own:
+            self._cells.append(None if kind == "vectorized" else Cells(self._name))
         yield variable
+        cells = self._cells.pop() if own else None
+        if cells is not None:
+            self._blocks[-1] = [*cells.begin(), *self._blocks[-1], *cells.end()]
         body = self._close()
         self.emit(tirx.For(variable, tirx.IntImm(INDEX, 0), expr(extent), _KINDS[kind], body))
 
@@ -75,9 +83,16 @@ class Loops:
             yield
 
     def let(self, value: Any, name: str = "v") -> Any:
-        """Name a value; plain numbers stay as they are."""
-        if isinstance(value, int):
+        """Keep a value; plain numbers and names stay as they are. In loops it goes to a cell (see `cells`)."""
+        if isinstance(value, int | tirx.IntImm | tirx.Var):
             return value
+        lanes = lanes_of(value)
+        dtype = dtype_of(value).partition("x")[0]
+        cells = self._cells[-1] if self._cells else None
+        if cells is not None and fits_cell(dtype):
+            buffer, at = cells.take(dtype, lanes)
+            self.store(buffer, at, value)
+            return load(buffer, at, lanes)
         variable = tirx.Var(self._name(name), value.ty)
         self.emit(tirx.Bind(variable, value))
         return variable
