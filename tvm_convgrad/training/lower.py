@@ -22,6 +22,7 @@ from tvm_convgrad.training.gpu import compile_for_gpu, is_gpu
 from tvm_convgrad.training.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.gradient_sums import gradient_sums
 from tvm_convgrad.training.in_place import state_in_place
+from tvm_convgrad.training.internal_calls import PIPELINE, check_at_entry
 from tvm_convgrad.training.layer_norm import layer_norms
 from tvm_convgrad.training.order import ordered
 from tvm_convgrad.training.products import products_as_convolutions
@@ -65,7 +66,7 @@ def compile_module(module: Any, target: Any = "llvm") -> Any:
     if is_gpu(target):
         return compile_for_gpu(module, target)
     target = _cpu(target)
-    return tvm.compile(module, target=_with_options(target), relax_pipeline=pipeline(target))
+    return tvm.compile(module, target=_with_options(target), relax_pipeline=pipeline(target), tir_pipeline=PIPELINE)
 
 
 def plan_of(step: StepModule, target: Any = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
@@ -143,6 +144,7 @@ def pipeline(target: Any) -> Any:
                     ordered,
                     state_in_place,
                     *cpu_pipeline.dataflow_lower_passes(target),
+                    check_at_entry,
                     cpu_schedule,  # after the pass that finds reshapes, which knows unscheduled functions only
                     *cpu_pipeline.finalize_passes(target),
                 ]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compiled library is given is checked where it is entered; kernels inside check nothing again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from tests.linked import PLAIN
+from tvm_convgrad.kernels.loops import MAX_INDEX, Loops, load, make_parameter
+from tvm_convgrad.training.internal_calls import without_checks
+from tvm_convgrad.training.lower import compile_module
+
+SHAPES = ((2, 4, 9, 9), (8, 4, 3, 3))
+
+
+@pytest.fixture(scope="module")
+def executable():
+    """relu(conv2d(x, w)) of any batch."""
+    batch = tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((batch, *SHAPES[0][1:]), "float32"))
+    w = relax.Var("w", relax.TensorType(SHAPES[1], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(builder.emit(relax.op.nn.conv2d(x, w, padding=1))))
+        builder.emit_func_output(result)
+    return compile_module(builder.get(), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def main(executable, tmp_path_factory: pytest.TempPathFactory):
+    path = str(Path(tmp_path_factory.mktemp("linked")) / "main.so")
+    executable.export_library(path)
+    return relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())["main"]
+
+
+def ones(*shape: int, dtype: str = "float32"):
+    return tvm.runtime.tensor(np.ones(shape, dtype))
+
+
+def strided():
+    """Every second column of a tensor."""
+    return tvm_ffi.from_dlpack(np.ones((*SHAPES[0][:3], 18), "float32")[..., ::2])
+
+
+def test_right_arguments_are_taken(main) -> None:
+    found = main(*(ones(*shape) for shape in SHAPES)).numpy()
+    assert found.shape == (2, 8, 9, 9)
+    assert found[0, 0, 4, 4] == 36
+    assert found[1, 7, 0, 8] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda: (ones(2, 5, 9, 9), ones(*SHAPES[1])), "5 vs. 4"),
+        (lambda: (ones(*SHAPES[0]), ones(8, 4, 3, 2)), "2 vs. 3"),
+        (lambda: (ones(2, 4, 81), ones(*SHAPES[1])), "ndim 4 but get 3"),
+        (lambda: (ones(*SHAPES[0], dtype="float64"), ones(*SHAPES[1])), "float32 but get float64"),
+        (lambda: (strided(), ones(*SHAPES[1])), "compact array"),
+    ],
+    ids=["channels", "kernel", "rank", "type", "strides"],
+)
+def test_wrong_arguments_are_refused(main, arguments, message: str) -> None:
+    with pytest.raises((RuntimeError, ValueError, TypeError), match=message):
+        main(*arguments())
+
+
+def test_only_entries_and_kernels_with_checks_of_their_own_keep_theirs() -> None:
+    module = tvm.IRModule({name: doubled(name, name == "own") for name in ("convgrad_entry_main", "inner", "own")})
+    target = tvm.target.Target(PLAIN)
+    bound = tvm.tirx.transform.BindTarget(target.with_host(target))(module)
+    lowered = without_checks()[0](bound)
+    bare = tvm.tirx.transform.SkipAssert()(lowered)
+    checked = {v.name_hint for v in lowered.get_global_vars() if not bare[v].body.same_as(lowered[v].body)}
+    assert checked == {"convgrad_entry_main", "own"}
+
+
+def doubled(name: str, own: bool):
+    """result = 2 source, of at most 9 elements if it has a check of its own."""
+    loops, extent = Loops(), tvm.tirx.Var("n", "int64")
+    source, result = (make_parameter(each, (extent,), "float32") for each in ("source", "result"))
+    count = loops.batch(extent, MAX_INDEX // 18) if own else tvm.tirx.Cast("int32", extent)
+    with loops.loop(count) as i:
+        loops.store(result, i, load(source, i) * tvm.tirx.const(2.0, "float32"))
+    return loops.finish([source, result], name)
