@@ -72,6 +72,21 @@ def test_wrong_arguments_are_refused(main, arguments, message: str) -> None:
         main(*arguments())
 
 
+def test_tensors_of_a_tuple_are_checked() -> None:
+    """As a step's state is given."""
+    pair = relax.Var("pair", relax.TupleType([relax.TensorType(shape, "float32") for shape in SHAPES]))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [pair]):
+        with builder.dataflow():
+            x, w = (builder.emit(relax.TupleGetItem(pair, number)) for number in range(2))
+            result = builder.emit_output(relax.op.nn.conv2d(x, w, padding=1))
+        builder.emit_func_output(result)
+    main = relax.VirtualMachine(compile_module(builder.get(), PLAIN), tvm.cpu())["main"]
+    assert main((ones(*SHAPES[0]), ones(*SHAPES[1]))).numpy()[0, 0, 4, 4] == 36
+    with pytest.raises(ValueError, match="compact array"):
+        main((strided(), ones(*SHAPES[1])))
+
+
 def test_only_entries_and_kernels_with_checks_of_their_own_keep_theirs() -> None:
     module = tvm.IRModule({name: doubled(name, name == "own") for name in ("convgrad_entry_main", "inner", "own")})
     target = tvm.target.Target(PLAIN)

@@ -3,12 +3,13 @@
 
 TVM gives every kernel code that checks each of its tensors: type, shape, strides, alignment, device. In a step that is
 a third of the time to compile and to link, for calls that the step makes itself, with tensors that the memory planner
-made. The virtual machine's own check of what a function is given knows shapes and types only, so one more function,
-which does nothing, takes all of a function's tensors and has TVM's whole checks.
+made. The virtual machine's own check of what a function is given knows shapes and types only, so more functions, which
+do nothing, take all of its tensors, those of its state too, and have TVM's whole checks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -23,23 +24,47 @@ _ENTRY = "convgrad_entry"
 
 @tvm.transform.module_pass(opt_level=0, name="ConvgradCheckAtEntry")
 def check_at_entry(module: Any, _context: Any) -> Any:
-    """Each public function begins with a call of a function that checks the tensors it is given."""
+    """Each public function begins with calls of functions that check the tensors it is given.
+
+    One takes all of its tensors, whose symbolic extents have to agree; one each takes those of tuples, a step's state:
+    they are hundreds of few shapes, and LLVM's time grows with the square of what one function checks.
+    """
     builder = relax.BlockBuilder(module)
+    made: dict[str, Any] = {}
     for variable, function in module.functions_items():
         if not isinstance(function, relax.Function) or not (function.attrs and "global_symbol" in function.attrs):
             continue
-        tensors = [p for p in function.params if isinstance(p.ty, relax.TensorType) and p.ty.shape is not None]
-        if not tensors:
+        own = [p for p in function.params if _is_checked(p)]
+        bindings: list[Any] = []
+        parts = [leaf for p in function.params if p not in own for leaf in _tensors(p, bindings)]
+        for tensors in ([own] if own else []) + [[part] for part in parts]:
+            described = str([t.ty for t in tensors])
+            if described not in made:
+                made[described] = builder.add_func(_checking(tensors), f"{_ENTRY}_{len(made)}")
+            call = relax.Call(made[described], tensors, ty_args=[relax.TupleType([])])
+            bindings.append(relax.VarBinding(relax.Var("checked", relax.TupleType([])), call))
+        if not bindings:
             continue
-        checks = builder.add_func(_checking(tensors), f"{_ENTRY}_{variable.name_hint}")
-        call = relax.Call(checks, tensors, ty_args=[relax.TupleType([])])
-        binding = relax.VarBinding(relax.Var("checked", relax.TupleType([])), call)
         body = function.body
-        body = relax.SeqExpr([relax.BindingBlock([binding]), *body.blocks], body.body)
+        body = relax.SeqExpr([relax.BindingBlock(bindings), *body.blocks], body.body)
         builder.update_func(
             variable, relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
         )
     return builder.get()
+
+
+def _is_checked(variable: Any) -> bool:
+    return isinstance(variable.ty, relax.TensorType) and variable.ty.shape is not None
+
+
+def _tensors(variable: Any, bindings: list[Any]) -> Iterator[Any]:
+    """The tensors of a tuple; what takes them out of it is added to `bindings`."""
+    if _is_checked(variable):
+        yield variable
+    for number, field in enumerate(variable.ty.fields if isinstance(variable.ty, relax.TupleType) else ()):
+        part = relax.Var(f"{variable.name}_{number}", field)
+        bindings.append(relax.VarBinding(part, relax.TupleGetItem(variable, number)))
+        yield from _tensors(part, bindings)
 
 
 def _checking(tensors: list[Any]) -> Any:
