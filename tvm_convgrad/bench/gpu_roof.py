@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from tvm_convgrad.bench.ours import tvm_call
+from tvm_convgrad.bench.ours import random_operands, tvm_call
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.roof import Roof, best
-from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.problem import ConvProblem
 
 GEMM = "mb4ic4096ih32oc4096kh1_lay=NHWC:OHWI:NHWC"
@@ -32,12 +29,7 @@ def measure_gpu_roof(place: Place, seconds: float = 1.0) -> Roof:
     import tvm
 
     problem = ConvProblem.from_descriptor(GEMM).with_dtypes(place.dtype, place.dtype, place.dtype)
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for name in ("data", "weight"):
-        shape, dtype = problem.tensors[name]
-        arrays[name] = rng.standard_normal([int(e) for e in shape], dtype=np.float32).astype(numpy_dtype(dtype))
-    call = tvm_call("forward", problem, arrays, place, place.impl)
+    call = tvm_call("forward", problem, random_operands("forward", problem), place, place.impl)
     device = place.device
 
     def product() -> None:

@@ -19,11 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_convgrad.bench.ours import Call, tvm_call
+from tvm_convgrad.bench.ours import Call, random_operands, tvm_call
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.rivals import RIVALS
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import SetupError
 from tvm_convgrad.problem import ConvProblem
 
@@ -111,10 +109,7 @@ def measure(
         UnsupportedError: our kernels, or the rival, refuse the problem.
     """
     problem.require_static("bench")
-    rng = np.random.default_rng(0)
-    names = FACES[face].operands
-    plain = {n: rng.standard_normal([int(e) for e in problem.tensors[n][0]], dtype=np.float32) for n in names}
-    arrays = {n: array.astype(numpy_dtype(place.dtype), copy=False) for n, array in plain.items()}
+    arrays = random_operands(face, problem)
     begin = time.perf_counter()
     ours = replace(tvm_call(face, problem, arrays, place, place.impl), name="ours")
     compile_seconds = time.perf_counter() - begin

@@ -12,6 +12,7 @@ import numpy as np
 
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.evaluation import forced
 from tvm_convgrad.kernels.transforms import TRANSFORMS, allow_transforms
 from tvm_convgrad.offload.common import NAMES
@@ -37,6 +38,17 @@ class Call:
     read: Callable[[Any], Array]
     kernel: str = ""
     wait: Callable[[], Any] | None = None
+
+
+def random_operands(face: str, problem: ConvProblem) -> dict[str, Array]:
+    """Normally distributed operands of a face of a static problem, by name, in the problem's types; always the same."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name in FACES[face].operands:
+        shape, dtype = problem.tensors[name]
+        plain = rng.standard_normal([int(e) for e in shape], dtype=np.float32)
+        arrays[name] = plain.astype(numpy_dtype(dtype), copy=False)
+    return arrays
 
 
 def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], place: Place, impl: str) -> Call:
@@ -97,4 +109,4 @@ def tvm_call(face: str, problem: ConvProblem, arrays: Mapping[str, Array], place
     )
 
 
-__all__ = ["Array", "Call", "tvm_call"]
+__all__ = ["Array", "Call", "random_operands", "tvm_call"]

@@ -13,10 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.problem import ConvProblem
@@ -84,17 +80,13 @@ def compare(face: str, problem: ConvProblem, name: str, target: Any, seconds: fl
         UnsupportedError: there is no kernel for it, or the backend refuses it.
     """
     from tvm_convgrad.bench.measure import pairs
-    from tvm_convgrad.bench.ours import tvm_call
+    from tvm_convgrad.bench.ours import random_operands, tvm_call
     from tvm_convgrad.bench.place import Place
 
     problem.require_static("measuring")
     if {dtype for _, dtype in problem.tensors.values()} - {"float32", "bfloat16"}:
         raise UnsupportedError(f"{problem.descriptor}: libraries are measured in float32 and bfloat16")
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for operand in FACES[face].operands:
-        shape, dtype = problem.tensors[operand]
-        arrays[operand] = rng.standard_normal([int(e) for e in shape], dtype=np.float32).astype(numpy_dtype(dtype))
+    arrays = random_operands(face, problem)
     place = Place(target, gpu=False, impl=KERNEL)
     calls = [tvm_call(face, problem, arrays, place, impl) for impl in (KERNEL, name)]
     for call in calls:

@@ -18,7 +18,7 @@ from tvm import relax
 
 from relax_ops.builder import checked_view
 from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.graph import Environment, bindings_of, element_type, operator_name, static_shape
+from tvm_convgrad.training.graph import Environment, bindings_of, element_type, is_call, operator_name, static_shape
 
 NO_GRAD = "relax.grad.no_grad"
 RULE = "FPrimalGradient"
@@ -111,15 +111,11 @@ def _casts_tensor(binding: Any) -> bool:
     return isinstance(binding, relax.MatchCast) and isinstance(binding.ty, relax.TensorType)
 
 
-def _is_call(value: Any, name: str) -> bool:
-    return isinstance(value, tvm.ir.Call) and operator_name(value) == name
-
-
 def _dependents(trace: list[Any], parameters: list[Any]) -> set[Any]:
     """The parameters and all variables that depend on them other than through `no_grad`."""
     dependent = set(parameters)
     for binding in trace:
-        if not _is_call(binding.value, NO_GRAD) and any(operand in dependent for operand in _operands(binding.value)):
+        if not is_call(binding.value, NO_GRAD) and any(operand in dependent for operand in _operands(binding.value)):
             dependent.add(binding.var)
     return dependent
 
@@ -156,7 +152,7 @@ def _emit_forward(
             environment[binding.var] = checked_view(builder, value, static_shape(binding.var))
         elif isinstance(binding, relax.MatchCast):
             environment[binding.var] = builder.match_cast(value, binding.ty)
-        elif _is_call(value, NO_GRAD):
+        elif is_call(value, NO_GRAD):
             environment[binding.var] = value.args[0]
         elif isinstance(value, tvm.ir.Call) and operator_name(value) in composites:
             composite = composites[operator_name(value)]
@@ -217,7 +213,7 @@ class _Adjoints:
     def add_all(self, operands: Sequence[Any], partials: Sequence[Any]) -> None:
         """Add a partial to each operand, but none where it is `no_grad`."""
         for operand, partial in zip(operands, partials, strict=True):
-            if not _is_call(partial, NO_GRAD):
+            if not is_call(partial, NO_GRAD):
                 self.add(operand, partial)
 
     def add(self, operand: Any, partial: Any) -> None:

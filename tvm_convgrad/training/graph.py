@@ -88,6 +88,11 @@ def operator_name(call: Any) -> str:
     return str(operator.name) if isinstance(operator, tvm.ir.Op) else f"call of {type(operator).__name__}"
 
 
+def is_call(value: Any, name: str) -> bool:
+    """Whether the value is a call of the operator of this name."""
+    return isinstance(value, tvm.ir.Call) and operator_name(value) == name
+
+
 def operator_counts(function: Any) -> Counter[str]:
     """How many calls of each operator the function makes."""
     return Counter(operator_name(call) for call in calls_of(function))

@@ -87,14 +87,14 @@ def without_checks() -> tuple[Any, Any, Any]:
     def pipeline(module: Any, _context: Any) -> Any:
         bare = skip(module)
         keep = {
-            variable
+            variable.name_hint
             for variable, function in module.functions_items()
             if variable.name_hint.startswith(_ENTRY) or not bare[variable].body.same_as(function.body)
         }
         lowered = lower(module)
         result = skip(lowered)
         for variable in lowered.get_global_vars():
-            if any(variable.name_hint == kept.name_hint for kept in keep):
+            if variable.name_hint in keep:
                 result[variable] = lowered[variable]
         return result
 

@@ -21,7 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.compat import Constant, array_of
 from relax_ops.ir import constant_extents
-from tvm_convgrad.training.graph import bindings_of, element_type, operator_name
+from tvm_convgrad.training.graph import bindings_of, element_type, is_call
 
 SMALL = 4096  # elements; for fewer the time of a call counts
 OPAQUE = {"op_pattern": 8}  # TVM's kOpaque: nothing is fused into functions of several results
@@ -74,7 +74,7 @@ class _Rewriter(PyExprMutator):
     def _of(self, expr: Any, name: str) -> list[Any]:
         """The operands of a call of the operator that a variable is bound to; none if it is another one."""
         value: Any = self.values.get(expr) if isinstance(expr, relax.Var) else None
-        return list(value.args) if _is_call(value, name) else []
+        return list(value.args) if is_call(value, name) else []
 
     def _gradient(self, variable: Any, norms: dict[Any, tuple[Any, Any]]) -> _Gradient | None:
         """The gradient of a norm whose partial of x, (e - mean(e) - n mean(e n)) r, this is."""
@@ -129,7 +129,7 @@ class _Rewriter(PyExprMutator):
         gamma = beta = None
         rank = len(constant_extents(found.grad) or ())
         for variable, value in self.values.items():
-            if not _is_call(value, "relax.sum") or value.attrs.axis is None or rank < 2:
+            if not is_call(value, "relax.sum") or value.attrs.axis is None or rank < 2:
                 continue
             if [int(axis) % rank for axis in value.attrs.axis] != list(range(rank - 1)):
                 continue
@@ -248,13 +248,9 @@ def _summed(rows: Any, columns: Any, value: Any, name: str) -> Any:
 # --------------------------------------------------------------------------------------------------------- matching
 
 
-def _is_call(value: Any, name: str) -> bool:
-    return isinstance(value, tvm.ir.Call) and operator_name(value) == name
-
-
 def _is_norm(value: Any) -> bool:
     """Whether the value is a large layer norm over the last axis whose extents are known."""
-    if not _is_call(value, "relax.nn.layer_norm"):
+    if not is_call(value, "relax.nn.layer_norm"):
         return False
     extents, dtype = constant_extents(value.args[0]), element_type(value.args[0])
     if extents is None or dtype not in ("float32", "float64") or math.prod(extents) <= SMALL:

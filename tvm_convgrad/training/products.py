@@ -25,7 +25,7 @@ from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.target import Machine, machine_of
 from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.graph import bindings_of, operator_name
+from tvm_convgrad.training.graph import bindings_of, is_call, operator_name
 
 SMALL = 1 << 16  # multiply-accumulates; below, the time of a call counts
 LINE = 64  # pixels of a line, at most
@@ -176,11 +176,11 @@ class _Products(PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         """The transpose of a transpose is what was there, a view of a view is one; everything else stays."""
-        is_view = _is_call(call, "relax.reshape")
+        is_view = is_call(call, "relax.reshape")
         if is_view or self._is_transpose(call):
             operand = self.visit_expr(call.args[0])
             value: Any = self.builder_.lookup_binding(operand) if isinstance(operand, relax.Var) else None
-            if is_view and _is_call(value, "relax.reshape"):
+            if is_view and is_call(value, "relax.reshape"):
                 return relax.op.reshape(value.args[0], call.args[1])
             if not is_view and self._is_transpose(value):
                 return value.args[0]
@@ -283,19 +283,15 @@ class _Products(PyExprMutator):
     @staticmethod
     def _is_transpose(value: Any) -> bool:
         """Whether the value is the transpose of a matrix."""
-        if not _is_call(value, "relax.permute_dims"):
+        if not is_call(value, "relax.permute_dims"):
             return False
         axes = value.attrs.axes
         return _matrix(value.args[0]) is not None and (axes is None or [int(a) % 2 for a in axes] == [1, 0])
 
 
-def _is_call(value: Any, name: str) -> bool:
-    return isinstance(value, tvm.ir.Call) and operator_name(value) == name
-
-
 def _is_sum_of_rows(value: Any) -> bool:
     """Whether the value is a vector, the sum of a matrix's rows."""
-    if not _is_call(value, "relax.sum") or _matrix(value.args[0]) is None or value.attrs.keepdims:
+    if not is_call(value, "relax.sum") or _matrix(value.args[0]) is None or value.attrs.keepdims:
         return False
     return value.attrs.axis is not None and [int(axis) % 2 for axis in value.attrs.axis] == [0]
 
