@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 from dataclasses import asdict, fields, replace
@@ -16,11 +17,14 @@ import tvm
 
 from tests.cli.command import Command
 from tvm_convgrad.bench import measure as measuring
+from tvm_convgrad.bench import peak
 from tvm_convgrad.bench.layers import Layer
 from tvm_convgrad.bench.markdown import document
 from tvm_convgrad.bench.measure import Measurement, geometric_mean
-from tvm_convgrad.bench.results import Results, means
-from tvm_convgrad.bench.roof import DTYPE, Roof, peak_kernel, registers_of_sums, triad_kernel
+from tvm_convgrad.bench.ours import Call
+from tvm_convgrad.bench.peak import DTYPE, Peak, peak_kernel, registers_of_sums
+from tvm_convgrad.bench.results import Results, dense_kind, means
+from tvm_convgrad.bench.roof import Roof, triad_kernel
 from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES, suite
 from tvm_convgrad.kernels.target import machine_of
 from tvm_convgrad.problem import ConvProblem
@@ -37,7 +41,7 @@ ROOF = Roof(gflops=100.0, bandwidth=10.0, threads=2, machine="AVX2")
 def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """The command on one thread, without the second that measuring the machine's limits takes."""
     monkeypatch.setattr("tvm_convgrad.bench.layers.use_threads", lambda _wanted: 1)
-    monkeypatch.setattr("tvm_convgrad.bench.layers.measure_roof", lambda _target, _threads: ROOF)
+    monkeypatch.setattr("tvm_convgrad.bench.layers.measure_roof", lambda _peak: ROOF)
     return Command(monkeypatch, capfd)
 
 
@@ -119,13 +123,15 @@ def test_what_a_run_leaves(convgrad: Command, tmp_path: Path) -> None:
         assert entry["pairs"] in (1, measuring.MIN_PAIRS)
         assert min(entry["ratio"], entry["ours"], entry["theirs"], entry["compile_seconds"]) > 0
         assert entry["gflops"] == pytest.approx(2e-9 * problem.macs / entry["ours"])
+        assert entry["peak"] > 0
         assert entry["intensity"] == 2 * problem.macs / problem.bytes
         assert entry["descriptor"] == problem.descriptor
     assert {row["face"] for row in content["means"]} == {"backward_weight", "backward_data", "gradients"}
     assert picture.read_bytes().startswith(b"\x89PNG")
     (line,) = [line for line in table.read_text().splitlines() if f"`{problem.descriptor}`" in line]
-    assert line.count(f"{entries[0]['ratio']:.2f} ({entries[0]['gflops']:.0f})") >= 1
-    assert "| wgrad (GFLOP/s) | dgrad (GFLOP/s) |" in table.read_text()
+    shares = [f"{entries[0][rate] / entries[0]['peak']:.0%}" for rate in ("gflops", "rival_gflops")]
+    assert line.count(f"{entries[0]['ratio']:.2f} ({entries[0]['gflops']:.0f}, {', '.join(shares)})") >= 1
+    assert "| wgrad (GFLOP/s, peak, its peak) | dgrad (GFLOP/s, peak, its peak) |" in table.read_text()
     assert problem.descriptor in "".join(done.out.split())
     again = convgrad("bench", "--problem", entries[0]["descriptor"], "--against", "stock", "--seconds", 0)
     assert again.code == 0
@@ -138,6 +144,7 @@ def test_slow_rival_is_measured_once(convgrad: Command, tmp_path: Path, monkeypa
     done = convgrad("bench", "--problem", SMALL, "--face", "forward", "--against", "stock", "--json", file)
     (entry,) = json.loads(file.read_text())["measurements"]
     assert entry["pairs"] == 1
+    assert entry["peak"] > 0
     assert entry["theirs"] == 100.0
     assert "1 of 1 layers were measured by a single pair" in done.err
 
@@ -208,12 +215,48 @@ def test_resume_goes_on(convgrad: Command, tmp_path: Path) -> None:
     convgrad(*command[:-2], "--seconds", 0.25, "--json", file, "--resume").assert_sentence("seconds = 0.0", "--resume")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 2, "environment": {}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": []}', '{"format": 3, "environment": {}}'])
 def test_resume_of_something_else(convgrad: Command, tmp_path: Path, content: str) -> None:
     file = tmp_path / "out.json"
     file.write_text(content)
     convgrad("bench", "--problem", SMALL, "--against", "stock", "--json", file, "--resume").assert_sentence(str(file))
     assert file.read_text() == content
+
+
+def test_resume_of_an_older_format(convgrad: Command, tmp_path: Path) -> None:
+    """Before format 3 shares were parts of a peak that was measured once: they do not belong into one table."""
+    file = tmp_path / "out.json"
+    command = ["bench", "--problem", SMALL, "--face", "forward", "--against", "stock", "--seconds", 0, "--json", file]
+    assert convgrad(*command).code == 0
+    content = json.loads(file.read_text())
+    for entry in content["measurements"]:
+        del entry["peak"]
+    older = json.dumps({**content, "format": 2})
+    file.write_text(older)
+    convgrad(*command, "--resume").assert_sentence(str(file), "of format 2", "with 3 only", "leave out --resume")
+    assert file.read_text() == older
+
+
+def test_the_peak_takes_turns_with_the_parties() -> None:
+    """Behind ours in each round, not behind the rival, whose threads spin for a while."""
+    log: list[str] = []
+    calls = [Call(name, lambda name=name: log.append(name), np.asarray) for name in ("ours", "one", "two")]  # type: ignore[misc]
+    times = measuring.pairs(calls, 0.0, lambda: log.append("peak"))
+    assert {name: len(found) for name, found in times.items()} == dict.fromkeys(
+        ("ours", "one", "two"), measuring.MIN_PAIRS
+    )
+    turns = [name for name, _ in itertools.groupby(log)]
+    assert turns == ["ours", "peak", "one", "two"] * measuring.MIN_PAIRS
+
+
+def test_a_turn_of_the_peak_counts_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is that of all runs of the turn, by a clock on which each run takes 2 ms."""
+    kernel, clock = Peak(parse_target("native"), 1), [0.0]
+    monkeypatch.setattr(peak.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(kernel, "run", lambda: clock.append(clock.pop() + 0.002))
+    assert kernel.turn() == pytest.approx(kernel.flop / 0.002 * 1e-9)
+    assert clock[0] == pytest.approx(0.006)  # three runs fill 5 ms
+    assert kernel.burst(0.001) == pytest.approx(kernel.flop / 0.002 * 1e-9)
 
 
 def test_a_problem_of_two_suites_is_measured_once(
@@ -302,7 +345,7 @@ def made(ratio: float, **changes: Any) -> Measurement:
     base = Measurement(
         suite="vgg16", layout="NCHW", batch=1, count=2, face="forward", descriptor=SMALL, kernel="k", rival="torch",
         variant="torch contiguous", ours=1.0, theirs=ratio, ratio=ratio, pairs=5, gflops=50.0,
-        rival_gflops=50.0 / ratio, intensity=1.0, compile_seconds=1.0,
+        rival_gflops=50.0 / ratio, peak=80.0, intensity=1.0, compile_seconds=1.0,
     )  # fmt: skip
     return replace(base, **changes)
 
@@ -313,7 +356,8 @@ def test_low_ratios_are_counted_as_printed() -> None:
     results.measurements = [made(ratio, face=face) for ratio, face in zip((0.944, 0.946, 2.0), faces, strict=True)]
     results.measurements.append(made(0.5, rival="jax"))
     torch, jax = (part for part in document(results, "bench").split("## Against ") if "geometric means" in part)
-    assert "| 0.94 (50) | 0.95 (50) | 2.00 (50) |" in document(results, "bench")
+    assert "| 0.94 (50, 62%, 66%) | 0.95 (50, 62%, 66%) | 2.00 (50, 62%, 31%) |" in document(results, "bench")
+    assert "FMA peak 100 GFLOP/s at the start, 80 (80 to 80) beside layers, memory" in document(results, "bench")
     assert torch.endswith("\n\n1 of 3 measurements are under 0.95.\n\n")
     assert jax.endswith("\n\n1 of 1 measurements are under 0.95.\n\n")
 
@@ -330,13 +374,60 @@ def test_means() -> None:
     forward = rows["torch", "vgg16", "NCHW", 1, "forward"]
     assert forward["ratio"] == pytest.approx(4.0)
     assert (forward["layers"], forward["worst"], forward["total"]) == (2, 2.0, pytest.approx((2 * 2 + 8) / 3))
-    assert forward["peak"] == pytest.approx(0.5)
+    assert forward["peak"] == pytest.approx(50 / 80)
+    assert forward["rival_peak"] == pytest.approx(50 / 80 / 4)
     # Under this roof one FLOP a byte gives 10 GFLOP/s, less than was measured: the bound is what was measured.
     assert forward["bound"] == pytest.approx(4.0)
     dense = {(r["rival"], r["face"]): r for r in means([made(2.0, intensity=1e6)], ROOF)}
-    assert dense["torch", "forward"]["bound"] == pytest.approx(100 / 25)  # the peak over the rival's rate
+    assert dense["torch", "forward"]["bound"] == pytest.approx(80 / 25)  # the peak beside it over the rival's rate
     assert rows["torch", "vgg16", "all", 1, "gradients"]["ratio"] == pytest.approx(9.0)
     assert rows["torch", "all", "all", "all", "all"]["layers"] == 4
     assert rows["jax", "vgg16", "NCHW", 1, "forward"]["ratio"] == pytest.approx(5.0)
     assert not any(key[0] == "jax" and key[1] == "all" for key in rows)  # the same as that one row
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_shares_are_of_the_peak_beside_each_layer() -> None:
+    """The clock fell between two layers; where none was measured (GPUs) it is the peak of the start."""
+    (row,) = means([made(1.0, peak=100.0), made(1.0, peak=50.0, gflops=25.0, rival_gflops=25.0)], ROOF)
+    assert (row["peak"], row["rival_peak"]) == pytest.approx((0.5, 0.5))
+    (row,) = means([made(2.0, peak=None)], ROOF)
+    assert (row["peak"], row["rival_peak"]) == pytest.approx((0.5, 0.25))
+    results = Results({"cpu": "some CPU"}, ROOF)
+    assert results.held == ROOF
+    results.measurements = [made(1.0, peak=value) for value in (60.0, 90.0, 70.0)]
+    assert results.held == replace(ROOF, gflops=70.0)
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "kind"),
+    [
+        ("mb8ic64ih14oc64kh3ph1", "3x3"),
+        ("mb8ic64ih14oc128kh1sh2", "1x1"),
+        ("mb8ic63ih14oc128kh1", None),
+        ("mb8ic64ih14oc63kh3ph1", None),
+        ("g2mb8ic128ih14oc128kh3ph1", None),
+        ("mb8ic64ih14oc64kh5ph2", None),
+        ("mb8ic64iw14oc64kw3pw1", None),
+        ("mb8ic64id8oc64kd3pd1", None),
+    ],
+)
+def test_dense_layers(descriptor: str, kind: str | None) -> None:
+    assert dense_kind(descriptor) == kind
+
+
+def test_means_of_dense_layers() -> None:
+    """Over all suites and layouts, by batch, each kind of kernel by itself; forward is no part of the gradients."""
+    large = {"face": "backward_data", "suite": "resnet50"}
+    found = [
+        made(2.0, descriptor="mb1ic64ih14oc64kh3ph1", **large),
+        made(8.0, descriptor="mb1ic64ih14oc128kh1", layout="NHWC", **large),
+        made(32.0, descriptor="mb1ic64ih14oc128kh1", face="forward"),
+        made(100.0, **large),
+    ]
+    rows = {(r["suite"], r["face"]): r for r in means(found, ROOF) if r["suite"].startswith("dense")}
+    # The 1x1 layer's dgrad and forward are rows of their suite and layout already, and all dense gradients are dgrads.
+    assert set(rows) == {("dense 3x3", "gradients"), ("dense", "backward_data")}
+    row = rows["dense", "backward_data"]
+    assert (row["layers"], row["layout"], row["batch"]) == (2, "all", 1)
+    assert row["ratio"] == pytest.approx(4.0)

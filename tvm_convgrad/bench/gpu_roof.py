@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from tvm_convgrad.bench.ours import random_operands, tvm_call
+from tvm_convgrad.bench.peak import best
 from tvm_convgrad.bench.place import Place
-from tvm_convgrad.bench.roof import Roof, best
+from tvm_convgrad.bench.roof import Roof
 from tvm_convgrad.problem import ConvProblem
 
 GEMM = "mb4ic4096ih32oc4096kh1_lay=NHWC:OHWI:NHWC"

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm_convgrad.bench.gpu_roof import measure_gpu_roof
 from tvm_convgrad.bench.measure import SLOW_RIVALS, Measurement, measure
+from tvm_convgrad.bench.peak import Peak
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.results import Results, environment, key_of, means
 from tvm_convgrad.bench.rivals import prepare_rivals
@@ -89,8 +90,9 @@ def run_layers(
     prepare_rivals(against, count, place)
     where = environment(place, count, seconds)
     results = Results.resume(path, where) if resume and path is not None else None
+    peak = None if place.gpu else Peak(place.target, count)
     if results is None:
-        roof = measure_gpu_roof(place) if place.gpu else measure_roof(place.target, count)
+        roof = measure_gpu_roof(place) if peak is None else measure_roof(peak)
         results = Results(where, roof, path)
         results.save()
     busy = _load()
@@ -98,12 +100,12 @@ def run_layers(
         _say(f"others keep {busy:.1f} of {os.cpu_count()} CPUs busy: measure again when they do not")
     work = [(layer, face) for layer in layers for face in faces]
     for layer, face in followed(work, "measuring"):
-        _measure_layer(results, layer, face, against, place, seconds)
+        _measure_layer(results, layer, face, against, place, seconds, peak)
     return results
 
 
 def _measure_layer(
-    results: Results, layer: Layer, face: str, against: Sequence[str], place: Place, seconds: float
+    results: Results, layer: Layer, face: str, against: Sequence[str], place: Place, seconds: float, peak: Peak | None
 ) -> None:
     problem = layer.problem
     known = {(m.face, m.descriptor, m.rival): m for m in results.measurements}
@@ -126,6 +128,7 @@ def _measure_layer(
             place=place,
             against=missing,
             seconds=seconds,
+            peak=peak,
             suite=layer.suite,
             count=layer.count,
         ):
@@ -154,33 +157,37 @@ def show(results: Results) -> None:
         "ms",
         "GFLOP/s",
         "peak",
+        "its peak",
         "roof",
         "rival",
         "pairs",
         "suite",
         "count",
     )
-    right = ("ratio", "ms", "GFLOP/s", "peak", "roof", "pairs", "count")
+    right = ("ratio", "ms", "GFLOP/s", "peak", "its peak", "roof", "pairs", "count")
     for rival in dict.fromkeys(m.rival for m in results.measurements):
         of_rival = sorted((m for m in results.measurements if m.rival == rival), key=lambda m: m.ratio)
         print_table(f"time of {rival} / ours, worst first", columns, (_row(m, roof) for m in of_rival), right)
         once = sum(m.pairs == 1 for m in of_rival)
         if rival in SLOW_RIVALS and once:
             _say(f"{rival} is slow: {once} of {len(of_rival)} layers were measured by a single pair")
-    named = ("rival", "suite", "layout", "batch", "face", "layers", "ratio", "worst", "total", "bound", "peak")
+    named = ("rival", "suite", "layout", "batch", "face", "layers", "ratio", "worst", "total", "bound")
     rows = [
         (
             *(row[name] for name in named[:6]),
             *(f"{row[name]:.2f}" for name in ("ratio", "worst", "total", "bound")),
             f"{row['peak']:.0%}",
+            f"{row['rival_peak']:.0%}",
         )
         for row in means(results.measurements, roof)
     ]
-    print_table("geometric means", named, rows, right=named[5:])
+    print_table("geometric means", (*named, "peak", "its peak"), rows, right=(*named[5:], "peak", "its peak"))
+    peaks = results.peaks
+    beside = f"{results.held.gflops:.0f} ({min(peaks):.0f} to {max(peaks):.0f})" if peaks else "–"
     print_table(
         "this machine, measured",
-        ("device", "of", "threads", f"{roof.of}, GFLOP/s", "memory, GB/s"),
-        [(results.device, roof.machine, roof.threads, f"{roof.gflops:.0f}", f"{roof.bandwidth:.1f}")],
+        ("device", "of", "threads", f"{roof.of}, GFLOP/s", "beside the layers", "memory, GB/s"),
+        [(results.device, roof.machine, roof.threads, f"{roof.gflops:.0f}", beside, f"{roof.bandwidth:.1f}")],
     )
     if results.failures:
         first = results.failures[0]
@@ -190,7 +197,8 @@ def show(results: Results) -> None:
         )
 
 
-def _row(m: Measurement, roof: Roof) -> tuple[Any, ...]:
+def _row(m: Measurement, start: Roof) -> tuple[Any, ...]:
+    roof = start.at(m.peak)
     return (
         f"{m.ratio:.2f}",
         m.face,
@@ -199,6 +207,7 @@ def _row(m: Measurement, roof: Roof) -> tuple[Any, ...]:
         f"{m.ours * 1e3:.3f}",
         f"{m.gflops:.0f}",
         f"{m.gflops / roof.gflops:.0%}",
+        f"{m.rival_gflops / roof.gflops:.0%}",
         f"{m.gflops / roof.attainable(m.intensity):.0%}",
         m.variant,
         m.pairs,

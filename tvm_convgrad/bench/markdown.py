@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tvm_convgrad.bench.measure import Measurement
 from tvm_convgrad.bench.results import Results, means
+from tvm_convgrad.bench.roof import Roof
 from tvm_convgrad.training.envelope import write_atomic
 
 LOW = 0.95
@@ -36,18 +37,25 @@ def document(results: Results, command: str) -> str:
         f"{name} {where[name]}" for name in ("apache-tvm", "torch", "jax", "nvidia-cudnn-cu13") if where.get(name)
     )
     threads = "" if where.get("gpu") else f"{roof.threads} threads, "
+    peaks = results.peaks
+    spread = (
+        f" at the start, {results.held.gflops:.0f} ({min(peaks):.0f} to {max(peaks):.0f}) beside layers"
+        if peaks
+        else ""
+    )
     parts = [
         "# Layers, measured",
         "Written by",
         f"    {command}",
-        f"on {results.device} ({roof.machine}), {threads}{versions}: {roof.of} {roof.gflops:.0f} GFLOP/s, "
-        f"memory {roof.bandwidth:.1f} GB/s, both measured. Ratios are the rival's time / ours, medians of interleaved "
-        "pairs; `docs/BENCH.md` says what the columns are.",
+        f"on {results.device} ({roof.machine}), {threads}{versions}: {roof.of} {roof.gflops:.0f} GFLOP/s"
+        f"{spread}, memory {roof.bandwidth:.1f} GB/s, both measured. Ratios are the rival's time / ours, medians of "
+        "interleaved pairs; percentages are parts of the peak, ours and the rival's. `docs/BENCH.md` says what the "
+        "columns are.",
     ]
     for rival in dict.fromkeys(m.rival for m in results.measurements):
         of_rival = [m for m in results.measurements if m.rival == rival]
         parts += [f"## Against {rival}: geometric means", _means(of_rival, results), _low(of_rival)]
-        parts += [f"## Against {rival}: every layer", _layers(of_rival)]
+        parts += [f"## Against {rival}: every layer", _layers(of_rival, roof)]
     if results.failures:
         failures = [(f["face"], f["descriptor"], f["reason"]) for f in results.failures]
         parts += ["## Not measured", _table(("face", "problem", "reason"), failures)]
@@ -58,10 +66,14 @@ def _means(measurements: Sequence[Measurement], results: Results) -> str:
     names = ("suite", "layout", "batch", "face", "layers")
     numbers = ("ratio", "worst", "total", "bound")
     rows = [
-        (*(str(row[name]) for name in names), *(f"{row[n]:.2f}" for n in numbers), f"{row['peak']:.0%}")
+        (
+            *(str(row[name]) for name in names),
+            *(f"{row[n]:.2f}" for n in numbers),
+            *(f"{row[n]:.0%}" for n in ("peak", "rival_peak")),
+        )
         for row in means(measurements, results.roof)
     ]
-    return _table((*names, *numbers, "peak"), rows)
+    return _table((*names, *numbers, "peak", "its peak"), rows)
 
 
 def _low(measurements: Sequence[Measurement]) -> str:
@@ -70,16 +82,21 @@ def _low(measurements: Sequence[Measurement]) -> str:
     return f"{low} of {len(measurements)} measurements are under {LOW}."
 
 
-def _layers(measurements: Sequence[Measurement]) -> str:
+def _layers(measurements: Sequence[Measurement], roof: Roof) -> str:
     found = {(m.suite, m.descriptor, m.face): m for m in measurements}
     faces = [face for face in FACES if any(m.face == face for m in measurements)]
     rows = []
     for suite, descriptor in dict.fromkeys((m.suite, m.descriptor) for m in measurements):
         of_layer = {face: found.get((suite, descriptor, face)) for face in faces}
         count = next(m.count for m in of_layer.values() if m is not None)
-        cells = ["–" if m is None else f"{m.ratio:.2f} ({m.gflops:.0f})" for m in of_layer.values()]
+        cells = ["–" if m is None else _cell(m, roof.at(m.peak)) for m in of_layer.values()]
         rows.append((suite, f"`{descriptor}`", str(count), *cells))
-    return _table(("suite", "problem", "count", *(f"{FACES[face]} (GFLOP/s)" for face in faces)), rows)
+    return _table(("suite", "problem", "count", *(f"{FACES[face]} (GFLOP/s, peak, its peak)" for face in faces)), rows)
+
+
+def _cell(m: Measurement, roof: Roof) -> str:
+    parts = (f"{rate / roof.gflops:.0%}" for rate in (m.gflops, m.rival_gflops))
+    return f"{m.ratio:.2f} ({m.gflops:.0f}, {', '.join(parts)})"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

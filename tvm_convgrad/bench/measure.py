@@ -4,6 +4,7 @@
 A pair is a turn of ours and a turn of each variant of the rival. A turn of a short call first calls without looking at
 the clock until the threads of the party before, which spin a few milliseconds for more work, sleep; then it calls until
 the clock can tell, and counts the mean. The ratio is the median of the ratios of the pairs, not the ratio of medians.
+On a CPU multiply-adds in registers have a short turn in each pair, too, right behind ours: what the cores reach then.
 
 On a GPU a turn is as many calls in a row as fill it by what the turn before took, and waits once, for all of them.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.bench.ours import Call, random_operands, tvm_call
+from tvm_convgrad.bench.peak import Peak
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.rivals import RIVALS
 from tvm_convgrad.errors import SetupError
@@ -61,6 +63,7 @@ class Measurement:
         ours, theirs: seconds, medians.
         ratio: the median of theirs / ours of each pair; pairs: how many.
         gflops, rival_gflops: 2e-9 * multiply-accumulates / seconds.
+        peak: GFLOP/s of multiply-adds in registers on all threads, the median of a turn in each pair; null on a GPU.
         intensity: FLOP for each byte of the three tensors, each moved once.
         compile_seconds: of our module.
     """
@@ -80,6 +83,7 @@ class Measurement:
     pairs: int
     gflops: float
     rival_gflops: float
+    peak: float | None
     intensity: float
     compile_seconds: float
 
@@ -95,6 +99,7 @@ def measure(
     place: Place,
     against: Sequence[str],
     seconds: float,
+    peak: Peak | None = None,
     suite: str = "",
     count: int = 1,
 ) -> Iterator[Measurement]:
@@ -103,6 +108,7 @@ def measure(
     Args:
         against: keys of RIVALS.
         seconds: to spend on the pairs of each rival, beyond compiling.
+        peak: what takes turns with the parties; None on a GPU.
 
     Raises:
         SetupError: a rival is missing, or the two results differ, so that times would mean nothing.
@@ -119,7 +125,9 @@ def measure(
         calls = RIVALS[rival](face, problem, arrays, place)
         first = {call.name: _checked(call, found, tolerance, f"{face} of {problem.descriptor}") for call in calls}
         once = rival in SLOW_RIVALS and min(first.values()) > seconds
-        times = _one_pair(ours, first) if once else pairs([ours, *calls], seconds)
+        rates: list[float] = []
+        beside = _kept(peak, rates)
+        times = _one_pair(ours, first, beside) if once else pairs([ours, *calls], seconds, beside)
         best = min(first, key=lambda name: median(times[name]))
         own, theirs = times[ours.name], times[best]
         yield Measurement(
@@ -138,6 +146,7 @@ def measure(
             pairs=len(own),
             gflops=2e-9 * problem.macs / median(own),
             rival_gflops=2e-9 * problem.macs / median(theirs),
+            peak=median(rates) if rates else None,
             intensity=2 * problem.macs / problem.bytes,
             compile_seconds=compile_seconds,
         )
@@ -163,18 +172,28 @@ def _checked(call: Call, found: Any, tolerance: float, what: str) -> float:
     return seconds
 
 
-def _one_pair(ours: Call, first: dict[str, float]) -> dict[str, list[float]]:
-    return {ours.name: [_turn(ours, 0.0)], **{name: [seconds] for name, seconds in first.items()}}
+def _kept(peak: Peak | None, rates: list[float]) -> Callable[[], None] | None:
+    """A turn of the peak, kept in `rates`."""
+    return None if peak is None else lambda: rates.append(peak.turn())
 
 
-def pairs(calls: Sequence[Call], seconds: float) -> dict[str, list[float]]:
-    """Seconds of a call of each, round by round."""
+def _one_pair(ours: Call, first: dict[str, float], beside: Callable[[], None] | None) -> dict[str, list[float]]:
+    times = {ours.name: [_turn(ours, 0.0)], **{name: [seconds] for name, seconds in first.items()}}
+    if beside is not None:
+        beside()
+    return times
+
+
+def pairs(calls: Sequence[Call], seconds: float, beside: Callable[[], None] | None = None) -> dict[str, list[float]]:
+    """Seconds of a call of each, round by round; `beside` is called in each, behind the first one's turn."""
     times: dict[str, list[float]] = {call.name: [] for call in calls}
     begin = time.perf_counter()
     while len(times[calls[0].name]) < MIN_PAIRS or time.perf_counter() - begin < seconds:
         for call in calls:
             before = times[call.name]
             before.append(_turn(call, before[-1] if before else 0.0))
+            if beside is not None and call is calls[0]:
+                beside()
     return times
 
 

@@ -11,7 +11,9 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import tvm_convgrad
@@ -19,10 +21,16 @@ from tvm_convgrad.bench.measure import Measurement, geometric_mean
 from tvm_convgrad.bench.place import Place
 from tvm_convgrad.bench.roof import Roof
 from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.report.tables import installed_version
 from tvm_convgrad.training.envelope import write_atomic
 
-FORMAT = 2
+FORMAT = 3
+"""Of the file. Measurements have the peak of their time since 3."""
+
+DENSE, DENSE_CHANNELS = "dense", 64
+"""What layers that multiply-adds bound are called, and the channels that they have at the least."""
+
 GRADIENTS = ("backward_weight", "backward_data")
 ENGINE_VARIABLES = ("CONVGRAD_CUDNN", "CONVGRAD_CUTLASS")
 """What engines and kernels of libraries for GPUs may do."""
@@ -67,6 +75,17 @@ class Results:
         """What was measured: the GPU, or the CPU."""
         return str(self.environment.get("gpu") or self.environment["cpu"])
 
+    @property
+    def held(self) -> Roof:
+        """The roof with the median of the peaks that layers were measured beside, and that of the start without any."""
+        peaks = self.peaks
+        return self.roof.at(median(peaks) if peaks else None)
+
+    @property
+    def peaks(self) -> list[float]:
+        """GFLOP/s of the FMA peak beside each measurement; none on a GPU."""
+        return [m.peak for m in self.measurements if m.peak is not None]
+
     @classmethod
     def resume(cls, path: Path, where: dict[str, Any]) -> Results | None:
         """Go on with the run that left `path`; None if there is no such file.
@@ -76,18 +95,21 @@ class Results:
         """
         try:
             content = json.loads(path.read_text())
-            known = content["format"] == FORMAT
-            content["environment"].setdefault("impl", "kernel")  # files of before there was another
-            found = cls(content["environment"], Roof(**content["roof"]), path)
-            found.measurements = [Measurement(**entry) for entry in content["measurements"]] if known else []
+            written = int(content["format"])
+            if written == FORMAT:
+                found = cls(content["environment"], Roof(**content["roof"]), path)
+                found.measurements = [Measurement(**entry) for entry in content["measurements"]]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
                 f"{path}: not measurements that bench wrote ({type(error).__name__}); remove it, or leave out --resume."
             ) from error
-        if not known:
-            raise ArtifactError(f"{path}: of another format; remove it, or leave out --resume.")
+        if written != FORMAT:
+            raise ArtifactError(
+                f"{path}: of format {written}; this version goes on with {FORMAT} only, in which each measurement has "
+                "the peak of its time: remove it, or leave out --resume."
+            )
         for name, value in where.items():
             if found.environment.get(name) != value:
                 raise ArtifactError(
@@ -134,9 +156,13 @@ def means(measurements: Sequence[Measurement], roof: Roof) -> list[dict[str, Any
 
     Each row: rival, suite, layout, batch, face ("gradients" is wgrad and dgrad), `layers` (how many distinct ones),
     `ratio` (their geometric mean), `worst`, `total` (time of all layers, each as often as it occurs, theirs / ours),
-    `peak` (FLOP of all layers / their time, as a part of the peak), and `bound`: the ratio that kernels at the roofline
-    would have, that is, at the FMA peak or at the bandwidth of memory, whichever ends first. A rival that is at nine
-    tenths of it leaves room for 1.1. Layers that caches let go faster than memory count as they were measured.
+    `peak` and `rival_peak` (geometric means of ours and the rival's parts of the peak that was measured beside each
+    layer, or at the start on a GPU), and `bound`: the ratio that kernels at the roofline would have, that is, at that
+    peak or at the bandwidth of memory, whichever ends first. A rival that is at nine tenths of it leaves room for 1.1.
+    Layers that caches let go faster than memory count as they were measured.
+
+    The suites DENSE are those of all suites' layers that are bound by multiply-adds: 3x3 and 1x1, in one group, with
+    64 channels and more. What is a row already (all layers are dense, or of one layout) is not there again.
     """
     rows: list[dict[str, Any]] = []
     seen: set[tuple[int, ...]] = set()
@@ -144,6 +170,8 @@ def means(measurements: Sequence[Measurement], roof: Roof) -> list[dict[str, Any
         of_rival = [m for m in measurements if m.rival == rival]
         for keys in _LEVELS:
             for group in dict.fromkeys(keys(m) for m in of_rival):
+                if group is None:
+                    continue
                 faces = GRADIENTS if group[3] == "gradients" else None
                 members = [m for m in of_rival if keys(m) == group and (faces is None or m.face in faces)]
                 identity = tuple(map(id, members))
@@ -155,7 +183,22 @@ def means(measurements: Sequence[Measurement], roof: Roof) -> list[dict[str, Any
     return rows
 
 
-_LEVELS: tuple[Callable[[Measurement], tuple[Any, ...]], ...] = (
+@lru_cache(maxsize=4096)
+def dense_kind(descriptor: str) -> str | None:
+    """The kernel, 3x3 or 1x1, of a problem in one group that has DENSE_CHANNELS and more on both sides."""
+    problem = ConvProblem.from_descriptor(descriptor)
+    if problem.groups > 1 or min(problem.in_channels, problem.out_channels) < DENSE_CHANNELS:
+        return None
+    kind = "x".join(map(str, problem.kernel))
+    return kind if kind in ("3x3", "1x1") else None
+
+
+def _dense(m: Measurement, face: str, of_kind: bool = False) -> tuple[Any, ...] | None:
+    kind = dense_kind(m.descriptor)
+    return None if kind is None else (f"{DENSE} {kind}" if of_kind else DENSE, "all", m.batch, face)
+
+
+_LEVELS: tuple[Callable[[Measurement], tuple[Any, ...] | None], ...] = (
     lambda m: (m.suite, m.layout, m.batch, m.face),
     lambda m: (m.suite, "all", m.batch, "gradients"),
     lambda m: ("all", m.layout, m.batch, m.face),
@@ -163,19 +206,23 @@ _LEVELS: tuple[Callable[[Measurement], tuple[Any, ...]], ...] = (
     lambda m: ("all", "all", "all", m.face),
     lambda m: ("all", "all", "all", "gradients"),
     lambda _: ("all", "all", "all", "all"),
+    lambda m: _dense(m, "gradients", of_kind=True),
+    lambda m: _dense(m, m.face),
+    lambda m: _dense(m, "gradients"),
 )
 
 
 def _mean(members: list[Measurement], roof: Roof) -> dict[str, Any]:
     ours = sum(m.count * m.ours for m in members)
-    gflop = sum(m.count * m.ours * m.gflops for m in members)
+    roofs = [(m, roof.at(m.peak)) for m in members]
     return {
         "layers": len(members),
         "ratio": geometric_mean(m.ratio for m in members),
         "worst": min(m.ratio for m in members),
         "total": sum(m.count * m.theirs for m in members) / ours,
-        "peak": gflop / ours / roof.gflops,
-        "bound": geometric_mean(max(m.ratio, roof.attainable(m.intensity) / m.rival_gflops) for m in members),
+        "peak": geometric_mean(m.gflops / its.gflops for m, its in roofs),
+        "rival_peak": geometric_mean(m.rival_gflops / its.gflops for m, its in roofs),
+        "bound": geometric_mean(max(m.ratio, its.attainable(m.intensity) / m.rival_gflops) for m, its in roofs),
     }
 
 

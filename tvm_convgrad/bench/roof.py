@@ -6,18 +6,12 @@ Both are small generated kernels on all threads of TVM's pool, like those that t
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.bench.peak import DTYPE, Peak, best
 from tvm_convgrad.kernels.loops import Loops, load, make_parameter
-from tvm_convgrad.kernels.target import Machine, machine_of
-
-DTYPE = "float32"
-
-STEPS = 40_000
-"""Rounds of the peak's loop a work item: a tenth of a millisecond, so that some run is not disturbed."""
+from tvm_convgrad.kernels.target import Machine
 
 TRIAD_ELEMENTS = 1 << 25
 """Of each array of the triad: 128 MiB, more than caches hold."""
@@ -28,7 +22,7 @@ class Roof:
     """The two limits.
 
     Attributes:
-        gflops: multiply-adds, two FLOP each, on all threads.
+        gflops: multiply-adds, two FLOP each, on all threads; the best of the runs at the start of a bench.
         bandwidth: GB/s read and written, by a triad (allocation of written lines not counted) or a GPU's copy.
         threads: how many there were, of the CPU.
         machine: the instruction set, or the GPU's architecture.
@@ -45,62 +39,26 @@ class Roof:
         """GFLOP/s under the roof at so many FLOP a byte."""
         return min(self.gflops, intensity * self.bandwidth)
 
+    def at(self, gflops: float | None) -> Roof:
+        """The roof while a layer was measured, in whose turns the peak was `gflops`; itself where that is None."""
+        return self if gflops is None else replace(self, gflops=gflops)
+
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def measure_roof(target: Any, threads: int, seconds: float = 1.0) -> Roof:
-    """The limits of this machine; each is the best of as many runs as `seconds` allow.
-
-    Raises:
-        UnsupportedError: kernels are not made for the target.
-    """
+def measure_roof(peak: Peak, seconds: float = 1.0) -> Roof:
+    """The limits of the machine that `peak` is compiled for; each is the best of as many runs as `seconds` allow."""
     import numpy as np
     import tvm
 
-    machine = machine_of(target)
-    if machine is None:
-        raise UnsupportedError(f"bench: kernels are not made for {target}; use --target native on an x86 or ARM CPU")
-    items = threads
-    lanes = machine.lanes(DTYPE)
-    sums = registers_of_sums(machine)
-    factors = tvm.runtime.tensor(np.full(2 * lanes, 0.5, DTYPE))
-    result = tvm.runtime.tensor(np.empty(items * sums * lanes, DTYPE))
-    peak = tvm.compile(tvm.IRModule({"main": peak_kernel(machine, items)}), target)["main"]
-    flop = 2 * lanes * sums * STEPS * items
-    gflops = flop / best(lambda: peak(factors, result), seconds / 2) * 1e-9
+    gflops = peak.burst(seconds / 2)
     arrays = [tvm.runtime.tensor(np.ones(TRIAD_ELEMENTS, DTYPE)) for _ in range(3)]
-    triad = tvm.compile(tvm.IRModule({"main": triad_kernel(machine, TRIAD_ELEMENTS, items)}), target)["main"]
+    kernel = triad_kernel(peak.machine, TRIAD_ELEMENTS, peak.threads)
+    triad = tvm.compile(tvm.IRModule({"main": kernel}), peak.target)["main"]
     bandwidth = 3 * 4 * TRIAD_ELEMENTS / best(lambda: triad(*arrays), seconds / 2) * 1e-9
-    return Roof(gflops, bandwidth, threads, machine.name)
-
-
-def registers_of_sums(machine: Machine) -> int:
-    """Independent sums: more than latency (4 cycles) times units (2), and few enough for registers."""
-    return min(24, machine.registers - 4)
-
-
-def peak_kernel(machine: Machine, items: int) -> Any:
-    """sum = sum * a + b, STEPS times in each of `items` parallel items; (factors, sums).
-
-    The factor stands with the sum, as LLVM would take a product of two constants out of the loop and leave an addition.
-    """
-    lanes, count = machine.lanes(DTYPE), registers_of_sums(machine)
-    loops = Loops()
-    factors = make_parameter("factors", (2 * lanes,), DTYPE)
-    result = make_parameter("sums", (items * count * lanes,), DTYPE)
-    with loops.loop(items, "item", "parallel") as item:
-        a, b = (loops.let(load(factors, i * lanes, lanes), name) for i, name in enumerate("ab"))
-        registers = [loops.buffer("sum", lanes, DTYPE) for _ in range(count)]
-        for register in registers:
-            loops.store(register, 0, b)
-        with loops.loop(STEPS, "step"):
-            for register in registers:
-                loops.store(register, 0, load(register, 0, lanes) * a + b)
-        for i, register in enumerate(registers):
-            loops.store(result, (item * count + i) * lanes, load(register, 0, lanes))
-    return loops.finish([factors, result], "main")
+    return Roof(gflops, bandwidth, peak.threads, peak.machine.name)
 
 
 def triad_kernel(machine: Machine, elements: int, items: int) -> Any:
@@ -117,14 +75,3 @@ def triad_kernel(machine: Machine, elements: int, items: int) -> Any:
         at = loops.let((item * vectors + v) * lanes, "at")
         loops.store(c, at, load(a, at, lanes) + load(a, 0, lanes) * load(b, at, lanes))
     return loops.finish(parameters, "main")
-
-
-def best(call: Any, seconds: float) -> float:
-    """Seconds of the fastest of some calls."""
-    call()
-    least, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end or least == float("inf"):
-        start = time.perf_counter()
-        call()
-        least = min(least, time.perf_counter() - start)
-    return least

@@ -149,7 +149,7 @@ def bench(
     place = place_of(target, impl, dtype)
     results = run_layers(layers, faces, rivals, place=place, seconds=seconds, threads=threads, path=json, resume=resume)
     if roofline is not None:
-        save_roofline(roofline, results.measurements, results.roof)
+        save_roofline(roofline, results.measurements, results.held)
     if markdown is not None:
         from tvm_convgrad.bench.markdown import save_markdown
 
