@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tvm import tirx
-
 from tvm_convgrad.kernels.loops import (
     Loops,
     Numbers,
@@ -32,7 +30,10 @@ from tvm_convgrad.kernels.packing import shuffle, transpose
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
-from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
+from tvm_convgrad.kernels.weight_spec import VectorPanel, WeightSpec, WeightTiling
+
+SIDES = ("first", "end")
+"""Of the positions of dY that a tap meets."""
 
 PIECES = 64
 """Work items of a pass over all elements of dY or dW."""
@@ -53,26 +54,22 @@ class WeightPanels:
         self.ragged = spec.in_channels % self.width != 0
         self.taps: list[tuple[int, ...]] = list(itertools.product(*(range(k) for k in spec.kernel)))
         self.kind = "parallel" if tiling.parallel else "serial"
-        _, kh, kw = spec.kernel
-        # Without taps along an axis the panel holds only the lines or columns that are met.
-        self.line_step = spec.line_step
-        self.column_step = spec.strides[2] if kw > 1 else 1
-        self.reach = (kh - 1) * spec.dilation[1] + 1
-        self.panel_lines = spec.panel_lines(tiling.lines)
-        self.panel_columns = (spec.dy.extents[2] - 1) * self.column_step + (kw - 1) * spec.dilation[2] + 1
-        self.pitch = -(-self.panel_columns // self.lanes) * self.lanes if self._transposes() else self.panel_columns
-        self.plane_size = spec.kernel[0] * self.panel_lines * self.pitch * self.width
+        square = self.lanes if self._transposes() else 1
+        self.panel = VectorPanel.of(spec, tiling.lines, tiling.planes, self.width, square)
         self.grad_size: Any = spec.dy.size
         self.tile_size = tiling.rows * self.width
+        panel, (depth, height, width) = self.panel, spec.dilation
+        plane_step = depth if panel.shares_planes else 1
         shifts = [
-            ((kd * self.panel_lines + kh * spec.dilation[1]) * self.pitch + kw * spec.dilation[2]) * self.width
+            (kd * plane_step * panel.lines + kh * height) * panel.line_size
+            + (kw * width - panel.first_column) * self.width
             for kd, kh, kw in self.taps
         ]
         self.shifts = Numbers(loops, "tap_shifts", shifts)
-        self.bounds: tuple[Numbers, Numbers] | None = None
-        if spec.share_of_lines < 1:
-            first, end = zip(*(spec.met_lines[kh] for _, kh, _ in self.taps), strict=True)
-            self.bounds = Numbers(loops, "first_lines", list(first)), Numbers(loops, "end_lines", list(end))
+        self.bounds = [
+            [Numbers(loops, f"tap_{name}s", [bounds[k][side] for k in along]) for side, name in enumerate(SIDES)]
+            for bounds, along in zip(spec.met, zip(*self.taps, strict=True), strict=True)
+        ]
 
     def _transposes(self) -> bool:
         """Whether X is packed by transposing registers."""
@@ -133,38 +130,55 @@ class WeightPanels:
     # -- the panel of X -----------------------------------------------------------------------------------------
 
     def _pack(self, panel: Any, plane: Any, line: Any, group: Any, first_in: Any, planes: Any, lines: Any) -> None:
-        """The panel of a slab of so many planes and lines."""
+        """The panel of a slab of so many planes and lines: those that exist in X."""
         loops, spec = self.loops, self.spec
-        x, depth = spec.x, spec.dy.extents[0]
         channel = loops.let(group * spec.in_channels + first_in, "channel")
-        panel_lines = (lines - 1) * self.line_step + self.reach
+        if self.panel.shares_planes:
+            first, end = spec.planes_met(plane, planes)
+            first = loops.let(first, "first_plane")
+            with loops.loop(loops.let(larger(end - first, 0), "x_planes"), "p") as p:
+                number = loops.let(first + p, "number")
+                n, d = quotient(number, spec.x.extents[0]), remainder(number, spec.x.extents[0])
+                self._pack_plane(panel, p, n, d, line, lines, channel, first_in)
+            return
+        depth = spec.dy.extents[0]
         with loops.loop(planes, "p") as p, loops.loop(spec.kernel[0], "kd") as kd:
             number = loops.let(plane + p, "number")
             d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
-            n = quotient(number, depth)
-            with loops.loop(panel_lines, "r") as r:
-                h = line * spec.strides[1] + r * spec.line_pace - spec.low[1]
-                valid = loops.let(tirx.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
-                base = n * x.batch + d * x.spatial[0] + h * x.spatial[1] + channel * x.channel
-                base = loops.let(expr(base), "from")
-                into = ((p * spec.kernel[0] + kd) * self.panel_lines + r) * (self.pitch * self.width)
-                into = loops.let(into, "into")
-                if self._transposes():
-                    self._pack_transposed(panel, into, base, valid, first_in)
-                else:
-                    self._pack_columns(panel, into, base, valid, first_in)
+            d = loops.let(d, "d")
+            with loops.when(within(d, spec.x.extents[0])):
+                into = p * spec.kernel[0] + kd
+                self._pack_plane(panel, into, quotient(number, depth), d, line, lines, channel, first_in)
 
-    def _pack_transposed(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
+    def _pack_plane(
+        self, panel: Any, into: Any, n: Any, d: Any, line: Any, lines: Any, channel: Any, first_in: Any
+    ) -> None:
+        """Plane d of image n of X."""
+        loops, spec, x = self.loops, self.spec, self.spec.x
+        base = loops.let(expr(n * x.batch + d * x.spatial[0] + channel * x.channel), "from_plane")
+        into = loops.let(expr(into * self.panel.plane_size), "into_plane")
+        with loops.loop((lines - 1) * spec.line_step + spec.panel_lines(1), "r") as r:
+            h = loops.let(expr(line * spec.strides[1] + r * spec.line_pace - spec.low[1]), "h")
+            with loops.when(within(h, x.extents[1])):
+                at = loops.let(base + h * x.spatial[1], "from")
+                to = loops.let(into + r * self.panel.line_size, "into")
+                if self._transposes():
+                    self._pack_transposed(panel, to, at, first_in)
+                else:
+                    self._pack_columns(panel, to, at, first_in)
+
+    def _pack_transposed(self, panel: Any, into: Any, base: Any, first_in: Any) -> None:
         """One line, `lanes` columns of `lanes` channels at a time, by transposing a square of registers."""
         loops, spec, lanes = self.loops, self.spec, self.lanes
-        limit = loops.let(choose(valid, spec.x.extents[2], 0), "limit")
+        limit = spec.x.extents[2]
         ragged = spec.in_channels % self.width != 0
-        with loops.loop(self.pitch // lanes, "c") as chunk:
-            column = loops.let((chunk * lanes * spec.column_pace - spec.low[2]) * spec.x.spatial[2], "column")
+        with loops.loop(self.panel.pitch // lanes, "c") as chunk:
+            first = chunk * lanes + self.panel.first_column
+            column = loops.let(expr((first * spec.column_pace - spec.low[2]) * spec.x.spatial[2]), "column")
             with loops.loop(self.tiling.columns, "j") as j:
                 rows = []
                 for c in range(lanes):
-                    within_block = limit
+                    within_block: Any = limit
                     if ragged:
                         exists = expr(first_in + j * lanes + c) < spec.in_channels
                         within_block = choose(exists, limit, 0)
@@ -188,19 +202,18 @@ class WeightPanels:
         )
         return shuffle(near, far, range(0, 2 * lanes, 2))
 
-    def _pack_columns(self, panel: Any, into: Any, base: Any, valid: Any, first_in: Any) -> None:
+    def _pack_columns(self, panel: Any, into: Any, base: Any, first_in: Any) -> None:
         """One line, the channels of a column at a time."""
         loops, spec, lanes = self.loops, self.spec, self.lanes
         x = spec.x
         step = spec.column_pace
         vectors = x.channel == 1 and x.dtype == spec.dtype
         ragged = spec.in_channels % self.width != 0
-        with loops.loop(self.panel_columns, "c") as c:
-            column = loops.let(expr(c * step - spec.low[2]), "column")
-            inside = loops.let(tirx.And(valid, within(column, x.extents[2])), "inside")
+        with loops.loop(self.panel.columns, "c") as c:
+            column = loops.let(expr((c + self.panel.first_column) * step - spec.low[2]), "column")
             at = loops.let(base + column * x.spatial[2], "pixel")
             start = loops.let(into + c * self.width, "start")
-            with loops.when(inside):
+            with loops.when(within(column, x.extents[2])):
                 if vectors and (not ragged or self.machine.has_masks):
                     for j in range(self.tiling.columns):
                         value = load(self.x, at + j * lanes, lanes)
@@ -214,9 +227,6 @@ class WeightPanels:
                         if ragged:
                             value = choose(expr(first_in + i) < spec.in_channels, value, zero(spec.dtype))
                         loops.store(panel, start + i, value)
-            with loops.otherwise(inside):
-                for j in range(self.tiling.columns):
-                    loops.store(panel, start + j * lanes, zero(spec.dtype, lanes))
 
 
 __all__ = ["WeightPanels"]

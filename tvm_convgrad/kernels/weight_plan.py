@@ -14,7 +14,15 @@ from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import CLOCK, Machine, beyond_near_pages
 from tvm_convgrad.kernels.tile import balanced, fits, tile_rows
-from tvm_convgrad.kernels.weight_spec import VECTOR, TapPanel, WeightSpec, WeightTiling, swapped, weight_spec
+from tvm_convgrad.kernels.weight_spec import (
+    VECTOR,
+    TapPanel,
+    VectorPanel,
+    WeightSpec,
+    WeightTiling,
+    swapped,
+    weight_spec,
+)
 from tvm_convgrad.problem import ConvProblem
 
 KIND = "implicit GEMM wgrad"
@@ -281,11 +289,11 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     step = max(rows * columns / 2, (rows + columns) * loads, ADD_LATENCY) + columns * PANEL_COST
     step += ASK_COST if tiling.prefetched else 0
     joined = spec.kernel[1:] == (1, 1) and spec.gathered is None and (line % lanes == 0 or spec.x.channel == 1)
-    exits = slabs if joined else spec.batch * depth * height
+    exits = slabs if joined else spec.batch * depth * height * spec.shares[0] * spec.shares[1]
     sums = rows * columns * KEEP_COST * (0 if slabs == 1 else 1)
-    cycles = tiles * (pixels * step * spec.share_of_lines + exits * LINE_COST + slabs * (TILE_COST + sums))
+    cycles = tiles * (pixels * step * math.prod(spec.shares) + exits * LINE_COST + slabs * (TILE_COST + sums))
 
-    panel = _panel(spec, tiling.lines, tiling.planes, width) / element
+    panel = _panel(spec, tiling, width).size
     if not tiling.direct:
         cycles += slabs * in_blocks * spec.groups * tiling.splits * panel * _pack_cost(spec, machine)
     if spec.gathered is not None:
@@ -345,16 +353,9 @@ def _pack_cost(spec: WeightSpec, machine: Machine) -> float:
     return TRANSPOSE_COST * (1 if spec.x.spatial[2] * spec.column_pace == 1 else 1.5)
 
 
-def _panel(spec: WeightSpec, lines: int, planes: int, width: int) -> int:
-    """Bytes of the panel of X."""
-    element = 8 if spec.dtype == "float64" else 4
-    steps = [s if k > 1 else 1 for s, k in zip(spec.strides, spec.kernel, strict=True)]
-    reach = [(k - 1) * d + 1 for k, d in zip(spec.kernel, spec.dilation, strict=True)]
-    panel_lines = (lines - 1) * steps[1] + reach[1]
-    columns = (spec.dy.extents[2] - 1) * steps[2] + reach[2]
-    if spec.turns:  # in squares
-        columns = -(-columns // VECTOR) * VECTOR
-    return planes * spec.kernel[0] * panel_lines * columns * width * element
+def _panel(spec: WeightSpec, tiling: WeightTiling, width: int) -> VectorPanel:
+    """The panel of X."""
+    return VectorPanel.of(spec, tiling.lines, tiling.planes, width, VECTOR if spec.turns else 1)
 
 
 __all__: list[Any] = [

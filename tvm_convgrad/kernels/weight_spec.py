@@ -6,15 +6,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
+from tvm_convgrad.kernels.loops import larger, quotient, remainder, smaller
 from tvm_convgrad.kernels.spec import Three, View, WeightView, axes_of, views
 from tvm_convgrad.problem import ConvProblem
 
 LINE = 256
 """Pixels that are neighbours in memory are cut into lines of at most this many."""
-
-FEW_LINES = 0.85
-"""The part of the lines that taps meet up to which each tap sums over its own lines only."""
 
 VECTOR = 16
 """Lines of a multiple of this are packed by whole vectors on every machine."""
@@ -62,6 +61,11 @@ class WeightSpec:
         return self.strides[1] if self.kernel[1] > 1 else 1
 
     @property
+    def column_step(self) -> int:
+        """Columns of a panel of X from one column of dY to the next."""
+        return self.strides[2] if self.kernel[2] > 1 else 1
+
+    @property
     def line_pace(self) -> int:
         """Lines of X from one line of its panel to the next."""
         return self.strides[1] if self.kernel[1] == 1 else 1
@@ -77,24 +81,39 @@ class WeightSpec:
         pace = self.x.spatial[2] * self.column_pace
         return pace in (1, 2) and self.x.channel != 1 and self.x.dtype == self.dtype
 
-    @property
-    def met_lines(self) -> list[tuple[int, int]]:
-        """The lines of dY, (first, after the last), that meet X by each tap along the height."""
-        height, stride = self.dy.extents[1], self.strides[1]
+    @cached_property
+    def met(self) -> tuple[list[tuple[int, int]], ...]:
+        """For each axis and each tap along it, the positions of dY, (first, after the last), where it meets X."""
+        return tuple(self._met_along(axis) for axis in range(3))
+
+    def _met_along(self, axis: int) -> list[tuple[int, int]]:
+        extent, stride = self.dy.extents[axis], self.strides[axis]
         bounds = []
-        for k in range(self.kernel[1]):
-            offset = k * self.dilation[1] - self.low[1]
-            first = min(height, max(0, -(offset // stride)))
-            bounds.append((first, max(first, min(height, -((offset - self.x.extents[1]) // stride)))))
+        for k in range(self.kernel[axis]):
+            offset = k * self.dilation[axis] - self.low[axis]
+            first = min(extent, max(0, -(offset // stride)))
+            bounds.append((first, max(first, min(extent, -((offset - self.x.extents[axis]) // stride)))))
         return bounds
 
-    @property
-    def share_of_lines(self) -> float:
-        """The part of dY's lines that taps meet X by, where it is small enough to leave out the others; else 1."""
-        if self.gathered is not None:
-            return 1.0
-        share = sum(end - first for first, end in self.met_lines) / (self.kernel[1] * self.dy.extents[1])
-        return share if share <= FEW_LINES else 1.0
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """For each axis, the part of dY's positions where taps meet X: only these are summed."""
+        return tuple(
+            sum(end - first for first, end in bounds) / (len(bounds) * extent)
+            for bounds, extent in zip(self.met, self.dy.extents, strict=True)
+        )
+
+    def planes_met(self, number: Any, count: Any) -> tuple[Any, Any]:
+        """Of all images' planes of X, (first, after the last) of those between which planes of dY meet some."""
+        depth, extent = self.dy.extents[0], self.x.extents[0]
+        last = number + (count - 1)
+        reach = (self.kernel[0] - 1) * self.dilation[0] + 1
+
+        def plane(number: Any, after: int) -> Any:
+            within_image = remainder(number, depth) * self.strides[0] + (after - self.low[0])
+            return quotient(number, depth) * extent + larger(smaller(within_image, extent), 0)
+
+        return plane(number, 0), plane(last, reach)
 
     def panel_lines(self, lines: int) -> int:
         """Lines of a panel of X for so many lines of dY."""
@@ -146,6 +165,48 @@ class WeightTiling:
     direct: bool = False
     packed: bool = False
     prefetched: bool = False
+
+
+@dataclass(frozen=True)
+class VectorPanel:
+    """A slab of X as [plane][line][column][channel], without what no tap meets: borders are neither stored nor read.
+
+    Planes of X that several planes of dY meet are there once if that takes less room (`shares_planes`); else each plane
+    of dY has one for each tap along the depth.
+
+    Attributes:
+        planes, lines, columns: of the panel; pitch: columns that a line has room for.
+        first_column: the first column that is met, counted from where the first tap of dY's first column lies.
+        line_size, plane_size, size: elements.
+    """
+
+    planes: int
+    lines: int
+    columns: int
+    pitch: int
+    first_column: int
+    shares_planes: bool
+    line_size: int
+    plane_size: int
+    size: int
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(spec: WeightSpec, lines: int, planes: int, width: int, square: int) -> VectorPanel:
+        """The panel for so many lines and planes of dY and `width` channels; lines fill whole squares of columns."""
+        step, dilation, taps = spec.column_step, spec.dilation[2], spec.kernel[0]
+        met = [(k * dilation, first, end) for k, (first, end) in enumerate(spec.met[2]) if first < end]
+        first_column = min((offset + first * step for offset, first, _ in met), default=0)
+        columns = max((offset + (end - 1) * step + 1 for offset, _, end in met), default=1) - first_column
+        spans = [spec.planes_met(start, planes) for start in range(spec.dy.extents[0])]
+        shared = max(1, max(end - first for first, end in spans))
+        shares = shared < planes * taps
+        panel_planes, panel_lines = min(shared, planes * taps), spec.panel_lines(lines)
+        pitch = -(-columns // square) * square
+        size = panel_lines * pitch * width
+        return VectorPanel(
+            panel_planes, panel_lines, columns, pitch, first_column, shares, pitch * width, size, panel_planes * size
+        )
 
 
 @dataclass(frozen=True)
@@ -329,4 +390,4 @@ def swapped(spec: WeightSpec) -> WeightSpec:
     )
 
 
-__all__ = ["TapPanel", "WeightSpec", "WeightTiling", "swapped", "weight_spec"]
+__all__ = ["TapPanel", "VectorPanel", "WeightSpec", "WeightTiling", "swapped", "weight_spec"]

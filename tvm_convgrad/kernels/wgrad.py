@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Implicit GEMM of wgrad: dW[o, tap, i] = sum over pixels of dY[pixel, o] * X[pixel * stride + tap * dilation, i].
 
-Vectors run over input channels: X is packed, a slab of lines at a time, into a panel [line][column][channel] with
-borders of zeros, from which every tap reads at its own offset. Output channels are the rows of the register tile. A
+Vectors run over input channels: X is packed, a slab of lines at a time, into a panel [plane][line][column][channel],
+from which every tap reads at its own offset, only the planes, lines and columns where it meets X: products with padding
+are left out, and borders need no zeros. Output channels are the rows of the register tile. A
 work item is some blocks of input channels and a piece of the output channels (and of the pixels, where there is too
 little else to share); its sums stay in a buffer of its own. The last slab writes dW; where pixels are cut into parts, a
 last pass adds them in their order.
@@ -17,10 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.loops import (
     Loops,
     ceiling,
+    choose,
     expr,
     lanes_below,
     larger,
@@ -116,7 +120,7 @@ class _Weight(WeightPanels):
             block_count = loops.let(smaller(self.in_blocks - first_block, tiling.inner), "block_count")
             first_out = loops.let(split * per_split, "first_out")
             out_count = loops.let(smaller(self.out_blocks - first_out, per_split), "out_count")
-            panel = None if tiling.direct else loops.buffer("x_panel", tiling.planes * self.plane_size, spec.dtype)
+            panel = None if tiling.direct else loops.buffer("x_panel", self.panel.size, spec.dtype)
             rows.allocate(per_split)
             once = isinstance(slabs, int) and slabs == 1
             kept = 1 if once else tiling.inner * per_split
@@ -199,17 +203,28 @@ class _Weight(WeightPanels):
         loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
         columns = spec.dy.extents[2]
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, spec.dtype)
-        shift = 0 if slab.panel is None else loops.let(self.shifts.at(tap), "shift")
         source = self.x if slab.panel is None else slab.panel
+        (first_depth, end_depth), (first_line, end_line), (first_column, end_column) = (
+            [bound.at(tap) for bound in bounds] for bounds in self.bounds
+        )
+        start, lines = 0, slab.lines
+        if spec.shares[1] < 1:  # opaque, as these are minima in sums
+            start = loops.opaque(larger(expr(first_line - slab.line), 0), "start")
+            lines = loops.opaque(larger(smaller(end_line - slab.line, slab.lines) - start, 0), "met_lines")
+        pixels = loops.let(end_column - first_column, "met_columns")
         with loops.loop(slab.planes, "p") as p:
             number = loops.let(slab.plane + p, "number")
             a_plane, a_line, a_pixel = rows.at(slab, number, p, out_block, local_block)
-            b_plane, b_line, b_pixel = self._vectors_at(slab, number, p, first_in, shift)
-            joined = tiling.lines == 1 or (a_line == a_pixel * columns and b_line == b_pixel * columns)
-            start, lines = self._lines_of(slab, tap)
-            line_count, pixel_count = (1, lines * columns) if joined else (lines, columns)
-            a_plane = loops.let(expr(a_plane + start * a_line), "a_plane")
-            b_plane = loops.let(expr(b_plane + start * b_line), "b_plane")
+            b_plane, b_line, b_pixel = self._vectors_at(slab, number, p, first_in, tap)
+            alike = a_line == a_pixel * columns and b_line == b_pixel * columns and spec.shares[2] == 1
+            joined = tiling.lines == 1 or alike
+            line_count, pixel_count = (1, lines * pixels) if joined else (lines, pixels)
+            a_plane = loops.let(expr(a_plane + start * a_line + first_column * a_pixel), "a_plane")
+            b_plane = loops.let(expr(b_plane + start * b_line + first_column * b_pixel), "b_plane")
+            if spec.shares[0] < 1:
+                depth = loops.let(remainder(number, spec.dy.extents[0]), "depth")
+                met = tirx.And(depth >= first_depth, depth < end_depth)
+                line_count = loops.let(choose(met, line_count, 0), "plane_lines")
             with loops.loop(line_count, "l") as line_number:
                 a_from = loops.let(a_plane + line_number * a_line, "a_line")
                 b_from = loops.let(b_plane + line_number * b_line, "b_line")
@@ -223,15 +238,6 @@ class _Weight(WeightPanels):
                         lambda j: self._vector(source, b, first_in, j, slab.panel is None),
                     )
         return tile
-
-    def _lines_of(self, slab: _Slab, tap: Any) -> tuple[Any, Any]:
-        """The first line of the slab that meets X by a tap, and how many there are; all where nearly all do."""
-        if self.bounds is None:
-            return 0, slab.lines
-        loops = self.loops
-        first, end = (bound.at(tap) for bound in self.bounds)
-        start = loops.opaque(larger(expr(first - slab.line), 0), "start")
-        return start, loops.opaque(larger(smaller(end - slab.line, slab.lines) - start, 0), "met_lines")
 
     def _prefetch(self, slab: _Slab, number: Any, line_number: Any, x: Any, first_in: Any, out_block: Any) -> None:
         """The lines of the next slab where this one's pixel is, of both operands.
@@ -262,14 +268,20 @@ class _Weight(WeightPanels):
             return load_masked(source, at + column * lanes, mask, lanes)
         return load(source, at + column * lanes, lanes)
 
-    def _vectors_at(self, slab: _Slab, number: Any, p: Any, first_in: Any, shift: Any) -> tuple[Any, int, int]:
+    def _vectors_at(self, slab: _Slab, number: Any, p: Any, first_in: Any, tap: Any) -> tuple[Any, int, int]:
         """Where the vectors of a plane begin, and their steps: a line, a pixel."""
-        if slab.panel is not None:
-            line = self.line_step * self.pitch * self.width
-            return shift + p * self.plane_size, line, self.column_step * self.width
-        x = self.spec.x
-        at = self.at(x, number, slab.line) + slab.group * self.spec.in_channels + first_in
-        return at, x.spatial[1], x.spatial[2]
+        loops, spec, panel = self.loops, self.spec, self.panel
+        if slab.panel is None:
+            x = spec.x
+            at = self.at(x, number, slab.line) + slab.group * spec.in_channels + first_in
+            return at, x.spatial[1], x.spatial[2]
+        plane = p * spec.kernel[0]
+        if panel.shares_planes:
+            depth, extent = spec.dy.extents[0], spec.x.extents[0]
+            first, _ = spec.planes_met(slab.plane, 1)
+            plane = quotient(number, depth) * extent + remainder(number, depth) * spec.strides[0] - spec.low[0] - first
+        at = loops.let(self.shifts.at(tap), "shift") + plane * panel.plane_size
+        return loops.let(expr(at), "vectors"), spec.line_step * panel.line_size, spec.column_step * self.width
 
 
 __all__ = ["WeightSpec", "WeightTiling", "weight_kernel"]
