@@ -304,7 +304,6 @@ def test_refusals(convgrad: Command, arguments: list[str], parts: list[str]) -> 
         ["--face", "backwards"],
         ["--against", "tensorflow"],
         ["--resume"],
-        ["--markdown", "x.md", "--step", "resnet18"],
         ["--dtype", "float16", "--step", "resnet18", "--per-sample"],
         ["--threads", "0"],
     ],
@@ -313,6 +312,44 @@ def test_wrong_usage(convgrad: Command, arguments: list[str]) -> None:
     done = convgrad("bench", *arguments)
     assert done.code == 2
     assert arguments[0] in done.err
+
+
+STEP = ["--step", "resnet18"]
+PER_SAMPLE = [*STEP, "--per-sample"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--suite", "all", *STEP], ["--suite is of layers", "leave out --step, or --suite."]),
+        (["--problem", SMALL, *STEP], ["--problem is of layers"]),
+        (["--face", "forward", *STEP], ["--face is of layers"]),
+        (["--against", "torch", *STEP], ["--against is of layers", "beside PyTorch"]),
+        (["--markdown", "x.md", *STEP], ["--markdown is of layers"]),
+        (["--roofline", "x.png", *STEP], ["--roofline is of layers"]),
+        (["--json", "x.json", "--resume", *STEP], ["--resume is of layers"]),
+        (["--face", "forward", "--against", "jax", *PER_SAMPLE], ["--face and --against are of layers"]),
+        (["--layout", "NHWC", *PER_SAMPLE], ["--layout is not of --per-sample"]),
+        (["--optimizer", "adam", "--loss", "mse", *PER_SAMPLE], ["--optimizer and --loss are not of --per-sample"]),
+        (["--impl", "onednn", *PER_SAMPLE], ["--per-sample measures the generated kernels"]),
+        (["--optimizer", "adam"], ["--optimizer is of whole training steps: give --step MODEL"]),
+        (["--loss", "cross_entropy", "--problem", SMALL], ["--loss is of whole training steps"]),
+        (["--per-sample", "--problem", SMALL], ["--per-sample goes with --step"]),
+        (["--suite", "vgg16", "--problem", SMALL], ["--suite is said by the descriptor of --problem"]),
+        (["--batch", "8", "--layout", "NCHW", "--problem", SMALL], ["--batch and --layout are said by the descriptor"]),
+    ],
+)
+def test_options_that_mean_nothing(convgrad: Command, arguments: list[str], parts: list[str]) -> None:
+    """Refused by what was given, also where it is the default."""
+    done = convgrad("bench", *arguments)
+    assert done.code == 2
+    said = " ".join(done.err.replace("│", " ").split())
+    for part in parts:
+        assert part in said
+
+
+def test_per_sample_gradients_are_of_cpus(convgrad: Command) -> None:
+    convgrad("bench", "--step", "groupnorm_cifar", "--per-sample", "--target", "cuda").assert_sentence("not a CPU")
 
 
 def test_rivals_of_other_devices_are_refused(convgrad: Command) -> None:

@@ -18,8 +18,15 @@ FACES = ("backward_weight", "backward_data", "forward")
 LAYOUTS = ("NCHW", "NHWC")
 STEP_LAYOUTS = (*LAYOUTS, "NHWC:OHWI")
 
+OF_LAYERS = ("suite", "problem", "face", "against", "resume", "roofline", "markdown")
+OF_STEPS = ("optimizer", "loss")
+NOT_OF_PROBLEMS = ("suite", "batch", "layout")
+NOT_PER_SAMPLE = ("layout", "optimizer", "loss")
+"""Options that mean nothing where layers, steps, single problems or per-sample gradients are measured."""
+
 
 def bench(
+    context: typer.Context,
     suite: Annotated[
         str,
         typer.Option(
@@ -86,6 +93,7 @@ def bench(
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write tables of all layers.")] = None,
 ) -> None:
     """Interleaved pairs, medians of their ratios; worst first, then geometric means."""
+    _refuse_what_means_nothing(context, step=step is not None, per_sample=per_sample, problem=bool(problem))
     faces = list(FACES) if face == "all" else _names("--face", face, FACES)
     own = "NHWC:OHWI" if step is not None and impl == "cutlass" else "NCHW,NHWC"
     layouts = _names("--layout", layout or own, STEP_LAYOUTS if step is not None else LAYOUTS)
@@ -105,14 +113,10 @@ def bench(
     if len(_names("--impl", impl or KERNEL, (KERNEL, TRANSFORMS, *NAMES))) > 1:
         raise typer.BadParameter(f"--impl {impl}: give one.")
     _names("--dtype", dtype, TYPES)
-    if per_sample and step is None:
-        raise typer.BadParameter("--per-sample goes with --step, the network.")
     if per_sample and impl not in (None, KERNEL):
         raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
     if per_sample and dtype != TYPES[0]:
         raise typer.BadParameter(f"--per-sample measures {TYPES[0]}; leave --dtype out.")
-    if step is not None and (resume or problem or roofline is not None or markdown is not None):
-        raise typer.BadParameter("--problem, --resume, --roofline and --markdown are for layers, not for --step.")
     if per_sample and step is not None:
         from tvm_convgrad.bench.per_sample import run_per_sample, show_per_sample
 
@@ -155,6 +159,31 @@ def bench(
 
         save_markdown(markdown, results, "convgrad " + shlex.join(sys.argv[1:]))
     show(results)
+
+
+def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample: bool, problem: bool) -> None:
+    """Refuse options that were given and would change nothing.
+
+    Raises:
+        typer.BadParameter: with the first kind of them.
+    """
+    if per_sample and not step:
+        raise typer.BadParameter("--per-sample goes with --step, the network.")
+    of_steps = "of whole training steps: give --step MODEL, or leave out"
+    of_layers = "of layers, and --step measures whole steps beside PyTorch: leave out --step, or"
+    kinds = [
+        (not step, OF_STEPS, of_steps),
+        (step, OF_LAYERS, of_layers),
+        (per_sample, NOT_PER_SAMPLE, "not of --per-sample, which has no update and one layout: leave out"),
+        (problem, NOT_OF_PROBLEMS, "said by the descriptor of --problem: leave out --problem, or"),
+    ]
+    for here, options_of, why in kinds:
+        sources = {name: context.get_parameter_source(name) for name in options_of} if here else {}
+        # by its name, as click's class is typer's own in newer versions
+        given = [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        if given:
+            verb = "is" if len(given) == 1 else "are"
+            raise typer.BadParameter(f"{' and '.join(given)} {verb} {why} {' and '.join(given)}.")
 
 
 def _names(option: str, text: str, known: Iterable[str]) -> list[str]:
