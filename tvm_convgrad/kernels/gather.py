@@ -15,24 +15,34 @@ import itertools
 import math
 from typing import Any
 
+from tvm_convgrad.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gather_frame import GatherFrame
 from tvm_convgrad.kernels.gather_result import Place, ResultStore
 from tvm_convgrad.kernels.gather_shape import GatherTiling, shape_of
 from tvm_convgrad.kernels.gather_source import Ahead, Slab, SourcePanel, TileAhead, divided
+from tvm_convgrad.kernels.gather_taps import Taps, Which
 from tvm_convgrad.kernels.gather_weight import WeightPanel
 from tvm_convgrad.kernels.loops import (
     PARALLEL_FROM,
     Loops,
     Numbers,
     Shapes,
+    ceiling,
     expr,
+    larger,
     load,
+    quotient,
+    remainder,
     smaller,
 )
 from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
+
+
+WEIGHTS_AHEAD = 16
+"""Steps before its turn that W is asked for, where all of its blocks are more than the core's own cache holds."""
 
 
 def gather_kernel(
@@ -63,7 +73,7 @@ def _largest_panel(gather: Gather, tilings: tuple[GatherTiling, ...], machine: M
     for phases, tiling in zip(gather.phases, tilings, strict=True):
         if tiling.order == "weights" and not tiling.direct:
             shape = shape_of(gather, phases, tiling, machine)
-            sizes.append(gather.groups * phases[0][0].count * shape.slabs * shape.panel_size)
+            sizes.append(gather.groups * shape.panels(phases[0][0].count) * shape.panel_size)
     return max(sizes)
 
 
@@ -93,11 +103,12 @@ class _Group:
         self.results = ResultStore(
             loops, gather, phases, tiling, shape, machine, frame.result, frame.bias, frame.epilogue
         )
-        counts = [len(taps) for taps in shape.taps]
         run = shape.run
-        self._tap_count = Numbers(loops, "tap_count", [count // run for count in counts])
+        self.taps = Taps(loops, phases, shape.met, run)
         starts = [start for of_phase in shape.starts for start in of_phase[::run]]
-        firsts = [0, *itertools.accumulate(count // run for count in counts)]
+        firsts = [0, *itertools.accumulate(len(taps) // run for taps in shape.taps)]
+        every = gather.groups * shape.blocks * self.weights.size * DTYPE_BYTES[self.dtype]
+        self.asks_for_weights = tiling.order == "source" and every > machine.l2_bytes
         self._tap_first = Numbers(loops, "tap_first", firsts[:-1])
         self._start = Numbers(loops, "s_start", starts)
 
@@ -120,7 +131,7 @@ class _Group:
         with loops.loop(slabs * (gather.groups * splits), "item", self.kind) as item:
             rest, split = divided(loops, item, splits)
             rest, group = divided(loops, rest, gather.groups)
-            slab = self._slab(rest, group)
+            slab = self._slab(rest, group, self.counts[0])
             panel, panel_at = self.source, self.panels.base(slab)
             if not tiling.direct:
                 panel, panel_at = loops.buffer("s_panel", shape.panel_size, self.dtype), 0
@@ -131,7 +142,7 @@ class _Group:
             self.results.allocate()
             if self.ahead.useful:
                 following = loops.let(expr(rest + 1), "next")
-                self.ahead.begin(self._slab(following, group), per_split)
+                self.ahead.begin(self._slab(following, group, self.counts[0]), per_split)
             with loops.loop(smaller(shape.blocks - first, per_split), "b") as b:
                 block = loops.let(first + b, "block")
                 w_at = loops.let(expr((group * shape.blocks + block) * self.weights.size), "w_at")
@@ -139,33 +150,46 @@ class _Group:
 
     def _by_blocks(self) -> None:
         loops, gather, shape, tiling = self.loops, self.gather, self.shape, self.tiling
-        slabs = self.batch * (self.counts[0] * shape.slabs)
+        depth = self.counts[0]
+        slabs = self.batch * (depth * shape.slabs)
         panel = self.source
         if not tiling.direct:
-            panel = loops.buffer("s_panels", slabs * (gather.groups * shape.panel_size), self.dtype)
-            with loops.loop(slabs * (gather.groups * self.panels.lines), "line", self.kind) as item:
+            panels = self.batch * (shape.panels(depth) * gather.groups)
+            panel = loops.buffer("s_panels", panels * shape.panel_size, self.dtype)
+            with loops.loop(panels * self.panels.lines, "line", self.kind) as item:
                 rest, number = divided(loops, item, self.panels.lines)
-                slab_number, group = divided(loops, rest, gather.groups)
-                slab = self._slab(slab_number, group)
+                panel_number, group = divided(loops, rest, gather.groups)
+                slab = self._slab(panel_number, group, 1 if shape.joint else depth)
                 self.panels.pack_line(panel, loops.let(expr(rest * shape.panel_size), "panel_at"), slab, number)
-        with loops.loop(gather.groups * shape.blocks, "item", self.kind) as item:
-            group, block = divided(loops, item, shape.blocks)
+        piece = loops.let(ceiling(slabs, tiling.splits), "slabs_of_item")
+        with loops.loop(gather.groups * shape.blocks * tiling.splits, "item", self.kind) as item:
+            rest, split = divided(loops, item, tiling.splits)
+            group, block = divided(loops, rest, shape.blocks)
             packed = loops.buffer("w_panel", max(1, self.weights.size), self.dtype)
             self.weights.pack(packed, 0, group, block)
             self.results.allocate()
-            with loops.loop(slabs, "slab") as number:
-                slab = self._slab(number, group)
-                at = self.panels.base(slab) if tiling.direct else (number * gather.groups + group) * shape.panel_size
+            first = loops.let(expr(split * piece), "first_slab")
+            with loops.loop(larger(smaller(slabs - first, piece), 0), "slab") as step:
+                number = loops.let(expr(first + step), "number")
+                slab = self._slab(number, group, depth)
+                if tiling.direct:
+                    at = self.panels.base(slab)
+                elif shape.joint:
+                    image, slab_of_image = quotient(number, depth * shape.slabs), remainder(number, shape.slabs)
+                    at = ((image * shape.slabs + slab_of_image) * gather.groups + group) * shape.panel_size
+                    at = at + slab.depth * (gather.in_step[0] * shape.plane_pitch)
+                else:
+                    at = (number * gather.groups + group) * shape.panel_size
                 if self.ahead.useful:
-                    self.ahead.begin(self._slab(loops.let(expr(number + 1), "next"), group), 1)
+                    self.ahead.begin(self._slab(loops.let(expr(number + 1), "next"), group, depth), 1)
                 self._block(packed, 0, panel, loops.let(expr(at), "panel_at"), slab, block, 0)
 
-    def _slab(self, number: Any, group: Any) -> Slab:
-        """A slab by its number."""
+    def _slab(self, number: Any, group: Any, planes: int) -> Slab:
+        """A slab by its number among those of so many planes of each image."""
         loops, shape = self.loops, self.shape
         rest, strip = divided(loops, number, shape.strips)
         rest, line = divided(loops, rest, shape.line_slabs)
-        image, depth = divided(loops, rest, self.counts[0])
+        image, depth = divided(loops, rest, planes)
         strip_tiles = min(self.tiling.strip, shape.tiles)
         column: Any = 0
         fresh: Any = 0
@@ -224,21 +248,21 @@ class _Group:
             following: Any = None
             if self.tile_ahead.of_lines:
                 following = self.tile_ahead.of_tile(at, (column - slab.column) * shape.step_x, t, slab.tiles)
-            tile = self._sum(packed, weights, panel, at, phase, asked, following)
+            rows = quotient(slab.line + line, tiling.tile_lines)
+            tile = self._sum(packed, weights, panel, at, Which(phase, slab.depth, rows), asked, following)
             fresh = loops.let(expr(wanted - column), "column_fresh")
             self.results.tile(tile, Place(slab, phase, channel, channel_fresh, line, strip_line, column, fresh))
 
     def _sum(
-        self, packed: Any, weights: Any, panel: Any, at: Any, phase: Any, asked: list[Any], following: Any
+        self, packed: Any, weights: Any, panel: Any, at: Any, which: Which, asked: list[Any], following: Any
     ) -> Tile:
         loops, shape, tiling, lanes = self.loops, self.shape, self.tiling, self.lanes
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, self.dtype)
         channels, block = self.gather.source_channels, shape.block
-        first = loops.let(expr(self._tap_first.at(phase)), "first_tap")
-        taps = self._tap_count.at(phase)
+        first = loops.let(expr(self._tap_first.at(which.phase)), "first_tap")
         if self.over_pixels:
-            taps = loops.let(expr(taps), "taps")
-            with loops.loop(channels, "c") as c, loops.loop(taps, "tap") as tap:
+            taps = loops.let(expr(self.taps.count(which.phase)), "taps")
+            with loops.loop(channels, "c") as c, self.taps.each(which) as tap:
                 s = loops.let(expr(at + c * shape.channel_step + self._start.at(first + tap)), "s")
                 w = loops.let(expr(weights + (c * taps + tap) * block), "w")
                 if self.tile_ahead.of_channels:
@@ -249,13 +273,16 @@ class _Group:
             i // shape.tile_columns * shape.step_line + i % shape.tile_columns * shape.step_x
             for i in range(tiling.rows)
         ]
-        with loops.loop(taps, "tap") as tap:
+        with self.taps.each(which) as tap:
             s_at = loops.let(expr(at + self._start.at(first + tap)), "s_at")
             w_at = loops.let(expr(weights + tap * (channels * shape.run * block)), "w_at")
             with loops.loop(channels * shape.run, "c") as c:
                 s = loops.let(expr(s_at + c * shape.channel_step), "s")
                 w = loops.let(expr(w_at + c * block), "w")
                 self.ahead.channel(asked, c)
+                if self.asks_for_weights:
+                    for j in range(0, block, 64 // DTYPE_BYTES[self.dtype]):
+                        loops.prefetch(packed, w + (WEIGHTS_AHEAD * block + j))
                 if following is not None:
                     self.tile_ahead.step(panel, following, tap * shape.run, c)
                 tile.add(lambda i: load(panel, s + offsets[i]), lambda j: load(packed, w + j * lanes, lanes))

@@ -30,6 +30,12 @@ TAP_VECTOR_CYCLES = 1.6
 FAR_PAGE_CYCLES = 7.0
 """More, of a step whose channel lies in a page of its own, when there are many: each pass translates them again."""
 
+NEAR_BYTES = 1 << 15
+"""Of a block of W that stays in the first cache from one tile to the next."""
+
+WEIGHT_VECTOR_CYCLES = 0.3
+"""More, of a step, for each vector of a larger block."""
+
 TILE_OVERHEAD = 30.0
 """Cycles to begin and end a tile."""
 
@@ -187,7 +193,7 @@ def _invalid_panel(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTili
     shape = shape_of(gather, phases, tiling, machine)
     size = shape.panel_size * 4
     if tiling.order == "weights":
-        size *= gather.batch * gather.groups * phases[0][0].count * shape.slabs
+        size *= gather.batch * gather.groups * shape.panels(phases[0][0].count)
         if size > SHARED_PANEL:
             return "the panel of the whole source is too large"
     return ""
@@ -249,7 +255,8 @@ def _cuts(
                     if full.blocks >= splits > 1:
                         yield replace(cut, splits=splits)
             if strip == tiles and (count == lines[-1] or bytes_ <= budget):
-                yield replace(cut, order="weights")
+                for splits in {1, 2, machine.parts}:
+                    yield replace(cut, order="weights", splits=splits)
 
 
 def _slab_bytes(gather: Gather, shape: Shape, tiling: GatherTiling, direct: bool) -> int:
@@ -278,23 +285,26 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         step = max(step, far * tiling.columns + tiling.rows / 2 + STEP_OVERHEAD)
     if tiling.over_pixels and tiling.direct:
         step += FAR_PAGE_CYCLES * beyond_near_pages(channels, gather.source.channel * element)
-    arithmetic = tiles * shape.tap_count * channels * step
+    if not tiling.over_pixels and shape.block * shape.tap_count * channels * element > NEAR_BYTES * len(phases):
+        step += WEIGHT_VECTOR_CYCLES * tiling.columns
+    arithmetic = tiles * shape.tap_count * shape.met.share * channels * step
     turned = not tiling.over_pixels and gather.result.channel != 1
     scattered = tiling.over_pixels and gather.result.spatial[2] * gather.out_step[2] != 1
     store = TURN_CYCLES if turned else lanes * ELEMENT_CYCLES if scattered else STORE_CYCLES
     work = arithmetic + tiles * len(phases) * (accumulators * store + TILE_OVERHEAD)
     # The source.
     slabs = images * groups * shape.slabs
+    panels = gather.batch * groups * shape.panels(depth) * (1.0 if shape.joint else shape.met.packed)
     copied = COPY_CYCLES
     if tiling.over_pixels or gather.source.channel != 1:
         copied = FAR_COPY_CYCLES if tiling.over_pixels and gather.source.channel != 1 else SQUARE_CYCLES
     if gather.source.dtype != gather.dtype or not machine.has_masks:
         copied = ELEMENT_CYCLES
-    splits = tiling.splits if tiling.order == "source" else 1
+    splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)
     panel = 0 if tiling.direct else shape.panel_size
     if gather.source.size * element > machine.l2_bytes and tiling.order == "weights":
         copied += FETCH_CYCLES
-    work += slabs * splits * panel * copied
+    work += panels * splits * panel * copied
     if tiling.direct and gather.source.channel != 1:
         again = tiles if tiling.order == "weights" else tiles / shape.blocks
         work += again * channels * (TOUCH_CYCLES if tiling.over_pixels else FAR_TOUCH_CYCLES)
@@ -303,10 +313,12 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     neighbours = gather.weight_result == 1
     contiguous = gather.weight_source == 1 or gather.weight_source == shape.tap_count
     per_weight = COPY_CYCLES if neighbours else SQUARE_CYCLES if contiguous else 2 * SQUARE_CYCLES
-    work += weights * per_weight
+    work += weights * copies * per_weight
     # Streams from beyond the core's own cache: W for the first tile of each slab, the source for every tile.
     block_bytes = shape.block * shape.tap_count * channels * element
     slab_bytes = _slab_bytes(gather, shape, tiling, tiling.direct)
+    if shape.joint:  # of all planes, a slab reads those that its taps reach
+        slab_bytes *= min(1.0, len(phases[0][0].taps) / len(shape.planes))
     tile_bytes = slab_bytes * slabs * shape.blocks / tiles
     if tiling.order == "source":
         items = slabs * tiling.splits
@@ -314,10 +326,10 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         beyond_w = _beyond(weights / groups * element, slab_bytes, machine)
         beyond_source = _beyond(slab_bytes, block_bytes, machine)
     else:
-        items = groups * shape.blocks
+        items = groups * shape.blocks * copies
         beyond_w = _beyond(block_bytes, slab_bytes, machine)
         beyond_source = _beyond(images * shape.slabs * slab_bytes, block_bytes, machine)
-        work += 0 if tiling.direct else 2 * slabs * panel * element / WRITTEN_BYTES
+        work += 0 if tiling.direct else 2 * panels * panel * element / WRITTEN_BYTES
     for beyond, times, bytes_ in ((beyond_w, slabs * shape.blocks, block_bytes), (beyond_source, tiles, tile_bytes)):
         stream = beyond * bytes_ / SHARED_BYTES
         work += times * max(SEEN * stream, stream - arithmetic / tiles)

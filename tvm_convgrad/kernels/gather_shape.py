@@ -12,6 +12,7 @@ import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tvm_convgrad.kernels.gather_met import Met, met_taps
 from tvm_convgrad.kernels.spec import Gather, Phase, Three
 from tvm_convgrad.kernels.target import Machine
 
@@ -29,7 +30,7 @@ class GatherTiling:
         strip: tiles of a slab in the direction of lines.
         order: "source": work items are slabs, W is packed once for all; "weights": work items are blocks of result
             channels, the source is packed once for all.
-        splits: pieces of the result channels that are separate work items in the order "source".
+        splits: pieces of a work item: of the result channels in the order "source", of the slabs in the order "weights".
         direct: the source is read where it is, without a panel.
     """
 
@@ -65,6 +66,8 @@ class Shape:
         step_x, step_line: the same between pixels and lines of the result.
         starts: where each tap of each phase begins; panel_size: elements.
         run: taps that lie one behind the other, so that one loop runs over their channels.
+        met: which of the taps meet the source where.
+        joint: whether one panel holds all planes of an image, for results of every depth.
     """
 
     tile_columns: int
@@ -89,6 +92,8 @@ class Shape:
     starts: tuple[tuple[int, ...], ...]
     panel_size: int
     run: int
+    met: Met
+    joint: bool
 
     @property
     def tap_count(self) -> int:
@@ -99,6 +104,10 @@ class Shape:
     def slabs(self) -> int:
         """Slabs of one depth of one image."""
         return self.strips * self.line_slabs
+
+    def panels(self, depth: int) -> int:
+        """Panels of an image whose results have so many planes."""
+        return self.slabs if self.joint else self.slabs * depth
 
 
 def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, machine: Machine) -> Shape:
@@ -112,6 +121,9 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     strip = min(tiling.strip, tiles)
     span = min(strip * tile_columns, w)
     taps, low, high, planes, strided = _reach(phases, gather.in_step)
+    met = met_taps(phases, gather.in_step, gather.source.extents, tiling.tile_lines)
+    joint = tiling.order == "weights" and not tiling.direct and gather.source.extents[0] > 1
+    planes = tuple(range(gather.source.extents[0])) if joint else planes
     fetch = [1, 1, 1]
     for axis in (1, 2):
         # Columns of sources with neighbouring pixels come in whole vectors.
@@ -140,7 +152,7 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
             size = plane_pitch * len(planes) + lanes
         starts = tuple(
             tuple(
-                planes.index(d) * plane_pitch + (y - low[1]) // fetch[1] * line_pitch + (x - low[2]) // fetch[2] * pitch
+                (d if joint else planes.index(d)) * plane_pitch + (y - low[1]) // fetch[1] * line_pitch + (x - low[2]) // fetch[2] * pitch
                 for _, (d, y, x) in of_phase
             )
             for of_phase in taps
@@ -167,7 +179,9 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         step_line=gather.in_step[1] // fetch[1] * line_pitch,
         starts=starts,
         panel_size=_up(size, lanes),
-        run=_run(starts, channels) if not tiling.over_pixels and channel_step == 1 else 1,
+        run=_run(starts, channels, met.pieces(phases)) if not tiling.over_pixels and channel_step == 1 else 1,
+        met=met,
+        joint=joint,
     )
 
 
@@ -208,11 +222,14 @@ def _sorted_taps(phase: Phase) -> tuple[tuple[Three, Three], ...]:
     return tuple(sorted(taps, key=lambda tap: tap[1]))
 
 
-def _run(starts: tuple[tuple[int, ...], ...], channels: int) -> int:
-    """The most taps, in all phases, that follow one another at a distance of their channels."""
-    longest = min(map(len, starts))
-    for run in range(longest, 1, -1):
-        whole = all(len(s) % run == 0 for s in starts)
+def _run(starts: tuple[tuple[int, ...], ...], channels: int, pieces: tuple[int, ...]) -> int:
+    """The most taps, in all phases, that follow one another at a distance of their channels.
+
+    Args:
+        pieces: of each phase, how many taps are summed or left out together.
+    """
+    for run in range(min(pieces), 1, -1):
+        whole = all(piece % run == 0 for piece in pieces)
         if whole and all(
             b - a == channels for s in starts for i in range(0, len(s), run) for a, b in _pairs(s, i, run)
         ):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +77,21 @@ class SourcePanel:
         plane, line = (number, 0) if shape.panel_lines == 1 else divided(loops, number, shape.panel_lines)
         d = slab.depth * gather.in_step[0] + self._planes.at(plane)
         h = slab.line * gather.in_step[1] + shape.low[1] + line * shape.fetch[1]
-        valid = loops.let(tirx.And(within(d, source.extents[0]), within(h, source.extents[1])), "valid")
-        limit = loops.let(choose(valid, source.extents[2], 0), "limit")
+        read, zeros = [], []
+        (read if shape.met.planes is not None else zeros).append(within(d, source.extents[0]))
+        (read if shape.met.clear else zeros).append(within(h, source.extents[1]))
+        with loops.when(functools.reduce(tirx.And, read)) if read else nullcontext():
+            limit: Any = source.extents[2]
+            if zeros:
+                limit = loops.let(choose(functools.reduce(tirx.And, zeros), limit, 0), "limit")
+            self._pack_met(panel, panel_at, slab, (plane, line), (d, h), limit)
+
+    def _pack_met(
+        self, panel: Any, panel_at: Any, slab: Slab, place: tuple[Any, Any], position: tuple[Any, Any], limit: Any
+    ) -> None:
+        """Line (plane, line) of the panel from line (depth, line) of the source; columns from `limit` on are zeros."""
+        loops, gather, shape, source = self.loops, self.gather, self.shape, self.gather.source
+        (plane, line), (d, h) = place, position
         base = slab.image * source.batch + slab.group * (gather.source_channels * source.channel)
         base = loops.let(expr(base + d * source.spatial[0] + h * source.spatial[1]), "from")
         into = loops.let(expr(panel_at + plane * shape.plane_pitch + line * shape.line_pitch), "into")

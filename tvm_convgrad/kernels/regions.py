@@ -4,6 +4,8 @@
 With a dilation of 36 on an image of 28 pixels, as in DeepLab, eight of nine taps of a 3x3 kernel never meet the image,
 and with 24 those of the border meet 4 of its 28 lines. A kernel that treats the border as zeros multiplies them all.
 Here a result axis is cut where the set of taps that meet the source changes, and each region keeps its own taps only.
+Along the depth, sums leave such taps out by themselves (gather_met.py); along the height they do so, too, but far lines of
+panels are less.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ MOST = 12
 
 
 def by_regions(gather: Gather) -> Iterator[Gather]:
-    """The gather cut along lines and planes, and along all axes, each where that saves a good part of its products.
+    """The gather cut along lines, and along lines and columns, each where that saves a good part of its products.
 
     Nothing for results with strides: their phases are interleaved line by line.
     """
@@ -36,8 +38,8 @@ def by_regions(gather: Gather) -> Iterator[Gather]:
     pieces = [_regions(axis, step, size) for axis, step, size in axes_of_source]
     whole = [_without_dead_taps(axis, regions) for axis, regions in zip(phase, pieces, strict=True)]
     cuts = [
-        regions if _along(axis) >= WORTH * max(1, sum(map(_along, regions))) else [axis]
-        for axis, regions in zip(whole, pieces, strict=True)
+        regions if number > 0 and _along(axis) >= WORTH * max(1, sum(map(_along, regions))) else [axis]
+        for number, (axis, regions) in enumerate(zip(whole, pieces, strict=True))
     ]
     seen = set()
     for axes in ((cuts[0], cuts[1], [whole[2]]), tuple(cuts), tuple([axis] for axis in whole)):
