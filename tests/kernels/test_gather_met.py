@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward and dgrad leave out planes and lines of a border: no product is lost, and nothing is read that is not packed."""
+"""Forward and dgrad leave out planes and lines of a border: no product is lost, and only what is packed is read."""
 
 import itertools
 from dataclasses import replace

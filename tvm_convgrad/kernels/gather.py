@@ -40,7 +40,6 @@ from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
 
-
 WEIGHTS_AHEAD = 16
 """Steps before its turn that W is asked for, where all of its blocks are more than the core's own cache holds."""
 

@@ -21,13 +21,13 @@ FMA_LATENCY = 4.0
 STEP_OVERHEAD = 0.3
 """Cycles of a step of the reduction beyond its arithmetic and loads."""
 
-FAR_VECTOR_CYCLES = 2.2
+FAR_VECTOR_CYCLES = 3.3
 """Of a vector of pixels from a channel's own place, which no prefetcher foresees."""
 
 TAP_VECTOR_CYCLES = 1.6
 """The same where taps read a channel's lines again: most of these vectors lie across two lines of the cache."""
 
-FAR_PAGE_CYCLES = 7.0
+FAR_PAGE_CYCLES = 1.0
 """More, of a step whose channel lies in a page of its own, when there are many: each pass translates them again."""
 
 NEAR_BYTES = 1 << 15
@@ -35,6 +35,9 @@ NEAR_BYTES = 1 << 15
 
 WEIGHT_VECTOR_CYCLES = 0.3
 """More, of a step, for each vector of a larger block."""
+
+SPLIT_VECTOR_CYCLES = 1.9
+"""More, of a vector of pixels where planes are no whole lines of the cache: most vectors lie across two of them."""
 
 TILE_OVERHEAD = 30.0
 """Cycles to begin and end a tile."""
@@ -48,16 +51,16 @@ WIDE_TILE = 0.01
 STORE_CYCLES = 1.5
 """Of a vector of results that goes straight to memory."""
 
-TURN_CYCLES = 6.0
+TURN_CYCLES = 16.0
 """Of a vector of results that is turned on its way."""
 
 COPY_CYCLES = 0.3
 """Of an element that is packed in the order it has in memory."""
 
-FAR_COPY_CYCLES = 0.5
+FAR_COPY_CYCLES = 0.8
 """The same where channels lie far apart, line after line."""
 
-SQUARE_CYCLES = 1.2
+SQUARE_CYCLES = 1.15
 """Of an element that is packed through squares turned in registers, whose rows lie far apart."""
 
 ELEMENT_CYCLES = 1.5
@@ -69,8 +72,8 @@ FETCH_CYCLES = 0.6
 TOUCH_CYCLES = 8.0
 """Of the first vectors of each channel that a tile reads from a place of its own."""
 
-FAR_TOUCH_CYCLES = 25.0
-"""The same of a tile that reads single pixels there."""
+PIXEL_TOUCH_CYCLES, FAR_TOUCH_CYCLES = 8.0, 28.0
+"""The same of a tile that reads single pixels there, and more where there are many channels in pages of their own."""
 
 SHARED_BYTES = 4.5
 """Bytes a cycle and core from the shared cache, while results go there."""
@@ -78,7 +81,7 @@ SHARED_BYTES = 4.5
 SEEN = 0.15
 """The part of a stream from there that the arithmetic of the tile that reads it never hides."""
 
-LOAD_CYCLES = 0.54
+LOAD_CYCLES = 0.62
 """Of a vector or broadcast that a step loads."""
 
 WRITTEN_BYTES = 10.0
@@ -254,7 +257,9 @@ def _cuts(
                 for splits in (2, 4, machine.parts, 2 * machine.parts):
                     if full.blocks >= splits > 1:
                         yield replace(cut, splits=splits)
-            if strip == tiles and (count == lines[-1] or bytes_ <= budget):
+            # Vectors of pixels from a panel of everything come from far, channel after channel: nothing foresees that.
+            near = not tile.over_pixels or gather.source.size * 4 <= machine.l2_bytes
+            if near and strip == tiles and (count == lines[-1] or bytes_ <= budget):
                 for splits in {1, 2, machine.parts}:
                     yield replace(cut, order="weights", splits=splits)
 
@@ -285,6 +290,8 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         step = max(step, far * tiling.columns + tiling.rows / 2 + STEP_OVERHEAD)
     if tiling.over_pixels and tiling.direct:
         step += FAR_PAGE_CYCLES * beyond_near_pages(channels, gather.source.channel * element)
+        if gather.source.channel * element % 64:
+            step += SPLIT_VECTOR_CYCLES * tiling.columns
     if not tiling.over_pixels and shape.block * shape.tap_count * channels * element > NEAR_BYTES * len(phases):
         step += WEIGHT_VECTOR_CYCLES * tiling.columns
     arithmetic = tiles * shape.tap_count * shape.met.share * channels * step
@@ -307,7 +314,10 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     work += panels * splits * panel * copied
     if tiling.direct and gather.source.channel != 1:
         again = tiles if tiling.order == "weights" else tiles / shape.blocks
-        work += again * channels * (TOUCH_CYCLES if tiling.over_pixels else FAR_TOUCH_CYCLES)
+        touch = TOUCH_CYCLES
+        if not tiling.over_pixels:
+            touch = PIXEL_TOUCH_CYCLES + FAR_TOUCH_CYCLES * beyond_near_pages(channels, gather.source.channel * element)
+        work += again * channels * touch
     # W.
     weights = groups * shape.blocks * shape.block * shape.tap_count * channels
     neighbours = gather.weight_result == 1
@@ -316,7 +326,7 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     work += weights * copies * per_weight
     # Streams from beyond the core's own cache: W for the first tile of each slab, the source for every tile.
     block_bytes = shape.block * shape.tap_count * channels * element
-    slab_bytes = _slab_bytes(gather, shape, tiling, tiling.direct)
+    slab_bytes: float = _slab_bytes(gather, shape, tiling, tiling.direct)
     if shape.joint:  # of all planes, a slab reads those that its taps reach
         slab_bytes *= min(1.0, len(phases[0][0].taps) / len(shape.planes))
     tile_bytes = slab_bytes * slabs * shape.blocks / tiles

@@ -30,7 +30,8 @@ class GatherTiling:
         strip: tiles of a slab in the direction of lines.
         order: "source": work items are slabs, W is packed once for all; "weights": work items are blocks of result
             channels, the source is packed once for all.
-        splits: pieces of a work item: of the result channels in the order "source", of the slabs in the order "weights".
+        splits: pieces of what a work item would do: of the result channels in the order "source", of the slabs in the
+            order "weights".
         direct: the source is read where it is, without a panel.
     """
 
@@ -152,7 +153,9 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
             size = plane_pitch * len(planes) + lanes
         starts = tuple(
             tuple(
-                (d if joint else planes.index(d)) * plane_pitch + (y - low[1]) // fetch[1] * line_pitch + (x - low[2]) // fetch[2] * pitch
+                (d if joint else planes.index(d)) * plane_pitch
+                + (y - low[1]) // fetch[1] * line_pitch
+                + (x - low[2]) // fetch[2] * pitch
                 for _, (d, y, x) in of_phase
             )
             for of_phase in taps

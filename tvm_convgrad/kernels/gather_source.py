@@ -77,7 +77,8 @@ class SourcePanel:
         plane, line = (number, 0) if shape.panel_lines == 1 else divided(loops, number, shape.panel_lines)
         d = slab.depth * gather.in_step[0] + self._planes.at(plane)
         h = slab.line * gather.in_step[1] + shape.low[1] + line * shape.fetch[1]
-        read, zeros = [], []
+        read: list[Any] = []
+        zeros: list[Any] = []
         (read if shape.met.planes is not None else zeros).append(within(d, source.extents[0]))
         (read if shape.met.clear else zeros).append(within(h, source.extents[1]))
         with loops.when(functools.reduce(tirx.And, read)) if read else nullcontext():

@@ -4,8 +4,8 @@
 With a dilation of 36 on an image of 28 pixels, as in DeepLab, eight of nine taps of a 3x3 kernel never meet the image,
 and with 24 those of the border meet 4 of its 28 lines. A kernel that treats the border as zeros multiplies them all.
 Here a result axis is cut where the set of taps that meet the source changes, and each region keeps its own taps only.
-Along the depth, sums leave such taps out by themselves (gather_met.py); along the height they do so, too, but far lines of
-panels are less.
+Sums leave out such taps by themselves along the depth (gather_met.py). They do along the height, too, but with a large
+dilation a region's panel has fewer lines.
 """
 
 from __future__ import annotations
