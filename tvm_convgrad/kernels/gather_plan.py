@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,10 +23,7 @@ STEP_OVERHEAD = 0.3
 """Cycles of a step of the reduction beyond its arithmetic and loads."""
 
 FAR_VECTOR_CYCLES = 3.3
-"""Of a vector of pixels from a channel's own place, which no prefetcher foresees."""
-
-TAP_VECTOR_CYCLES = 1.6
-"""The same where taps read a channel's lines again: most of these vectors lie across two lines of the cache."""
+"""Of a vector of pixels, from a channel's own place, which no prefetcher foresees, or across two lines of the cache."""
 
 FAR_PAGE_CYCLES = 1.0
 """More, of a step whose channel lies in a page of its own, when there are many: each pass translates them again."""
@@ -95,6 +93,10 @@ ITEM_OVERHEAD = 1500.0
 
 SHARED_PANEL = 1 << 26
 """The most bytes of a panel of the whole source."""
+
+LONE_COLUMN_ROWS, LONG_SUM = 28, 256
+"""Rows of a tile of one vector of channels, so that a load of W serves more of them, and the steps of a sum from which
+on that gains."""
 
 MOST_CUTS = 24
 """Other cuts that are worth compiling for a measurement."""
@@ -219,6 +221,9 @@ def _tiles(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Itera
     for columns in (1, 2, 3):
         rows = min(tile_rows(machine, columns), most)
         yield GatherTiling("channels", balanced(w, min(rows, w)), columns, 1, 1)
+        if columns == 1 and _longest_sum(gather, phases) >= LONG_SUM:
+            rows = min(LONE_COLUMN_ROWS, most - 2)
+            yield GatherTiling("channels", balanced(w, min(rows, w)), columns, 1, 1)
         if columns > 1 and w > rows // 2:
             yield GatherTiling("channels", balanced(w, min(rows // 2 + 1, w)), columns, 1, 1)
         for tile_lines in (n for n in range(2, rows // w + 1) if h % n == 0):
@@ -231,6 +236,10 @@ def _tiles(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Itera
         rows = min(tile_rows(machine, columns), channels)
         if rows >= 1:
             yield GatherTiling("pixels", balanced(channels, rows), columns, 1, 1)
+
+
+def _longest_sum(gather: Gather, phases: tuple[Phase, ...]) -> int:
+    return gather.source_channels * max(math.prod(len(axis.taps) for axis in phase) for phase in phases)
 
 
 def _cuts(
@@ -285,9 +294,7 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     if shape.tap_count * channels < SHORT_SUM * len(phases):
         step *= 1 + WIDE_TILE * max(0, accumulators - 16)
     if tiling.over_pixels:
-        # Vectors come from far, or straddle lines of the cache.
-        far = FAR_VECTOR_CYCLES if shape.tap_count <= len(phases) else TAP_VECTOR_CYCLES
-        step = max(step, far * tiling.columns + tiling.rows / 2 + STEP_OVERHEAD)
+        step = max(step, FAR_VECTOR_CYCLES * tiling.columns + tiling.rows / 2 + STEP_OVERHEAD)
     if tiling.over_pixels and tiling.direct:
         step += FAR_PAGE_CYCLES * beyond_near_pages(channels, gather.source.channel * element)
         if gather.source.channel * element % 64:
