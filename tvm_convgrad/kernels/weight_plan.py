@@ -76,7 +76,8 @@ FAR_COST = 14.0
 """Cycles of a pixel whose row's scalars lie in a page of its own, where there are many: translations, cache sets."""
 
 LONE_COST, LONE_DISTANCE = 1.0, 512
-"""Cycles of a pixel whose row's scalars come from the second cache, and how many bytes pixels are apart then."""
+"""Cycles of a pixel whose row's scalars come from the second cache, and how many bytes pixels are apart then; half as
+many where each tap reads them."""
 
 SHARED_CACHE = 8 << 20
 """Bytes: tensors larger than this come from memory."""
@@ -230,7 +231,8 @@ def _far_rows(spec: WeightSpec, tiling: WeightTiling, element: int) -> float:
 
 def _lone_rows(spec: WeightSpec, element: int) -> bool:
     """Whether pixels of dY are no neighbours, and so far apart that they share few sets of the first cache."""
-    return spec.gathered is None and spec.dy.spatial[2] * element >= LONE_DISTANCE
+    distance = LONE_DISTANCE if spec.is_pointwise else LONE_DISTANCE // 2
+    return spec.gathered is None and spec.dy.spatial[2] * element >= distance
 
 
 def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
