@@ -2,6 +2,8 @@
 """wgrad sums, for each tap, where it meets data, and nothing else: its panel holds NaN wherever X was not packed."""
 
 import itertools
+import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +16,7 @@ from tvm_convgrad.kernels import plan, weight_plan
 from tvm_convgrad.kernels.loops import Loops
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.kernels.weight_spec import VectorPanel, weight_spec
+from tvm_convgrad.kernels.weight_spec import TapPanel, VectorPanel, WeightTiling, swapped, weight_spec
 from tvm_convgrad.problem import ConvProblem
 
 BORDERS = {
@@ -50,12 +52,37 @@ CASES = [
 ]
 
 
+ROWS = [12, 9, 16, 8]
+"""Rows of pairs of tap and channel: those of one tap, of several, of one tap of depth, of all."""
+
+
+def _arranged(text, channels_last):
+    problem = ConvProblem.from_descriptor(text)
+    if not channels_last:
+        return problem
+    return problem.with_layouts(*(("NDHWC", "ODHWI", "NDHWC") if problem.rank == 3 else ("NHWC", "OHWI", "NHWC")))
+
+
+def _pairs():
+    """Problems whose pairs of tap and channel lie evenly in dW, with some rows and a cut for each."""
+    ungrouped = {name: text for name, text in BORDERS.items() if not text.startswith("g")}
+    for number, (name, text) in enumerate(ungrouped.items()):
+        for turn, rows in enumerate((ROWS[number % 4], (9, 3)[number % 2])):
+            channels_last = turn == 0
+            problem = _arranged(re.sub(r"ic\d+", f"ic{2 * rows if channels_last else 5}", text), channels_last)
+            spec = weight_spec(problem)
+            if not weight_plan.swap_refusal(spec) and rows <= len(spec.row_taps):
+                tiling = WeightTiling(rows, 1, spec.dy.extents[1], 1, 1, 1, True, swapped=True, direct=channels_last)
+                cut = replace(tiling, **CUTS[(number + turn) % 3])
+                yield pytest.param(problem, (spec, cut), id=f"{name}-{problem.data_layout}-{rows}")
+
+
 def _with_nan_in_panels(monkeypatch):
     plain = Loops.buffer
 
     def poisoned(self, name, size, dtype):
         buffer = plain(self, name, size, dtype)
-        if name == "x_panel":
+        if name in ("x_panel", "tap_panel"):
             with self.loop(size, "poison") as e:
                 self.store(buffer, e, tirx.const(np.nan, dtype))
         return buffer
@@ -76,14 +103,31 @@ def _cut(problem, cut):
 
 @pytest.mark.parametrize(("name", "channels_last", "cut"), CASES, ids=str)
 def test_borders_are_left_out(name, channels_last, cut, monkeypatch):
-    problem = ConvProblem.from_descriptor(BORDERS[name])
-    if channels_last:
-        rank3 = problem.data_layout == "NCDHW"
-        problem = problem.with_layouts(*(("NDHWC", "ODHWI", "NDHWC") if rank3 else ("NHWC", "OHWI", "NHWC")))
+    problem = _arranged(BORDERS[name], channels_last)
     chosen = Choice(weight_plan.KIND, "", detail=_cut(problem, cut))
     monkeypatch.setattr(plan, "choose", lambda *_: chosen)
     _with_nan_in_panels(monkeypatch)
     check_exact(problem, "backward_weight")
+
+
+@pytest.mark.parametrize(("problem", "detail"), list(_pairs()))
+def test_rows_of_pairs_sum_where_any_of_their_taps_meets(problem, detail, monkeypatch):
+    assert not weight_plan.refusal(*detail, machine_of(tvm.target.Target(NATIVE)))
+    chosen = Choice(weight_plan.KIND, "", detail=detail)
+    monkeypatch.setattr(plan, "choose", lambda *_: chosen)
+    _with_nan_in_panels(monkeypatch)
+    check_exact(problem, "backward_weight")
+
+
+def test_a_block_of_one_tap_sums_its_own_bounds():
+    problem = _arranged("mb2ic24id4ih5iw6oc32od4oh5ow6kd3kh3kw3pd1ph1pw1", True)
+    spec = swapped(weight_spec(problem))
+    panel = TapPanel.of(spec, 12, (5, 1), 16)
+    source = spec.gathered
+    assert panel.met == [bounds for bounds in itertools.product(*source.met) for _ in range(2)]
+    assert panel.share == pytest.approx(math.prod(source.shares))
+    all_taps = TapPanel.of(swapped(weight_spec(_arranged(BORDERS["even"], False))), 27, (5, 1), 16)
+    assert all_taps.share == 1.0
 
 
 @pytest.mark.parametrize("name", BORDERS)

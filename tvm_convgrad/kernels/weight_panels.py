@@ -30,10 +30,10 @@ from tvm_convgrad.kernels.packing import shuffle, transpose
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tile import Tile
-from tvm_convgrad.kernels.weight_spec import VectorPanel, WeightSpec, WeightTiling
+from tvm_convgrad.kernels.weight_spec import TapPanel, VectorPanel, WeightSpec, WeightTiling
 
 SIDES = ("first", "end")
-"""Of the positions of dY that a tap meets."""
+"""Of the positions of dY where a tap meets X."""
 
 PIECES = 64
 """Work items of a pass over all elements of dY or dW."""
@@ -66,9 +66,19 @@ class WeightPanels:
             for kd, kh, kw in self.taps
         ]
         self.shifts = Numbers(loops, "tap_shifts", shifts)
+        met = list(itertools.product(*spec.met))
+        if spec.gathered is not None:
+            met = TapPanel.of(spec, tiling.rows, (tiling.lines, tiling.planes), self.lanes).met
+        # For each axis, by tap or by block of pairs of tap and channel: where X is met, and whether that is all of dY.
         self.bounds = [
-            [Numbers(loops, f"tap_{name}s", [bounds[k][side] for k in along]) for side, name in enumerate(SIDES)]
-            for bounds, along in zip(spec.met, zip(*self.taps, strict=True), strict=True)
+            [
+                Numbers(loops, f"{side}_met", list(numbers))
+                for side, numbers in zip(SIDES, zip(*each, strict=True), strict=True)
+            ]
+            for each in zip(*met, strict=True)
+        ]
+        self.meets_all = [
+            set(each) == {(0, extent)} for each, extent in zip(zip(*met, strict=True), spec.dy.extents, strict=True)
         ]
 
     def _transposes(self) -> bool:

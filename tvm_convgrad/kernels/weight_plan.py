@@ -36,7 +36,10 @@ MOST_CUTS = 24
 
 MAX_TAP_ROWS, MAX_FEW_ROWS = 512, 2048
 """Pairs of tap and input channel up to which they are tried as rows: more fill the lanes of vectors of X as well,
-unless channels fill less than half of one."""
+unless channels fill few of them."""
+
+FEW_LANES = 0.8
+"""The part of the lanes that are few."""
 
 MAX_CODE = 128
 """Accumulators of all the code for blocks of such pairs, which do not all lie alike."""
@@ -131,7 +134,7 @@ def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
     if spec.gathered is not None:
         if tiling.packed:
             return "packed is for rows of channels; pairs of tap and channel have a panel of their own"
-        kinds = len(TapPanel.of(spec, tiling, machine.lanes(spec.dtype)).kinds())
+        kinds = len(_tap_panel(spec, tiling, machine).kinds())
         if kinds > 1 and (tiling.splits > 1 or kinds * tiling.rows * tiling.columns > MAX_CODE):
             return f"rows is {tiling.rows}; its blocks lie in {kinds} ways: too much code, and no splits"
     if not tiling.direct:
@@ -186,7 +189,9 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
     """The cuts that are worth a look."""
     planes_in_all = spec.batch * spec.dy.extents[0]
     turns: tuple[bool, ...] = (False, True)
-    most = MAX_FEW_ROWS if 2 * spec.in_channels < machine.lanes(spec.dtype) else MAX_TAP_ROWS
+    lanes = machine.lanes(spec.dtype)
+    few = spec.in_channels < FEW_LANES * lanes * -(-spec.in_channels // lanes)
+    most = MAX_FEW_ROWS if few else MAX_TAP_ROWS
     if swap_refusal(spec) or (not spec.is_pointwise and spec.in_channels * math.prod(spec.kernel) > most):
         turns = (False,)
     for turned, columns, pixels in itertools.product(turns, (2, 1, 3), SLABS):
@@ -201,11 +206,14 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
         in_blocks = -(-seen.in_channels // (columns * machine.lanes(spec.dtype)))
         out_blocks = -(-seen.out_channels // rows)
         ahead = slabs > 1 and seen.is_pointwise and max(spec.x.size, spec.dy.size) * 4 > machine.l2_bytes
+        # Where rows are gathered only vectors are asked for, which may not be worth its cycles.
+        asks = (ahead,) if seen.gathered is None or not ahead else (True, False)
         for parts in {1, machine.parts if slabs >= machine.parts else 1}:
             for inner in {1, min(4, in_blocks), min(8, in_blocks), -(-in_blocks // machine.parts), in_blocks}:
-                for splits in {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}:
+                pieces = {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}
+                for splits, asked in itertools.product(pieces, asks):
                     tiling = WeightTiling(
-                        rows, columns, lines, planes, parts, splits, parallel, inner, turned, prefetched=ahead
+                        rows, columns, lines, planes, parts, splits, parallel, inner, turned, prefetched=asked
                     )
                     in_place = not refusal(spec, replace(tiling, direct=True), machine)
                     ways: tuple[bool, ...] = (False,)
@@ -242,11 +250,12 @@ def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
         return balanced(count, min(tile_rows(machine, columns), count))
     lanes = machine.lanes(spec.dtype)
 
-    def worth(rows: int) -> tuple[int, int]:
-        kinds = len(TapPanel.of(spec, WeightTiling(rows, columns, 1, 1, 1, 1, True), lanes).kinds())
+    def worth(rows: int) -> tuple[float, int]:
+        panel = TapPanel.of(spec, rows, (1, 1), lanes)
+        kinds = len(panel.kinds())
         if kinds * rows * columns > MAX_CODE:
             return (count * columns * 2 * ADD_LATENCY, kinds)
-        return (-(-count // rows) * (max(rows * columns, 2 * ADD_LATENCY) + 4), kinds)
+        return (-(-count // rows) * (max(rows * columns, 2 * ADD_LATENCY) + 4) * panel.share, kinds)
 
     return min((rows for rows in range(1, count + 1) if fits(machine, rows, columns)), key=worth)
 
@@ -293,14 +302,15 @@ def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     joined = spec.kernel[1:] == (1, 1) and spec.gathered is None and (line % lanes == 0 or spec.x.channel == 1)
     exits = slabs if joined else spec.batch * depth * height * spec.shares[0] * spec.shares[1]
     sums = rows * columns * KEEP_COST * (0 if slabs == 1 else 1)
-    cycles = tiles * (pixels * step * math.prod(spec.shares) + exits * LINE_COST + slabs * (TILE_COST + sums))
+    share = math.prod(spec.shares) if spec.gathered is None else _tap_panel(spec, tiling, machine).share
+    cycles = tiles * (pixels * step * share + exits * LINE_COST + slabs * (TILE_COST + sums))
 
     panel = _panel(spec, tiling, width).size
     if not tiling.direct:
         cycles += slabs * in_blocks * spec.groups * tiling.splits * panel * _pack_cost(spec, machine)
     if spec.gathered is not None:
         plain = machine.has_masks and spec.gathered.x.dtype == spec.dtype
-        size = TapPanel.of(spec, tiling, lanes).size
+        size = _tap_panel(spec, tiling, machine).size
         cycles += slabs * in_items * tiling.splits * size * (COPY_COST if plain else GATHER_COST)
     if tiling.packed:
         cost = TRANSPOSE_COST if spec.dy.channel != 1 else COPY_COST
@@ -353,6 +363,11 @@ def _pack_cost(spec: WeightSpec, machine: Machine) -> float:
     if not spec.turns or not machine.has_masks:
         return GATHER_COST
     return TRANSPOSE_COST * (1 if spec.x.spatial[2] * spec.column_pace == 1 else 1.5)
+
+
+def _tap_panel(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> TapPanel:
+    """The panel of the rows of a spec that gathers."""
+    return TapPanel.of(spec, tiling.rows, (tiling.lines, tiling.planes), machine.lanes(spec.dtype))
 
 
 def _panel(spec: WeightSpec, tiling: WeightTiling, width: int) -> VectorPanel:

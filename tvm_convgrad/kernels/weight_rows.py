@@ -131,7 +131,7 @@ class TapRows(Rows):
 
     def __init__(self, kernel: WeightPanels) -> None:
         super().__init__(kernel)
-        self.taps = TapPanel.of(self.spec, self.tiling, kernel.lanes)
+        self.taps = TapPanel.of(self.spec, self.tiling.rows, (self.tiling.lines, self.tiling.planes), kernel.lanes)
         self.source = self.taps.source
         kinds = self.taps.kinds()
         self._offsets = [list(offsets) for offsets in kinds]

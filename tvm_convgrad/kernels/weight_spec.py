@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -97,7 +98,7 @@ class WeightSpec:
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """For each axis, the part of dY's positions where taps meet X: only these are summed."""
+        """For each axis, the part of dY's positions where taps meet X: all that is summed unless this gathers."""
         return tuple(
             sum(end - first for first, end in bounds) / (len(bounds) * extent)
             for bounds, extent in zip(self.met, self.dy.extents, strict=True)
@@ -246,13 +247,13 @@ class TapPanel:
         return 0, 0
 
     @staticmethod
-    @lru_cache(maxsize=256)
-    def of(spec: WeightSpec, tiling: WeightTiling, lanes: int) -> TapPanel:
-        """The panel of a spec that gathers."""
+    @lru_cache(maxsize=4096)
+    def of(spec: WeightSpec, rows: int, slab: tuple[int, int], lanes: int) -> TapPanel:
+        """The panel of a spec that gathers, for blocks of so many rows and a slab of (lines, planes) of dY."""
         source = spec.gathered
         assert source is not None
         runs, scale = TapPanel.runs_of(source)
-        lines = source.panel_lines(tiling.lines)
+        lines = source.panel_lines(slab[0])
         columns = (source.dy.extents[2] - 1) * source.strides[2] + (source.kernel[2] - 1) * source.dilation[2] + 1
         pitch = -(-columns * scale // lanes) * lanes
         line_size = runs * pitch
@@ -263,9 +264,7 @@ class TapPanel:
             + channel * (pitch if scale == 1 else 1)
             for (kd, kh, kw), channel in source.row_taps
         )
-        return TapPanel(
-            source, tiling.rows, lines, runs, scale, pitch, line_size, plane_size, tiling.planes * plane_size, offsets
-        )
+        return TapPanel(source, rows, lines, runs, scale, pitch, line_size, plane_size, slab[1] * plane_size, offsets)
 
     @property
     def column_size(self) -> int:
@@ -282,6 +281,23 @@ class TapPanel:
     def starts(self) -> list[int]:
         """The offset of each block's first row."""
         return [self.offsets[first] for first in self.firsts]
+
+    @cached_property
+    def met(self) -> list[tuple[tuple[int, int], ...]]:
+        """For each block and axis, the positions of dY, (first, after the last), between which any row meets X."""
+        bounds, taps = self.source.met, [tap for tap, _ in self.source.row_taps]
+
+        def hull(axis: int, among: list[Three]) -> tuple[int, int]:
+            met = [bounds[axis][tap[axis]] for tap in among]
+            return min(first for first, _ in met), max(end for _, end in met)
+
+        return [tuple(hull(axis, taps[first : first + self.rows]) for axis in range(3)) for first in self.firsts]
+
+    @cached_property
+    def share(self) -> float:
+        """The part of dY's positions that blocks sum over."""
+        summed = sum(math.prod(end - first for first, end in bounds) for bounds in self.met)
+        return summed / (len(self.met) * math.prod(self.source.dy.extents))
 
     def kinds(self) -> dict[tuple[int, ...], list[int]]:
         """Blocks by the offsets from their first rows: those of one kind have one code."""

@@ -205,10 +205,10 @@ class _Weight(WeightPanels):
         tile = Tile(loops, tiling.rows, tiling.columns, lanes, spec.dtype)
         source = self.x if slab.panel is None else slab.panel
         (first_depth, end_depth), (first_line, end_line), (first_column, end_column) = (
-            [bound.at(tap) for bound in bounds] for bounds in self.bounds
+            [bound.at(tap if spec.gathered is None else out_block) for bound in bounds] for bounds in self.bounds
         )
         start, lines = 0, slab.lines
-        if spec.shares[1] < 1:  # opaque, as these are minima in sums
+        if not self.meets_all[1]:  # opaque, as these are minima in sums
             start = loops.opaque(larger(expr(first_line - slab.line), 0), "start")
             lines = loops.opaque(larger(smaller(end_line - slab.line, slab.lines) - start, 0), "met_lines")
         pixels = loops.let(end_column - first_column, "met_columns")
@@ -216,12 +216,12 @@ class _Weight(WeightPanels):
             number = loops.let(slab.plane + p, "number")
             a_plane, a_line, a_pixel = rows.at(slab, number, p, out_block, local_block)
             b_plane, b_line, b_pixel = self._vectors_at(slab, number, p, first_in, tap)
-            alike = a_line == a_pixel * columns and b_line == b_pixel * columns and spec.shares[2] == 1
+            alike = a_line == a_pixel * columns and b_line == b_pixel * columns and self.meets_all[2]
             joined = tiling.lines == 1 or alike
             line_count, pixel_count = (1, lines * pixels) if joined else (lines, pixels)
             a_plane = loops.let(expr(a_plane + start * a_line + first_column * a_pixel), "a_plane")
             b_plane = loops.let(expr(b_plane + start * b_line + first_column * b_pixel), "b_plane")
-            if spec.shares[0] < 1:
+            if not self.meets_all[0]:
                 depth = loops.let(remainder(number, spec.dy.extents[0]), "depth")
                 met = tirx.And(depth >= first_depth, depth < end_depth)
                 line_count = loops.let(choose(met, line_count, 0), "plane_lines")
