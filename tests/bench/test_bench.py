@@ -211,7 +211,7 @@ def test_resume_goes_on(convgrad: Command, tmp_path: Path) -> None:
     again = json.loads(file.read_text())["measurements"]
     assert [entry["face"] for entry in again] == ["backward_weight", "backward_data"]
     assert again[0]["ours"] == 123.0
-    assert len(re.findall(r"^ +[\d.]+x ", done.err, re.MULTILINE)) == 1
+    assert len(re.findall(r"^ *[\d.]+x ", done.err, re.MULTILINE)) == 1
     convgrad(*command[:-2], "--seconds", 0.25, "--json", file, "--resume").assert_sentence("seconds = 0.0", "--resume")
 
 
