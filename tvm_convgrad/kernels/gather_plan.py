@@ -98,6 +98,9 @@ LONE_COLUMN_ROWS, LONG_SUM = 28, 256
 """Rows of a tile of one vector of channels, so that a load of W serves more of them, and the steps of a sum from which
 on that gains."""
 
+GROUP_COST = 0.015
+"""What a loop nest more, relative to all, has to gain: time to compile, and work that is shared less evenly."""
+
 MOST_CUTS = 24
 """Other cuts that are worth compiling for a measurement."""
 
@@ -109,7 +112,7 @@ def plan_gather(problem: ConvProblem, face: str, machine: Machine) -> Choice:
     if isinstance(depthwise, Choice) and not depthwise.kind.startswith(SMALL_GROUPS):
         return depthwise
     cuts = [(each, *_best_tilings(each, machine)) for each in (gather, *by_regions(gather))]
-    gather, tilings, cycles = min(cuts, key=lambda cut: cut[2])
+    gather, tilings, cycles = min(cuts, key=lambda cut: cut[2] * (1 + GROUP_COST * len(cut[1])))
     seconds = cycles * machine.parts / CLOCK
     choice = Choice(f"implicit GEMM {face}", "covers the problem", seconds, {}, (gather, tilings))
     return faster_of(choice, depthwise, f"depthwise {face}")
@@ -207,7 +210,13 @@ def _invalid_panel(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTili
 def candidates(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Iterator[GatherTiling]:
     """Valid tilings worth a thought; the first two orientations always have one."""
     for tile in _tiles(gather, phases, machine):
-        for direct in (True, False):
+        # Each tap of single pixels would go to the places of all channels again.
+        scattered = (
+            not tile.over_pixels
+            and gather.source.channel != 1
+            and _longest_sum(gather, phases) > (gather.source_channels)
+        )
+        for direct in (False,) if scattered else (True, False):
             for tiling in _cuts(gather, phases, machine, tile, direct):
                 if not invalid(gather, phases, tiling, machine):
                     yield tiling
@@ -275,7 +284,7 @@ def _cuts(
 
 def _slab_bytes(gather: Gather, shape: Shape, tiling: GatherTiling, direct: bool) -> int:
     if not direct:
-        return shape.panel_size * 4
+        return int(shape.panel_size * 4 * shape.lines_read(tiling.lines, gather.source.extents[1]))
     return shape.span * tiling.lines * gather.in_step[1] * gather.in_step[2] * gather.source_channels * 4
 
 
@@ -315,7 +324,7 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     if gather.source.dtype != gather.dtype or not machine.has_masks:
         copied = ELEMENT_CYCLES
     splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)
-    panel = 0 if tiling.direct else shape.panel_size
+    panel = 0 if tiling.direct else shape.panel_size * shape.lines_read(tiling.lines, gather.source.extents[1])
     if gather.source.size * element > machine.l2_bytes and tiling.order == "weights":
         copied += FETCH_CYCLES
     work += panels * splits * panel * copied

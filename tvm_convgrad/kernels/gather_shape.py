@@ -106,6 +106,13 @@ class Shape:
         """Slabs of one depth of one image."""
         return self.strips * self.line_slabs
 
+    def lines_read(self, lines: int, height: int) -> float:
+        """The part of a panel's lines that slabs of so many lines read, of a source of this height."""
+        if not self.met.clear:
+            return 1.0
+        taps = max(len({offset[1] for _, offset in of_phase}) for of_phase in self.taps)
+        return min(1.0, taps * lines / self.panel_lines, height / self.panel_lines)
+
     def panels(self, depth: int) -> int:
         """Panels of an image whose results have so many planes."""
         return self.slabs if self.joint else self.slabs * depth
@@ -132,6 +139,8 @@ def shape_of(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
             fetch[axis] = gather.in_step[axis]
     channels, source = gather.source_channels, gather.source
     panel_lines = ((tiling.lines - 1) * gather.in_step[1] + high[1] - low[1]) // fetch[1] + 1
+    if met.clear and tiling.lines == h and fetch[1] == 1 and gather.source.extents[1] < panel_lines:
+        low, panel_lines = (low[0], 0, low[2]), gather.source.extents[1]  # no border is read
     panel_columns = ((span - 1) * gather.in_step[2] + high[2] - low[2]) // fetch[2] + 1
     room = _up(panel_columns, lanes) if source.channel != 1 or tiling.over_pixels else panel_columns
     if tiling.direct:

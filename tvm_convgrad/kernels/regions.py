@@ -26,7 +26,7 @@ MOST = 12
 
 
 def by_regions(gather: Gather) -> Iterator[Gather]:
-    """The gather cut along lines, and along lines and columns, each where that saves a good part of its products.
+    """The gather cut along columns, along lines, and along both, each where that saves a good part of its products.
 
     Nothing for results with strides: their phases are interleaved line by line.
     """
@@ -37,12 +37,13 @@ def by_regions(gather: Gather) -> Iterator[Gather]:
     axes_of_source = zip(phase, gather.in_step, gather.source.extents, strict=True)
     pieces = [_regions(axis, step, size) for axis, step, size in axes_of_source]
     whole = [_without_dead_taps(axis, regions) for axis, regions in zip(phase, pieces, strict=True)]
-    cuts = [
-        regions if number > 0 and _along(axis) >= WORTH * max(1, sum(map(_along, regions))) else [axis]
-        for number, (axis, regions) in enumerate(zip(whole, pieces, strict=True))
-    ]
+    lines, columns = (
+        regions if _along(axis) >= WORTH * max(1, sum(map(_along, regions))) else [axis]
+        for axis, regions in list(zip(whole, pieces, strict=True))[1:]
+    )
     seen = set()
-    for axes in ((cuts[0], cuts[1], [whole[2]]), tuple(cuts), tuple([axis] for axis in whole)):
+    none = tuple([axis] for axis in whole)
+    for axes in ((none[0], none[1], columns), (none[0], lines, none[2]), (none[0], lines, columns), none):
         groups = tuple(((d, h, w),) for d, h, w in itertools.product(*axes))
         if len(groups) > MOST:
             continue
