@@ -194,40 +194,48 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
     most = MAX_FEW_ROWS if few else MAX_TAP_ROWS
     if swap_refusal(spec) or (not spec.is_pointwise and spec.in_channels * math.prod(spec.kernel) > most):
         turns = (False,)
-    for turned, columns, pixels in itertools.product(turns, (2, 1, 3), SLABS):
+    height, line = spec.dy.extents[1:]
+    for turned, columns in itertools.product(turns, (2, 1, 3)):
         seen = swapped(spec) if turned else spec
         rows = _rows(seen, columns, machine)
-        height, line = spec.dy.extents[1:]
-        lines = balanced(height, max(1, min(height, pixels // line)))
-        planes = (
-            balanced(planes_in_all, max(1, min(planes_in_all, pixels // (height * line)))) if lines == height else 1
-        )
-        slabs = -(-planes_in_all // planes) * -(-height // lines)
-        in_blocks = -(-seen.in_channels // (columns * machine.lanes(spec.dtype)))
+        in_blocks = -(-seen.in_channels // (columns * lanes))
         out_blocks = -(-seen.out_channels // rows)
-        ahead = slabs > 1 and seen.is_pointwise and max(spec.x.size, spec.dy.size) * 4 > machine.l2_bytes
-        # Where rows are gathered only vectors are asked for, which may not be worth its cycles.
-        asks = (ahead,) if seen.gathered is None or not ahead else (True, False)
-        for parts in {1, machine.parts if slabs >= machine.parts else 1}:
-            for inner in {1, min(4, in_blocks), min(8, in_blocks), -(-in_blocks // machine.parts), in_blocks}:
-                pieces = {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}
-                for splits, asked in itertools.product(pieces, asks):
-                    tiling = WeightTiling(
-                        rows, columns, lines, planes, parts, splits, parallel, inner, turned, prefetched=asked
-                    )
-                    in_place = not refusal(spec, replace(tiling, direct=True), machine)
-                    ways: tuple[bool, ...] = (False,)
-                    if in_place:
-                        ways = (False, True) if seen.gathered is None else (True,)
-                    for direct in ways:
-                        tried = replace(tiling, direct=direct)
-                        if refusal(spec, tried, machine):
-                            continue
-                        yield tried
-                        packed = replace(tried, packed=True)
-                        # With a panel of one operand, one of the other costs little more, and its passes are even.
-                        if not direct and _lone_rows(seen, 4) and not refusal(spec, packed, machine):
-                            yield packed
+        inners = {1, min(4, in_blocks), min(8, in_blocks), -(-in_blocks // machine.parts), in_blocks}
+        pieces = {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}
+        large = seen.is_pointwise and max(spec.x.size, spec.dy.size) * 4 > machine.l2_bytes
+        for lines, planes in dict.fromkeys(_slab(planes_in_all, height, line, pixels) for pixels in SLABS):
+            slabs = -(-planes_in_all // planes) * -(-height // lines)
+            tile = WeightTiling(rows, columns, lines, planes, 1, 1, parallel, swapped=turned)
+            # Nothing is refused for its parts, its blocks or what it asks for.
+            ways = {splits: _ways(spec, seen, replace(tile, splits=splits), machine) for splits in pieces}
+            ahead = slabs > 1 and large
+            # Where rows are gathered only vectors are asked for, which may not be worth its cycles.
+            asks = (ahead,) if seen.gathered is None or not ahead else (True, False)
+            parts_of = {1, machine.parts if slabs >= machine.parts else 1}
+            for parts, inner, splits, asked in itertools.product(parts_of, inners, pieces, asks):
+                for way in ways[splits]:
+                    yield replace(way, parts=parts, inner=inner, prefetched=asked)
+
+
+def _slab(planes_in_all: int, height: int, line: int, pixels: int) -> tuple[int, int]:
+    """Lines and planes of slabs of about so many pixels, all of a size."""
+    lines = balanced(height, max(1, min(height, pixels // line)))
+    if lines < height:
+        return lines, 1
+    return lines, balanced(planes_in_all, max(1, min(planes_in_all, pixels // (height * line))))
+
+
+def _ways(spec: WeightSpec, seen: WeightSpec, tile: WeightTiling, machine: Machine) -> list[WeightTiling]:
+    """The tile with X's panel or without, with dY's or without: what is allowed and worth a look."""
+    direct, packed = replace(tile, direct=True), replace(tile, packed=True)
+    found = []
+    in_place = not refusal(spec, direct, machine)
+    if (not in_place or seen.gathered is None) and not refusal(spec, tile, machine):
+        found.append(tile)
+        # With a panel of one operand, one of the other costs little more, and its passes are even.
+        if _lone_rows(seen, 4) and not refusal(spec, packed, machine):
+            found.append(packed)
+    return [*found, direct] if in_place else found
 
 
 def _far_rows(spec: WeightSpec, tiling: WeightTiling, element: int) -> float:

@@ -121,6 +121,11 @@ class WeightSpec:
         return (lines - 1) * self.line_step + (self.kernel[1] - 1) * self.dilation[1] + 1
 
     @cached_property
+    def swapped(self) -> WeightSpec:
+        """As the function says; kept, as an estimate asks for it three times."""
+        return _swapped(self)
+
+    @cached_property
     def row_taps(self) -> list[tuple[Three, int]]:
         """The (tap, input channel) pairs in the order in which dW has them; none if it has them in no even order."""
         taps = list(itertools.product(*(range(k) for k in self.kernel)))
@@ -385,6 +390,10 @@ def _joined(spec: WeightSpec) -> WeightSpec:
 
 def swapped(spec: WeightSpec) -> WeightSpec:
     """The transposed contraction of a spec with one group: vectors of dY, and rows of X's channels at all taps."""
+    return spec.swapped
+
+
+def _swapped(spec: WeightSpec) -> WeightSpec:
     if spec.is_pointwise:
         dw = replace(spec.dw, out=spec.dw.into, into=spec.dw.out)
         return replace(spec, x=spec.dy, dy=spec.x, dw=dw, out_channels=spec.in_channels, in_channels=spec.out_channels)
