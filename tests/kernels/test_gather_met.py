@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward and dgrad leave out planes and lines of a border: no product is lost, and only what is packed is read."""
 
-import itertools
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,9 @@ from tests.kernels.harness import NATIVE, compiled, run_in_red_zones
 from tests.kernels.test_exact import _problem
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.gather_met import NEARLY_ALL, met_taps
-from tvm_convgrad.kernels.gather_plan import candidates
+from tvm_convgrad.kernels.gather_plan import candidates, estimate
+from tvm_convgrad.kernels.gather_shape import GatherTiling, shape_of
+from tvm_convgrad.kernels.gather_source import TileAhead
 from tvm_convgrad.kernels.loops import Loops
 from tvm_convgrad.kernels.spec import data_gather, forward_gather
 from tvm_convgrad.kernels.target import machine_of
@@ -49,7 +51,18 @@ def test_ranges_have_all_taps_that_meet_the_source_and_few_others(text, make):
                 every += np.prod([len(axis.taps) for axis in phase[:2]]) * phase[0].count * (height // tile_lines)
                 left += _left(met, number, phase, height // tile_lines)
             assert met.share == pytest.approx(left / every if every else 1.0)
-            assert met.lines is None or met.share <= NEARLY_ALL
+            assert (met.lines is None) == (_share_of_lines(gather, phases, tile_lines) > NEARLY_ALL)
+
+
+def _share_of_lines(gather, phases, tile_lines):
+    """The part of the (tile, tap along the height) pairs of which one line at least meets the source."""
+    meets = [
+        any(0 <= q * gather.in_step[1] + offset < gather.source.extents[1] for q in range(first, first + tile_lines))
+        for phase in phases
+        for first in range(0, phase[1].count, tile_lines)
+        for _, offset in phase[1].taps
+    ]
+    return sum(meets) / len(meets) if meets else 1.0
 
 
 def _kept(ranges, number, at, count):
@@ -104,18 +117,80 @@ def test_panels_have_all_that_is_read(monkeypatch, text, channels_last, face):
     problem = _problem(text, channels_last)
     choice = plan.choose(problem, face, MACHINE)
     gather, best = choice.detail
+    height = gather.phases[0][0][1].count
     kinds = {
-        (t.orientation, t.order, t.splits > 1, t.tile_lines > 1): t
+        (t.order, t.orientation, t.lines < height, t.tile_lines > 1, t.splits > 1): t
         for t in candidates(gather, gather.phases[0], MACHINE)
         if not t.direct
     }
-    orders = {order for _, order, _, _ in kinds}
-    assert orders == {"source", "weights"}
+    assert {kind[0] for kind in kinds} == {"source", "weights"}
+    assert {kind[2] for kind in kinds} == {False, True}, "slabs of some lines, and of all"
     operands, wanted = numbers_of(problem, face, 0)
     monkeypatch.setattr(Loops, "buffer", _poisoned)
-    # one of each order, and splits
-    for tiling in itertools.islice({(t.order, t.splits > 1): t for t in kinds.values()}.values(), 4):
+    for tiling in random.Random(text + face).sample(list(kinds.values()), 4):
         function = plan.build(problem, face, MACHINE, replace(choice, detail=(gather, (tiling, *best[1:]))), "main")
         assert "poison" in str(function)
         found = run_in_red_zones(problem, face, compiled(function, TARGET), operands)
         np.testing.assert_array_equal(found, wanted, str(tiling))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb1ic512ih7iw7oc16kh3kw3ph1pw1",  # one slab
+        "mb3ic512ih7iw7oc16kh3kw3ph1pw1",
+        "mb1ic2048ih1iw1oc16kh1kw1",
+    ],
+)
+def test_slabs_are_not_split_into_more_pieces_than_there_are(text):
+    for channels_last in (False, True):
+        problem = _problem(text, channels_last)
+        for face in ("forward", "backward_data"):
+            gather, tilings = plan.choose(problem, face, MACHINE).detail
+            for phases, own in zip(gather.phases, tilings, strict=True):
+                for tiling in (own, *candidates(gather, phases, MACHINE)):
+                    if tiling.order == "weights":
+                        shape = shape_of(gather, phases, tiling, MACHINE)
+                        assert tiling.splits <= gather.batch * phases[0][0].count * shape.slabs
+
+
+def test_two_uneven_pieces_cost_as_much_as_the_larger_one():
+    gather = forward_gather(ConvProblem.from_descriptor("mb3ic512ih7iw7oc16kh3kw3ph1pw1"))
+    whole = GatherTiling("channels", 7, 1, 7, 1, order="weights")
+    one, two = (estimate(gather, gather.phases[0], replace(whole, splits=n), replace(MACHINE, parts=2)) for n in (1, 2))
+    assert 0.6 < two / one < 0.8
+
+
+@pytest.mark.parametrize("text", [*PROBLEMS, "mb1ic8ih28iw28oc8kh3kw3ph12pw12dh11dw11"])
+def test_lines_packed_are_counted_as_the_kernel_packs_them(text):
+    gather = forward_gather(ConvProblem.from_descriptor(text))
+    phases = gather.phases[0]
+    for tiling in {(t.lines, t.tile_lines): t for t in candidates(gather, phases, MACHINE) if not t.direct}.values():
+        shape = shape_of(gather, phases, tiling, MACHINE)
+        inside = [
+            0
+            <= slab * tiling.lines * gather.in_step[1] + shape.low[1] + line * shape.fetch[1]
+            < gather.source.extents[1]
+            for slab in range(shape.line_slabs)
+            for line in range(shape.panel_lines)
+        ]
+        wanted = sum(inside) / len(inside) if shape.met.clear else 1.0
+        assert shape.lines_packed(gather, tiling.lines) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    "text", ["mb8ic32id8ih28iw28oc32kd3kh3kw3pd1ph1pw1", "mb8ic32id9ih14iw14oc32kd3kh3kw3pd2ph1pw1dd1"]
+)
+def test_tiles_of_joint_panels_ask_for_the_planes_that_their_taps_reach(text):
+    gather = forward_gather(_problem(text, True))
+    phases = gather.phases[0]
+    tiling = GatherTiling("channels", 14, 2, phases[0][1].count, 1, order="weights")
+    shape = shape_of(gather, phases, tiling, MACHINE)
+    assert shape.joint
+    ahead = TileAhead(Loops(), gather, 1, shape, tiling, replace(MACHINE, l2_bytes=1 << 10))
+    assert ahead.of_lines
+    offsets = sorted({offset[0] for _, offset in shape.taps[0]})
+    assert [offsets[0] * shape.plane_pitch + k * ahead.plane for k in range(3)] == [
+        d * shape.plane_pitch for d in offsets
+    ]
+    assert ahead.taps == len(shape.taps[0]) // 3

@@ -107,8 +107,8 @@ class Results:
             ) from error
         if written != FORMAT:
             raise ArtifactError(
-                f"{path}: of format {written}; this version goes on with {FORMAT} only, in which each measurement has "
-                "the peak of its time: remove it, or leave out --resume."
+                f"{path}: of format {written}; this version goes on with {FORMAT} only (since 3, each has the "
+                "peak of its time): remove it, or leave out --resume."
             )
         for name, value in where.items():
             if found.environment.get(name) != value:

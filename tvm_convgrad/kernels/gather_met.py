@@ -45,10 +45,6 @@ class Met:
         return tuple(math.prod(len(axis.taps) for axis in phase[axes:]) for phase in phases)
 
 
-EVERY_TAP = Met(planes=None, lines=None, share=1.0, packed=1.0, clear=False)
-"""Of kernels that read borders of zeros."""
-
-
 @lru_cache(maxsize=256)
 def met_taps(phases: tuple[Phase, ...], steps: Three, extents: Three, tile_lines: int) -> Met:
     """The taps of a group of phases that meet a source of these extents, for tiles of so many lines."""
@@ -86,4 +82,4 @@ def _share(ranges: tuple[Ranges, ...], axes: list[AxisPhase]) -> float:
     return met / every if every else 1.0
 
 
-__all__ = ["EVERY_TAP", "Met", "Ranges", "met_taps"]
+__all__ = ["Met", "Ranges", "met_taps"]

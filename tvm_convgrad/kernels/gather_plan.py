@@ -211,12 +211,8 @@ def candidates(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> I
     """Valid tilings worth a thought; the first two orientations always have one."""
     for tile in _tiles(gather, phases, machine):
         # Each tap of single pixels would go to the places of all channels again.
-        scattered = (
-            not tile.over_pixels
-            and gather.source.channel != 1
-            and _longest_sum(gather, phases) > (gather.source_channels)
-        )
-        for direct in (False,) if scattered else (True, False):
+        again = not tile.over_pixels and gather.source.channel != 1 and _most_taps(phases) > 1
+        for direct in (False,) if again else (True, False):
             for tiling in _cuts(gather, phases, machine, tile, direct):
                 if not invalid(gather, phases, tiling, machine):
                     yield tiling
@@ -230,7 +226,7 @@ def _tiles(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Itera
     for columns in (1, 2, 3):
         rows = min(tile_rows(machine, columns), most)
         yield GatherTiling("channels", balanced(w, min(rows, w)), columns, 1, 1)
-        if columns == 1 and _longest_sum(gather, phases) >= LONG_SUM:
+        if columns == 1 and gather.source_channels * _most_taps(phases) >= LONG_SUM:
             rows = min(LONE_COLUMN_ROWS, most - 2)
             yield GatherTiling("channels", balanced(w, min(rows, w)), columns, 1, 1)
         if columns > 1 and w > rows // 2:
@@ -247,8 +243,9 @@ def _tiles(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Itera
             yield GatherTiling("pixels", balanced(channels, rows), columns, 1, 1)
 
 
-def _longest_sum(gather: Gather, phases: tuple[Phase, ...]) -> int:
-    return gather.source_channels * max(math.prod(len(axis.taps) for axis in phase) for phase in phases)
+def _most_taps(phases: tuple[Phase, ...]) -> int:
+    """Of one phase."""
+    return max(math.prod(len(axis.taps) for axis in phase) for phase in phases)
 
 
 def _cuts(
@@ -278,7 +275,8 @@ def _cuts(
             # Vectors of pixels from a panel of everything come from far, channel after channel: nothing foresees that.
             near = not tile.over_pixels or gather.source.size * 4 <= machine.l2_bytes
             if near and strip == tiles and (count == lines[-1] or bytes_ <= budget):
-                for splits in {1, 2, machine.parts}:
+                slabs = gather.batch * phases[0][0].count * full.slabs
+                for splits in sorted({1, min(2, slabs), min(machine.parts, slabs)}):
                     yield replace(cut, order="weights", splits=splits)
 
 
@@ -324,7 +322,7 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     if gather.source.dtype != gather.dtype or not machine.has_masks:
         copied = ELEMENT_CYCLES
     splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)
-    panel = 0 if tiling.direct else shape.panel_size * shape.lines_read(tiling.lines, gather.source.extents[1])
+    panel = 0 if tiling.direct else shape.panel_size * shape.lines_packed(gather, tiling.lines)
     if gather.source.size * element > machine.l2_bytes and tiling.order == "weights":
         copied += FETCH_CYCLES
     work += panels * splits * panel * copied
@@ -347,14 +345,16 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
         slab_bytes *= min(1.0, len(phases[0][0].taps) / len(shape.planes))
     tile_bytes = slab_bytes * slabs * shape.blocks / tiles
     if tiling.order == "source":
-        items = slabs * tiling.splits
+        items, largest = slabs * tiling.splits, -(-shape.blocks // tiling.splits) / (shape.blocks * slabs)
         work += 2 * weights * element / WRITTEN_BYTES
         beyond_w = _beyond(weights / groups * element, slab_bytes, machine)
         beyond_source = _beyond(slab_bytes, block_bytes, machine)
     else:
-        items = groups * shape.blocks * copies
+        pieces = images * shape.slabs
+        items, largest = groups * shape.blocks * copies, -(-pieces // copies) / (pieces * groups * shape.blocks)
         beyond_w = _beyond(block_bytes, slab_bytes, machine)
-        beyond_source = _beyond(images * shape.slabs * slab_bytes, block_bytes, machine)
+        whole = panels * panel * element / groups if shape.joint else pieces * slab_bytes
+        beyond_source = _beyond(whole, block_bytes, machine)
         work += 0 if tiling.direct else 2 * panels * panel * element / WRITTEN_BYTES
     for beyond, times, bytes_ in ((beyond_w, slabs * shape.blocks, block_bytes), (beyond_source, tiles, tile_bytes)):
         stream = beyond * bytes_ / SHARED_BYTES
@@ -362,7 +362,7 @@ def estimate(gather: Gather, phases: tuple[Phase, ...], tiling: GatherTiling, ma
     if tiling.direct and not tiling.over_pixels and shape.step_x * element % 4096 == 0:
         work += arithmetic * 0.3  # all rows fall into the same sets of the cache
     work += items * ITEM_OVERHEAD
-    total = work * (-(-items // parts)) / items
+    total = work * min(1.0, -(-items // parts) * largest)
     moved = (gather.source.size + gather.weight.size + gather.result.size) * element / parts / MEMORY_BYTES
     return max(total, moved) + 0.2 * min(total, moved)
 

@@ -2,8 +2,8 @@
 """Numbers of a cut gather that the plan and the kernel share: tiles, slabs, and what a source panel holds where.
 
 A *tile* is what the registers hold: `rows` x `columns` vectors. A *slab* is `lines` result lines by a strip of tiles,
-of one depth of one image; its *panel* has the source pixels that the slab's taps reach, borders as zeros. All phases
-of a group and all their taps read the one panel, each from a place of its own.
+of one depth of one image; its *panel* has the source pixels that the slab's taps reach, borders as zeros where they
+are read. All phases of a group and all their taps read the one panel, each from a place of its own.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Shape:
         block: result channels of a tile; blocks: how many of these there are in a group.
         tiles: of a line; span: columns of a slab; strips, line_slabs: slabs of a line, and of an image's height.
         taps: of each phase: ((kernel indices), (offsets)), ascending by offset.
-        low, fetch: the first offset on each axis, and the distance of what the panel holds of it.
-        planes: depth offsets; panel_lines, panel_columns: of a plane.
+        low, fetch: the first offset on each axis that the panel holds, and the distance of what it holds.
+        planes: depth offsets, or those of the source if `joint`; panel_lines, panel_columns: of a plane.
         pitch, line_pitch, plane_pitch, channel_step: elements between neighbouring pixels, lines, planes and channels
             of the panel, or of the source itself if it is read directly.
         step_x, step_line: the same between pixels and lines of the result.
@@ -105,6 +105,17 @@ class Shape:
     def slabs(self) -> int:
         """Slabs of one depth of one image."""
         return self.strips * self.line_slabs
+
+    def lines_packed(self, gather: Gather, lines: int) -> float:
+        """The part of the lines of all panels that lies in the source, where others are not packed."""
+        if not self.met.clear:
+            return 1.0
+        step, extent, packed = lines * gather.in_step[1], gather.source.extents[1], 0
+        for slab in range(self.line_slabs):
+            first = slab * step + self.low[1]
+            before = min(self.panel_lines, max(0, -(first // self.fetch[1])))
+            packed += max(0, min(self.panel_lines, -((first - extent) // self.fetch[1])) - before)
+        return packed / (self.panel_lines * self.line_slabs)
 
     def lines_read(self, lines: int, height: int) -> float:
         """The part of a panel's lines that slabs of so many lines read, of a source of this height."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source panel of a slab: the lines and columns that its taps reach, with borders of zeros."""
+"""The source panel of a slab: the lines and columns that its taps reach, with zeros for the borders that are read."""
 
 from __future__ import annotations
 
@@ -281,13 +281,19 @@ class TileAhead:
 
     A tile reads many pixels, or channels, at once, each a stream of its own: more than prefetchers follow. Only for
     sources, and panels of all images, that the core's own cache does not hold.
+
+    Attributes:
+        of_channels, of_lines: whether it asks in the one way or the other.
+        taps, plane: of the latter: taps of a plane of the first phase, and elements from a plane to the next.
     """
 
     def __init__(
         self, loops: Loops, gather: Gather, phases: int, shape: Shape, tiling: GatherTiling, machine: Machine
     ) -> None:
         self.loops, self._line = loops, 64 // DTYPE_BYTES[gather.dtype]
-        bytes_, taps, planes = gather.source.size * DTYPE_BYTES[gather.dtype], shape.taps[0], len(shape.planes)
+        bytes_, taps = gather.source.size * DTYPE_BYTES[gather.dtype], shape.taps[0]
+        depths = sorted({offset[0] for _, offset in taps})
+        planes = len(depths)
         far = bytes_ > (FAR_PIXELS if tiling.over_pixels else FAR_CHANNELS) * machine.l2_bytes
         # Vectors of pixels from their own place: the same channels of the next pixels.
         self.of_channels = far and tiling.over_pixels and tiling.direct and phases == shape.tap_count == 1
@@ -297,15 +303,19 @@ class TileAhead:
         self.of_lines = far and there and not tiling.over_pixels and bool(taps) and len(taps) % planes == 0
         if not self.of_lines:
             return
-        self._channels, self._taps, self._plane = gather.source_channels, len(taps) // planes, shape.plane_pitch
+        self._channels, self.taps, self.plane = gather.source_channels, len(taps) // planes, shape.plane_pitch
+        self._first = 0
+        if shape.joint:  # a panel that has each plane of the source at its own place
+            self._first = depths[0] * shape.plane_pitch
+            self.plane *= depths[1] - depths[0] if planes > 1 else 1
         _, ys, xs = zip(*(offset for of_phase in shape.taps for _, offset in of_phase), strict=True)
         low_y, low_x = (0, 0) if tiling.direct else shape.low[1:]
         lines = max(1, gather.in_step[1] * tiling.tile_lines // shape.fetch[1])
-        self._first = ((max(ys) - low_y) // shape.fetch[1] + 1 - lines) * shape.line_pitch
+        self._first += ((max(ys) - low_y) // shape.fetch[1] + 1 - lines) * shape.line_pitch
         self._first += (min(xs) - low_x) // shape.fetch[2] * shape.pitch
         columns = (shape.tile_columns - 1) * shape.step_x + (max(xs) - min(xs)) // shape.fetch[2] * shape.pitch
         size = (lines - 1) * shape.line_pitch + columns + self._channels
-        self._each = -(-size // (self._taps * self._channels))
+        self._each = -(-size // (self.taps * self._channels))
         self._right, self._down = shape.tile_columns * shape.step_x, tiling.tile_lines * shape.step_line
 
     def of_tile(self, at: Any, column: Any, tile: Any, tiles: Any) -> Any:
@@ -322,8 +332,8 @@ class TileAhead:
 
     def step(self, panel: Any, at: Any, tap: Any, c: Any) -> None:
         """Ask for a step's share: tap of the phase, and from there on channels of it and of taps that follow."""
-        plane = quotient(tap, self._taps)
-        at = at + plane * self._plane + ((tap - plane * self._taps) * self._channels + c) * self._each
+        plane = quotient(tap, self.taps)
+        at = at + plane * self.plane + ((tap - plane * self.taps) * self._channels + c) * self._each
         for i in range(0, self._each, self._line):
             self.loops.prefetch(panel, at + i)
 

@@ -2,10 +2,10 @@
 """A gather cut into regions of its result in which each tap meets the source everywhere or nowhere.
 
 With a dilation of 36 on an image of 28 pixels, as in DeepLab, eight of nine taps of a 3x3 kernel never meet the image,
-and with 24 those of the border meet 4 of its 28 lines. A kernel that treats the border as zeros multiplies them all.
+and with 24 those of the border meet 4 of its 28 lines. Columns of a border are zeros that a kernel multiplies.
 Here a result axis is cut where the set of taps that meet the source changes, and each region keeps its own taps only.
-Sums leave out such taps by themselves along the depth (gather_met.py). They do along the height, too, but with a large
-dilation a region's panel has fewer lines.
+Along the depth sums leave out such taps by themselves (gather_met.py). They do along the height, too, but there a
+region's source can be read in place, and its panel has fewer lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MOST = 12
 
 
 def by_regions(gather: Gather) -> Iterator[Gather]:
-    """The gather cut along columns, along lines, and along both, each where that saves a good part of its products.
+    """The gather cut along columns, along lines, along both, and whole without the taps that meet nothing anywhere.
+
+    Each only where that saves a good part of its products.
 
     Nothing for results with strides: their phases are interleaved line by line.
     """

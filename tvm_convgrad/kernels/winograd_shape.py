@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tvm_convgrad.kernels.gather_met import EVERY_TAP
 from tvm_convgrad.kernels.gather_shape import GatherTiling, Shape, shape_of, spread
 from tvm_convgrad.kernels.spec import Gather, Phase
 from tvm_convgrad.kernels.target import Machine
@@ -67,8 +66,9 @@ def panel_shape(gather: Gather, tiling: WinogradTiling, machine: Machine) -> Sha
     """The source panel of one image's part of a chunk, and W's blocks, as those of a gather that is cut so."""
     axes = gather.phases[0][0]
     even: Phase = (axes[0], *(replace(axis, count=axis.count + axis.count % 2) for axis in axes[1:]))  # type: ignore[assignment]
-    cut = GatherTiling("channels", even[2].count, tiling.columns, 2 * tiling.lines, 1)
-    return replace(shape_of(gather, (even,), cut, machine), met=EVERY_TAP)  # a tile is transformed with its border
+    # Tiles of two lines: they are transformed with their borders, which are zeros then.
+    cut = GatherTiling("channels", 2 * even[2].count, tiling.columns, 2 * tiling.lines, 1, tile_lines=2)
+    return shape_of(gather, (even,), cut, machine)
 
 
 def padded(channels: int, multiple: int, lanes: int) -> int:
