@@ -16,7 +16,7 @@ from tvm_convgrad.kernels import plan, weight_plan
 from tvm_convgrad.kernels.loops import Loops
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.kernels.weight_spec import TapPanel, VectorPanel, WeightTiling, swapped, weight_spec
+from tvm_convgrad.kernels.weight_spec import TapPanel, VectorPanel, WeightTiling, weight_spec
 from tvm_convgrad.problem import ConvProblem
 
 BORDERS = {
@@ -121,12 +121,12 @@ def test_rows_of_pairs_sum_where_any_of_their_taps_meets(problem, detail, monkey
 
 def test_a_block_of_one_tap_sums_its_own_bounds():
     problem = _arranged("mb2ic24id4ih5iw6oc32od4oh5ow6kd3kh3kw3pd1ph1pw1", True)
-    spec = swapped(weight_spec(problem))
+    spec = weight_spec(problem).swapped
     panel = TapPanel.of(spec, 12, (5, 1), 16)
     source = spec.gathered
     assert panel.met == [bounds for bounds in itertools.product(*source.met) for _ in range(2)]
     assert panel.share == pytest.approx(math.prod(source.shares))
-    all_taps = TapPanel.of(swapped(weight_spec(_arranged(BORDERS["even"], False))), 27, (5, 1), 16)
+    all_taps = TapPanel.of(weight_spec(_arranged(BORDERS["even"], False)).swapped, 27, (5, 1), 16)
     assert all_taps.share == 1.0
 
 

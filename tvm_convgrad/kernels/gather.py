@@ -174,8 +174,8 @@ class _Group:
                 if tiling.direct:
                     at = self.panels.base(slab)
                 elif shape.joint:
-                    image, slab_of_image = quotient(number, depth * shape.slabs), remainder(number, shape.slabs)
-                    at = ((image * shape.slabs + slab_of_image) * gather.groups + group) * shape.panel_size
+                    panel_number = slab.image * shape.slabs + remainder(number, shape.slabs)
+                    at = (panel_number * gather.groups + group) * shape.panel_size
                     at = at + slab.depth * (gather.in_step[0] * shape.plane_pitch)
                 else:
                     at = (number * gather.groups + group) * shape.panel_size

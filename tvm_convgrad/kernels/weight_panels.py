@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The geometry of wgrad, and the panel of its vectors: X of a slab as [plane][depth tap][line][column][channel]."""
+"""The geometry of wgrad, and the packing of the panel of its vectors (a `VectorPanel`)."""
 
 from __future__ import annotations
 

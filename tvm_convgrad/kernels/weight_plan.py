@@ -20,7 +20,6 @@ from tvm_convgrad.kernels.weight_spec import (
     VectorPanel,
     WeightSpec,
     WeightTiling,
-    swapped,
     weight_spec,
 )
 from tvm_convgrad.problem import ConvProblem
@@ -122,7 +121,7 @@ def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
     reason = swap_refusal(spec) if tiling.swapped else ""
     if reason:
         return reason
-    spec = swapped(spec) if tiling.swapped else spec
+    spec = spec.swapped if tiling.swapped else spec
     if tiling.rows > spec.out_channels:
         return f"rows is {tiling.rows}; there are {spec.out_channels} channels to put into them"
     if not fits(machine, tiling.rows, tiling.columns):
@@ -196,7 +195,7 @@ def candidates(spec: WeightSpec, machine: Machine, parallel: bool) -> Iterator[W
         turns = (False,)
     height, line = spec.dy.extents[1:]
     for turned, columns in itertools.product(turns, (2, 1, 3)):
-        seen = swapped(spec) if turned else spec
+        seen = spec.swapped if turned else spec
         rows = _rows(seen, columns, machine)
         in_blocks = -(-seen.in_channels // (columns * lanes))
         out_blocks = -(-seen.out_channels // rows)
@@ -273,7 +272,7 @@ def _rows(spec: WeightSpec, columns: int, machine: Machine) -> int:
 
 def _elapsed(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     """Seconds on all of the machine's parts: what one core needs, and the share of it of the core that has most."""
-    seen = swapped(spec) if tiling.swapped else spec
+    seen = spec.swapped if tiling.swapped else spec
     depth, height, _ = seen.dy.extents
     in_blocks = -(-seen.in_channels // (tiling.columns * machine.lanes(spec.dtype)))
     out_blocks = -(-seen.out_channels // tiling.rows)
@@ -291,7 +290,7 @@ def _elapsed(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
 
 def estimate(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> float:
     """Seconds on one core: multiply-adds, sums, packing and writing, and the streams that caches do not hold."""
-    spec = swapped(spec) if tiling.swapped else spec
+    spec = spec.swapped if tiling.swapped else spec
     lanes = machine.lanes(spec.dtype)
     element = 8 if spec.dtype == "float64" else 4
     rows, columns, width = tiling.rows, tiling.columns, tiling.columns * lanes

@@ -122,8 +122,31 @@ class WeightSpec:
 
     @cached_property
     def swapped(self) -> WeightSpec:
-        """As the function says; kept, as an estimate asks for it three times."""
-        return _swapped(self)
+        """The transposed contraction, of one group: vectors of dY, and rows of X's channels at all taps.
+
+        Kept, as each estimate asks for it three times.
+        """
+        if self.is_pointwise:
+            dw = replace(self.dw, out=self.dw.into, into=self.dw.out)
+            return replace(
+                self, x=self.dy, dy=self.x, dw=dw, out_channels=self.in_channels, in_channels=self.out_channels
+            )
+        rows = self.row_taps
+        step = self.in_weight(rows[1]) if len(rows) > 1 else 1
+        d, h, w = (step * s for step, s in zip(self.x.spatial, self.strides, strict=True))
+        return replace(
+            self,
+            x=self.dy,
+            dy=replace(self.x, spatial=(d, h, w), extents=self.dy.extents),
+            dw=replace(self.dw, out=step, into=self.dw.out, spatial=(0, 0, 0)),
+            out_channels=len(rows),
+            in_channels=self.out_channels,
+            kernel=(1, 1, 1),
+            strides=(1, 1, 1),
+            dilation=(1, 1, 1),
+            low=(0, 0, 0),
+            gathered=self,
+        )
 
     @cached_property
     def row_taps(self) -> list[tuple[Three, int]]:
@@ -388,31 +411,4 @@ def _joined(spec: WeightSpec) -> WeightSpec:
     return replace(spec, x=cut(spec.x), dy=cut(spec.dy))
 
 
-def swapped(spec: WeightSpec) -> WeightSpec:
-    """The transposed contraction of a spec with one group: vectors of dY, and rows of X's channels at all taps."""
-    return spec.swapped
-
-
-def _swapped(spec: WeightSpec) -> WeightSpec:
-    if spec.is_pointwise:
-        dw = replace(spec.dw, out=spec.dw.into, into=spec.dw.out)
-        return replace(spec, x=spec.dy, dy=spec.x, dw=dw, out_channels=spec.in_channels, in_channels=spec.out_channels)
-    rows = spec.row_taps
-    step = spec.in_weight(rows[1]) if len(rows) > 1 else 1
-    d, h, w = (step * s for step, s in zip(spec.x.spatial, spec.strides, strict=True))
-    return replace(
-        spec,
-        x=spec.dy,
-        dy=replace(spec.x, spatial=(d, h, w), extents=spec.dy.extents),
-        dw=replace(spec.dw, out=step, into=spec.dw.out, spatial=(0, 0, 0)),
-        out_channels=len(rows),
-        in_channels=spec.out_channels,
-        kernel=(1, 1, 1),
-        strides=(1, 1, 1),
-        dilation=(1, 1, 1),
-        low=(0, 0, 0),
-        gathered=spec,
-    )
-
-
-__all__ = ["TapPanel", "VectorPanel", "WeightSpec", "WeightTiling", "swapped", "weight_spec"]
+__all__ = ["TapPanel", "VectorPanel", "WeightSpec", "WeightTiling", "weight_spec"]

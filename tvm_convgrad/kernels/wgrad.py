@@ -41,7 +41,7 @@ from tvm_convgrad.kernels.tile import Tile
 from tvm_convgrad.kernels.weight_frame import WeightFrame
 from tvm_convgrad.kernels.weight_panels import WeightPanels
 from tvm_convgrad.kernels.weight_rows import Rows, rows_of
-from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling, swapped
+from tvm_convgrad.kernels.weight_spec import WeightSpec, WeightTiling
 from tvm_convgrad.kernels.weight_write import WeightWriter
 from tvm_convgrad.problem import ConvProblem
 
@@ -65,7 +65,7 @@ def weight_kernel(
     frame = WeightFrame(loops, problem, spec, epilogue)
     x, dy = frame.x, frame.dy
     if tiling.swapped:
-        spec, dy, x = swapped(spec), x, dy
+        spec, dy, x = spec.swapped, x, dy
     _Weight(loops, spec, tiling, machine, dy, x, frame.dw, frame).emit()
     return loops.finish(frame.parameters, name)
 
