@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
@@ -29,9 +30,18 @@ def verify(
         list[str] | None, typer.Option(metavar="DESC", help="Descriptor, such as g2mb8ic96ih27oc256kh5ph2; repeatable.")
     ] = None,
     all_problems: Annotated[bool, typer.Option("--all", help="The built-in problems.")] = False,
-    fuzz: Annotated[int | None, typer.Option(min=1, metavar="N", help="N random problems.")] = None,
+    tiling: Annotated[
+        str | None,
+        typer.Option(metavar="CASE", help="With one --problem and --op: a generated kernel as --fuzz names it."),
+    ] = None,
+    fuzz: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="N random problems and tilings of generated kernels; with --impl, N problems."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random problems and of the numbers.")] = 0,
-    op: Annotated[str, typer.Option(metavar="forward|wgrad|dgrad|all", help="Which face.")] = "all",
+    op: Annotated[str, typer.Option(metavar="forward|wgrad|dgrad|all", help="Which direction.")] = "all",
     impl: Annotated[list[str] | None, typer.Option(help="Only this implementation; repeatable.")] = None,
     target: options.Target = "native",
     json: options.Json = False,
@@ -41,6 +51,7 @@ def verify(
         raise typer.BadParameter("say what to verify: --problem DESC, --all, or --fuzz N.")
     from tvm_convgrad.evaluation import IMPLEMENTATIONS
     from tvm_convgrad.fuzz import check_problems, random_problems
+    from tvm_convgrad.fuzzing import campaign
     from tvm_convgrad.offload.common import NAMES
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import followed, print_json
@@ -55,11 +66,20 @@ def verify(
     libraries = set(impl or ()) & set(NAMES)
     if fuzz and libraries:
         raise typer.BadParameter(f"--impl {', '.join(libraries)} goes with --problem and --all, not with --fuzz.")
+    if tiling is not None and (len(problem or []) != 1 or op == "all" or all_problems or fuzz or impl):
+        raise typer.BadParameter("--tiling goes with one --problem and one --op, without --impl, --all and --fuzz.")
+    if target != "native" and (tiling is not None or (fuzz and not impl)):
+        raise typer.BadParameter("--target goes with --problem, --all and --impl: a tiling names its instruction set.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
     ops = list(OPS) if op == "all" else [op]
     compiled_for = parse_target(target, gpus=True)
-    work = verify_problems(problems, ops, impl or (), seed=seed, target=compiled_for)
-    if fuzz:
+    if tiling is not None:
+        work: Iterable[Verdict] = campaign.replayed(problems[0], OPS[op], tiling, seed)
+    else:
+        work = verify_problems(problems, ops, impl or (), seed=seed, target=compiled_for)
+    if fuzz and not impl:
+        work = chain(work, campaign.fuzz(fuzz, seed, directions=[OPS[name] for name in ops]))
+    elif fuzz:
         faces = [OPS[name] for name in ops]
         cases = random_problems(fuzz, seed)
         drawn = check_problems(cases, seed=seed, impls=impl or (), faces=faces, target=compiled_for)
@@ -73,7 +93,7 @@ def verify(
     if counts["wrong"] or not counts["right"]:
         raise VerificationError(
             f"{counts['wrong']} of {len(verdicts)} comparisons with float64 went wrong, {counts['right']} were right "
-            f"(seed {seed}); `convgrad verify --problem DESC` repeats one of them."
+            f"(seed {seed}); `convgrad verify --problem DESC` repeats one of them, with its --tiling if it has one."
         )
 
 

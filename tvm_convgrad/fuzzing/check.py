@@ -34,6 +34,8 @@ from tvm_convgrad.interpreter import execute
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import CPUS, PARALLEL_FROM, Machine
+from tvm_convgrad.kernels.transforms import allow_transforms
+from tvm_convgrad.kernels.tuned import tilings_of, use_winners
 from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.reference import FACES as REFERENCES
 from tvm_convgrad.verification import compare, reduction_length
@@ -41,6 +43,9 @@ from tvm_convgrad.verification import compare, reduction_length
 Array = np.ndarray[Any, Any]
 
 DIRECTIONS = ("forward", "backward_weight", "backward_data")
+
+PLANNED = 0.1
+"""The share of the cases whose kernel and tiling are the plan's choice."""
 
 _EXACT = 2**24
 _FUSED = {
@@ -79,9 +84,34 @@ def draw_case(rng: random.Random, directions: Sequence[str] = DIRECTIONS) -> Ker
         rng.random() < 0.12 and family.name != "winograd" and problem.data_layout[0] == problem.grad_layout[0] == "N"
     )
     planned = replace(problem, batch=plan.REPRESENTATIVE_BATCH) if any_batch else problem
-    region, tilings = family.draw(rng, planned, direction, machine)
-    kind = family.kind(direction)
-    return KernelCase(problem, direction, machine, kind, tuple(tilings), region, _epilogue(rng, direction), any_batch)
+    epilogue = _epilogue(rng, direction)
+    if rng.random() < PLANNED:
+        with use_winners(None), allow_transforms(rng.random() < 0.5):
+            choice = plan.choose(planned, direction, machine)
+        taken = family_of(choice.kind, direction)
+        assert taken is not None, choice
+        tilings = tuple(tilings_of(choice.detail))
+        region = taken.region_of(planned, direction, choice.detail)
+        return KernelCase(problem, direction, machine, choice.kind, tilings, region, epilogue, any_batch)
+    region, drawn = family.draw(rng, planned, direction, machine)
+    tilings = tuple(drawn)
+    # A wild number where the kernel lets it through: a refusal that forgets something is a finding, too.
+    changed = (_changed(rng, tilings[0]), *tilings[1:])
+    if not family.invalid(planned, direction, region, changed, machine):
+        tilings = changed
+    return KernelCase(problem, direction, machine, family.kind(direction), tilings, region, epilogue, any_batch)
+
+
+def _changed(rng: random.Random, tiling: Any) -> Any:
+    """A tiling with another value in one of its fields, valid or not."""
+    name = rng.choice([item.name for item in fields(tiling)])
+    value = getattr(tiling, name)
+    other: object = rng.choice((0, 1, 2, 3, 4, 5, 7, 16, 31))
+    if isinstance(value, bool):
+        other = not value
+    elif isinstance(value, str):
+        other = rng.choice(("channels", "pixels", "source", "weights"))
+    return replace(tiling, **{name: other})
 
 
 def _machine(rng: random.Random) -> Machine:

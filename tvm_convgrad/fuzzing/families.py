@@ -73,6 +73,10 @@ class Family(ABC):
     ) -> str:
         """Why the kernel cannot be built with these tilings, or nothing."""
 
+    def region_of(self, problem: ConvProblem, direction: str, detail: Any) -> int:
+        """The decomposition into regions of a plan's detail."""
+        return 0
+
 
 def gather_of(problem: ConvProblem, direction: str) -> Gather:
     """Forward or dgrad in the terms of kernels."""
@@ -115,6 +119,10 @@ class ImplicitGemm(Family):
         """The result whole, then its decompositions into regions."""
         gather = gather_of(problem, direction)
         return [gather, *by_regions(gather)]
+
+    def region_of(self, problem: ConvProblem, direction: str, detail: Any) -> int:
+        """The number of the detail's decomposition."""
+        return self.regions(problem, direction).index(detail[0])
 
     def draw(self, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> tuple[int, list[Any]]:
         """A decomposition, and for each of its loop nests a tiling of its own."""

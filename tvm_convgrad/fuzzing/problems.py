@@ -172,6 +172,13 @@ def _three_by_three(rng: random.Random, rank: int) -> Axis:
     return Axis(max(1, rng.randint(1, 9) + 2 - low - high), 3, 1, (low, high), 1)
 
 
+def _large_kernel(rng: random.Random, rank: int) -> Axis:
+    """Kernels of 4 to 11 taps, whose code is a loop where that of smaller ones is unrolled."""
+    kernel = rng.choice((4, 5, 6, 7, 11)) if rank < 3 else rng.randint(3, 4)
+    low, high = rng.randint(0, kernel - 1), rng.randint(0, kernel - 1)
+    return Axis(max(1, kernel - low - high) + rng.randint(0, 6), kernel, rng.choice((1, 1, 2)), (low, high), 1)
+
+
 REGIMES: tuple[Callable[[random.Random, int], Axis], ...] = (
     _plain,
     _plain,
@@ -181,6 +188,7 @@ REGIMES: tuple[Callable[[random.Random, int], Axis], ...] = (
     _far_taps,
     _exact,
     _vector_wide,
+    _large_kernel,
 )
 
 
@@ -198,7 +206,9 @@ def _count(rng: random.Random) -> int:
 def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
     """In channels, out channels, groups: dense, depthwise with a multiplier, or groups of every width."""
     if kind == SQUARE:
-        return rng.choice(VECTORS) + rng.randint(0, 9), rng.choice(VECTORS) + rng.randint(0, 9), 1
+        groups = 2 if rng.random() < 0.05 else 1
+        ins, outs = (rng.choice(VECTORS) + rng.randint(0, 9) for _ in range(2))
+        return ins * groups, outs * groups, groups
     if kind == ANY:
         kind = rng.choice(("dense", "dense", "dense", DEPTHWISE, "groups", SMALL_GROUPS))
     if kind == "dense":

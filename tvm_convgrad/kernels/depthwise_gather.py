@@ -142,7 +142,7 @@ class _Depthwise:
         spread = Spread(self.channels, multiple, gather.weight_group, self._inner(), self.together, within)
         self.packed = pack_weights(loops, self.machine, self.weight, gather.weight, self.kernel, self.dtype, spread)
         depths = -(-gather.result.extents[0] // gather.out_step[0])
-        pieces = tiling.chunks if tiling.direct else self.blocks
+        pieces = -(-self.blocks // self._per_piece()) if tiling.direct else self.blocks
         macs = gather.batch * self.channels * multiple * self.taps
         for extent in gather.result.extents:
             macs *= extent
@@ -156,13 +156,17 @@ class _Depthwise:
             else:
                 self._through_panels(n, qd, slab, piece)
 
+    def _per_piece(self) -> int:
+        """Blocks of channels of a work item that reads and writes in place."""
+        return -(-self.blocks // self.tiling.chunks)
+
     def _inner(self) -> int:
         return self.gather.weight_result if self.outputs > 1 else self.gather.weight_source
 
     def _direct(self, n: Any, qd: Any, slab: Any, piece: Any) -> None:
         loops, lanes = self.loops, self.lanes
         whole = self.channels // lanes
-        per_piece = -(-self.blocks // self.tiling.chunks)
+        per_piece = self._per_piece()
         first = loops.let(expr(piece * per_piece), "first_block")
         with loops.loop(smaller(whole - first, per_piece), "b") as b:
             self._direct_block(n, qd, slab, loops.let(first + b, "block"), None)
@@ -208,7 +212,12 @@ class _Depthwise:
         panels = self.inputs // self.together
         panel = loops.panel("panel", max(1, panels * len(depths)) * plane, self.dtype)
         out = loops.panel("out_panel", writer.room(tiling.lines), self.dtype)
-        if len(depths) == 1 and view.extents[0] == 1:
+        positions = -(-gather.result.extents[0] // gather.out_step[0])
+        # Whether all results' taps are in bounds along the depth, as those of 2-D convolutions are.
+        in_bounds = (
+            bool(depths) and depths[0] >= 0 and (positions - 1) * gather.in_step[0] + depths[-1] < view.extents[0]
+        )
+        if len(depths) == 1 and in_bounds:
             for j in range(panels):
                 reader.prefetch(n * view.batch + j * view.channel, first, row, rows)
             for j in range(self.outputs):
@@ -219,7 +228,7 @@ class _Depthwise:
             for i, offset in enumerate(depths):
                 depth = qd * gather.in_step[0] + offset
                 base = loops.let(expr(n * view.batch + depth * view.spatial[0] + j * view.channel), "image")
-                if len(depths) == 1 and view.extents[0] == 1:
+                if in_bounds:
                     reader.pack(base, first, row, rows, panel, (j * len(depths) + i) * plane)
                     continue
                 inside = loops.let(expr(depth) >= 0, "above") & loops.let(expr(depth) < view.extents[0], "below")

@@ -122,13 +122,14 @@ class _DepthwiseWeight:
         line_slabs = -(-height // tiling.lines)
         slabs = loops.let(self.batch * (depth * line_slabs), "slabs")
         per_part, per_chunk = loops.let(ceiling(slabs, tiling.parts), "per_part"), -(-self.blocks // tiling.chunks)
+        chunks = -(-self.blocks // per_chunk)  # those that have a block
         bias = self.frame.bias_sum(self.machine)
         if bias is not None:
             bias.allocate(tiling.parts)
         size = self.blocks * self.block_size
         sums = loops.panel("sums", tiling.parts * size + self.lanes * self.lanes, self.dtype)
-        with loops.loop(tiling.parts * tiling.chunks, "item", self.kind) as item:
-            chunk, part = loops.let(remainder(item, tiling.chunks), "chunk"), quotient(item, tiling.chunks)
+        with loops.loop(tiling.parts * chunks, "item", self.kind) as item:
+            chunk, part = loops.let(remainder(item, chunks), "chunk"), quotient(item, chunks)
             part = loops.let(part, "part")
             first = loops.let(expr(chunk * per_chunk), "first_block")
             count = loops.let(smaller(self.blocks - first, per_chunk), "blocks")
@@ -144,7 +145,7 @@ class _DepthwiseWeight:
                 line = loops.let(line, "line")
                 lines = loops.let(smaller(height - line, tiling.lines), "lines")
                 if bias is not None:
-                    bias.add(part, chunk, tiling.chunks, (loops.let(expr(plane), "plane"), 1, line, lines), depth)
+                    bias.add(part, chunk, chunks, (loops.let(expr(plane), "plane"), 1, line, lines), depth)
                 self._blocks(sums, base, first, count, n, d, line, lines, panels)
         passes = "parallel" if size * tiling.parts >= self.machine.parallel_from else "serial"
         with loops.loop(self.blocks * self.multiplier, "written", passes) as number:

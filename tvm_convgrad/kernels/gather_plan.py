@@ -239,8 +239,7 @@ def _tiles(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Itera
         if columns > 1 and (columns - 1) * lanes >= w:
             break
         rows = min(tile_rows(machine, columns), channels)
-        if rows >= 1:
-            yield GatherTiling("pixels", balanced(channels, rows), columns, 1, 1)
+        yield GatherTiling("pixels", balanced(channels, rows), columns, 1, 1)
 
 
 def _most_taps(phases: tuple[Phase, ...]) -> int:

@@ -279,7 +279,7 @@ class ResultStore:
         count = loops.let(smaller(gather.result_channels - channel, self.shape.block), "channels")
         unit = view.spatial[2] * (1 if self.whole else gather.out_step[2])
         out_line = view.spatial[1] * (1 if self.whole else gather.out_step[1])
-        lines, first = self.strip_lines * self.steps[1], loops.let(expr(fresh * self.steps[2]), "first")
+        lines, first = self.strip_lines * self.steps[1], loops.let(fresh * self.steps[2], "first")
         width = self.strip_width
         if self.shape.strips == 1 and out_line == width * unit:
             lines, width = 1, width * lines  # lines follow one another in memory

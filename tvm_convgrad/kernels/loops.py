@@ -96,8 +96,6 @@ class Loops:
 
     def opaque(self, value: Any, name: str = "v") -> Any:
         """Name an index that no analysis looks through: long sums of minima cost the simplifier minutes."""
-        if isinstance(value, int):
-            return value
         cell = self.buffer(f"{name}_cell", 1, INDEX)
         self.store(cell, 0, value)
         return self.let(load(cell, 0), name)

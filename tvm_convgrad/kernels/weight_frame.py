@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.loops import Loops, make_parameter, with_variable
-from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.weight_bias import BiasSum
 from tvm_convgrad.kernels.weight_spec import WeightSpec
@@ -37,7 +35,6 @@ class WeightFrame:
         self.parameters = [make_parameter(key, *shapes[key]) for key in keys]
         if self.is_symbolic:
             images = {"grad": spec.dy, "data": spec.x}
-            self._check_batch_is_outermost(images)
             self.batch = loops.batch(variable, max(view.batch for view in images.values()))
             for key, view in images.items():
                 sizes[key] = self.batch * view.batch
@@ -45,11 +42,6 @@ class WeightFrame:
         flat = {key: loops.flat(p, sizes[key]) for key, p in zip(keys, self.parameters, strict=True)}
         self.dy, self.x, self.dw = flat["grad"], flat["data"], flat["weight"]
         self.bias = flat.get("bias_grad")
-
-    def _check_batch_is_outermost(self, views: dict[str, View]) -> None:
-        for key, view in views.items():
-            if view.batch * self.spec.batch != view.size:
-                raise UnsupportedError(f"{key} has its batch inside of other axes; then it must be a number")
 
     def bias_sum(self, machine: Machine) -> BiasSum | None:
         """What sums the bias gradient, if that is wanted."""

@@ -238,8 +238,6 @@ def _ways(spec: WeightSpec, seen: WeightSpec, tile: WeightTiling, machine: Machi
 
 def _far_rows(spec: WeightSpec, tiling: WeightTiling, element: int) -> float:
     """How far, from 0 to 1, a slab of dY whose pixels are no neighbours spreads over more pages than are near."""
-    if spec.dy.spatial[2] == 1 or spec.gathered is not None:
-        return 0.0
     return beyond_near_pages(tiling.planes * tiling.lines * spec.dy.extents[2], spec.dy.spatial[2] * element)
 
 

@@ -141,9 +141,8 @@ class _WinogradWeight:
             for i in range(tiling.rows):
                 for j in range(tiling.columns):
                     at = to + (i * self.width + j * lanes)
-                    before = zero(self.dtype, lanes)
-                    if not isinstance(chunk, int):  # what the first chunk finds is no sum
-                        before = choose(chunk > 0, load(sums, at, lanes), before)
+                    # What the first chunk finds is no sum.
+                    before = choose(expr(chunk) > 0, load(sums, at, lanes), zero(self.dtype, lanes))
                     loops.store(sums, at, before + tile.value(i, j))
 
     def _write(self, sums: Any, size: int, number: Any) -> None:

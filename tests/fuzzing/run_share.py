@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m tests.fuzzing.run_share FIRST COUNT SEED: interprets those cases and prints the wrong ones as JSON."""
+
+import json
+import sys
+from collections import Counter
+
+import tvm_convgrad
+from tvm_convgrad.fuzzing.campaign import case_number
+from tvm_convgrad.fuzzing.check import check_case
+
+
+def main(first: int, count: int, seed: int) -> None:
+    tvm_convgrad.register()
+    kinds: Counter[str] = Counter()
+    for number in range(first, first + count):
+        case = case_number(number, seed)
+        kinds[f"{case.kind}, {case.machine.name}"] += 1
+        fault = check_case(case, seed)
+        if fault:
+            print(json.dumps({"case": str(case), "fault": fault}), flush=True)
+    print(json.dumps({"kinds": kinds}))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

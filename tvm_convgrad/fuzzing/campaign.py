@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many cases at once, on all cores: what `convgrad verify --fuzz N` does.
+
+Case number i of a seed depends on the two alone, so that a campaign is the same on every machine and for any number of
+processes, and a longer one begins with a shorter one's cases. All are interpreted; one in COMPILED_EVERY is compiled as
+well, and one of those in OPTIMISED_EVERY with LLVM's optimiser.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+
+from tvm_convgrad.fuzzing.cases import KernelCase
+from tvm_convgrad.fuzzing.check import DIRECTIONS, check_case, draw_case, read_case
+from tvm_convgrad.fuzzing.compiled import compile_and_check, runs_here
+from tvm_convgrad.fuzzing.shrink import shrink
+from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verification import OPS, Verdict
+
+COMPILED_EVERY, OPTIMISED_EVERY = 40, 8
+"""One case in so many is compiled, and one compiled batch in so many optimised."""
+
+_TOGETHER = 25
+_NAMES = {direction: name for name, direction in OPS.items()}
+
+
+def case_number(number: int, seed: int, directions: Sequence[str] = DIRECTIONS) -> KernelCase:
+    """Case `number` of a seed."""
+    return draw_case(random.Random(f"{seed} {number}"), directions)
+
+
+def fuzz(
+    count: int, seed: int, *, directions: Sequence[str] = DIRECTIONS, workers: int = 0, first: int = 0
+) -> Iterator[Verdict]:
+    """A verdict for each of `count` cases, in their order, then for each that is compiled.
+
+    A wrong case is followed by a smaller one with a fault, where there is one.
+
+    Args:
+        count: how many cases.
+        seed: of the cases and their numbers.
+        directions: of the catalogue.
+        workers: processes; 0 is one for each core.
+        first: the number of the first case.
+    """
+    workers = workers or len(os.sched_getaffinity(0))
+    numbers = range(first, first + count)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        work = partial(_interpreted, seed=seed, directions=tuple(directions))
+        for verdicts in pool.map(work, numbers, chunksize=10):
+            yield from verdicts
+    cases = [case_number(number, seed, directions) for number in numbers if number % COMPILED_EVERY == 0]
+    cases = [case for case in cases if runs_here(case)]
+    batches = [cases[start : start + _TOGETHER] for start in range(0, len(cases), _TOGETHER)]
+    with ThreadPoolExecutor(workers) as threads:
+        for verdicts in threads.map(_compiled, itertools.count(), batches, itertools.repeat(seed)):
+            yield from verdicts
+
+
+def _interpreted(number: int, seed: int, directions: tuple[str, ...]) -> list[Verdict]:
+    """The verdict of a case, and of a smaller one if it is wrong."""
+    import tvm_convgrad
+
+    tvm_convgrad.register()
+    case = case_number(number, seed, directions)
+    fault = check_case(case, seed)
+    found = [_verdict(case, fault)]
+    if fault:
+        small = shrink(case, partial(check_case, seed=seed))
+        if small != case:
+            found.append(_verdict(small, check_case(small, seed)))
+    return found
+
+
+def _compiled(number: int, cases: Sequence[KernelCase], seed: int) -> list[Verdict]:
+    optimised = number % OPTIMISED_EVERY == OPTIMISED_EVERY - 1
+    faults = compile_and_check(cases, seed, optimised=optimised)
+    return [_verdict(case, fault, "compiled ") for case, fault in zip(cases, faults, strict=True)]
+
+
+def replayed(problem: ConvProblem, direction: str, tiling: str, seed: int) -> list[Verdict]:
+    """The verdicts of a case by its string: interpreted, and compiled where this CPU has its instructions."""
+    case = read_case(problem, direction, tiling)
+    found = [_verdict(case, check_case(case, seed))]
+    if runs_here(case):
+        fault = compile_and_check([case], seed, optimised=True)[0]
+        found.append(_verdict(case, fault, "compiled "))
+    return found
+
+
+def _verdict(case: KernelCase, fault: str, how: str = "") -> Verdict:
+    detail = f"{fault}; --tiling {case.tiling_text!r}" if fault else ""
+    kernel = f"{how}{case.kind}, {case.machine.name}"
+    return Verdict(_NAMES[case.direction], case.problem.descriptor, kernel, "wrong" if fault else "right", detail)
+
+
+__all__ = ["case_number", "fuzz", "replayed"]
