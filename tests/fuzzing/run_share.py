@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m tests.fuzzing.run_share FIRST COUNT SEED: interprets those cases and prints the wrong ones as JSON."""
+"""python -m tests.fuzzing.run_share FIRST COUNT SEED [first]: interprets cases, and prints the wrong ones as JSON.
+
+With "first" it ends at the first wrong one and prints how many cases it took.
+"""
 
 import json
 import sys
@@ -10,17 +13,20 @@ from tvm_convgrad.fuzzing.campaign import case_number
 from tvm_convgrad.fuzzing.check import check_case
 
 
-def main(first: int, count: int, seed: int) -> None:
+def main(first: int, count: int, seed: int, only_first: bool) -> None:
     tvm_convgrad.register()
     kinds: Counter[str] = Counter()
     for number in range(first, first + count):
         case = case_number(number, seed)
         kinds[f"{case.kind}, {case.machine.name}"] += 1
         fault = check_case(case, seed)
+        if fault and only_first:
+            print(number - first + 1)
+            return
         if fault:
             print(json.dumps({"case": str(case), "fault": fault}), flush=True)
     print(json.dumps({"kinds": kinds}))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:4]), "first" in sys.argv[4:])

@@ -58,16 +58,16 @@ def draw_problem(rng: random.Random, kind: str = ANY) -> ConvProblem:
         batch = rng.choice((1, 1, 2, 3, rng.randint(1, 9)))
         if kind == ANY and rng.random() < 0.1:
             axes, batch, ic, oc, groups = _coinciding(rng, axes, groups)
-        problem = _problem(rng, rank, axes, batch, (ic, oc, groups))
+        problem = _problem(rng, rank, kind, axes, batch, (ic, oc, groups))
         if problem is not None and problem.macs <= (MOST_MACS if kind != SQUARE else 3 * MOST_MACS):
             return problem
 
 
 def _problem(
-    rng: random.Random, rank: int, axes: Sequence[Axis], batch: int, channels: tuple[int, int, int]
+    rng: random.Random, rank: int, kind: str, axes: Sequence[Axis], batch: int, channels: tuple[int, int, int]
 ) -> ConvProblem | None:
     """The problem of these numbers, with random layouts and types; None if it has no output or is too large."""
-    layouts = _layouts(rng, rank)
+    layouts = _layouts(rng, rank, kind)
     dtypes = _dtypes(rng)
     if any(axis.extent + sum(axis.padding) < effective_kernel(axis.kernel, axis.dilation) for axis in axes):
         return None
@@ -214,7 +214,7 @@ def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
     if kind == "dense":
         return _count(rng), _count(rng), 1
     if kind == DEPTHWISE:
-        groups, multiple = max(2, _count(rng)), rng.choice((1, 1, 2, 3))
+        groups, multiple = max(2, _count(rng)), rng.choice((1, 1, 1, 2, 3))
         if rng.random() < 0.1:  # a multiplier of the input: one output channel a group
             return groups * multiple, groups, groups
         return groups, groups * multiple, groups
@@ -241,13 +241,15 @@ def _coinciding(rng: random.Random, axes: Sequence[Axis], groups: int) -> tuple[
     return made, rng.choice((number, 1)), max(number, groups), max(number, groups), groups
 
 
-def _layouts(rng: random.Random, rank: int) -> tuple[str, str, str]:
+def _layouts(rng: random.Random, rank: int, kind: str) -> tuple[str, str, str]:
+    """Channels first, channels last (mostly where kernels of groups then read in place), or any order."""
     axes, data, kernel = SPATIAL[rank], data_layout_of(rank), kernel_layout_of(rank)
-    kind = rng.choice(("first", "first", "last", "last", "any"))
-    if kind == "any":
+    grouped = ("last", "last") if kind in (DEPTHWISE, SMALL_GROUPS) else ()
+    order = rng.choice(("first", "first", "last", "last", "any", *grouped))
+    if order == "any":
         return _shuffled(rng, data), _shuffled(rng, kernel), _shuffled(rng, data)
     kernels = (kernel, f"{axes}IO", f"O{axes}I", f"I{axes}O")
-    layout = data if kind == "first" else f"N{axes}C"
+    layout = data if order == "first" else f"N{axes}C"
     return layout, rng.choice(kernels), layout
 
 

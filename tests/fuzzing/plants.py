@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults planted in the kernels, one at a time in a temporary copy: how many cases the fuzzer needs to find each.
+
+    python -m tests.fuzzing.plants [--most 20000] [--seed 20261122] [NAME ...]
+
+It prints a table and fails if a fault is not found. It is run by hand; docs/KERNELS.md has the table. test_plants.py
+keeps the replaced lines in step with the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("tvm_convgrad", "relax_ops", "relay_ops", "legalize", "tests")
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A fault: in a file of tvm_convgrad/kernels, `right` is replaced by `wrong`; it stands there once."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+
+
+PLANTS = (
+    Plant(
+        "pointwise by equal extents (a fault of 0.1.0's first months)",
+        "weight_spec.py",
+        "return self.kernel == (1, 1, 1)",
+        "return self.kernel == (1, 1, 1) and self.x.extents == self.dy.extents  #",
+    ),
+    Plant(
+        "the ragged block once more in pieces beyond the last (another one)",
+        "depthwise_weight.py",
+        "chunks = -(-self.blocks // per_chunk)",
+        "chunks = tiling.chunks",
+    ),
+    Plant(
+        "off by one at the border: a tap's last row of dY is left out",
+        "weight_spec.py",
+        "-((offset - self.x.extents[axis]) // stride)",
+        "-((offset - self.x.extents[axis] + 1) // stride)",
+    ),
+    Plant(
+        "a forgotten tail: channels that do not fill a vector",
+        "depthwise_gather.py",
+        "if self.channels % lanes:",
+        "if self.channels % lanes > 1:",
+    ),
+    Plant(
+        "swapped steps of rows and columns",
+        "wgrad.py",
+        "spec.line_step * panel.line_size, spec.column_step * self.width",
+        "spec.column_step * panel.line_size, spec.line_step * self.width",
+    ),
+    Plant(
+        "a stale accumulator: the second slab sets the sums, too",
+        "weight_panels.py",
+        "first = slab_number < 1",
+        "first = slab_number < 2",
+    ),
+    Plant(
+        "relu before the bias",
+        "epilogue.py",
+        "        if self.bias:\n            total = total + bias()\n",
+        "        if self.bias:\n            total = tirx.max(total, zero(dtype, lanes_of(total))) + bias()\n",
+    ),
+    Plant(
+        "padding of a packed row counted from the panel's start",
+        "gather_source.py",
+        'first = loops.let(expr(slab.column * gather.in_step[2] + shape.low[2]), "column0")',
+        'first = loops.let(expr(slab.column + shape.low[2]), "column0")',
+    ),
+    Plant(
+        "a sign in Winograd's transform of dY",
+        "winograd_tiles.py",
+        "_half(y[0] - y[1]), -y[1]]",
+        "_half(y[0] - y[1]), y[1]]",
+    ),
+    Plant(
+        "odd columns of a stride of two read one too far",
+        "lines.py",
+        "range(1, 2 * lanes, 2)",
+        "[*range(3, 2 * lanes, 2), 1]",
+    ),
+    Plant(
+        "masked lanes of the last channels read beyond the tensor",
+        "depthwise_gather.py",
+        "self._direct_block(n, qd, slab, whole, lanes_below(0, self.channels % lanes, lanes))",
+        "self._direct_block(n, qd, slab, whole, lanes_below(0, self.channels % lanes + 1, lanes))",
+    ),
+    Plant(
+        "two work items share their sums",
+        "wgrad.py",
+        "block = (part * spec.groups + group) * self.in_blocks",
+        "block = group * self.in_blocks",
+    ),
+    Plant(
+        "the tile's second row where its second column is",
+        "gather.py",
+        "i // shape.tile_columns * shape.step_line +",
+        "i // shape.tile_columns * shape.step_x +",
+    ),
+    Plant(
+        "bfloat16 rounded half away from zero",
+        "loops.py",
+        "0x7FFF, 1, 16",
+        "0x8000, 0, 16",
+    ),
+)
+
+
+def plant(fault: Plant, folder: Path) -> None:
+    """Copy the packages into a folder, with the fault."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "tvm_convgrad" / "kernels" / fault.file
+    text = path.read_text()
+    assert text.count(fault.right) == 1, (fault.name, text.count(fault.right))
+    path.write_text(text.replace(fault.right, fault.wrong))
+
+
+def cases_until_found(fault: Plant, most: int, seed: int) -> int | None:
+    """How many cases were checked when the first one was wrong; None if none of `most` was."""
+    with tempfile.TemporaryDirectory() as folder:
+        plant(fault, Path(folder))
+        command = [sys.executable, "-m", "tests.fuzzing.run_share", "0", str(most), str(seed), "first"]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    found = done.stdout.strip().splitlines()[-1]
+    return int(found) if found.isdigit() else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--most", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=20261122)
+    parser.add_argument("names", nargs="*", help="parts of names; all faults if there are none")
+    options = parser.parse_args()
+    missed = 0
+    print("| planted fault | file | found at case | seconds |\n|---|---|---|---|")
+    for fault in PLANTS:
+        if options.names and not any(name in fault.name for name in options.names):
+            continue
+        start = time.monotonic()
+        found = cases_until_found(fault, options.most, options.seed)
+        missed += found is None
+        shown = "not found" if found is None else f"{found:,}"
+        print(f"| {fault.name} | {fault.file} | {shown} | {time.monotonic() - start:.0f} |", flush=True)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
