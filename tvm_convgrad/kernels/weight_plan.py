@@ -138,7 +138,7 @@ def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
             return f"rows is {tiling.rows}; its blocks lie in {kinds} ways: too much code, and no splits"
     if not tiling.direct:
         return ""
-    if not spec.is_pointwise or any(spec.low) or spec.x.channel != 1 or spec.x.dtype != spec.dtype:
+    if not spec.is_pointwise or spec.x.channel != 1 or spec.x.dtype != spec.dtype:
         return "direct needs pixels that meet one to one, and neighbouring channels of the accumulator's type"
     if spec.in_channels % (tiling.columns * machine.lanes(spec.dtype)) and not machine.has_masks:
         return "direct needs masked loads where channels do not fill the vectors"

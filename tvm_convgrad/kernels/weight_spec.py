@@ -53,8 +53,12 @@ class WeightSpec:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether pixels of X and dY meet one to one."""
-        return self.kernel == (1, 1, 1) and self.x.extents == self.dy.extents
+        """Whether the one tap multiplies each pixel of dY with the pixel of X at the same position.
+
+        Equal extents alone do not say so: with a stride and padding, X and dY may have as many pixels by coincidence.
+        """
+        at_its_place = self.strides == (1, 1, 1) and self.low == (0, 0, 0)
+        return self.kernel == (1, 1, 1) and at_its_place and self.x.extents == self.dy.extents
 
     @property
     def line_step(self) -> int:

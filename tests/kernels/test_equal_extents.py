@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels whose extents are equal by coincidence: nothing follows from that about which elements are multiplied."""
+
+import itertools
+
+import pytest
+import tvm
+
+from tests.kernels.harness import NATIVE, check_exact
+from tvm_convgrad.fuzz import check_problems
+from tvm_convgrad.geometry import effective_kernel
+from tvm_convgrad.kernels import plan, weight_plan
+from tvm_convgrad.kernels.plan import Choice
+from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.kernels.weight_spec import weight_spec
+from tvm_convgrad.problem import ConvProblem
+
+ONE_TAP = {
+    "strides and padding": "mb1ic48ih3iw3oc48oh3ow3kh1kw1sh2sw2dh1dw0ph2pw1rh1rw1_lay=NHWC:OIHW:NHWC",
+    "one of four taps is left": "mb2ic8ih5iw1oc17oh5ow1kh1kw4sh2sw1ph1pw1rh3rw2_lay=NCHW:OHWI:NCHW",
+    "one of four taps is left, 1-d": "mb3ic24iw1oc15ow1kw4sw2rw3_lay=NCW:WIO:NCW",
+    "strides and padding after": "mb2ic16ih3iw5oc32oh3ow5kh1kw1sh2sw3rh2rw8",
+    "padding on both sides of one axis": "mb2ic20ih4iw4oc24oh4ow4kh1kw1sh1sw2pw2rw1",
+    "the last of three taps is left": "mb2ic16ih2iw2oc16oh2ow2kh3kw3sh2sw2dh2dw2ph6pw6rh1rw1_lay=NHWC:OHWI:NHWC",
+    "depth": "mb2ic17id2ih2iw3oc18od2oh2ow3kd1kh1kw1sd2sh1sw1pd1ph0pw0rd0rh0rw0_lay=NDHWC:ODHWI:NDHWC",
+    "all extents alike": "mb3ic3ih3iw3oc3oh3ow3kh1kw1sh3sw3ph3pw3rh1rw1",
+}
+"""One tap meets X, and X and dY have equal extents, but not each pixel of dY meets the pixel of X at its place."""
+
+
+def test_one_tap_wgrad_with_equal_extents():
+    problems = list(map(ConvProblem.from_descriptor, ONE_TAP.values()))
+    verdicts = list(check_problems(problems, impls=("kernel", "auto"), faces=("backward_weight",)))
+    assert len(verdicts) == 2 * len(problems)
+    assert [v for v in verdicts if v.status != "right"] == []
+
+
+@pytest.mark.parametrize("name", ONE_TAP)
+def test_each_way_to_tile_a_one_tap_wgrad(name, monkeypatch):
+    """Operands swapped, read in place and packed, wherever a tiling of that form is allowed."""
+    problem = ConvProblem.from_descriptor(ONE_TAP[name])
+    machine = machine_of(tvm.target.Target(NATIVE))
+    spec = weight_spec(problem)
+    forms = {}
+    for tiling in weight_plan.candidates(spec, machine, True):
+        forms.setdefault((tiling.swapped, tiling.direct, tiling.packed, tiling.prefetched), tiling)
+    for tiling in forms.values():
+        monkeypatch.setattr(plan, "choose", lambda *_, t=tiling: Choice(weight_plan.KIND, "", detail=(spec, t)))
+        check_exact(problem, "backward_weight")
+
+
+def _axes():
+    """(X, kernel, stride, padding, dilation) of an axis with at most three elements of X, where Y has an element."""
+    paddings = itertools.product(range(4), repeat=2)
+    for x, kernel, stride, padding, dilation in itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 3), paddings, (1, 2)):
+        if x + sum(padding) >= effective_kernel(kernel, dilation):
+            yield x, kernel, stride, padding, dilation
+
+
+def _products(axis, extent):
+    """The (position of dY, position of X) pairs that the taps of an axis multiply."""
+    x, kernel, stride, (low, _), dilation = axis
+    reached = ((q, q * stride + k * dilation - low) for q in range(extent) for k in range(kernel))
+    return {(q, at) for q, at in reached if 0 <= at < x}
+
+
+def test_pointwise_means_that_pixels_are_multiplied_in_order():
+    """For all small axes, beside one whose three pixels are multiplied in order."""
+    seen = set()
+    for axis in _axes():
+        x, kernel, stride, padding, dilation = axis
+        problem = ConvProblem(
+            2, 5, 4, (3, x), (1, kernel), (1, stride), ((0, 0), padding), (1, dilation), data_layout="NHWC"
+        )
+        spec = weight_spec(problem)
+        if not spec.is_pointwise:
+            continue
+        (extent,) = problem.grad_extents[1:]
+        pace = spec.x.spatial[2] // problem.in_channels
+        assert _products(axis, int(extent)) == {(q, q * pace) for q in range(int(extent))}, problem.descriptor
+        seen.add((x == extent, kernel, stride))
+    assert {(True, 1, 1), (False, 1, 2), (False, 1, 3), (True, 3, 2)} <= seen
