@@ -33,7 +33,6 @@ from tvm_convgrad.kernels.lanes import (
     valid_taps,
 )
 from tvm_convgrad.kernels.loops import (
-    PARALLEL_FROM,
     Loops,
     Shapes,
     convert,
@@ -147,7 +146,7 @@ class _Depthwise:
         macs = gather.batch * self.channels * multiple * self.taps
         for extent in gather.result.extents:
             macs *= extent
-        kind = "parallel" if macs >= PARALLEL_FROM else "serial"
+        kind = "parallel" if macs >= self.machine.parallel_from else "serial"
         with loops.loop(self.batch * (depths * self.turns * pieces), "item", kind) as item:
             piece, rest = loops.let(remainder(item, pieces), "piece"), quotient(item, pieces)
             slab, rest = loops.let(remainder(rest, self.turns), "slab"), quotient(rest, self.turns)

@@ -24,6 +24,9 @@ from tvm_convgrad.problem import ConvProblem
 MAX_PRODUCTS = 1500
 """Multiply-adds that a kernel's code may have: compile time."""
 
+MOST_PHASES = 16
+"""Of dgrad: each has code of its own."""
+
 SLAB_SHARE = 16
 """The part of the core's own cache for the result's lines of a work item; their source is there as well."""
 
@@ -54,27 +57,15 @@ SMALL_GROUPS_WHY = "vectors span several groups"
 
 def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machine: Machine) -> Choice | str:
     """The choice for forward or dgrad, or why no depthwise kernel serves it."""
-    if gather.groups == 1:
-        return "not one channel a group"
-    if sum(map(len, gather.phases)) > 16:
-        return "more than 16 phases"
+    refusal = gather_refusal(problem, gather, machine)
     together = min(gather.source_channels, gather.result_channels)
     planes: Choice | str = f"groups of {together} channels"
-    if together == 1:
+    if together == 1 and gather.groups > 1 and sum(map(len, gather.phases)) <= MOST_PHASES:
         planes = plan_planes(problem, face, gather, machine)
-    else:
-        refusal = _small_group_refusal(problem, machine)
-        if refusal:
-            return refusal
-    refusal = _gather_refusal(gather, machine)
-    lanes = machine.lanes(gather.dtype)
-    width_taps = max(len(phase[2].taps) for phases in gather.phases for phase in phases)
-    pixels = _pixels(machine, width_taps)
-    products = emitted_products(gather, pixels) * together
-    if not refusal and products > MAX_PRODUCTS:
-        refusal = f"borders and phases would take {products} multiply-adds of code"
     if refusal:
         return planes if isinstance(planes, Choice) else refusal
+    lanes = machine.lanes(gather.dtype)
+    pixels = _pixels(gather, machine)
     direct = _direct(gather, machine)
     estimate = _estimate(problem, machine, direct)
     if isinstance(planes, Choice) and planes.estimate <= estimate:
@@ -106,12 +97,26 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     return at_least_roofline(choice, problem, machine)
 
 
+def gather_refusal(problem: ConvProblem, gather: Gather, machine: Machine) -> str:
+    """Why vectors of channels do not serve forward or dgrad, or nothing."""
+    if gather.groups == 1:
+        return "not one channel a group"
+    if sum(map(len, gather.phases)) > MOST_PHASES:
+        return f"more than {MOST_PHASES} phases"
+    together = min(gather.source_channels, gather.result_channels)
+    refusal = (_small_group_refusal(problem, machine) if together > 1 else "") or _gather_refusal(gather, machine)
+    products = 0 if refusal else emitted_products(gather, _pixels(gather, machine)) * together
+    if products > MAX_PRODUCTS:
+        return f"borders and phases would take {products} multiply-adds of code"
+    return refusal
+
+
 def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | str:
     """The choice for wgrad, or why no depthwise kernel serves it."""
     if not problem.is_depthwise:
         return _plan_small_groups(problem, machine)
     planes = plan_planes_weight(problem, machine)
-    refusal = _weight_refusal(problem, machine)
+    refusal = weight_refusal(problem, machine)
     if refusal:
         return planes if isinstance(planes, Choice) else refusal
     direct = _weight_direct(problem, machine)
@@ -126,9 +131,7 @@ def plan_depthwise_weight(problem: ConvProblem, machine: Machine) -> Choice | st
 
 def _plan_small_groups(problem: ConvProblem, machine: Machine) -> Choice | str:
     """The choice for wgrad of groups of which several fill a vector, or why this does not serve it."""
-    if problem.groups == 1:
-        return "not one input channel a group"
-    refusal = _small_group_refusal(problem, machine) or _weight_refusal(problem, machine)
+    refusal = weight_refusal(problem, machine)
     if refusal:
         return refusal
     direct = _weight_direct(problem, machine)
@@ -208,8 +211,13 @@ def _weight_direct(problem: ConvProblem, machine: Machine) -> bool:
     return channels_last and (whole or (machine.has_masks and same))
 
 
-def _weight_refusal(problem: ConvProblem, machine: Machine) -> str:
-    """Why vectors over channels do not serve wgrad, or nothing."""
+def weight_refusal(problem: ConvProblem, machine: Machine) -> str:
+    """Why vectors of channels do not serve wgrad, or nothing."""
+    if problem.groups == 1:
+        return "not one input channel a group"
+    refusal = "" if problem.is_depthwise else _small_group_refusal(problem, machine)
+    if refusal:
+        return refusal
     if 2 * problem.in_channels < machine.lanes(problem.accumulator):
         return "groups would fill less than half of a vector"
     kernel, _, _, _ = axes_of(problem)
@@ -219,6 +227,43 @@ def _weight_refusal(problem: ConvProblem, machine: Machine) -> str:
     x, _, _ = views(problem)
     if not _weight_direct(problem, machine) and x.extents[2] * kernel[0] * machine.vector_bytes > machine.l2_bytes:
         return "a line of the panel would fill the core's own cache"
+    return ""
+
+
+def invalid_depthwise(gather: Gather, tiling: DepthwiseTiling, machine: Machine) -> str:
+    """Why forward or dgrad over vectors of channels cannot be built with a tiling, or nothing."""
+    step, together = gather.out_step[1], min(gather.source_channels, gather.result_channels)
+    blocks = -(-gather.groups * together // machine.lanes(gather.dtype))
+    if tiling.direct and not _direct(gather, machine):
+        return "direct needs contiguous channels, as many of them in the source as in the result"
+    if tiling.prefetched and not tiling.direct:
+        return "prefetched is for tensors that are read in place"
+    if tiling.pixels < 1 or emitted_products(gather, tiling.pixels) * together > MAX_PRODUCTS:
+        return f"pixels is {tiling.pixels}; it must be at least 1, and the code at most {MAX_PRODUCTS} multiply-adds"
+    if tiling.lines < step or tiling.lines % step:
+        return f"lines is {tiling.lines}; it must be a multiple of the step {step}"
+    if not 1 <= tiling.chunks <= (blocks if tiling.direct else 1):
+        return f"chunks is {tiling.chunks}; there are {blocks} blocks of channels, and without direct it must be 1"
+    return ""
+
+
+def invalid_depthwise_weight(problem: ConvProblem, tiling: DepthwiseWeightTiling, machine: Machine) -> str:
+    """Why wgrad over vectors of channels cannot be built with a tiling, or nothing."""
+    multiplier = problem.out_channels // problem.groups
+    blocks = -(-problem.in_channels // machine.lanes(problem.accumulator))
+    for name in ("pixels", "copies", "multiples", "lines", "parts", "chunks"):
+        if getattr(tiling, name) < 1:
+            return f"{name} is {getattr(tiling, name)}; it must be at least 1"
+    if tiling.direct and not _weight_direct(problem, machine):
+        return "direct needs contiguous channels, as many of X as of dY"
+    if tiling.prefetched and not tiling.direct:
+        return "prefetched is for tensors that are read in place"
+    if multiplier % tiling.multiples:
+        return f"multiples is {tiling.multiples}; it must divide the {multiplier} output channels of an input channel"
+    if tiling.lines > views(problem)[2].extents[1]:
+        return f"lines is {tiling.lines}; dY has fewer rows"
+    if tiling.chunks > blocks:
+        return f"chunks is {tiling.chunks}; there are {blocks} blocks of channels"
     return ""
 
 
@@ -240,8 +285,9 @@ def _from_memory(problem: ConvProblem, limit: int) -> bool:
     return problem.bytes >= limit and problem.macs < 4 * problem.bytes
 
 
-def _pixels(machine: Machine, width_taps: int) -> int:
+def _pixels(gather: Gather, machine: Machine) -> int:
     """Accumulators beside one kernel line's weights; 14 hide the adders' latency and divide common widths."""
+    width_taps = max(len(phase[2].taps) for phases in gather.phases for phase in phases)
     return max(4, min(14, machine.registers - 2 - min(width_taps, machine.registers // 2)))
 
 
@@ -262,4 +308,13 @@ def _gather_refusal(gather: Gather, machine: Machine) -> str:
     return ""
 
 
-__all__ = ["SMALL_GROUPS", "faster_of", "plan_depthwise_gather", "plan_depthwise_weight"]
+__all__ = [
+    "SMALL_GROUPS",
+    "faster_of",
+    "gather_refusal",
+    "invalid_depthwise",
+    "invalid_depthwise_weight",
+    "plan_depthwise_gather",
+    "plan_depthwise_weight",
+    "weight_refusal",
+]

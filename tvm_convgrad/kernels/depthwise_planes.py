@@ -21,7 +21,6 @@ from tvm_convgrad.kernels.gather_frame import GatherFrame
 from tvm_convgrad.kernels.lanes import pieces_of, run_of_taps, valid_taps
 from tvm_convgrad.kernels.lines import FoldedReader, LineReader, interleaved, prefetch_ahead
 from tvm_convgrad.kernels.loops import (
-    PARALLEL_FROM,
     Loops,
     convert,
     expr,
@@ -68,7 +67,7 @@ class Planes:
         machine: Machine,
         frame: GatherFrame,
     ) -> None:
-        self.loops, self.gather, self.tiling, self.kernel = loops, gather, tiling, kernel
+        self.loops, self.gather, self.tiling, self.kernel, self.machine = loops, gather, tiling, kernel, machine
         self.source, self.weight, self.result, self.bias = frame.source, frame.weight, frame.result, frame.bias
         self.batch, self.epilogue, self.dtype = frame.batch, frame.epilogue, gather.dtype
         self.lanes = machine.lanes(self.dtype)
@@ -81,7 +80,7 @@ class Planes:
         depths = -(-gather.result.extents[0] // gather.out_step[0])
         channels = gather.groups * self.outputs
         macs = gather.batch * channels * self.inputs * math.prod(self.kernel) * math.prod(gather.result.extents)
-        kind = "parallel" if macs >= PARALLEL_FROM else "serial"
+        kind = "parallel" if macs >= self.machine.parallel_from else "serial"
         with loops.loop(self.batch * (channels * depths * slabs), "item", kind) as item:
             slab, rest = loops.let(remainder(item, slabs), "slab"), quotient(item, slabs)
             qd, rest = loops.let(remainder(rest, depths), "qd"), loops.let(quotient(rest, depths), "rest")

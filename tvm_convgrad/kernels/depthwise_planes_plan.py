@@ -111,6 +111,33 @@ def plan_planes_weight(problem: ConvProblem, machine: Machine) -> Choice | str:
     return Choice(planes_kind("wgrad"), REASON, seconds, detail=PlaneWeightTiling(lines, together, parts))
 
 
+def invalid_planes(gather: Gather, tiling: PlaneTiling, machine: Machine) -> str:
+    """Why forward or dgrad over vectors of columns cannot be built with a tiling, or nothing."""
+    if tiling.lines < 1 or tiling.slabs < 1:
+        return f"lines is {tiling.lines} and slabs is {tiling.slabs}; both must be at least 1"
+    folded = lines_of_a_vector(gather, machine.lanes(gather.dtype))
+    if tiling.folded not in (1, folded):
+        return f"folded is {tiling.folded}; it must be 1 or {folded}"
+    height = max(phase[1].count for phases in gather.phases for phase in phases)
+    if tiling.folded > 1 and (-(-height // tiling.folded) > tiling.lines or tiling.slabs > 1):
+        return "folded needs a plane that is one tile, in one slab"
+    if plane_products(gather, tiling.lines, tiling.folded)[0] > MAX_PRODUCTS:
+        return f"the code would have more than {MAX_PRODUCTS} multiply-adds"
+    return ""
+
+
+def invalid_planes_weight(problem: ConvProblem, tiling: PlaneWeightTiling) -> str:
+    """Why wgrad over vectors of columns cannot be built with a tiling, or nothing."""
+    for name, most in (
+        ("lines", views(problem)[2].extents[1]),
+        ("channels", problem.out_channels),
+        ("parts", int(problem.batch)),
+    ):
+        if not 1 <= getattr(tiling, name) <= most:
+            return f"{name} is {getattr(tiling, name)}; it must be from 1 to {most}"
+    return ""
+
+
 def at_least_roofline(choice: Choice, problem: ConvProblem, machine: Machine) -> Choice:
     """The choice with an estimate that is not below what memory allows."""
     return replace(choice, estimate=max(choice.estimate, roofline(problem, machine)))
@@ -122,4 +149,12 @@ def kernel_of(problem: ConvProblem) -> Three:
     return d, h, w
 
 
-__all__ = ["at_least_roofline", "kernel_of", "plan_planes", "plan_planes_weight", "planes_kind"]
+__all__ = [
+    "at_least_roofline",
+    "invalid_planes",
+    "invalid_planes_weight",
+    "kernel_of",
+    "plan_planes",
+    "plan_planes_weight",
+    "planes_kind",
+]

@@ -18,7 +18,6 @@ from tvm_convgrad.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.lanes import pieces_of, valid_taps
 from tvm_convgrad.kernels.lines import AHEAD, LineReader, prefetch_ahead
 from tvm_convgrad.kernels.loops import (
-    PARALLEL_FROM,
     Loops,
     ceiling,
     convert,
@@ -66,7 +65,7 @@ class PlanesWeight:
         frame: WeightFrame,
     ) -> None:
         self.loops, self.tiling, self.batch = loops, tiling, frame.batch
-        self.kind = "parallel" if problem.macs >= PARALLEL_FROM else "serial"
+        self.kind = "parallel" if problem.macs >= machine.parallel_from else "serial"
         self.epilogue = frame.epilogue
         self.dy, self.x, self.dw, self.bias = frame.dy, frame.x, frame.dw, frame.bias
         self.x_view: View

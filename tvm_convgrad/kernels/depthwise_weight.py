@@ -25,7 +25,6 @@ from tvm_convgrad.kernels.depthwise_planes_weight import PlanesWeight, PlaneWeig
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.lanes import Mover, channels_at, pieces_of, repeated
 from tvm_convgrad.kernels.loops import (
-    PARALLEL_FROM,
     Loops,
     ceiling,
     convert,
@@ -112,7 +111,7 @@ class _DepthwiseWeight:
         self.blocks = -(-self.channels // self.lanes)
         self.taps = self.kernel[0] * self.kernel[1] * self.kernel[2]
         self.block_size = self.multiplier * self.taps * self.lanes
-        self.kind = "parallel" if problem.macs >= PARALLEL_FROM else "serial"
+        self.kind = "parallel" if problem.macs >= machine.parallel_from else "serial"
 
     # -- work items ---------------------------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class _DepthwiseWeight:
                 if bias is not None:
                     bias.add(part, chunk, tiling.chunks, (loops.let(expr(plane), "plane"), 1, line, lines), depth)
                 self._blocks(sums, base, first, count, n, d, line, lines, panels)
-        passes = "parallel" if size * tiling.parts >= PARALLEL_FROM else "serial"
+        passes = "parallel" if size * tiling.parts >= self.machine.parallel_from else "serial"
         with loops.loop(self.blocks * self.multiplier, "written", passes) as number:
             block, m = quotient(number, self.multiplier), remainder(number, self.multiplier)
             self._write(sums, loops.let(block, "block"), loops.let(m, "m"), size)

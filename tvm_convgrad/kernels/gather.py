@@ -24,7 +24,6 @@ from tvm_convgrad.kernels.gather_source import Ahead, Slab, SourcePanel, TileAhe
 from tvm_convgrad.kernels.gather_taps import Taps, Which
 from tvm_convgrad.kernels.gather_weight import WeightPanel
 from tvm_convgrad.kernels.loops import (
-    PARALLEL_FROM,
     Loops,
     Numbers,
     Shapes,
@@ -94,7 +93,7 @@ class _Group:
         self.over_pixels = tiling.over_pixels
         shape = self.shape = shape_of(gather, phases, tiling, machine)
         macs = gather.batch * gather.groups * gather.result_channels * gather.source_channels * math.prod(self.counts)
-        self.kind = "parallel" if macs * shape.tap_count >= PARALLEL_FROM else "serial"
+        self.kind = "parallel" if macs * shape.tap_count >= machine.parallel_from else "serial"
         self.weights = WeightPanel(loops, gather, shape, machine, self.over_pixels, frame.weight)
         self.panels = SourcePanel(loops, gather, shape, machine, self.over_pixels, frame.source)
         self.ahead = Ahead(loops, gather, shape, tiling, frame.source)

@@ -26,9 +26,6 @@ Shapes = dict[str, tuple[tuple[Any, ...], str]]
 
 StringImm: Any = getattr(ir, "StringImm", None) or tirx.StringImm  # TVM 0.26 has it in tirx
 
-PARALLEL_FROM = 50_000
-"""Multiply-accumulates; less is not worth waking threads for."""
-
 _KINDS = {
     "serial": tirx.ForKind.SERIAL,
     "parallel": tirx.ForKind.PARALLEL,

@@ -17,7 +17,6 @@ from tvm import tirx
 
 from tvm_convgrad.kernels.loops import (
     INDEX,
-    PARALLEL_FROM,
     Loops,
     expr,
     larger,
@@ -28,6 +27,7 @@ from tvm_convgrad.kernels.loops import (
     smaller,
     zero,
 )
+from tvm_convgrad.kernels.target import PARALLEL_FROM
 
 Triple = tuple[int, int, int]
 

@@ -15,7 +15,6 @@ from typing import Any
 from tvm import tirx
 
 from tvm_convgrad.kernels.loops import (
-    PARALLEL_FROM,
     Loops,
     expr,
     larger,
@@ -27,6 +26,7 @@ from tvm_convgrad.kernels.loops import (
     zero,
 )
 from tvm_convgrad.kernels.max_pool import MaxPool, parameters_of
+from tvm_convgrad.kernels.target import PARALLEL_FROM
 
 BLOCK = 4
 """Vectors of channels of a work item: some lines of the cache, side by side."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,9 @@ FEWEST_PARTS, MOST_PARTS = 2, 64
 CLOCK = 3.5e9
 """Cycles a second that estimates are given for; only their ratios decide."""
 
+PARALLEL_FROM = 50_000
+"""Multiply-accumulates; less is not worth waking threads for."""
+
 PAGE_BYTES, NEAR_PAGES, FAR_PAGES = 4096, 64, 400
 """Pages that a core's first translations reach, and so many that each access pays for one."""
 
@@ -42,6 +45,7 @@ class Machine:
             kernel is made, so that the order of sums, and thereby the result, depends neither on how many threads run
             nor on the machine that builds.
         has_masks: whether loads and stores of some lanes only are single instructions.
+        parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
     """
 
     name: str
@@ -50,10 +54,23 @@ class Machine:
     l2_bytes: int = 1 << 20
     parts: int = 2
     has_masks: bool = False
+    parallel_from: int = PARALLEL_FROM
 
     def lanes(self, dtype: str) -> int:
         """Elements of a type in one register."""
         return self.vector_bytes // DTYPE_BYTES[dtype]
+
+
+CPUS = {
+    machine.name: machine
+    for machine in (
+        Machine("AVX-512", 64, 32, has_masks=True),
+        Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
+        Machine("SSE", 16, 16, 1 << 18),
+        Machine("NEON", 16, 32, 1 << 19),
+    )
+}
+"""The instruction sets that kernels are made for, by their names."""
 
 
 def beyond_near_pages(count: int, stride: int) -> float:
@@ -116,10 +133,10 @@ def _machine(described: str) -> Machine | None:
     parts = max(FEWEST_PARTS, min(cores_of(target), MOST_PARTS))
     if triple.startswith(("x86_64", "amd64", "i686")):
         if "avx512f" in features:
-            return Machine("AVX-512", 64, 32, parts=parts, has_masks=True)
+            return replace(CPUS["AVX-512"], parts=parts)
         if "avx2" in features and "fma" in features:
-            return Machine("AVX2", 32, 16, 1 << 18, parts=parts, has_masks=True)
-        return Machine("SSE", 16, 16, 1 << 18, parts=parts)
+            return replace(CPUS["AVX2"], parts=parts)
+        return replace(CPUS["SSE"], parts=parts)
     if triple.startswith(("aarch64", "arm64")):
-        return Machine("NEON", 16, 32, 1 << 19, parts=parts)
+        return replace(CPUS["NEON"], parts=parts)
     return None

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from tvm_convgrad.kernels.depthwise_plan import SMALL_GROUPS, faster_of, plan_depthwise_weight
-from tvm_convgrad.kernels.loops import PARALLEL_FROM
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.target import CLOCK, Machine, beyond_near_pages
 from tvm_convgrad.kernels.tile import balanced, fits, tile_rows
@@ -97,7 +96,7 @@ def plan_weight(problem: ConvProblem, machine: Machine) -> Choice:
     if isinstance(depthwise, Choice) and not depthwise.kind.startswith(SMALL_GROUPS):
         return depthwise
     spec = weight_spec(problem)
-    parallel = problem.macs >= PARALLEL_FROM
+    parallel = problem.macs >= machine.parallel_from
     _, tiling = min(
         ((_elapsed(spec, t, machine), t) for t in candidates(spec, machine, parallel)), key=lambda pair: pair[0]
     )
