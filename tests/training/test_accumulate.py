@@ -121,6 +121,12 @@ def test_micro_batches_of_one_sample_read_views_of_parameters_before_they_are_ov
         assert relative_error(value, one.named("parameter")[name]) < 1e-5, name
 
 
+def test_gradients_of_vectors_over_channels_are_added_in_place_for_one_sample():
+    """The axis of the samples, of one element, stays in their sums."""
+    module, _, _ = _allocated(build_step(_scaled(1), accumulate=2), ("none",))
+    assert sum(name.startswith("add_gradient") for name in _called(module)) == 3  # scale, shift and the last weight
+
+
 def test_micro_batches_drop_different_elements():
     """The same samples twice give two losses whose mean is not the loss of one."""
     x, labels = data(BATCH)

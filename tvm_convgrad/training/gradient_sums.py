@@ -146,9 +146,7 @@ class _Sums(PyExprMutator):
         operands, compute = inner
         if name == "relax.reshape":
             source, shape = self.values[value.args[0]], constant_extents(value)
-            if operator_name(source) == "relax.sum" and shape == tuple(
-                e for e in constant_extents(source) or () if e > 1
-            ):
+            if operator_name(source) == "relax.sum" and shape == _kept(source):
                 return operands, lambda x: topi.sum(x, _axes(source.attrs.axis))
             return operands, lambda *given: topi.reshape(compute(*given), shape)
         axes = _axes(value.attrs.axes)
@@ -159,6 +157,13 @@ class _Sums(PyExprMutator):
 
 def _axes(given: Any) -> list[int] | None:
     return None if given is None else [int(axis) for axis in given]
+
+
+def _kept(total: Any) -> tuple[int, ...]:
+    """The extents of the axes that a sum leaves, which are told by their numbers: one may have a single element."""
+    extents, axes = constant_extents(total.args[0]) or (), _axes(total.attrs.axis)
+    gone = set(range(len(extents))) if axes is None else {axis % len(extents) for axis in axes}
+    return tuple(extent for axis, extent in enumerate(extents) if axis not in gone)
 
 
 def _itself(value: Any) -> Any:
