@@ -49,6 +49,70 @@ def test_each_way_to_tile_a_one_tap_wgrad(name, monkeypatch):
         check_exact(problem, "backward_weight")
 
 
+def _alike():
+    """Problems in which extents, channels, the batch and the kernel are one number, or two, in layouts of all kinds."""
+    numbers = itertools.count()
+    layouts = [
+        ("NC{}", "OI{}", "NC{}"),
+        ("N{}C", "O{}I", "N{}C"),
+        ("N{}C", "{}IO", "NC{}"),
+        ("C{}N", "IO{}", "{}NC"),
+        ("{}NC", "I{}O", "C{}N"),
+    ]
+    for rank, extent in ((1, 4), (2, 1), (2, 2), (2, 3), (3, 2)):
+        letters = {1: "W", 2: "HW", 3: "DHW"}[rank]
+        forms = [
+            {},  # strides and padding that keep the extents, and a kernel as large as the data
+            {"strides": extent, "padding": (extent * (extent - 1) // 2, (extent * (extent - 1) + 1) // 2)},
+            {"dilation": extent, "padding": (extent * (extent - 1) // 2, (extent * (extent - 1) + 1) // 2)},
+            {"kernel": 1, "strides": extent, "padding": (extent - 1, (extent - 1) * (extent - 1))},
+            {"kernel": 1, "groups": extent},
+            {"groups": extent, "padding": (extent - 1, extent - 1)},
+            {"groups": extent, "multiplier": extent, "strides": extent, "padding": (0, extent)},
+        ]
+        for form in forms:
+            data, kernel, grad = (text.format(letters) for text in layouts[next(numbers) % len(layouts)])
+            yield ConvProblem(
+                extent,
+                extent,
+                extent * form.get("multiplier", 1),
+                (extent,) * rank,
+                (form.get("kernel", extent),) * rank,
+                (form.get("strides", 1),) * rank,
+                (form.get("padding", (0, 0)),) * rank,
+                (form.get("dilation", 1),) * rank,
+                form.get("groups", 1),
+                data,
+                kernel,
+                grad,
+            )
+
+
+def test_kernels_where_all_numbers_are_alike():
+    problems = list(_alike())
+    assert len(problems) == 35
+    verdicts = list(check_problems(problems, impls=("kernel",)))
+    assert len(verdicts) == 3 * len(problems)
+    assert [v for v in verdicts if v.status != "right"] == []
+
+
+SQUARES = [
+    "mb16ic16ih16oc16oh16kh3ph1",
+    "mb3ic17ih3oc17oh3kh3ph1",
+    "mb2ic32ih2oc32oh2kh3ph1",
+    "mb1ic16ih1oc16oh1kh3ph1",
+]
+
+
+@pytest.mark.skipif(not machine_of(tvm.target.Target(NATIVE)).has_masks, reason="Winograd's kernels need masked stores")
+def test_winograd_where_channels_and_extents_are_alike():
+    layouts = itertools.cycle([("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC"), ("NHWC", "OHWI", "NCHW")])
+    problems = [ConvProblem.from_descriptor(text).with_layouts(*next(layouts)) for text in SQUARES]
+    verdicts = list(check_problems(problems, impls=("winograd",)))
+    assert [v for v in verdicts if v.status == "wrong"] == []
+    assert sum(v.status == "right" for v in verdicts) >= 10  # wgrad of one pixel has taps that meet nothing
+
+
 def _axes():
     """(X, kernel, stride, padding, dilation) of an axis with at most three elements of X, where Y has an element."""
     paddings = itertools.product(range(4), repeat=2)

@@ -13,11 +13,10 @@ from relax_ops.program import faces_module
 from tests.cli.command import Command
 from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.kernels.target import cores_of, machine_of
 from tvm_convgrad.offload.measured import Measured, default_path
 from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.threads import intended_threads
 from tvm_convgrad.tuning.store import VARIABLE
 
 PROBLEM = ConvProblem.from_descriptor("mb2ic16ih9oc32kh3ph1")
@@ -60,7 +59,7 @@ def test_damaged(path: Path, content: str) -> None:
 def test_auto_takes_what_was_faster(path: Path, faster: str) -> None:
     module = faces_module([("main", FACES["forward"], PROBLEM)])
     assert not offload(module, ("auto",), TARGET).lowered
-    record(path, *((1e-3, 2e-3) if faster == "kernel" else (2e-3, 1e-3)), intended_threads())
+    record(path, *((1e-3, 2e-3) if faster == "kernel" else (2e-3, 1e-3)), cores_of(TARGET))
     done = offload(module, ("auto",), TARGET)
     if faster == "onednn":
         (entry,) = done.lowered

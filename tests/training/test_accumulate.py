@@ -92,6 +92,41 @@ def test_equals_pytorch_s_accumulation():
             assert relative_error(value, wanted[key]) < 2e-3, key
 
 
+def _scaled(samples, channels=3, extent=4):
+    """A convolution whose result is scaled and moved by vectors over channels, which are parameters seen as 4-D."""
+    builder = relax.BlockBuilder()
+    wide = channels * extent * extent
+    shapes = {"weight": (channels, channels, 3, 3), "scale": (channels,), "shift": (channels,), "last": (wide, 4)}
+    x = relax.Var("x", relax.TensorType((samples, channels, extent, extent), "float32"))
+    p = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
+    with builder.function("main", [x, *p.values()]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, p["weight"], padding=1))
+            y = builder.emit(relax.op.multiply(y, relax.op.reshape(p["scale"], (1, channels, 1, 1))))
+            y = builder.emit(relax.op.tanh(relax.op.add(y, relax.op.reshape(p["shift"], (1, channels, 1, 1)))))
+            y = builder.emit(relax.op.reshape(y, (samples, wide)))
+            result = builder.emit_output(relax.op.matmul(y, p["last"]))
+        builder.emit_func_output(result)
+    rng = np.random.default_rng(0)
+    values = {name: (0.3 * rng.standard_normal(shape)).astype("float32") for name, shape in shapes.items()}
+    return from_module(builder.get(), parameters=values)
+
+
+def test_micro_batches_of_one_sample_read_views_of_parameters_before_they_are_overwritten():
+    rng = np.random.default_rng(1)
+    x, labels = rng.standard_normal((2, 3, 4, 4)).astype("float32"), rng.integers(0, 4, 2)
+    several, one = Runner(build_step(_scaled(1), accumulate=2)), Runner(build_step(_scaled(2)))
+    assert abs(several.step(x, labels, lr=0.5)[0] - one.step(x, labels, lr=0.5)[0]) < 1e-6
+    for name, value in several.named("parameter").items():
+        assert relative_error(value, one.named("parameter")[name]) < 1e-5, name
+
+
+def test_gradients_of_vectors_over_channels_are_added_in_place_for_one_sample():
+    """The axis of the samples, of one element, stays in their sums."""
+    module, _, _ = _allocated(build_step(_scaled(1), accumulate=2), ("none",))
+    assert sum(name.startswith("add_gradient") for name in _called(module)) == 3  # scale, shift and the last weight
+
+
 def test_micro_batches_drop_different_elements():
     """The same samples twice give two losses whose mean is not the loss of one."""
     x, labels = data(BATCH)

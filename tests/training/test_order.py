@@ -70,6 +70,19 @@ def test_a_new_parameter_waits_for_the_readers_of_the_old_one() -> None:
     assert found.index("matmul") < found.index("subtract")
 
 
+def test_a_new_parameter_waits_for_the_readers_of_views_of_the_old_one() -> None:
+    def body(builder: Any, x: Any, w: Any, v: Any) -> Any:
+        view = builder.emit(relax.op.reshape(w, [N * N]))
+        inner = builder.emit(relax.op.expand_dims(view, 0))
+        gradients = [builder.emit(op(x)) for op in (relax.op.exp, relax.op.cos)]
+        late = builder.emit(relax.op.sin(inner))
+        update = builder.emit(relax.op.add(*gradients))
+        return relax.Tuple([builder.emit(relax.op.sum(late)), x, relax.Tuple([update, v])])
+
+    found = operators(step_of(body))
+    assert found.index("sin") < found.index("add")  # which would free the gradients earlier
+
+
 def test_a_step_is_the_same_in_either_order(monkeypatch: Any) -> None:
     step = build_step(model(), optimizer="sgd", momentum=0.9, lr=0.1)
     rng = np.random.default_rng(5)

@@ -45,12 +45,12 @@ def build(
     size, backends = options.parse_batch(batch), options.parse_offload(offload)
     start = time.perf_counter()
 
+    from tvm_convgrad.kernels.target import cores_of
     from tvm_convgrad.kernels.transforms import allow_transforms
     from tvm_convgrad.kernels.tuned import TUNED, use_winners
     from tvm_convgrad.offload.cudnn.store import use_engines
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs, stderr
-    from tvm_convgrad.threads import intended_threads
     from tvm_convgrad.training.artifact import make_manifest, save_artifact
     from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.training.frontends import load_model
@@ -59,7 +59,7 @@ def build(
     from tvm_convgrad.tuning.store import Store, default_path
 
     compiled_for = parse_target(target, gpus=True)
-    winners = Store(store or default_path(), intended_threads()) if tuned else None
+    winners = Store(store or default_path(), cores_of(compiled_for)) if tuned else None
     with stderr().status(f"reading {model}") as status:
         loaded = load_model(model, batch=size, params=params)
         status.update("differentiating")
@@ -103,6 +103,8 @@ def build(
 
 
 def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
+    from tvm_convgrad.report.gradients import cores_in_words
+
     state = artifact.state
     weights = sum(_count(spec.shape) for spec in state if spec.role == "parameter")
     settings = ("loss", "optimizer", "lr", "dtype", "layout")
@@ -110,6 +112,7 @@ def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
         ("library", f"{artifact.path} ({size}, {seconds:.1f} s)"),
         ("sha256", artifact.id),
         ("target", artifact.manifest["target"]),
+        ("cores", cores_in_words(artifact.manifest.get("cores"))),
         ("input", ", ".join(f"{spec.name}: {spec}" for spec in artifact.inputs)),
         ("prediction", artifact.prediction),
         ("options", ", ".join(f"{name}={artifact.options[name]}" for name in settings)),

@@ -32,21 +32,27 @@ def explain(
 ) -> None:
     """List the convolutions: problem, kernel and its plan, what was not taken, work, estimate. Options need a model."""
     size, backends = options.parse_batch(batch), options.parse_offload(offload)
-    from tvm_convgrad.report.gradients import describe_convolutions, print_convolutions_json, show_convolutions
+    from tvm_convgrad.report.gradients import (
+        cores_in_words,
+        describe_convolutions,
+        print_convolutions_json,
+        show_convolutions,
+    )
+    from tvm_convgrad.report.tables import print_pairs
+    from tvm_convgrad.training.artifact import built_for_of, read_artifact
     from tvm_convgrad.training.cpu import parse_target
 
     compiled_for = parse_target(target, gpus=True)
 
     if Path(model).suffix == ".so":
-        from tvm_convgrad.training.artifact import read_artifact
-
         artifact = read_artifact(Path(model))
         gradients, forward = artifact.gradients, artifact.forward
+        built_for = {name: artifact.manifest.get(name) for name in ("target", "cores")}
     else:
+        from tvm_convgrad.kernels.target import cores_of
         from tvm_convgrad.kernels.transforms import allow_transforms
         from tvm_convgrad.kernels.tuned import use_winners
         from tvm_convgrad.offload.cudnn.store import use_engines
-        from tvm_convgrad.threads import intended_threads
         from tvm_convgrad.training.frontends import load_model
         from tvm_convgrad.training.lower import plan_of
         from tvm_convgrad.training.step import build_step
@@ -59,10 +65,11 @@ def explain(
             results=options.results_for(results, compiled_for),
             layout=layout,
         )
-        winners = Store(store or default_path(), intended_threads()) if tuned else None
+        winners = Store(store or default_path(), cores_of(compiled_for)) if tuned else None
         engines = options.engine_store(tuned, store, compiled_for)
         with use_winners(winners), allow_transforms(transforms), use_engines(engines):
             entries = describe_convolutions(plan_of(step, compiled_for, backends))
+        built_for = built_for_of(compiled_for)
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]
     engines = None
@@ -71,9 +78,10 @@ def explain(
 
         engines = describe_engines([*gradients, *forward], compiled_for)
     if json:
-        print_convolutions_json(model, gradients, forward, engines)
+        print_convolutions_json(model, gradients, forward, built_for, engines)
         return
     show_convolutions(model, gradients, forward)
+    print_pairs("built for", [("target", built_for["target"]), ("cores", cores_in_words(built_for["cores"]))])
     if engines is not None:
         from tvm_convgrad.report.engines import show_engines
 

@@ -34,7 +34,10 @@ Results = Annotated[
     ),
 ]
 Target = Annotated[
-    str, typer.Option(help="What to compile for: llvm, native (this CPU), TVM's JSON form, or a GPU: cuda:sm_90.")
+    str,
+    typer.Option(
+        help="What to compile for: llvm, native (this CPU and its number of cores), TVM's JSON, or a GPU: cuda:sm_90."
+    ),
 ]
 Loss = Annotated[str, typer.Option(metavar="cross_entropy|mse", help="Loss of the step.")]
 Optimizer = Annotated[str, typer.Option(metavar="sgd|adam|adamw", help="Update rule.")]

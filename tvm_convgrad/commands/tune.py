@@ -40,7 +40,8 @@ def tune(
     dtype: options.DType = "float32",
     results: options.Results = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="That steps will run on. Default: TVM_NUM_THREADS, or all cores.")
+        int | None,
+        typer.Option(min=1, help="To measure on, and the target's cores. Default: TVM_NUM_THREADS, or all cores."),
     ] = None,
     target: options.Target = "native",
     store: options.Store = None,
@@ -96,7 +97,7 @@ def tune(
                 calls = calls_of_plan(_planned(model, size, layout, loss, (dtype, results), gpu, ("cudnn",)))
         tune_engines(calls, gpu, store, seconds, json)
         return
-    from tvm_convgrad.kernels.target import machine_of
+    from tvm_convgrad.kernels.target import cores_of, machine_of, with_cores
     from tvm_convgrad.kernels.transforms import allow_transforms
     from tvm_convgrad.report.tables import followed, print_json, print_table, stdout
     from tvm_convgrad.threads import use_threads
@@ -106,11 +107,13 @@ def tune(
 
     count = use_threads(threads)
     compiled_for = parse_target(target)
+    if threads is not None:
+        compiled_for = with_cores(compiled_for, threads)
     library = _library(offload, compiled_for)
     machine = machine_of(compiled_for)
     if machine is None:
         raise UnsupportedError(f"tune: kernels are not made for {target}; use --target native on an x86 or ARM CPU.")
-    kept = Store(store or default_path(), count)
+    kept = Store(store or default_path(), cores_of(compiled_for))
     if model is not None:
         work = _of_model(_planned(model, size, layout, loss, (dtype, results), compiled_for))
     else:
@@ -131,7 +134,9 @@ def tune(
         return
     rows = ((o.status, f"{o.gain:.2f}", o.face, o.descriptor, o.tried, o.detail) for o in outcomes)
     columns = ("outcome", "gain", "face", "problem", "tried", "cut or reason")
-    print_table(f"tuned for {machine.name}, {count} threads", columns, rows, right=("gain", "tried"))
+    print_table(
+        f"tuned for {machine.name}, {kept.cores} cores, on {count} threads", columns, rows, right=("gain", "tried")
+    )
     if compared and library:
         headings = ("face", "problem", "kernel, ms", f"{library}, ms", "reason")
         shown = ((c["face"], c["descriptor"], _ms(c["kernel"]), _ms(c[library]), c["reason"]) for c in compared)
@@ -158,7 +163,7 @@ def _compare(work: Sequence[Work], library: str, machine: Any, target: Any, kept
     from tvm_convgrad.kernels.tuned import use_winners
     from tvm_convgrad.offload.measured import Measured, compare, default_path
 
-    measured = Measured(default_path(), kept.threads)
+    measured = Measured(default_path(), kept.cores)
     rows = []
     for each in work:
         row: dict[str, Any] = {"face": each.face, "descriptor": each.problem.descriptor, "kernel": None, library: None}

@@ -3,12 +3,24 @@
 
 from __future__ import annotations
 
-import os
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from tvm_convgrad.errors import UnsupportedError
 from tvm_convgrad.geometry import DTYPE_BYTES
+from tvm_convgrad.threads import available_cores
+
+CORES_ATTRIBUTE = "num-cores"
+"""The attribute of a TVM target that says how many cores the CPU has."""
+
+DEFAULT_CORES = 8
+"""The number of cores that kernels are made for where the target does not say it: the same on every machine that
+builds, as it fixes the order of sums."""
+
+FEWEST_PARTS, MOST_PARTS = 2, 64
+"""Bounds of the number of parts of a sum, whatever the number of cores."""
 
 CLOCK = 3.5e9
 """Cycles a second that estimates are given for; only their ratios decide."""
@@ -29,8 +41,9 @@ class Machine:
         vector_bytes: of one register.
         registers: how many vector registers there are.
         l2_bytes: what a core's own cache should hold at once: panels are cut to a part of it.
-        parts: into how many pieces a reduction may be cut. It is fixed when the kernel is made, so that the order of
-            sums, and thereby the result, does not depend on how many threads run.
+        parts: into how many pieces a reduction may be cut, from the target's number of cores. It is fixed when the
+            kernel is made, so that the order of sums, and thereby the result, depends neither on how many threads run
+            nor on the machine that builds.
         has_masks: whether loads and stores of some lanes only are single instructions.
         parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
     """
@@ -67,14 +80,47 @@ def beyond_near_pages(count: int, stride: int) -> float:
 
 
 def machine_of(target: Any) -> Machine | None:
-    """The machine of a TVM target, or None if it is no CPU that kernels are made for."""
+    """The machine of a TVM target, or None if it is no CPU that kernels are made for.
+
+    It depends on the text of the target only, not on the machine that builds.
+
+    Raises:
+        UnsupportedError: the target's number of cores is less than 1.
+    """
     if target is None or target.kind.name != "llvm":
         return None
-    return _machine(str(target), os.cpu_count() or 1)
+    return _machine(str(target))
+
+
+def cores_of(target: Any) -> int:
+    """How many cores kernels for a TVM target are made for: its attribute num-cores, or DEFAULT_CORES.
+
+    Raises:
+        UnsupportedError: num-cores is less than 1.
+    """
+    stated = target.attrs.get(CORES_ATTRIBUTE)
+    if stated is not None and int(stated) < 1:
+        raise UnsupportedError(f"target: {CORES_ATTRIBUTE} is {int(stated)}; it must be at least 1, or left out")
+    return DEFAULT_CORES if stated is None else int(stated)
+
+
+def with_cores(target: Any, cores: int) -> Any:
+    """A TVM target of kind llvm with another number of cores."""
+    import tvm
+
+    return tvm.target.Target({**json.loads(str(target)), CORES_ATTRIBUTE: cores})
+
+
+def native_target() -> Any:
+    """The TVM target of this CPU: its instructions, and the number of cores that this process may use."""
+    import tvm
+
+    mcpu = str(tvm.target.codegen.llvm_get_system_cpu())
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, CORES_ATTRIBUTE: available_cores()})
 
 
 @lru_cache(maxsize=64)
-def _machine(described: str, cores: int) -> Machine | None:
+def _machine(described: str) -> Machine | None:
     import tvm
     from tvm.target import codegen
 
@@ -84,7 +130,7 @@ def _machine(described: str, cores: int) -> Machine | None:
     features |= {a[1:] for a in attributes if a.startswith("+")}
     features -= {a[1:] for a in attributes if a.startswith("-")}
     triple = str(target.attrs.get("mtriple", "") or codegen.llvm_get_system_triple())
-    parts = max(2, min(cores, 64))
+    parts = max(FEWEST_PARTS, min(cores_of(target), MOST_PARTS))
     if triple.startswith(("x86_64", "amd64", "i686")):
         if "avx512f" in features:
             return replace(CPUS["AVX-512"], parts=parts)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which was faster, the generated kernel or a library: measured by `convgrad tune --offload`, heeded by `auto`.
 
-The file is JSON beside the tunings, written whole under a lock; an entry counts for the machine, threads, kernels and
-runtime that it was measured with.
+The file is JSON beside the tunings, written whole under a lock; an entry counts for the machine, cores, kernels and
+runtime that it was measured for.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Winner:
 
 
 class Measured:
-    """The measurements in a file, for one number of threads.
+    """The measurements in a file, for one number of cores of the target.
 
     Raises:
         ArtifactError: the file is damaged, or cannot be read.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self.path, self.threads = path, threads
+    def __init__(self, path: Path, cores: int) -> None:
+        self.path, self.cores = path, cores
         self._entries = Entries(path, FORMAT, "measurements", _wrong)
 
     def winner(self, face: str, problem: ConvProblem, machine: Machine | None) -> Winner | None:
@@ -62,7 +62,7 @@ class Measured:
         from tvm_convgrad.tuning.store import kernels_version
 
         runtimes = ",".join(backend(name).digest() for name in NAMES if "llvm" in backend(name).kinds)
-        return f"{face} {problem.descriptor} | {machine} | threads={self.threads} | {kernels_version()} | {runtimes}"
+        return f"{face} {problem.descriptor} | {machine} | cores={self.cores} | {kernels_version()} | {runtimes}"
 
 
 def default_path() -> Path:

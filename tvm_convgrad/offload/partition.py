@@ -22,12 +22,11 @@ from relax_ops.lowering import Lowered
 from tvm_convgrad.errors import SetupError, UnsupportedError
 from tvm_convgrad.kernels import plan
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.kernels.target import machine_of
+from tvm_convgrad.kernels.target import cores_of, machine_of
 from tvm_convgrad.offload.common import AUTO, NAMES, NONE, Engine, backend, call_source, names_for, require, verdict
 from tvm_convgrad.offload.in_place import can_overwrite, overwriting
 from tvm_convgrad.offload.measured import Measured, Winner, default_path
 from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.threads import intended_threads
 
 _NUMBERS = "convgrad.numbers"
 
@@ -122,7 +121,7 @@ class _Libraries:
     def __init__(self, names: tuple[str, ...], target: Any, automatic: bool) -> None:
         self.in_place = can_overwrite(target)
         self._names, self._target, self._automatic = names, target, automatic
-        self._measured = Measured(default_path(), intended_threads()) if automatic else None
+        self._measured = Measured(default_path(), cores_of(target)) if automatic else None
         self.refused: dict[tuple[str, str], dict[str, str]] = {}
 
     def take(self, op: str, face: str, problem: ConvProblem) -> _Taken | None:

@@ -95,6 +95,13 @@ def show_convolutions(model: str, gradients: Sequence[dict[str, Any]], forward: 
             _show(f"{title} of {model}", with_shares(entries))
 
 
+def cores_in_words(cores: int | None) -> str:
+    """What the number of cores in a manifest says; it is missing in those of GPUs and of early versions."""
+    if cores is None:
+        return "not recorded"
+    return f"{cores} (num-cores of the target; it fixes the order of sums in generated kernels)"
+
+
 def with_shares(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries with the `share` of each in their floating-point work."""
     total = sum(entry["gflop"] or 0.0 for entry in entries)
@@ -107,11 +114,13 @@ def print_convolutions_json(
     model: str,
     gradients: Sequence[dict[str, Any]],
     forward: Sequence[dict[str, Any]],
+    built_for: dict[str, Any],
     engines: Sequence[dict[str, Any]] | None = None,
 ) -> None:
-    """Print the entries with `share` as JSON, and cuDNN's engines if they were asked for."""
+    """Print the entries with `share` as JSON, what they are built for, and cuDNN's engines if there are any."""
     asked = {} if engines is None else {"cudnn": list(engines)}
-    print_json({"source": model, "gradients": with_shares(gradients), "forward": with_shares(forward)} | asked)
+    entries = {"gradients": with_shares(gradients), "forward": with_shares(forward)}
+    print_json({"source": model} | built_for | entries | asked)
 
 
 def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -99,6 +99,13 @@ def versions() -> dict[str, str]:
     }
 
 
+def built_for_of(target: Any) -> dict[str, Any]:
+    """What code depends on, for the manifest: the target's text, and the cores that CPU kernels are made for."""
+    from tvm_convgrad.kernels.target import cores_of  # which loads TVM
+
+    return {"target": str(target), "cores": cores_of(target) if target.kind.name == "llvm" else None}
+
+
 def make_manifest(step: StepModule, target: Any, convolutions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The manifest of `step` compiled for `target`, a TVM target, with an entry for each of its convolutions."""
 
@@ -107,7 +114,7 @@ def make_manifest(step: StepModule, target: Any, convolutions: Sequence[dict[str
 
     return {
         "versions": versions(),
-        "target": str(target),
+        **built_for_of(target),
         "cpu_features": required_features(target),
         "schema": {
             "inputs": [entry(tensor) for tensor in step.inputs],

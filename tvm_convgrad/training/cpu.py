@@ -32,6 +32,9 @@ _X86_FLAGS = {
 def parse_target(text: str, gpus: bool = False) -> Any:
     """A TVM target: "llvm" (any CPU of this architecture), "native" (this CPU), or TVM's JSON form of one.
 
+    The text of the target that is returned says all that kernels depend on; "native" becomes this CPU's name and number
+    of cores.
+
     Args:
         gpus: whether it may be an NVIDIA GPU as well: "cuda:sm_90", or "cuda", the first one of this machine.
 
@@ -40,6 +43,8 @@ def parse_target(text: str, gpus: bool = False) -> Any:
         SetupError: "cuda" on a machine without a GPU.
     """
     import tvm
+
+    from tvm_convgrad.kernels.target import cores_of, native_target
 
     arch = _GPU.fullmatch(text)
     if gpus and text == "cuda":
@@ -50,7 +55,7 @@ def parse_target(text: str, gpus: bool = False) -> Any:
     if gpus and arch is not None:
         return tvm.target.Target({"kind": "cuda", "arch": arch[1]})
     if text == "native":
-        return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+        return native_target()
     try:
         described = json.loads(text) if text.lstrip().startswith("{") else {"kind": "cuda" if arch else text}
         kind = str(described["kind"])
@@ -71,6 +76,7 @@ def parse_target(text: str, gpus: bool = False) -> Any:
                 else "."
             )
         )
+    cores_of(target)  # raises if the number makes no sense
     return target
 
 

@@ -16,14 +16,11 @@ import tvm
 from tvm import relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_ops.compat import SBlockRealize
 from relax_ops.ir import constant_extents
 from tvm_convgrad.training.graph import bindings_of, element_type, operator_name
 from tvm_convgrad.training.in_place import overwriting
 from tvm_convgrad.training.micro_batches import MICRO_BATCHES, turns
-
-_VIEWS = frozenset(f"relax.{name}" for name in ("reshape", "permute_dims", "expand_dims", "squeeze", "flatten"))
-"""Their result may be the memory of their operand."""
+from tvm_convgrad.training.views import VIEWS, is_reshape
 
 _TURN = "relax.permute_dims"
 
@@ -117,7 +114,7 @@ class _Sums(PyExprMutator):
         if not isinstance(value, tvm.ir.Call):
             return False
         name = operator_name(value)
-        if name in _VIEWS:
+        if name in VIEWS:
             return self._is_free(value.args[0])
         return variable in self.sums or (variable in self.varying and (name in _FRESH or self._is_kernel(variable)))
 
@@ -128,9 +125,7 @@ class _Sums(PyExprMutator):
             return False
         name = operator_name(value)
         if name == "relax.call_tir":
-            function = self.module[value.args[0]]
-            # TVM asks functions made of blocks only; the others are kernels.
-            return not (isinstance(function.body, SBlockRealize) and relax.analysis.has_reshape_pattern(function))
+            return not is_reshape(self.module[value.args[0]])
         return name == "relax.call_tir_inplace"
 
     def _reduction(self, variable: Any) -> tuple[list[Any], Compute] | None:
@@ -151,9 +146,7 @@ class _Sums(PyExprMutator):
         operands, compute = inner
         if name == "relax.reshape":
             source, shape = self.values[value.args[0]], constant_extents(value)
-            if operator_name(source) == "relax.sum" and shape == tuple(
-                e for e in constant_extents(source) or () if e > 1
-            ):
+            if operator_name(source) == "relax.sum" and shape == _kept(source):
                 return operands, lambda x: topi.sum(x, _axes(source.attrs.axis))
             return operands, lambda *given: topi.reshape(compute(*given), shape)
         axes = _axes(value.attrs.axes)
@@ -164,6 +157,13 @@ class _Sums(PyExprMutator):
 
 def _axes(given: Any) -> list[int] | None:
     return None if given is None else [int(axis) for axis in given]
+
+
+def _kept(total: Any) -> tuple[int, ...]:
+    """The extents of the axes that a sum leaves, which are told by their numbers: one may have a single element."""
+    extents, axes = constant_extents(total.args[0]) or (), _axes(total.attrs.axis)
+    gone = set(range(len(extents))) if axes is None else {axis % len(extents) for axis in axes}
+    return tuple(extent for axis, extent in enumerate(extents) if axis not in gone)
 
 
 def _itself(value: Any) -> Any:

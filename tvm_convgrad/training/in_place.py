@@ -17,6 +17,7 @@ from tvm import relax, te, topi
 from relax_ops.compat import Constant
 from tvm_convgrad.training.cpu_schedule import scheduled_in_place, sharing_memory
 from tvm_convgrad.training.graph import bindings_of, element_type, operator_name, static_shape
+from tvm_convgrad.training.views import owners
 
 STEP, INIT = "step", "init"
 
@@ -28,7 +29,7 @@ def state_in_place(module: Any, _context: Any) -> Any:
     if STEP not in names or INIT not in names:
         return module
     builder = relax.BlockBuilder(module)
-    changed = _Update(builder, module[names[STEP]]).apply()
+    changed = _Update(builder, module, module[names[STEP]]).apply()
     if changed is None:
         return module
     builder.update_func(names[STEP], changed)
@@ -65,18 +66,28 @@ class StateFlow:
 
 
 class _Update:
-    """The calls of `step` whose result may take the place of an operand."""
+    """The calls of `step` whose result may take the place of an operand.
 
-    def __init__(self, builder: Any, function: Any) -> None:
+    Attributes:
+        items: the number in the old state, by variable; of views of its tensors, too.
+        wanted: the number in the new state, by variable.
+        last_use: where a tensor of the old state, or a view of it, is read for the last time.
+    """
+
+    def __init__(self, builder: Any, module: Any, function: Any) -> None:
         self.builder, self.function = builder, function
         self.bindings = list(bindings_of(function))
         flow = StateFlow(function)
-        self.items, self.wanted = flow.old, flow.new
+        views = {view: flow.old[tensor] for view, tensor in owners(module, function).items() if tensor in flow.old}
+        self.items, self.wanted = flow.old | views, flow.new
         self.last_use: dict[int, int] = {}
         for place, binding in enumerate(self.bindings):
             for variable in relax.analysis.free_vars(binding.value):
                 if variable in self.items:
                     self.last_use[self.items[variable]] = place
+        for variable in relax.analysis.free_vars(function.body.body):
+            if variable in self.items:
+                self.last_use[self.items[variable]] = len(self.bindings)
 
     def apply(self) -> Any:
         """The function with calls in place, or None where there is none."""

@@ -15,6 +15,7 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from relax_ops.fusion import fuse_epilogues
 from relax_ops.lowering import Lowered, recorded_choices
 from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.kernels.target import native_target
 from tvm_convgrad.offload.common import NONE
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.training.cpu_schedule import cpu_schedule
@@ -113,7 +114,7 @@ def _in_order(module: Any, record: list[Lowered], offloaded: Offloaded) -> list[
 def _cpu(target: Any) -> Any:
     """The target as an object; raises if it is not for CPUs."""
     if isinstance(target, str) and target == "native":
-        target = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
+        target = native_target()
     target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
     if target.kind.name != "llvm":
         raise UnsupportedError(

@@ -20,6 +20,7 @@ from tvm_convgrad.training.graph import element_type, operator_name
 from tvm_convgrad.training.in_place import STEP, StateFlow
 from tvm_convgrad.training.micro_batches import turns
 from tvm_convgrad.training.schedule.stages import itemsize
+from tvm_convgrad.training.views import owners
 
 
 @tvm.transform.module_pass(opt_level=0, name="ConvgradOrder")
@@ -29,7 +30,7 @@ def ordered(module: Any, _context: Any) -> Any:
         function = module[variable]
         if str(variable.name_hint) == STEP and len(function.body.blocks) == 1:
             block = function.body.blocks[0]
-            bindings = _Order(function).bindings()
+            bindings = _Order(module, function).bindings()
             body = relax.SeqExpr([type(block)(bindings)], function.body.body)
             module[variable] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
     return module
@@ -38,7 +39,7 @@ def ordered(module: Any, _context: Any) -> Any:
 class _Order:
     """A list schedule of one block: which bindings wait for which, and what is freed by them."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, module: Any, function: Any) -> None:
         self._bindings = list(function.body.blocks[0].bindings)
         place = {binding.var: number for number, binding in enumerate(self._bindings)}
         self._reads = [
@@ -52,21 +53,29 @@ class _Order:
         self._left = {number: len(self._readers[number]) + (number in kept) for number in range(len(self._bindings))}
         self._bytes = [_bytes(binding.var) for binding in self._bindings]
         self._waits = [set(reads) for reads in self._reads]
-        self._add_overwriting(StateFlow(function), place)
+        self._add_overwriting(StateFlow(function), place, owners(module, function))
         self._turn = turns(function)  # FuseOps mixes them, as operations of several become one function
 
-    def _add_overwriting(self, flow: StateFlow, place: dict[Any, int]) -> None:
-        """Who overwrites a tensor waits for the others that read it."""
+    def _add_overwriting(self, flow: StateFlow, place: dict[Any, int], owner: dict[Any, Any]) -> None:
+        """Who overwrites a tensor waits for the others that read it, or a view of it."""
+        memory = [place.get(owner.get(binding.var, binding.var), own) for own, binding in enumerate(self._bindings)]
+        readers: dict[int, set[int]] = defaultdict(set)
+        for number, reads in enumerate(self._reads):
+            for read in reads:
+                readers[memory[read]].add(number)
+
+        def wait(own: int, tensor: int) -> None:
+            self._waits[own] |= {reader for reader in readers[memory[tensor]] if reader < own}
+
         olds = {number: place[var] for var, number in flow.old.items() if var in place}
         for var, number in flow.new.items():
             if var in place and number in olds:
-                own = place[var]
                 self._bytes[olds[number]] = 0  # the state is there all the time
-                self._waits[own] |= {reader for reader in self._readers[olds[number]] if reader < own}
+                wait(place[var], olds[number])
         for own, binding in enumerate(self._bindings):
             if isinstance(binding.value, tvm.ir.Call) and operator_name(binding.value) == "relax.call_tir_inplace":
                 for read in self._reads[own]:
-                    self._waits[own] |= {reader for reader in self._readers[read] if reader < own}
+                    wait(own, read)
 
     def bindings(self) -> list[Any]:
         """The bindings in their new order."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of tuned cuts: JSON, written whole under a lock, by problem, face, machine, threads and version.
+"""The file of tuned cuts: JSON, written whole under a lock, by problem, face, machine, cores and version.
 
 The version includes a digest of the kernels' sources: a cut of another version's kernel means nothing.
 """
@@ -45,19 +45,19 @@ def kernels_version() -> str:
 
 
 class Store:
-    """The tunings in a file, for one number of threads.
+    """The tunings in a file, for one number of cores.
 
     Attributes:
         path: of the file; it need not exist.
-        threads: those that measured, or that the step will run on.
+        cores: that the target has (`kernels.target.cores_of`), whatever machine builds.
         used: the keys of what lookups have found.
 
     Raises:
         ArtifactError: the file is damaged, or cannot be read.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self.path, self.threads = path, threads
+    def __init__(self, path: Path, cores: int) -> None:
+        self.path, self.cores = path, cores
         self.used: set[str] = set()
         self._entries = Entries(path, FORMAT, "tunings", _wrong, ", or build with --no-tuned")
 
@@ -68,7 +68,7 @@ class Store:
         """What an entry is found by: of several kernels another one wins than of the first alone."""
         described = ",".join(f"{name}={value}" for name, value in asdict(machine).items())
         kinds = f" | {' or '.join(choice.kind for choice in choices)}" if len(choices) > 1 else ""
-        return f"{face} {problem.descriptor} | {described} | threads={self.threads} | {kernels_version()}{kinds}"
+        return f"{face} {problem.descriptor} | {described} | cores={self.cores} | {kernels_version()}{kinds}"
 
     def entry(self, problem: ConvProblem, face: str, machine: Machine) -> dict[str, Any] | None:
         """What is kept for a face of a problem, of the kernels that the plan may take."""
