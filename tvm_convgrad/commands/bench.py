@@ -113,6 +113,7 @@ def bench(
     if len(_names("--impl", impl or KERNEL, (KERNEL, TRANSFORMS, *NAMES))) > 1:
         raise typer.BadParameter(f"--impl {impl}: give one.")
     _names("--dtype", dtype, TYPES)
+    options.parse_target(target, gpus=True)
     if per_sample and impl not in (None, KERNEL):
         raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
     if per_sample and dtype != TYPES[0]:

@@ -44,7 +44,6 @@ def verify(
     from tvm_convgrad.offload.common import NAMES
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import followed, print_json
-    from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.verification import OPS, SUITE, verify_problems
 
     if op != "all" and op not in OPS:
@@ -57,7 +56,7 @@ def verify(
         raise typer.BadParameter(f"--impl {', '.join(libraries)} goes with --problem and --all, not with --fuzz.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
     ops = list(OPS) if op == "all" else [op]
-    compiled_for = parse_target(target, gpus=True)
+    compiled_for = options.parse_target(target, gpus=True)
     work = verify_problems(problems, ops, impl or (), seed=seed, target=compiled_for)
     if fuzz:
         faces = [OPS[name] for name in ops]

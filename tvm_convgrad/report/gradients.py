@@ -108,10 +108,12 @@ def print_convolutions_json(
     gradients: Sequence[dict[str, Any]],
     forward: Sequence[dict[str, Any]],
     engines: Sequence[dict[str, Any]] | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
-    """Print the entries with `share` as JSON, and cuDNN's engines if they were asked for."""
+    """Print the entries with `share` as JSON, with the warnings about the model, and cuDNN's engines if there are."""
     asked = {} if engines is None else {"cudnn": list(engines)}
-    print_json({"source": model, "gradients": with_shares(gradients), "forward": with_shares(forward)} | asked)
+    shares = {"gradients": with_shares(gradients), "forward": with_shares(forward)}
+    print_json({"source": model, **shares, "warnings": list(warnings)} | asked)
 
 
 def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
