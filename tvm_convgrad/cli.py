@@ -93,10 +93,11 @@ def _unexpected(error: Exception) -> str:
         places.append(f"called from {_place(own[-1])}")
     text = " ".join(str(error).split())[:500] or "no message"
     stage = f" while {current_stage()}" if current_stage() else ""
+    where = ", ".join(places)
     return (
-        f"unexpected {type(error).__name__}{stage}: {text} ({', '.join(places)}). This is a defect of tvm-convgrad or "
-        "of a library that it calls; set CONVGRAD_TRACEBACK=1 to see the traceback, and send it with the command and the "
-        "output of `convgrad env`."
+        f"unexpected {type(error).__name__}{stage}: {text} ({where}). This is a defect of tvm-convgrad or of a library "
+        "that it calls; set CONVGRAD_TRACEBACK=1 to see the traceback, and send it with the command and the output of "
+        "`convgrad env`."
     )
 
 

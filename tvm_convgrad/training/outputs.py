@@ -169,7 +169,7 @@ def _read_by(value: Any, definitions: Mapping[Any, Any]) -> set[Any]:
             continue
         seen.add(variable)
         if variable in definitions:
-            queue += relax.analysis.free_vars(definitions[variable])
+            queue.extend(relax.analysis.free_vars(definitions[variable]))
     return seen
 
 

@@ -96,7 +96,7 @@ def from_onnx(
         )
     except (ImportFailure, BatchError) as error:
         nodes = [] if fixed else fixed_shapes(proto)
-        if not nodes:
+        if not nodes or (isinstance(error, ImportFailure) and not _imports(proto, onnx_frontend, stored, source)):
             raise
         shown = "any batch" if batch == "dynamic" or batch is None else f"batch {batch}"
         raise ModelError(
@@ -106,6 +106,18 @@ def from_onnx(
             "shapes, or leave --batch out."
         ) from error
     return replace(model, warnings=tuple(notes))
+
+
+def _imports(proto: Any, frontend: Any, stored: int | None, source: str) -> bool:
+    """Whether TVM's importer takes a graph at the batch that the file says, if it says one."""
+    if stored is None:
+        return True
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    try:
+        _imported(proto, frontend, _input_shapes(proto, initializers, stored, source), {}, source)
+    except ImportFailure:
+        return False
+    return True
 
 
 class ImportFailure(ModelError):
