@@ -50,20 +50,21 @@ def rewritten_layers(proto: Any, source: str) -> list[str]:
         )
     removed = sum(_BIAS_RULE in _rules(node) and not _has_rule(node, _FUSED_RULE) for node in proto.graph.node)
     if removed:
-        notes.append(
-            f"{source}: the exporter has removed the biases of {removed} layers, since they were zero, so that they "
-            f"are not trained. {_REMEDY}"
+        what = (
+            "the bias of 1 layer, since it was" if removed == 1 else f"the biases of {removed} layers, since they were"
         )
+        notes.append(f"{source}: the exporter has removed {what} zero; the step trains a network without it. {_REMEDY}")
     lifted = [
         tensor.name
         for tensor in proto.graph.initializer
         if tensor.dims and tensor.data_type in _FLOATS and _LIFTED.fullmatch(tensor.name)
     ]
     if lifted and proto.producer_name == "pytorch":
+        what = "1 tensor is a result" if len(lifted) == 1 else f"{len(lifted)} tensors are results"
         shown = ", ".join(lifted[:_SHOWN]) + (", …" if len(lifted) > _SHOWN else "")
         notes.append(
-            f"{source}: {len(lifted)} tensors ({shown}) are results of the exporter, which merges equal parameters and "
-            f"computes constants in advance; each is trained as one parameter. {_REMEDY}"
+            f"{source}: {what} of the exporter ({shown}), which merges equal parameters and computes constants in "
+            f"advance; each is trained as one parameter. {_REMEDY}"
         )
     return notes
 
