@@ -91,6 +91,34 @@ def test_freed_reshapes_compute_the_same():
     assert free.predict(np.concatenate([x, x])).shape == (32, 8)
 
 
+def test_resizes_need_a_number():
+    """TVM's importer reads the batch of a resize to given sizes as a number."""
+    for batch in ("N", EXPORTED):
+        sized = proto(
+            ("Shape", "c", {"start": 0, "end": 2}), ("Concat", "y0 t", {"axis": 0}), ("Resize", "c _ _ y1", {}),
+            ("GlobalAveragePool", "y2", {}), ("Flatten", "y3", {}), t=[6, 4], batch=batch,
+        )  # fmt: skip
+        with pytest.raises(ModelError, match=r"importer fails: .*Resize\)\. .* so give --batch N"):
+            from_onnx(sized, batch="dynamic")
+        assert build_step(from_onnx(sized, batch=3)).prediction.shape == (3, 8)
+
+
+def test_shapes_that_are_computed_from_a_constant():
+    """As of x.expand(16, -1) from PyTorch: Where(shape == -1, 1, shape)."""
+    constants = [
+        ("Constant", "", {"value": onnx.numpy_helper.from_array(np.array(value), "c")})
+        for value in ([16, -1], [-1, -1], [1, 1])
+    ]
+    computed = [("Equal", "y0 y1", {}), ("Where", "y3 y2 y0", {}), ("Expand", "t y4", {})]
+    last = [FLATTEN, ("Concat", "y6 y5", {"axis": 1})]
+    token = proto(*constants, *computed, *last, t=np.ones((1, 2), "float32"))
+    for batch in ("dynamic", 5):
+        with pytest.raises(ModelError) as caught:
+            from_onnx(token, batch=batch)
+        assert "reads the constant shape [16, -1]" in str(caught.value)
+    assert build_step(from_onnx(token)).prediction.shape == (16, 10)
+
+
 @pytest.mark.parametrize("node", FIXED)
 @pytest.mark.parametrize(("batch", "shown"), [("dynamic", "any batch"), (7, "batch 7")])
 def test_other_nodes_are_refused_by_name(node, batch, shown):

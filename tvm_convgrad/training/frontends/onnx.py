@@ -33,6 +33,8 @@ from tvm_convgrad.training.outputs import Outputs
 
 _DOMAINS = ("", "ai.onnx")
 _SHOWN = 3
+_TRIED = 2
+"""The batch with which a file that says none is tried, to find out whether its symbolic batch is at fault."""
 
 
 def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
@@ -95,8 +97,13 @@ def from_onnx(
             source=source,
         )
     except (ImportFailure, BatchError) as error:
-        nodes = [] if fixed else fixed_shapes(proto)
-        if not nodes or (isinstance(error, ImportFailure) and not _imports(proto, onnx_frontend, stored, source)):
+        failed = isinstance(error, ImportFailure)
+        if fixed or (failed and stored and not _imports(proto, onnx_frontend, stored, source)):
+            raise
+        nodes = fixed_shapes(proto)
+        if not nodes:
+            if failed and not isinstance(batch, int) and _imports(proto, onnx_frontend, stored or _TRIED, source):
+                raise ModelError(f"{error} With a number for the batch it is taken, so give --batch N.") from error
             raise
         shown = "any batch" if batch == "dynamic" or batch is None else f"batch {batch}"
         raise ModelError(
@@ -108,13 +115,11 @@ def from_onnx(
     return replace(model, warnings=tuple(notes))
 
 
-def _imports(proto: Any, frontend: Any, stored: int | None, source: str) -> bool:
-    """Whether TVM's importer takes a graph at the batch that the file says, if it says one."""
-    if stored is None:
-        return True
+def _imports(proto: Any, frontend: Any, batch: int, source: str) -> bool:
+    """Whether TVM's importer takes a graph with this batch."""
     initializers = {tensor.name for tensor in proto.graph.initializer}
     try:
-        _imported(proto, frontend, _input_shapes(proto, initializers, stored, source), {}, source)
+        _imported(proto, frontend, _input_shapes(proto, initializers, batch, source), {}, source)
     except ImportFailure:
         return False
     return True

@@ -52,7 +52,18 @@ def fixed_shapes(proto: Any) -> list[str]:
         what = _FIXED.get(node.op_type, _operand)(graph, node)
         if what:
             found.append(f"{node.op_type} {node.name or node.output[0]!r} has {what}")
-    return found
+    return found or _shape_constants(proto, graph)
+
+
+def _shape_constants(proto: Any, graph: _Graph) -> list[str]:
+    """Vectors of integers that begin with the stored batch, from which other nodes compute a shape."""
+    users = {name: node for node in reversed(proto.graph.node) for name in node.input}
+    shapes = {n: v.tolist() for n, v in graph.values.items() if v.dtype == np.int64 and v.ndim == 1 and v.size > 1}
+    return [
+        f"{users[name].op_type} {users[name].name or users[name].output[0]!r} reads the constant shape {shape}"
+        for name, shape in shapes.items()
+        if name in users and graph.stored not in (None, 1) and shape[0] == graph.stored
+    ]
 
 
 def stored_batch(proto: Any) -> int | None:
