@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of this package: one family, each also a ValueError or TypeError, so that old handlers catch them."""
 
+import re
+
 
 class ConvGradError(Exception):
     """Base of every error that tvm-convgrad raises on purpose; its text is a sentence with the remedy."""
@@ -38,7 +40,17 @@ class TrainingError(ConvGradError, ArithmeticError):
     """A training run that cannot go on, such as one whose loss is no longer a number."""
 
 
+_TVM_NOTATION = (
+    (re.compile(r"T\.(?:u?int\d+|bool)\((-?\w+)\)"), r"\1"),
+    (re.compile(r"(?:, with product \d+|\(?# Metadata omitted\..*)"), ""),
+)
+"""How TVM prints numbers, products of extents, and remarks about its printer."""
+
+
 def first_line(error: BaseException) -> str:
     """What another library's error says first, without the full stop; its type if it says nothing."""
     lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    text = lines[0] if lines else type(error).__name__
+    for pattern, replacement in _TVM_NOTATION:
+        text = pattern.sub(replacement, text)
+    return text.strip().rstrip(".")

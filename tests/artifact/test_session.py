@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from tests import tiny
 from tvm_convgrad.errors import ArtifactError, TrainingError
@@ -44,6 +46,20 @@ def test_same_state_gives_the_same_bits(session: Session) -> None:
     second = [session.step(X, Y, 0.05) for _ in range(3)]
     assert [loss for loss, _ in first] == [loss for loss, _ in second]
     assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))
+
+
+def test_predictions_of_another_batch_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries gave that were built of models with a fixed batch in a shape."""
+    call = session._call
+    session.reset()
+    assert session.predict(X[:3]).shape[0] == 3
+
+    def first_row(function: str, *arguments: Any) -> Any:
+        return tvm.runtime.tensor(call(function, *arguments).numpy()[:1])
+
+    monkeypatch.setattr(session, "_call", first_row)
+    with pytest.raises(ArtifactError, match=rf"predict gave \[1, 3\] for {tiny.BATCH} samples"):
+        session.predict(X)
 
 
 def test_state_is_a_copy(session: Session) -> None:

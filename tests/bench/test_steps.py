@@ -131,13 +131,20 @@ def test_models_that_do_not_train_alike(convgrad: Command, tmp_path: Path) -> No
     [
         (["resnet19"], "resnet18_cifar"),
         (["missing.onnx"], "does not exist"),
-        (["TINY", "--optimizer", "lion"], "sgd, adam, adamw"),
-        (["TINY", "--loss", "hinge"], "hinge"),
         (["TINY", "--json", "/no/such/folder/x.json"], "/no/such/folder"),
     ],
 )
 def test_refusals(convgrad: Command, tiny_model: str, arguments: list[str], part: str) -> None:
     convgrad("bench", "--step", *(tiny_model if word == "TINY" else word for word in arguments)).assert_sentence(part)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"), [(["--optimizer", "lion"], "sgd, adam, adamw"), (["--loss", "hinge"], "cross_entropy, mse")]
+)
+def test_wrong_choices(convgrad: Command, tiny_model: str, arguments: list[str], part: str) -> None:
+    done = convgrad("bench", "--step", tiny_model, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert part in " ".join(done.err.replace("│", " ").split())
 
 
 def test_memory_of_a_party_that_fails(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,12 @@ from onnx import TensorProto, helper
 from tests import tiny
 from tests.artifact.test_artifact import resealed
 from tests.cli.command import Command, finish, start
+from tvm_convgrad.commands import options
+from tvm_convgrad.training import precision
 from tvm_convgrad.training.artifact import versions
+from tvm_convgrad.training.layout import LAYOUTS
+from tvm_convgrad.training.losses import LOSSES
+from tvm_convgrad.training.optimizers import _DEFAULTS
 
 
 @pytest.fixture
@@ -71,11 +78,6 @@ def test_build_unsupported_operator(convgrad: Command, onnx_model: Path, tmp_pat
             marks=pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU"),
         ),
         (["bench", "--suite", "vgg16", "--target", "cuda:sm_10"], ["GPU"]),
-        (["build", "MODEL", "-o", "s.so", "--target", "rubbish"], ["rubbish", "use llvm"]),
-        (["build", "MODEL", "-o", "s.so", "--optimizer", "rubbish"], ["rubbish"]),
-        (["build", "MODEL", "-o", "s.so", "--loss", "rubbish"], ["rubbish"]),
-        (["build", "MODEL", "-o", "s.so", "--dtype", "int8"], ["int8"]),
-        (["build", "MODEL", "-o", "s.so", "--layout", "NCWH"], ["NCWH"]),
         (["explain", "missing.so"], ["missing.so", "no such file"]),
         (["explain", "missing.onnx"], ["missing.onnx", "does not exist"]),
         (["run", "missing.so", "--data", "d.npz", "--epochs", "1"], ["missing.so", "convgrad build"]),
@@ -158,6 +160,134 @@ def test_wrong_usage_is_exit_code_2(convgrad: Command, arguments: list[str]) -> 
     assert "Traceback" not in done.err
 
 
+BUILD, EXPLAIN = ["build", "missing.onnx", "-o", "s.so"], ["explain", "missing.onnx"]
+TUNE, STEP = ["tune", "missing.onnx"], ["bench", "--step", "missing.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value", "listed"),
+    [
+        *((command, "--loss", "huber", options.LOSSES) for command in (BUILD, EXPLAIN, TUNE, STEP)),
+        *((command, "--optimizer", "lion", options.OPTIMIZERS) for command in (BUILD, STEP)),
+        *((command, "--dtype", "int8", options.DTYPES) for command in (BUILD, EXPLAIN, TUNE, STEP)),
+        *((command, "--layout", "NCWH", options.LAYOUTS) for command in (BUILD, EXPLAIN, TUNE, STEP)),
+        *((command, "--results", "half", options.RESULTS) for command in (BUILD, EXPLAIN, TUNE)),
+        *((command, "--offload", "mkl", ("onednn", "cudnn", "cutlass")) for command in (BUILD, EXPLAIN, TUNE)),
+        *((command, "--target", "rubbish", ("llvm", "native")) for command in (BUILD, EXPLAIN, TUNE, STEP)),
+        (["verify", "--all"], "--target", "rubbish", ("llvm", "native")),
+        (["verify", "--all"], "--op", "sideways", ("forward", "wgrad", "dgrad")),
+        (["verify", "--all"], "--impl", "mkl", ("onednn", "cudnn", "cutlass")),
+        (STEP, "--impl", "mkl", ("kernel", "onednn", "cudnn", "cutlass")),
+        (BUILD, "--bn", "off", options.BATCH_NORMS),
+        (BUILD, "--dropout", "0.5", options.DROPOUTS),
+        (BUILD, "--batch", "some", ("dynamic",)),
+        (BUILD, "--model-output", "logits=much", ("NAME=WEIGHT",)),
+        (BUILD, "--model-output", "logits=-1", ("NAME=WEIGHT",)),
+        (BUILD, "--model-output", "=1", ("NAME=WEIGHT",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_choices_are_checked_before_the_model_is_read(
+    convgrad: Command, command: list[str], option: str, value: str, listed: tuple[str, ...]
+) -> None:
+    done = convgrad(*command, option, value)
+    assert (done.code, done.out) == (2, "")
+    said = " ".join(done.err.replace("│", " ").split())
+    for part in (option, value, *listed):
+        assert part in said, (part, said)
+    assert "missing.onnx" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--optimizer", "adam", "--momentum", "0.9"], "adam has no setting 'momentum'"),
+        (["--optimizer", "sgd", "--nesterov"], "nesterov needs a momentum above 0"),
+        (["--optimizer", "adam", "--betas", "0.9", "1.0"], "two betas in [0, 1)"),
+        (["--model-output", "a", "--model-output", "a=2"], "--model-output a is given twice"),
+    ],
+)
+def test_settings_are_checked_before_the_model_is_read(convgrad: Command, arguments: list[str], part: str) -> None:
+    done = convgrad(*BUILD, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert part in " ".join(done.err.replace("│", " ").split())
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert tuple(LOSSES) == options.LOSSES
+    assert tuple(_DEFAULTS) == options.OPTIMIZERS
+    assert tuple(precision.DTYPES) == options.DTYPES
+    assert tuple(precision.RESULTS) == options.RESULTS
+    assert tuple(LAYOUTS) == options.LAYOUTS
+
+
+FUNCTIONS = """
+from tvm import relax
+
+def asserts(): assert False
+def leaves(): raise SystemExit(0)
+
+def function(body, *shapes):
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            output = builder.emit_output(body(builder, *params))
+        builder.emit_func_output(output)
+    return builder.get()
+
+def mismatch(): return function(lambda b, x, w: relax.op.matmul(x, w), (4, 8), (7, 3))
+def scalar(): return function(lambda b, x, w: relax.op.mean(relax.op.matmul(x, w)), (4, 8), (8, 3))
+def vector(): return function(lambda b, x, w: relax.op.mean(relax.op.matmul(x, w), 1), (4, 8), (8, 3))
+def no_batch(): return function(lambda b, x, w: relax.op.matmul(x, w), (8,), (8, 3))
+def classes(): return function(lambda b, x, w: relax.op.argmax(relax.op.matmul(x, w), 1), (4, 8), (8, 3))
+def no_gradient(): return function(lambda b, x, w: relax.op.sort(relax.op.matmul(x, w)), (4, 8), (8, 3))
+def several(): return function(lambda b, x, w: relax.Tuple([x, w]), (4, 8), (4, 8))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("asserts", ["AssertionError without a message (functions.py, line 4)"]),
+        ("leaves", ["SystemExit", "line 5"]),
+        ("mismatch", ["ValueError: Matmul requires", "dimensions of 8 and 7 are not equal"]),
+        ("scalar", ["its predictions are a scalar"]),
+        ("vector", ["cross_entropy needs predictions of the shape [batch, classes, ...]", "are [4]"]),
+        ("no_batch", ["batch of its inputs is 8, but its predictions are [3]"]),
+        ("classes", ["is int64[4], but a loss needs floating-point numbers"]),
+        ("no_gradient", ["no gradient: relax.sort"]),
+        ("several", ["has 2 outputs", "--model-output"]),
+    ],
+)
+def test_functions_that_are_no_models(convgrad: Command, tmp_path: Path, name: str, parts: list[str]) -> None:
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    convgrad("build", f"{path}:{name}", "-o", tmp_path / "s.so").assert_sentence("functions.py", *parts)
+
+
+def test_no_message_of_tvm_beside_ours(convgrad: Command, onnx_model: Path, tmp_path: Path) -> None:
+    """In a process of its own: TVM warns of the importer's builder when that dies, so after our sentence."""
+    model = onnx.load(onnx_model)
+    model.graph.node[0].attribute[0].ints[:] = [3]
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((3, 2, 3, 3), "float32"), "w"))
+    onnx.save(model, onnx_model)
+    finish(start("build", onnx_model, "-o", tmp_path / "s.so")).assert_sentence("net.onnx", "importer fails")
+
+
+def test_folded_layers_are_a_warning(convgrad: Command, onnx_model: Path, tmp_path: Path) -> None:
+    model = onnx.load(onnx_model)
+    model.graph.node[0].input[:] = ["x", "onnx::Conv_1", "onnx::Conv_2"]
+    model.graph.initializer[0].name = "onnx::Conv_1"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, "float32"), "onnx::Conv_2"))
+    onnx.save(model, onnx_model)
+    for command in (("build", onnx_model, "-o", tmp_path / "s.so"), ("explain", onnx_model)):
+        done = convgrad(*command, "--json")
+        (warning,) = done.json["warnings"]
+        assert "folded batch norms into 1 of 1 convolutions" in warning
+        assert done.err == f"convgrad: warning: {warning}\n"
+
+
 def test_a_defect_is_not_a_success(convgrad: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("something")
@@ -165,10 +295,35 @@ def test_a_defect_is_not_a_success(convgrad: Command, monkeypatch: pytest.Monkey
     monkeypatch.setattr("tvm_convgrad.report.tables.print_json", fail)
     done = convgrad("env", "--json")
     assert done.code == 1
-    assert "unexpected KeyError" in done.err
+    assert "unexpected KeyError: 'something' (" in done.err
+    assert "tests/cli/test_wrong_input.py:" in done.err
+    assert "called from tvm_convgrad/commands/env.py:" in done.err
     assert "Traceback" not in done.err
     monkeypatch.setenv("CONVGRAD_TRACEBACK", "1")
     assert "Traceback" in convgrad("env", "--json").err
+
+
+def test_a_defect_without_a_message_has_a_place(
+    convgrad: Command, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("tvm_convgrad.training.lower.compile_with_plan", fail)
+    done = convgrad("build", tiny_model, "-o", tmp_path / "s.so")
+    assert (done.code, done.out) == (1, "")
+    (line,) = done.err.splitlines()
+    assert "unexpected AssertionError while compiling: no message (" in line
+    assert "tests/cli/test_wrong_input.py:" in line
+    assert "called from tvm_convgrad/commands/build.py:" in line
+    assert "CONVGRAD_TRACEBACK=1" in line
+
+
+def test_the_module_is_the_command() -> None:
+    for module in ("tvm_convgrad", "tvm_convgrad.cli"):
+        done = subprocess.run([sys.executable, "-m", module, "explain", "missing.onnx"], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "missing.onnx does not exist" in done.stderr
 
 
 def test_exit_code_of_the_process(tmp_path: Path) -> None:

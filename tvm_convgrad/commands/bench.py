@@ -113,6 +113,8 @@ def bench(
     if len(_names("--impl", impl or KERNEL, (KERNEL, TRANSFORMS, *NAMES))) > 1:
         raise typer.BadParameter(f"--impl {impl}: give one.")
     _names("--dtype", dtype, TYPES)
+    if not per_sample and target != "cuda":  # this machine's GPU, which is looked for where it is needed
+        options.parse_target(target, gpus=True)
     if per_sample and impl not in (None, KERNEL):
         raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
     if per_sample and dtype != TYPES[0]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tvm_convgrad.commands import options
+from tvm_convgrad.commands.stages import print_warnings, stages
 
 
 def build(
@@ -22,6 +23,7 @@ def build(
     offload: options.Offload = "auto",
     batch: options.Batch = None,
     params: options.Params = None,
+    model_output: options.ModelOutputs = None,
     optimizer: options.Optimizer = "sgd",
     lr: options.Rate = None,
     momentum: options.Momentum = None,
@@ -43,6 +45,7 @@ def build(
 ) -> None:
     """Compile the training step of MODEL into one shared library that Python and C++ load."""
     size, backends = options.parse_batch(batch), options.parse_offload(offload)
+    outputs = options.parse_outputs(model_output)
     start = time.perf_counter()
 
     from tvm_convgrad.kernels.target import cores_of
@@ -50,19 +53,21 @@ def build(
     from tvm_convgrad.kernels.tuned import TUNED, use_winners
     from tvm_convgrad.offload.cudnn.store import use_engines
     from tvm_convgrad.report.gradients import describe_convolutions
-    from tvm_convgrad.report.tables import byte_count, print_json, print_pairs, stderr
+    from tvm_convgrad.report.tables import byte_count, print_json, print_pairs
     from tvm_convgrad.training.artifact import make_manifest, save_artifact
-    from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.training.frontends import load_model
     from tvm_convgrad.training.lower import compile_with_plan
     from tvm_convgrad.training.step import build_step
     from tvm_convgrad.tuning.store import Store, default_path
 
-    compiled_for = parse_target(target, gpus=True)
+    compiled_for = options.parse_target(target, gpus=True)
+    settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "betas": betas, "weight_decay": weight_decay}
+    options.check_optimizer(optimizer, settings)
     winners = Store(store or default_path(), cores_of(compiled_for)) if tuned else None
-    with stderr().status(f"reading {model}") as status:
-        loaded = load_model(model, batch=size, params=params)
-        status.update("differentiating")
+    with stages(f"reading {model}") as enter:
+        loaded = load_model(model, batch=size, params=params, outputs=outputs)
+        print_warnings(loaded.warnings)
+        enter("differentiating")
         step = build_step(
             loaded,
             loss=loss,
@@ -81,19 +86,27 @@ def build(
             accumulate=accumulate,
             seed=seed,
         )
-        status.update("compiling")
+        enter("compiling")
         engines = options.engine_store(tuned, store, compiled_for)
         with use_winners(winners), allow_transforms(transforms), use_engines(engines):
             executable, plan = compile_with_plan(step, compiled_for, backends)
         described = describe_convolutions(plan)
         manifest = make_manifest(step, compiled_for, described)
+        enter(f"writing {output}")
         artifact = save_artifact(executable, manifest, output)
     size_bytes = output.stat().st_size
     seconds = time.perf_counter() - start
     cuts = len(winners.used) if winners is not None else 0
     cuts += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
     if json:
-        report = {"output": str(output), "id": artifact.id, "bytes": size_bytes, "seconds": seconds, "tuned": cuts}
+        report: dict[str, Any] = {
+            "output": str(output),
+            "id": artifact.id,
+            "bytes": size_bytes,
+            "seconds": seconds,
+            "tuned": cuts,
+            "warnings": list(loaded.warnings),
+        }
         print_json(report | manifest)
         return
     print_pairs(
@@ -108,6 +121,7 @@ def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
     state = artifact.state
     weights = sum(_count(spec.shape) for spec in state if spec.role == "parameter")
     settings = ("loss", "optimizer", "lr", "dtype", "layout")
+    outputs = artifact.options.get("outputs", {})
     return [
         ("library", f"{artifact.path} ({size}, {seconds:.1f} s)"),
         ("sha256", artifact.id),
@@ -115,6 +129,11 @@ def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
         ("cores", cores_in_words(artifact.manifest.get("cores"))),
         ("input", ", ".join(f"{spec.name}: {spec}" for spec in artifact.inputs)),
         ("prediction", artifact.prediction),
+        *(
+            [("outputs", ", ".join(f"{name}={weight:g}" for name, weight in outputs.items()))]
+            if len(outputs) > 1
+            else []
+        ),
         ("options", ", ".join(f"{name}={artifact.options[name]}" for name in settings)),
         ("parameters", f"{weights:,} in {sum(spec.role == 'parameter' for spec in state)} tensors"),
         ("gradient operators", len(artifact.gradients)),

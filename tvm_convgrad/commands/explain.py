@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tvm_convgrad.commands import options
+from tvm_convgrad.commands.stages import print_warnings
 
 
 def explain(
@@ -18,6 +20,7 @@ def explain(
     offload: options.Offload = "auto",
     batch: options.Batch = None,
     params: options.Params = None,
+    model_output: options.ModelOutputs = None,
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
     results: options.Results = None,
@@ -32,6 +35,7 @@ def explain(
 ) -> None:
     """List the convolutions: problem, kernel and its plan, what was not taken, work, estimate. Options need a model."""
     size, backends = options.parse_batch(batch), options.parse_offload(offload)
+    outputs = options.parse_outputs(model_output)
     from tvm_convgrad.report.gradients import (
         cores_in_words,
         describe_convolutions,
@@ -40,9 +44,9 @@ def explain(
     )
     from tvm_convgrad.report.tables import print_pairs
     from tvm_convgrad.training.artifact import built_for_of, read_artifact
-    from tvm_convgrad.training.cpu import parse_target
 
-    compiled_for = parse_target(target, gpus=True)
+    compiled_for = options.parse_target(target, gpus=True)
+    warnings: Sequence[str] = ()
 
     if Path(model).suffix == ".so":
         artifact = read_artifact(Path(model))
@@ -58,8 +62,11 @@ def explain(
         from tvm_convgrad.training.step import build_step
         from tvm_convgrad.tuning.store import Store, default_path
 
+        loaded = load_model(model, batch=size, params=params, outputs=outputs)
+        warnings = loaded.warnings
+        print_warnings(warnings)
         step = build_step(
-            load_model(model, batch=size, params=params),
+            loaded,
             loss=loss,
             dtype=dtype,
             results=options.results_for(results, compiled_for),
@@ -78,7 +85,7 @@ def explain(
 
         engines = describe_engines([*gradients, *forward], compiled_for)
     if json:
-        print_convolutions_json(model, gradients, forward, built_for, engines)
+        print_convolutions_json(model, gradients, forward, built_for, engines, warnings)
         return
     show_convolutions(model, gradients, forward)
     print_pairs("built for", [("target", built_for["target"]), ("cores", cores_in_words(built_for["cores"]))])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_convgrad.commands import options
+from tvm_convgrad.commands.stages import print_warnings
 from tvm_convgrad.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def tune(
     ),
     budget: Annotated[str, typer.Option(metavar="60s|5m|1h", help="Time to spend, about.")] = "60s",
     batch: options.Batch = None,
+    model_output: options.ModelOutputs = None,
     layout: options.Layout = "NCHW",
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
@@ -72,7 +74,9 @@ def tune(
     faces = face.split(",")
     if set(faces) - set(FACES):
         raise typer.BadParameter(f"--face {face}: use {', '.join(FACES)}.")
-    size = options.parse_batch(batch)
+    size, outputs = options.parse_batch(batch), options.parse_outputs(model_output)
+    if model is None and outputs is not None:
+        raise typer.BadParameter("--model-output is for MODEL; problems and suites have no outputs to choose.")
     if transforms and (cudnn or offload is not None):
         raise typer.BadParameter(
             "--transforms is about generated kernels; leave out --cudnn (CONVGRAD_CUDNN=transforms is its word for it) "
@@ -86,27 +90,25 @@ def tune(
         from tvm_convgrad.commands.tune_engines import calls_of_plan, calls_of_work, tune_engines
         from tvm_convgrad.offload.common import require
         from tvm_convgrad.offload.cudnn.store import use_engines
-        from tvm_convgrad.training.cpu import parse_target
 
-        gpu = parse_target(target, gpus=True)
+        gpu = options.parse_target(target, gpus=True)
         require(["cudnn"], gpu)
         if model is None:
             calls = calls_of_work(_of_problems(problem, suite, faces, size, layout, dtype))
         else:
             with use_engines(None):
-                calls = calls_of_plan(_planned(model, size, layout, loss, (dtype, results), gpu, ("cudnn",)))
+                calls = calls_of_plan(_planned(model, size, outputs, layout, loss, (dtype, results), gpu, ("cudnn",)))
         tune_engines(calls, gpu, store, seconds, json)
         return
     from tvm_convgrad.kernels.target import cores_of, machine_of, with_cores
     from tvm_convgrad.kernels.transforms import allow_transforms
     from tvm_convgrad.report.tables import followed, print_json, print_table, stdout
     from tvm_convgrad.threads import use_threads
-    from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.tuning.search import tune as search
     from tvm_convgrad.tuning.store import Store, default_path
 
     count = use_threads(threads)
-    compiled_for = parse_target(target)
+    compiled_for = options.parse_target(target)
     if threads is not None:
         compiled_for = with_cores(compiled_for, threads)
     library = _library(offload, compiled_for)
@@ -115,7 +117,7 @@ def tune(
         raise UnsupportedError(f"tune: kernels are not made for {target}; use --target native on an x86 or ARM CPU.")
     kept = Store(store or default_path(), cores_of(compiled_for))
     if model is not None:
-        work = _of_model(_planned(model, size, layout, loss, (dtype, results), compiled_for))
+        work = _of_model(_planned(model, size, outputs, layout, loss, (dtype, results), compiled_for))
     else:
         work = _of_problems(problem, suite, faces, size, layout, dtype)
     with allow_transforms(transforms):
@@ -196,6 +198,7 @@ def parse_budget(text: str) -> float:
 def _planned(
     model: str,
     batch: Any,
+    outputs: dict[str, float] | None,
     layout: str,
     loss: str,
     types: tuple[str, str | None],
@@ -208,7 +211,9 @@ def _planned(
     from tvm_convgrad.training.step import build_step
 
     dtype, results = types[0], options.results_for(types[1], target)
-    step = build_step(load_model(model, batch=batch), loss=loss, dtype=dtype, results=results, layout=layout)
+    loaded = load_model(model, batch=batch, outputs=outputs)
+    print_warnings(loaded.warnings)
+    step = build_step(loaded, loss=loss, dtype=dtype, results=results, layout=layout)
     return plan_of(step, target, backends)
 
 

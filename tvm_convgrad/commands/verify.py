@@ -55,7 +55,6 @@ def verify(
     from tvm_convgrad.offload.common import NAMES
     from tvm_convgrad.problem import ConvProblem
     from tvm_convgrad.report.tables import followed, print_json
-    from tvm_convgrad.training.cpu import parse_target
     from tvm_convgrad.verification import OPS, SUITE, verify_problems
 
     if op != "all" and op not in OPS:
@@ -72,7 +71,7 @@ def verify(
         raise typer.BadParameter("--target goes with --problem, --all and --impl: a tiling names its instruction set.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
     ops = list(OPS) if op == "all" else [op]
-    compiled_for = parse_target(target, gpus=True)
+    compiled_for = options.parse_target(target, gpus=True)
     if tiling is not None:
         work: Iterable[Verdict] = campaign.replayed(problems[0], OPS[op], tiling, seed)
     else:

@@ -283,7 +283,7 @@ class Depthwise(Family):
         step = gather.out_step[1]
 
         def draw() -> DepthwiseTiling:
-            direct = rng.random() < 0.7
+            direct = rng.random() < 0.85
             lines = _up_to(rng, -(-gather.result.extents[1] // step)) * step
             prefetched = direct and _maybe(rng)
             return DepthwiseTiling(direct, _up_to(rng, 14), lines, _up_to(rng, blocks) if direct else 1, prefetched)
@@ -300,7 +300,7 @@ class Depthwise(Family):
         height = 1 if problem.rank == 1 else int(problem.grad_extents[-2])
 
         def draw() -> DepthwiseWeightTiling:
-            direct = rng.random() < 0.7
+            direct = rng.random() < 0.85
             return DepthwiseWeightTiling(
                 direct,
                 pixels=rng.choice((1, 2, 3, 8, rng.randint(1, 16))),

@@ -116,10 +116,11 @@ def print_convolutions_json(
     forward: Sequence[dict[str, Any]],
     built_for: dict[str, Any],
     engines: Sequence[dict[str, Any]] | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
-    """Print the entries with `share` as JSON, what they are built for, and cuDNN's engines if there are any."""
+    """Print the entries with `share` as JSON: what they are built for, warnings of the model, cuDNN's engines."""
     asked = {} if engines is None else {"cudnn": list(engines)}
-    entries = {"gradients": with_shares(gradients), "forward": with_shares(forward)}
+    entries = {"gradients": with_shares(gradients), "forward": with_shares(forward), "warnings": list(warnings)}
     print_json({"source": model} | built_for | entries | asked)
 
 

@@ -43,7 +43,8 @@ def ensemble(models: Sequence[Model], *, own_data: bool = False) -> Model:
     for number, other in enumerate(models):
         if other.members is not None:
             raise ModelError(f"ensemble: model {number} is an ensemble itself; give its members one by one.")
-        if other.inputs != first.inputs or not tvm_ffi.structural_equal(other.relax_function, first.relax_function):
+        same = other.inputs == first.inputs and other.outputs == first.outputs
+        if not same or not tvm_ffi.structural_equal(other.relax_function, first.relax_function):
             raise ModelError(
                 f"ensemble: model {number} ({other.source}) has another architecture than model 0 ({first.source}); "
                 "members differ in the values of their parameters only."
@@ -60,9 +61,9 @@ def ensemble(models: Sequence[Model], *, own_data: bool = False) -> Model:
             values = {param: (var, True) for param, var in zip(original.params[len(inputs) :], rest, strict=True)}
             for param, var in zip(original.params, inputs, strict=False):
                 values[param] = (_swapped(builder, var) if own_data else var, own_data)
-            predictions, *states = replay_members(builder, original, values, count)
-            outputs = [builder.emit_output(_swapped(builder, predictions))]
-            outputs += [builder.emit_output(state) for state in states]
+            results = replay_members(builder, original, values, count)
+            outputs = [builder.emit_output(_swapped(builder, result)) for result in results[: len(first.outputs)]]
+            outputs += [builder.emit_output(state) for state in results[len(first.outputs) :]]
         builder.emit_func_output(relax.Tuple(outputs))
     return replace(
         first,

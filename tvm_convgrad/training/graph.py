@@ -49,7 +49,7 @@ class Environment:
             return relax.TupleGetItem(source, expr.index)
         if isinstance(expr, (relax.If, relax.Function, relax.SeqExpr)):
             raise ModelError(
-                f"The model contains a {type(expr).__name__} expression; a training step is built from "
+                f"The model contains an expression of type {type(expr).__name__}; a training step is built from "
                 "straight-line code, so replace control flow and nested functions by operators."
             )
         return expr

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import tvm_ffi
 from tvm import relax
 
 from tvm_convgrad.errors import ModelError, UnsupportedError
-from tvm_convgrad.training.counting import count_of, scaled_sum
+from tvm_convgrad.training.counting import count_of, scalar, scaled_sum
 from tvm_convgrad.training.graph import element_type, static_shape
 
 
@@ -30,7 +31,7 @@ def _class_target(predictions: Any) -> Any:
     if len(shape) < 2 or not isinstance(shape[1], int):
         raise ModelError(
             "cross_entropy needs predictions of the shape [batch, classes, ...] with a fixed number of classes, "
-            f"but the model's are {list(map(str, shape))}; use loss='mse', or return class scores."
+            f"but the model's are [{', '.join(map(str, shape))}]; use the loss mse, or return class scores."
         )
     return relax.TensorType([shape[0], *shape[2:]], "int64")
 
@@ -115,6 +116,45 @@ def of_members(loss: Loss, count: int, own_data: bool) -> Loss:
         return builder.emit(relax.op.sum(scaled_sum(builder, each, [1], count_of(builder, each, [1]))))
 
     return Loss(loss.name, target_type, value, losses)
+
+
+def target_of(loss: Loss, types: Sequence[Any], outputs: Mapping[str, float], source: str) -> Any:
+    """The type of the one target that all outputs of a model are compared with.
+
+    Raises:
+        ModelError: the loss does not take the outputs, or they have different shapes.
+    """
+    for name, type_ in zip(outputs, types, strict=True):
+        dtype = element_type(relax.Var(name, type_))
+        if not dtype.startswith(("float", "bfloat")):
+            raise ModelError(
+                f"{source}: output {name!r} is {_shown(type_)}, but a loss needs floating-point numbers; return class "
+                "scores or values, without an argmax or a conversion behind them."
+            )
+        if not tvm_ffi.structural_equal(type_, types[0]):
+            raise ModelError(
+                f"{source}: output {next(iter(outputs))!r} is {_shown(types[0])}, but output {name!r} is "
+                f"{_shown(type_)}; the losses of all outputs compare with one target, so choose outputs of one shape."
+            )
+    try:
+        return loss.target_type(relax.Var("predictions", types[0]))
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
+
+
+def _shown(type_: Any) -> str:
+    value = relax.Var("target", type_)
+    return f"{element_type(value)}[{', '.join(map(str, static_shape(value)))}]"
+
+
+def weighted_sum(builder: Any, losses: Iterable[Any], outputs: Mapping[str, float]) -> Any:
+    """The sum of the losses of a model's outputs, each times the weight of its output."""
+    total = None
+    for value, weight in zip(losses, outputs.values(), strict=True):
+        if weight != 1.0:
+            value = builder.emit(relax.op.multiply(value, scalar(weight, element_type(value))))
+        total = value if total is None else builder.emit(relax.op.add(total, value))
+    return total
 
 
 LOSSES = {

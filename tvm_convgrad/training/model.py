@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from tvm import relax
 
 from relax_ops.compat import Constant, array_of
 from tvm_convgrad.errors import ModelError
+from tvm_convgrad.training.batch_axis import check_batch
 from tvm_convgrad.training.graph import (
     Environment,
     builder_with_tir,
@@ -22,6 +23,7 @@ from tvm_convgrad.training.graph import (
     static_shape,
 )
 from tvm_convgrad.training.initialise import initial_value, roles_of
+from tvm_convgrad.training.outputs import Outputs, select_outputs
 
 Array = np.ndarray[Any, Any]
 BATCH_NORM = "relax.nn.batch_norm"
@@ -45,8 +47,10 @@ class TensorSchema:
 class Model:
     """A differentiable model: `function` of `module` takes inputs, parameters, states, in this order.
 
-    It returns a tuple: the predictions, then the new value of each state. `states` are tensors that the forward
-    pass itself updates (running statistics of batch norm and what else the framework's buffers were).
+    It returns a tuple: each of the `outputs`, then the new value of each state. The first output is the predictions;
+    the loss is the sum of the losses of all outputs, times their weights. `states` are tensors that the forward pass
+    itself updates (running statistics of batch norm and what else the framework's buffers were). `warnings` are
+    sentences about the file that a user should read.
 
     An ensemble (see `ensemble`) has a number of `members`: parameters and states have them along axis 0, predictions
     along axis 1, and so have inputs and targets if each member has its `own_data`.
@@ -60,6 +64,8 @@ class Model:
     source: str
     members: int | None = None
     own_data: bool = False
+    outputs: dict[str, float] = field(default_factory=lambda: {"output": 1.0})
+    warnings: tuple[str, ...] = ()
 
     @property
     def relax_function(self) -> Any:
@@ -82,6 +88,8 @@ def from_module(
     state_outputs: Sequence[str] = (),
     frozen: Collection[str] = (),
     names: Mapping[str, str] | None = None,
+    output_names: Sequence[str] | None = None,
+    outputs: Outputs | None = None,
     source: str = "IRModule",
     seed: int = 0,
 ) -> Model:
@@ -94,16 +102,24 @@ def from_module(
         state_outputs: names of the parameters whose new values the function returns before its predictions.
         frozen: names of parameters that become constants.
         names: what to call parameters in the result, by their names here (a framework's own dotted names).
+        output_names: what to call the outputs behind the states; default: the names of the returned variables.
+        outputs: the outputs to keep, and the weights of their losses (see `outputs`); None: the only one.
 
     Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become states, and
     so do those that `state_outputs` names; integer and scalar parameters become constants; parameters that
     nothing uses are left out.
 
     Raises:
-        ModelError: no such function, no tensor result, unknown extents, a value of the wrong shape or dtype.
+        ModelError: no such function, no tensor result, several outputs without a choice, unknown extents, a value of
+            the wrong shape or dtype, or predictions whose first extent is not the batch.
+        BatchError: the same, where some shape of a model with a symbolic batch is fixed.
     """
-    original = _relax_function(module, function, source)
-    count = input_count(original, num_inputs, source)
+    count = input_count(_relax_function(module, function, source), num_inputs, source)
+    selected = select_outputs(
+        module, function, state_outputs=state_outputs, names=output_names, wanted=outputs, source=source
+    )
+    module, state_outputs = selected.module, selected.state_outputs
+    original = module[function]
     inputs, weights = list(original.params[:count]), list(original.params[count:])
     values = _values_of(original, weights, dict(parameters or {}), source, seed)
     statistics, used = _running_statistics(original), set(relax.analysis.free_vars(original.body))
@@ -130,6 +146,7 @@ def from_module(
         raise ModelError(
             f"{source} has no floating-point parameter to train; export it with its weights as inputs or initializers."
         )
+    check_batch(module, function, count, len(state_outputs), source)
     baked = _baked_statistics(original)
     fresh = {param: relax.Var(str(param.name), param.ty) for param in [*inputs, *trained.values(), *states.values()]}
     for param, var in fresh.items():
@@ -147,11 +164,9 @@ def from_module(
                 if name in state_vars:
                     flow.newest[state_vars[name]] = result
             results = results[len(state_outputs) :]
-            if not results or not isinstance(results[0].ty, relax.TensorType):
-                raise ModelError(f"{source}: {function!r} must return a tensor of predictions first.")
-            outputs = [builder.emit_output(results[0])]
-            outputs += [builder.emit_output(flow.newest[var]) for var in state_vars.values()]
-        builder.emit_func_output(relax.Tuple(outputs))
+            returned = [builder.emit_output(result) for result in results]
+            returned += [builder.emit_output(flow.newest[var]) for var in state_vars.values()]
+        builder.emit_func_output(relax.Tuple(returned))
     public = dict(names or {})
     return Model(
         module=builder.get(),
@@ -160,6 +175,7 @@ def from_module(
         parameters={public.get(name, name): values[name] for name in trained},
         states={public.get(name, name): values[name] for name in state_vars},
         source=source,
+        outputs=selected.outputs,
     )
 
 
@@ -243,11 +259,13 @@ def _values_of(function: Any, weights: list[Any], given: dict[str, Array], sourc
 
 
 def _fields(builder: Any, result: Any) -> list[Any]:
-    """The results of a function as a list, whether it returns a tensor, a tuple or a variable bound to one."""
+    """The results of a function as a list, whether it returns a tensor, nested tuples or a variable bound to one."""
     if isinstance(result, relax.Tuple):
-        return list(result.fields)
+        return [leaf for field in result.fields for leaf in _fields(builder, field)]
     if isinstance(result.ty, relax.TupleType):
-        return [builder.emit(relax.TupleGetItem(result, index)) for index in range(len(result.ty.fields))]
+        count = len(result.ty.fields)
+        items = [builder.emit(relax.TupleGetItem(result, index)) for index in range(count)]
+        return [leaf for item in items for leaf in _fields(builder, item)]
     return [result]
 
 

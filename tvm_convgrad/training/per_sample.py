@@ -31,7 +31,7 @@ from tvm_convgrad.training.graph import (
     replay,
     static_shape,
 )
-from tvm_convgrad.training.losses import find_loss
+from tvm_convgrad.training.losses import find_loss, target_of, weighted_sum
 from tvm_convgrad.training.model import Model
 
 Result = Literal["gradients", "norms", "clipped"]
@@ -120,14 +120,16 @@ def _losses_module(model: Model, loss: str) -> tuple[Any, list[str]]:
     for param, var in zip(original.params, fresh, strict=True):
         environment[param] = var
     inputs, rest = fresh[: len(model.inputs)], fresh[len(model.inputs) :]
-    target = relax.Var("target", criterion.target_type(relax.Var("predictions", original.ret_ty.fields[0])))
+    count = len(model.outputs)
+    target = relax.Var("target", target_of(criterion, original.ret_ty.fields[:count], model.outputs, model.source))
     builder = builder_with_tir(model.module)
     rewrites = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity}
     with function_scope(builder, "main", [*inputs, target, *rest]):
         with builder.dataflow():
-            predictions = replay(builder, original, environment, rewrites).fields[0]
-            losses = builder.emit_output(criterion.each(builder, predictions, target))
-            outputs = [losses, builder.emit_output(predictions)]
+            results = replay(builder, original, environment, rewrites).fields[:count]
+            each = (criterion.each(builder, result, target) for result in results)
+            losses = builder.emit_output(weighted_sum(builder, each, model.outputs))
+            outputs = [losses, builder.emit_output(results[0])]
         builder.emit_func_output(relax.Tuple(outputs))
     return builder.get(), [str(var.name) for var in (*inputs, target)]
 

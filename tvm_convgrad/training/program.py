@@ -57,6 +57,11 @@ class TrainingProgram:
         """None: running statistics do not change in such programs."""
         return {}
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """None: such programs are read as they are."""
+        return ()
+
 
 def recognise(module: Any, parameters: Mapping[str, Array], source: str) -> TrainingProgram | None:
     """The training program in `main`, or None if it returns no loss with gradients behind it.

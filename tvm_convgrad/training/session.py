@@ -108,7 +108,7 @@ class Session:
         is filled up with copies of its last sample where the batch is fixed, and what they give is dropped.
 
         Raises:
-            ArtifactError: an array of the wrong shape or element type.
+            ArtifactError: an array of the wrong shape or element type, or a step that does not give one row a sample.
         """
         arrays = self._accept(x, {}, rows=True)
         samples = len(arrays[0])
@@ -121,8 +121,13 @@ class Session:
             given = len(piece[0])
             if self.batch is not None and given < size:
                 piece = [np.concatenate([part, np.repeat(part[-1:], size - given, axis=0)]) for part in piece]
-            result = self._call("predict", *map(self._tensor, piece), tuple(self._state))
-            parts.append(np.array(result.numpy())[:given])
+            found = np.array(self._call("predict", *map(self._tensor, piece), tuple(self._state)).numpy())
+            if found.shape[:1] != (len(piece[0]),):
+                raise ArtifactError(
+                    f"{self.artifact.path}: predict gave {list(found.shape)} for {len(piece[0])} samples, so a shape "
+                    "of the model fixes another batch; build it anew from a model with a free batch."
+                )
+            parts.append(found[:given])
         return np.concatenate(parts)
 
     def _accept(self, x: Any, extents: dict[str, int], *, rows: bool = False) -> list[Array]:

@@ -24,7 +24,7 @@ from tvm_convgrad.training.graph import (
     replay,
 )
 from tvm_convgrad.training.layout import LAYOUTS, convert_layout
-from tvm_convgrad.training.losses import Loss, find_loss, of_members
+from tvm_convgrad.training.losses import Loss, find_loss, of_members, target_of, weighted_sum
 from tvm_convgrad.training.micro_batches import (
     MICRO_BATCHES,
     added,
@@ -182,6 +182,7 @@ def build_step(
             "dropout": dropout_mode,
             "accumulate": accumulate,
             "seed": seed,
+            "outputs": dict(model.outputs),
             "source": model.source,
         },
         gradients=gradient_descriptors(module["step"]),
@@ -219,7 +220,8 @@ def _loss_function(model: Model, loss: Loss, scale: float, *, bn: str, drop: boo
     for param, var in zip(original.params, fresh, strict=True):
         environment[param] = var
     inputs, rest = fresh[: len(model.inputs)], fresh[len(model.inputs) :]
-    target = relax.Var("target", loss.target_type(_prediction_of(original)))
+    count = len(model.outputs)
+    target = relax.Var("target", target_of(loss, original.ret_ty.fields[:count], model.outputs, model.source))
     counter = [relax.Var(STEP_COUNTER, relax.TensorType((), "int64"))] if counted else []
     if drop:
         rewrites[dropout.OP] = dropout.seeded(seed, counter[0])
@@ -227,17 +229,13 @@ def _loss_function(model: Model, loss: Loss, scale: float, *, bn: str, drop: boo
     with function_scope(builder, "loss", [*inputs, target, *rest, *counter]):
         with builder.dataflow():
             result = replay(builder, original, environment, rewrites)
-            predictions, new_states = result.fields[0], list(result.fields[1:])
-            value = loss.value(builder, predictions, target)
+            results, new_states = list(result.fields[:count]), list(result.fields[count:])
+            predictions = results[0]
+            value = weighted_sum(builder, (loss.value(builder, result, target) for result in results), model.outputs)
             scaled = builder.emit(relax.op.multiply(value, scalar(scale, element_type(value))))
             outputs = [builder.emit_output(output) for output in (scaled, value, predictions, *new_states)]
         builder.emit_func_output(relax.Tuple(outputs))
     return builder.get()["loss"]
-
-
-def _prediction_of(function: Any) -> Any:
-    """An expression with the type of the model's predictions."""
-    return relax.Var("predictions", function.ret_ty.fields[0])
 
 
 def _assemble(

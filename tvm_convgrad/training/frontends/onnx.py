@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,22 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.errors import ModelError, SetupError, first_line
+from tvm_convgrad.quiet import release
+from tvm_convgrad.training.batch_axis import BatchError
+from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
+from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
+from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
 from tvm_convgrad.training.graph import Environment, builder_with_tir, function_scope, replay
-from tvm_convgrad.training.model import BATCH_NORM, Model, from_module
+from tvm_convgrad.training.model import BATCH_NORM, Array, Model, from_module
+from tvm_convgrad.training.outputs import Outputs
 
 _DOMAINS = ("", "ai.onnx")
+_SHOWN = 3
+_TRIED = 2
+"""The batch with which a file that says none is tried, to find out whether its symbolic batch is at fault."""
 
 
-def load_onnx(path: Path, batch: int | str | None) -> Model:
+def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
     """Read an ONNX file.
 
     Raises:
@@ -46,13 +55,22 @@ def load_onnx(path: Path, batch: int | str | None) -> Model:
     try:
         proto = onnx.load(path)
         onnx.checker.check_model(proto)
+        _refuse_opset(onnx, proto, source)
+    except ModelError:
+        raise
     except Exception as error:  # protobuf's DecodeError, onnx's ValidationError and OS errors share no base
         raise ModelError(f"{source} is no valid ONNX file or is truncated ({first_line(error)}).") from error
-    return from_onnx(proto, batch=batch, source=source)
+    return from_onnx(proto, batch=batch, outputs=outputs, source=source)
 
 
-def from_onnx(proto: Any, *, batch: int | str | None = None, source: str = "ONNX model") -> Model:
-    """The model of an ONNX ModelProto; the first graph output is the predictions.
+def from_onnx(
+    proto: Any,
+    *,
+    batch: int | str | None = None,
+    outputs: Outputs | None = None,
+    source: str = "ONNX model",
+) -> Model:
+    """The model of an ONNX ModelProto.
 
     Raises:
         ModelError: as `load_onnx`.
@@ -60,26 +78,88 @@ def from_onnx(proto: Any, *, batch: int | str | None = None, source: str = "ONNX
     from tvm.relax.frontend.onnx import onnx_frontend
 
     _refuse_unsupported(proto, onnx_frontend, source)
-    proto, public = _with_safe_names(proto)
+    notes = rewritten_layers(proto, source)
+    proto, public = with_safe_names(with_own_parameters(proto))
     initializers = {tensor.name for tensor in proto.graph.initializer}
     shapes = _input_shapes(proto, initializers, batch, source)
+    stored = stored_batch(proto)
+    fixed = stored is not None and batch in (None, stored)
+    if not fixed:
+        proto = with_free_batch(proto)
+    try:
+        module, parameters = _imported(proto, onnx_frontend, shapes, public, source)
+        model = from_module(
+            module,
+            num_inputs=len(shapes),
+            parameters=parameters,
+            output_names=[output.name for output in proto.graph.output],
+            outputs=outputs,
+            source=source,
+        )
+    except (ImportFailure, BatchError) as error:
+        failed = isinstance(error, ImportFailure)
+        if fixed or (failed and stored and not _imports(proto, onnx_frontend, stored, source)):
+            raise
+        nodes = fixed_shapes(proto)
+        if not nodes:
+            if failed and not isinstance(batch, int) and _imports(proto, onnx_frontend, stored or _TRIED, source):
+                raise ModelError(f"{error} With a number for the batch it is taken, so give --batch N.") from error
+            raise
+        shown = "any batch" if batch == "dynamic" or batch is None else f"batch {batch}"
+        raise ModelError(
+            f"{source} cannot be built for {shown}, since its graph fixes the batch: {'; '.join(nodes[:_SHOWN])}"
+            f"{f' (and {len(nodes) - _SHOWN} more)' if len(nodes) > _SHOWN else ''}. Export the model with a dynamic "
+            f"batch (torch.onnx.export: dynamic_axes={{{next(iter(shapes))!r}: {{0: 'n'}}}}) and write -1 for it in "
+            "shapes, or leave --batch out."
+        ) from error
+    return replace(model, warnings=tuple(notes))
+
+
+def _imports(proto: Any, frontend: Any, batch: int, source: str) -> bool:
+    """Whether TVM's importer takes a graph with this batch."""
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    try:
+        _imported(proto, frontend, _input_shapes(proto, initializers, batch, source), {}, source)
+    except ImportFailure:
+        return False
+    return True
+
+
+class ImportFailure(ModelError):
+    """A graph that TVM's importer does not take."""
+
+
+def _imported(
+    proto: Any, frontend: Any, shapes: dict[str, list[Any]], public: dict[str, str], source: str
+) -> tuple[Any, dict[str, Array]]:
+    """The Relax module of a graph, and the values of its parameters by their public names."""
     printed = io.StringIO()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
             warnings.simplefilter("ignore")
-            module = onnx_frontend.from_onnx(
+            module = frontend.from_onnx(
                 proto, shape_dict=shapes, dtype_dict=None, keep_params_in_input=True, sanitize_input_names=False
             )
     except Exception as error:  # TVM's importer raises every kind; the last line names the operator
         printed_line = printed.getvalue().strip().splitlines()
+        release(error)
         where = f" ({printed_line[-1].split(', with inputs')[0]})" if printed_line else ""
-        raise ModelError(f"{source}: TVM's ONNX importer fails: {first_line(error)}{where}.") from error
+        raise ImportFailure(f"{source}: TVM's ONNX importer fails: {first_line(error)}{where}.") from error
     function = module["main"]
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
     names = [public.get(str(param.name), str(param.name)) for param in function.params]
-    parameters = dict(zip(names[count:], values, strict=True))
-    return from_module(_as_pytorch(module, names), num_inputs=count, parameters=parameters, source=source)
+    return _as_pytorch(module, names), dict(zip(names[count:], values, strict=True))
+
+
+def _refuse_opset(onnx: Any, proto: Any, source: str) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for entry in proto.opset_import:
+        if entry.domain in _DOMAINS and entry.version > newest:
+            raise ModelError(
+                f"{source} uses opset {entry.version}, but onnx {onnx.__version__} knows those up to {newest}; export "
+                "the model with an older opset, or install a newer onnx."
+            )
 
 
 def _refuse_unsupported(proto: Any, frontend: Any, source: str) -> None:
@@ -127,41 +207,8 @@ def _input_shapes(proto: Any, initializers: set[str], batch: int | str | None, s
     return shapes
 
 
-def _with_safe_names(proto: Any) -> tuple[Any, dict[str, str]]:
-    """The model with initializers renamed that TVM's importer would misname, and their public names by the new ones.
-
-    TVM 0.26 strips the letters o, n, x and colons from both ends of a name (`bn_mean` becomes `bn_mea`), 0.27 the
-    prefix onnx::, and both lose one of two initializers that then have one name. Public names lack the prefix, unless
-    another initializer is called so.
-    """
-    given = [tensor.name for tensor in proto.graph.initializer]
-    taken = {*given, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
-    fresh = (name for name in (f"initializer{i}_" for i in itertools.count()) if name not in taken)
-    renamed = {name: next(fresh) for name in given if name != name.strip("onx:")}
-    if not renamed:
-        return proto, {}
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    for tensor in (*copy.graph.initializer, *copy.graph.input):
-        tensor.name = renamed.get(tensor.name, tensor.name)
-    _rename_uses(copy.graph, renamed)
-    short = {name: name.removeprefix("onnx::") for name in renamed}
-    uses = Counter([*short.values(), *(name for name in given if name not in renamed)])
-    return copy, {new: short[name] if uses[short[name]] == 1 else name for name, new in renamed.items()}
-
-
-def _rename_uses(graph: Any, renamed: dict[str, str]) -> None:
-    for node in graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                _rename_uses(inner, renamed)
-    for output in graph.output:
-        output.name = renamed.get(output.name, output.name)
-
-
 def _as_pytorch(module: Any, names: Sequence[str]) -> Any:
-    """The module with 1 - momentum in each batch norm, parameters called `names`, and with the first output only."""
+    """The module with 1 - momentum in each batch norm and parameters called `names`."""
 
     def rewrite(_builder: Any, call: Any, _environment: Environment) -> Any:
         attributes = call.attrs
@@ -184,8 +231,6 @@ def _as_pytorch(module: Any, names: Sequence[str]) -> Any:
     with function_scope(builder, "main", fresh):
         with builder.dataflow():
             result = replay(builder, function, environment, {BATCH_NORM: rewrite})
-            if isinstance(result.ty, relax.TupleType):
-                result = result.fields[0] if isinstance(result, relax.Tuple) else relax.TupleGetItem(result, 0)
             output = builder.emit_output(result)
         builder.emit_func_output(output)
     return builder.get()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import runpy
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_convgrad.errors import ConvGradError, ModelError
+from tvm_convgrad.errors import ConvGradError, ModelError, first_line
+from tvm_convgrad.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.model import Model, from_module, input_count
+from tvm_convgrad.training.outputs import Outputs
 
 _RETURNS = "an IRModule, a pair (IRModule, {name: array}), or a tvm_convgrad.training.model.Model"
 
 
-def load_function(path: Path, name: str, batch: int | str | None) -> Model:
+def load_function(path: Path, name: str, batch: int | str | None, outputs: Outputs | None = None) -> Model:
     """Run `path` and call its function `name`, which returns an IRModule with `main`, (IRModule, params) or a Model.
 
     A function that takes an argument `batch` gets the chosen batch if there is one (an int, or "dynamic").
@@ -31,7 +34,7 @@ def load_function(path: Path, name: str, batch: int | str | None) -> Model:
     try:
         namespace = runpy.run_path(str(path), run_name="convgrad_model")
     except (Exception, SystemExit) as error:  # whatever the user's file raises
-        raise ModelError(f"{path} fails when run: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{path} fails when run: {_described(error, path)}.") from error
     function = namespace.get(name)
     if not callable(function):
         raise ModelError(f"{path} has no function {name!r}; name one that returns {_RETURNS}.")
@@ -40,9 +43,18 @@ def load_function(path: Path, name: str, batch: int | str | None) -> Model:
         result = function(**arguments)
     except ConvGradError:
         raise
-    except Exception as error:  # whatever the user's function raises
-        raise ModelError(f"{source} fails: {type(error).__name__}: {error}") from error
-    return _as_model(result, batch, source)
+    except (Exception, SystemExit) as error:  # whatever the user's function raises
+        raise ModelError(f"{source} fails: {_described(error, path)}.") from error
+    return _as_model(result, batch, outputs, source)
+
+
+def _described(error: BaseException, path: Path) -> str:
+    """The type of an error, what it says, and the last line of the file that led to it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    said = f": {first_line(error)}" if str(error).strip() else " without a message"
+    where = f" ({path.name}, line {frames[-1].lineno})" if frames else ""
+    release(error)
+    return f"{type(error).__name__}{said}{where}"
 
 
 def _arguments(function: Any, batch: int | str | None, source: str) -> dict[str, Any]:
@@ -57,8 +69,10 @@ def _arguments(function: Any, batch: int | str | None, source: str) -> dict[str,
     return given
 
 
-def _as_model(result: Any, batch: int | str | None, source: str) -> Model:
+def _as_model(result: Any, batch: int | str | None, outputs: Outputs | None, source: str) -> Model:
     if isinstance(result, Model):
+        if outputs is not None:
+            raise ModelError(f"{source} returned a Model, whose outputs are chosen already; leave --model-output out.")
         return result
     module, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(module, tvm.IRModule) or not isinstance(values, Mapping):
@@ -70,4 +84,4 @@ def _as_model(result: Any, batch: int | str | None, source: str) -> Model:
     arrays = {
         str(key): value.numpy() if hasattr(value, "numpy") else np.asarray(value) for key, value in values.items()
     }
-    return from_module(module, parameters=arrays, source=source)
+    return from_module(module, parameters=arrays, outputs=outputs, source=source)

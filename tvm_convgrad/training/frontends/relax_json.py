@@ -12,9 +12,10 @@ import tvm
 from tvm_convgrad.errors import ModelError
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.model import Array, Model, from_module, input_count
+from tvm_convgrad.training.outputs import Outputs
 
 
-def load_json(path: Path, batch: int | str | None) -> Model:
+def load_json(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
     """Read a Relax IRModule with a function `main`: inputs first (attribute `num_input`, default 1), then weights.
 
     Parameters are taken by name from the .npz file beside it; without that file, or for names that it lacks, they
@@ -38,7 +39,7 @@ def load_json(path: Path, batch: int | str | None) -> Model:
         count = input_count(module["main"], None, source)
         remedy = "write the module with a symbolic batch extent"
         module = bind_batch(module, "main", count, batch, remedy, source)
-    return from_module(module, parameters=_sidecar(path.with_suffix(".npz")), source=source)
+    return from_module(module, parameters=_sidecar(path.with_suffix(".npz")), outputs=outputs, source=source)
 
 
 def _sidecar(path: Path) -> dict[str, Array]:

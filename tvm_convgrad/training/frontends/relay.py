@@ -13,10 +13,13 @@ from tvm_convgrad.importer import import_relay
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.initialise import initial_value, roles_of
 from tvm_convgrad.training.model import Array, Model, from_module, schema_of
+from tvm_convgrad.training.outputs import Outputs
 from tvm_convgrad.training.program import TARGETS, TrainingProgram, recognise
 
 
-def load_relay(path: Path, batch: int | str | None, params: Path | None = None) -> Model | TrainingProgram:
+def load_relay(
+    path: Path, batch: int | str | None, params: Path | None = None, outputs: Outputs | None = None
+) -> Model | TrainingProgram:
     """Read a Relay program; a function that returns a loss and gradients becomes a training program.
 
     Args:
@@ -25,6 +28,7 @@ def load_relay(path: Path, batch: int | str | None, params: Path | None = None) 
         params: a file of relay.save_param_dict; default: the file of the same stem that ends in .params, if there is
             one. Parameters of main without a value are inputs (and the target); without any values the first is the
             input and the rest is initialised.
+        outputs: as `load_model`; a program with gradients has none to choose.
 
     Raises:
         ModelError: it cannot be imported, or is no model.
@@ -39,6 +43,10 @@ def load_relay(path: Path, batch: int | str | None, params: Path | None = None) 
     if program is not None:
         if batch is not None and any(schema.shape[:1] != (batch,) for schema in program.inputs):
             raise ModelError(f"{source}: the batch of a program with gradients is fixed; leave --batch out.")
+        if outputs is not None:
+            raise ModelError(
+                f"{source} returns a loss and its gradients, so there is no output to choose; leave --model-output out."
+            )
         return program
     function = _inputs_first(module["main"], values)
     count = sum(str(param.name) not in values for param in function.params)
@@ -47,7 +55,7 @@ def load_relay(path: Path, batch: int | str | None, params: Path | None = None) 
         raise ModelError(f"{source} has no input: values were given for all of its parameters.")
     remedy = "save the Relay program with that batch, or with Any"
     module = bind_batch(module, "main", count, batch, remedy, source)
-    return from_module(module, num_inputs=count, parameters=values, source=source)
+    return from_module(module, num_inputs=count, parameters=values, outputs=outputs, source=source)
 
 
 def _initialised(module: Any) -> dict[str, Array]:

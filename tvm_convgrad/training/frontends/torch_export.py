@@ -20,8 +20,10 @@ import numpy as np
 from tvm import relax
 
 from tvm_convgrad.errors import ModelError, SetupError, first_line
+from tvm_convgrad.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.model import Model, from_module
+from tvm_convgrad.training.outputs import Outputs
 
 _REMEDY = "export the model with torch.export.export(..., dynamic_shapes=({0: torch.export.Dim('n')},))"
 # The translator takes these for the identity or for constants, which would be wrong without a word.
@@ -38,7 +40,7 @@ def _torch() -> Any:
     return torch
 
 
-def load_pt2(path: Path, batch: int | str | None) -> Model:
+def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
     """Read a file written by torch.export.save.
 
     Raises:
@@ -55,21 +57,28 @@ def load_pt2(path: Path, batch: int | str | None) -> Model:
             f"{path} cannot be read as a torch.export program ({first_line(error)}); write it with "
             f"torch.export.save of torch {torch.__version__}."
         ) from error
-    return from_exported_program(program, batch=batch, source=str(path))
+    return from_exported_program(program, batch=batch, outputs=outputs, source=str(path))
 
 
-def from_exported_program(program: Any, *, batch: int | str | None = None, source: str = "ExportedProgram") -> Model:
+def from_exported_program(
+    program: Any,
+    *,
+    batch: int | str | None = None,
+    outputs: Outputs | None = None,
+    source: str = "ExportedProgram",
+) -> Model:
     """The model of a torch.export.ExportedProgram, exported in train or eval mode.
 
     Raises:
-        ModelError: operators that cannot be imported (all of them are named), several outputs without a tensor
-            first, or a fixed batch that `batch` would change.
+        ModelError: operators that cannot be imported (all of them are named), several outputs without a choice (see
+            `load_model`), or a fixed batch that `batch` would change.
     """
     torch = _torch()
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
+    _refuse_types(torch, program, source)
     program = _with_dropout(torch, program).run_decompositions(_decompositions(torch))
     _refuse_unsupported(program, source)
     adapted, mutated = _buffers_as_inputs(torch, program)
@@ -83,6 +92,7 @@ def from_exported_program(program: Any, *, batch: int | str | None = None, sourc
             custom_convert_map=_converters(),
         )
     except (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        release(error)
         raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {first_line(error)}.") from error
     values, frozen = _weights(program)
     count = len(program.graph_signature.user_inputs)
@@ -95,8 +105,20 @@ def from_exported_program(program: Any, *, batch: int | str | None = None, sourc
         state_outputs=mutated,
         frozen=frozen,
         names=names,
+        output_names=_output_names(torch, program),
+        outputs=outputs,
         source=source,
     )
+
+
+def _refuse_types(torch: Any, program: Any, source: str) -> None:
+    for name, parameter in program.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{source}: parameter {name!r} is {dtype}; weights are kept in float32, so export the model in float32 "
+                "(model.float()) and choose a narrow type for the step (--dtype)."
+            )
 
 
 def _decompositions(torch: Any) -> dict[Any, Any]:
@@ -169,6 +191,17 @@ def _buffers_as_inputs(torch: Any, program: Any) -> tuple[Any, list[str]]:
         named_parameters=dict,
     )
     return adapted, mutated
+
+
+def _output_names(torch: Any, program: Any) -> list[str]:
+    """The names of the model's results: keys of a dict, fields of a named tuple or dataclass, otherwise positions."""
+    tree = torch.utils._pytree
+    spec = program.call_spec.out_spec
+    paths, _ = tree.tree_flatten_with_path(tree.tree_unflatten(range(spec.num_leaves), spec))
+    return [
+        ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
+        for path, _ in paths
+    ]
 
 
 def _weights(program: Any) -> tuple[dict[str, np.ndarray[Any, Any]], set[str]]:
