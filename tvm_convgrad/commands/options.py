@@ -47,7 +47,12 @@ LossScale = Annotated[
     typer.Option(min=0.0, help="Factor on the loss in the backward pass, undone after. Default: 1024 for float16."),
 ]
 BatchNorm = Annotated[
-    str, typer.Option("--bn", metavar="train|frozen", help="Normalise by the batch, or by the model's statistics.")
+    str,
+    typer.Option(
+        "--bn",
+        metavar="train|train-all|frozen",
+        help="Normalise by the batch, or by the model's statistics; train: by the latter where a layer is frozen.",
+    ),
 ]
 Dropout = Annotated[str, typer.Option(metavar="train|off", help="Seeded dropout, or none.")]
 WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Weight decay.")]

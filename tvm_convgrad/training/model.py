@@ -46,7 +46,8 @@ class Model:
     """A differentiable model: `function` of `module` takes inputs, parameters, states, in this order.
 
     It returns a tuple: the predictions, then the new value of each state. `states` are tensors that the forward
-    pass itself updates (running statistics of batch norm and what else the framework's buffers were).
+    pass itself updates (running statistics of batch norm and what else the framework's buffers were), and those that
+    are `frozen`: weights that are not trained, whose new value is the old one.
 
     An ensemble (see `ensemble`) has a number of `members`: parameters and states have them along axis 0, predictions
     along axis 1, and so have inputs and targets if each member has its `own_data`.
@@ -60,6 +61,7 @@ class Model:
     source: str
     members: int | None = None
     own_data: bool = False
+    frozen: frozenset[str] = frozenset()
 
     @property
     def relax_function(self) -> Any:
@@ -81,6 +83,8 @@ def from_module(
     parameters: Mapping[str, Array] | None = None,
     state_outputs: Sequence[str] = (),
     frozen: Collection[str] = (),
+    constants: Collection[str] = (),
+    train_scalars: bool = False,
     names: Mapping[str, str] | None = None,
     source: str = "IRModule",
     seed: int = 0,
@@ -92,12 +96,14 @@ def from_module(
         num_inputs: how many leading parameters are inputs; default: the function attribute `num_input`, or 1.
         parameters: initial values by parameter name; missing ones are initialised (see `initialise`, `seed`).
         state_outputs: names of the parameters whose new values the function returns before its predictions.
-        frozen: names of parameters that become constants.
+        frozen: names of parameters that are not trained; they become states that stay as they are.
+        constants: names of parameters that become constants.
+        train_scalars: train parameters of rank 0, too, which otherwise become constants.
         names: what to call parameters in the result, by their names here (a framework's own dotted names).
 
     Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become states, and
-    so do those that `state_outputs` names; integer and scalar parameters become constants; parameters that
-    nothing uses are left out.
+    so do those that `state_outputs` names; integer parameters become constants, frozen or not; parameters that nothing
+    uses are left out.
 
     Raises:
         ModelError: no such function, no tensor result, unknown extents, a value of the wrong shape or dtype.
@@ -111,13 +117,17 @@ def from_module(
     environment = Environment()
     trained: dict[str, Any] = {}
     states: dict[str, Any] = {}
+    kept: list[str] = []
     for weight in weights:
         name, dtype = str(weight.name), element_type(weight)
         if name in state_outputs or weight in statistics:
             states[name] = weight
         elif weight not in used:
             continue
-        elif name in frozen or dtype not in FLOATS or not static_shape(weight):
+        elif name in frozen and name not in constants and dtype in FLOATS:
+            states[name] = weight
+            kept.append(name)
+        elif name in constants or dtype not in FLOATS or not (static_shape(weight) or train_scalars):
             if dtype in ("float16", "bfloat16"):
                 raise ModelError(
                     f"{source}: parameter {name!r} is {dtype}; weights are kept in float32 (dtype={dtype!r} of the "
@@ -160,6 +170,7 @@ def from_module(
         parameters={public.get(name, name): values[name] for name in trained},
         states={public.get(name, name): values[name] for name in state_vars},
         source=source,
+        frozen=frozenset(public.get(name, name) for name in kept),
     )
 
 
