@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLegalize of max pools and their gradients: a CPU kernel where one covers the call, else what there was before.
+"""FLegalize of max pools and their gradients: a CPU kernel where one covers the call, else tensor expressions.
 
-TVM lowers the gradient of a 2-D pool to a loop over all windows for each element; the kernel takes 30 times less.
+TVM lowers the gradient of a 2-D pool to a loop over all windows for each element; the kernel takes 30 times less. Its
+own pools lose NaN, and give the lowest finite number for windows of -inf; they serve packed layouts and integers only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tvm import relax
 
 from relax_ops import pooling
 from relax_ops.compat import SBlock, SBlockRealize
-from relax_ops.ir import constant_extents
+from relax_ops.gradients.common import FLOATS
+from relax_ops.ir import constant_extents, shape_values
 from tvm_convgrad.kernels.loops import MAX_INDEX
 from tvm_convgrad.kernels.max_pool import MaxPool, Triple, max_pool_backward_kernel, max_pool_kernel
 from tvm_convgrad.kernels.max_pool_channels import channels_last_backward_kernel, channels_last_kernel
@@ -59,13 +61,24 @@ def _pool_of(call: Any, data: Any, result: Any) -> MaxPool | None:
     return None if pool.refusal else pool
 
 
+def _is_plain(call: Any, data: Any) -> bool:
+    """Whether the tensor expressions of relax_ops.pooling cover the call: floats in a layout that is not packed."""
+    attrs, rank = call.attrs, len(call.attrs.pool_size)
+    layout = str(attrs.layout)
+    same = layout == str(getattr(attrs, "out_layout", "") or layout)
+    known = all(each.ty.shape is not None and shape_values(each.ty.shape) is not None for each in (*call.args, call))
+    return same and known and sorted(layout) == sorted("NC" + _LETTERS[rank]) and str(data.ty.dtype) in FLOATS
+
+
 def _legalization(stock: Callable[[Any, Any], Any], is_forward: bool) -> Callable[[Any, Any], Any]:
+    fallback = pooling.legalize_max_pool if is_forward else pooling.legalize
+
     def legalize(block_builder: Any, call: Any) -> Any:
         data, result = (call.args[0], call) if is_forward else (call.args[1], call.args[0])
         machine = machine_of(tvm.target.Target.current(allow_none=True))
         pool = _pool_of(call, data, result) if machine is not None else None
         if pool is None or machine is None:
-            return stock(block_builder, call)
+            return fallback(block_builder, call) if _is_plain(call, data) else stock(block_builder, call)
         name = "max_pool" if is_forward else "max_pool_backward"
         shapes = [shape for argument in (*call.args, call) if (shape := constant_extents(argument)) is not None]
         if str(call.attrs.layout).endswith("C"):

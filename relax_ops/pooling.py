@@ -7,6 +7,7 @@ count_include_pad. These serve 1-D to 3-D, dilation, ceil_mode, both ways of cou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from tvm import relax, te
 from tvm_ffi.dataclasses import py_class
 
 from tvm_convgrad.errors import DTypeError, ProblemError
+from tvm_convgrad.kernels.extrema import is_nan, maximum
 
 MAX = "relax.nn.max_pool_backward"
 AVG = "relax.nn.avg_pool_backward"
@@ -46,7 +48,7 @@ def max_pool_backward(
     layout: str,
     count_include_pad: bool = False,
 ) -> Any:
-    """dX of a max pool: dY goes to the first maximum of each window in scan order.
+    """dX of a max pool: dY goes to the first maximum of each window in scan order, or to its last NaN, as in PyTorch.
 
     Args:
         grad: dY, in `layout`.
@@ -129,28 +131,36 @@ def legalize(block_builder: Any, call: Any) -> Any:
     attrs = call.attrs
     if str(call.op.name) == AVG:
         return block_builder.call_te(
-            lambda grad, data: _Pool(attrs, grad, data).gradient(None),
+            lambda grad, data: _Pool(attrs, grad.shape, data).gradient(grad, None),
             *call.args,
             primfunc_name_hint="avg_pool_backward",
         )
     # A function of its own: within one function, TVM's analysis of the buffer between takes seconds for 3-D pools.
     winner = block_builder.emit_te(
-        lambda grad, data: _Pool(attrs, grad, data).winner(), *call.args, primfunc_name_hint="max_pool_winner"
+        lambda grad, data: _Pool(attrs, grad.shape, data).winner(), *call.args, primfunc_name_hint="max_pool_winner"
     )
     return block_builder.call_te(
-        lambda grad, data, winner: _Pool(attrs, grad, data).gradient(winner),
+        lambda grad, data, winner: _Pool(attrs, grad.shape, data).gradient(grad, winner),
         *call.args,
         winner,
         primfunc_name_hint="max_pool_backward",
     )
 
 
-class _Pool:
-    """The geometry of one pool on tensor expressions."""
+def legalize_max_pool(block_builder: Any, call: Any) -> Any:
+    """The lowering of a max pool of a plain layout and any extents: NaN stays, and so does -inf, which TVM loses."""
+    shape = call.ty.shape.values
+    return block_builder.call_te(
+        lambda data: _Pool(call.attrs, shape, data).largest(), call.args[0], primfunc_name_hint="max_pool"
+    )
 
-    def __init__(self, attrs: Any, grad: Any, data: Any) -> None:
+
+class _Pool:
+    """The geometry of one pool on tensor expressions; `windows` are the extents of its result."""
+
+    def __init__(self, attrs: Any, windows: Sequence[Any], data: Any) -> None:
         rank = len(attrs.pool_size)
-        self.grad, self.data = grad, data
+        self.windows, self.data = list(windows), data
         self.axes = [str(attrs.layout).index(letter) for letter in _LETTERS[rank]]
         self.kernel = [int(v) for v in attrs.pool_size]
         self.strides = [int(v) for v in attrs.strides]
@@ -159,7 +169,7 @@ class _Pool:
         self.dilation = [int(v) for v in attrs.dilation]
         self.with_padding = bool(attrs.count_include_pad)
 
-    def gradient(self, winner: Any) -> Any:
+    def gradient(self, grad: Any, winner: Any) -> Any:
         """dX[i] = Σ_k dY[o]·share(o, k) over the kernel offsets k for which a window o reads place i.
 
         The share is 1 or 0 by `winner` where it is given, else 1/count of the window.
@@ -176,11 +186,11 @@ class _Pool:
                 # low, dilation and stride make this a division of a number that may be negative: test before.
                 shifted = place[axis] + low - k * dilation
                 window = tvm.tirx.floordiv(shifted, stride)
-                conditions += [shifted >= 0, window < self.grad.shape[axis]]
+                conditions += [shifted >= 0, window < self.windows[axis]]
                 if stride > 1:
                     conditions.append(tvm.tirx.floormod(shifted, stride) == 0)
                 at[axis] = window
-            value = self.grad(*at).astype(sum_dtype)
+            value = grad(*at).astype(sum_dtype)
             if winner is None:
                 value = value / self._count(at).astype(sum_dtype)
             else:
@@ -200,44 +210,69 @@ class _Pool:
         return number
 
     def winner(self) -> Any:
-        """For each window, the number of the kernel offset of its first maximum."""
-        total = 1
-        for extent in self.kernel:
-            total *= extent
+        """For each window, the number of the kernel offset of its first maximum, or of its last NaN."""
+        outside = math.prod(self.kernel)
 
         def better(left: Any, right: Any) -> Any:
-            right_wins = tvm.tirx.any(right[1] > left[1], tvm.tirx.all(right[1] == left[1], right[0] < left[0]))
+            earlier = tvm.tirx.all(right[1] == left[1], right[0] < left[0])
+            later_nan = tvm.tirx.all(is_nan(right[1]), tvm.tirx.any(tvm.tirx.Not(is_nan(left[1])), right[0] > left[0]))
+            right_wins = tvm.tirx.any(right[1] > left[1], earlier, later_nan)
             return tvm.tirx.Select(right_wins, right[0], left[0]), tvm.tirx.Select(right_wins, right[1], left[1])
 
         def nothing(number: Any, value: Any) -> Any:
-            return tvm.tirx.const(total, number), tvm.tirx.const(float("-inf"), value)
+            return tvm.tirx.const(outside, number), tvm.tirx.const(float("-inf"), value)
 
         argmax = te.comm_reducer(better, nothing, name="first_max")
-        offsets = [te.reduce_axis((0, k), name=f"w{i}") for i, k in enumerate(self.kernel)]
+        offsets = self._offsets()
         padded = self._padded()
 
         def element(*window: Any) -> Any:
-            at = list(window)
-            for axis, k, stride, dilation in zip(self.axes, offsets, self.strides, self.dilation, strict=True):
-                at[axis] = window[axis] * stride + k * dilation
-            return argmax((self._flat(offsets), padded(*at)), axis=offsets)
+            at = self._place(window, offsets)
+            inside = tvm.tirx.all(*self._inside(at))
+            number = tvm.tirx.if_then_else(inside, self._flat(offsets), tvm.tirx.const(outside, "int32"))
+            return argmax((number, padded(*at)), axis=offsets)
 
-        return te.compute(self.grad.shape, element, name="winner")[0]
+        return te.compute(self.windows, element, name="winner")[0]
+
+    def largest(self) -> Any:
+        """The largest value of each window, or NaN if it has one."""
+        reduce = te.comm_reducer(maximum, lambda dtype: tvm.tirx.const(float("-inf"), dtype), name="max")
+        offsets, padded = self._offsets(), self._padded()
+        return te.compute(
+            self.windows, lambda *window: reduce(padded(*self._place(window, offsets)), axis=offsets), name="max_pool"
+        )
+
+    def _offsets(self) -> list[Any]:
+        return [te.reduce_axis((0, k), name=f"w{i}") for i, k in enumerate(self.kernel)]
+
+    def _place(self, window: Sequence[Any], offsets: Sequence[Any]) -> list[Any]:
+        """Where a kernel offset of a window lies in the padded data."""
+        at = list(window)
+        for axis, k, stride, dilation in zip(self.axes, offsets, self.strides, self.dilation, strict=True):
+            at[axis] = window[axis] * stride + k * dilation
+        return at
+
+    def _inside(self, place: Sequence[Any]) -> list[Any]:
+        """The conditions under which a place of the padded data is one of the data."""
+        return [
+            condition
+            for axis, low in zip(self.axes, self.low, strict=True)
+            for condition in (place[axis] - low >= 0, place[axis] - low < self.data.shape[axis])
+        ]
 
     def _padded(self) -> Any:
         """The data with −inf around it, as far as the last window reaches."""
         shape = list(self.data.shape)
         for i, axis in enumerate(self.axes):
             reach = (self.kernel[i] - 1) * self.dilation[i] + 1
-            shape[axis] = (self.grad.shape[axis] - 1) * self.strides[i] + reach
+            shape[axis] = (self.windows[axis] - 1) * self.strides[i] + reach
 
         def element(*place: Any) -> Any:
-            at, inside = list(place), []
+            at = list(place)
             for axis, low in zip(self.axes, self.low, strict=True):
                 at[axis] = place[axis] - low
-                inside += [at[axis] >= 0, at[axis] < self.data.shape[axis]]
-            value = self.data(*at)
-            return tvm.tirx.if_then_else(tvm.tirx.all(*inside), value, tvm.tirx.const(float("-inf"), self.data.dtype))
+            nothing = tvm.tirx.const(float("-inf"), self.data.dtype)
+            return tvm.tirx.if_then_else(tvm.tirx.all(*self._inside(place)), self.data(*at), nothing)
 
         return te.compute(shape, element, name="padded")
 

@@ -37,12 +37,13 @@ def register_all() -> None:
 
     from relax_ops.layout import LAYOUT_RULES  # looks up operators that the lines above declare
     from relax_ops.layouts.site import RULE
+    from relax_ops.lowering_extrema import LEGALIZATIONS as EXTREMA_LEGALIZATIONS
     from relax_ops.lowering_pool import legalizations as pool_legalizations
     from relax_ops.lowering_stock import LEGALIZATIONS as STOCK_LEGALIZATIONS
 
     for name, function in LAYOUT_RULES.items():
         tvm.ir.register_op_attr(name, RULE, function, LEVEL)
-    for name, function in {**LEGALIZATIONS, **STOCK_LEGALIZATIONS}.items():
+    for name, function in {**LEGALIZATIONS, **STOCK_LEGALIZATIONS, **EXTREMA_LEGALIZATIONS}.items():
         tvm.ir.register_op_attr(name, "FLegalize", function, LEVEL)
     for name, pool_legalization in pool_legalizations().items():
         tvm.ir.register_op_attr(name, "FLegalize", pool_legalization, LEVEL + 1)

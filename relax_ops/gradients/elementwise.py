@@ -50,15 +50,19 @@ def power(orig_var: Any, orig_call: Any, output_grad: Any, ctx: Any) -> list[Any
     return [fit(ctx, dx, x), fit(ctx, op.where(flat, zero, dy), y)]
 
 
-def _choice(better: Callable[[Any, Any], Any]) -> Rule:
+def _choice(worse: Callable[[Any, Any], Any]) -> Rule:
     def rule(_orig_var: Any, orig_call: Any, output_grad: Any, ctx: Any) -> list[Any]:
         x, y = orig_call.args
         zero = scalar(0, dtype_of(x))
-        tie = ctx.emit(op.where(op.equal(x, y), op.multiply(output_grad, scalar(0.5, dtype_of(x))), zero))
-        dx, dy = op.where(better(x, y), output_grad, tie), op.where(better(y, x), output_grad, tie)
+        tie = op.equal(x, y)
+        share = ctx.emit(op.where(tie, op.multiply(output_grad, scalar(0.5, dtype_of(x))), output_grad))
+        dx, dy = op.where(worse(x, y), zero, share), op.where(worse(y, x), zero, share)
         return [fit(ctx, dx, x), fit(ctx, dy, y)]
 
-    rule.__doc__ = "z is x or y, whichever is better: the gradient goes to that one, half to each where they tie."
+    rule.__doc__ = """z is x or y, whichever is not worse: the gradient goes to that one, half to each where they tie.
+
+    Where one of them is NaN, so is z, and both get the gradient, as in PyTorch.
+    """
     return rule
 
 
@@ -117,8 +121,8 @@ GRADIENTS: dict[str, Rule] = {
     "relax.multiply": multiply,
     "relax.divide": divide,
     "relax.power": power,
-    "relax.maximum": _choice(op.greater),
-    "relax.minimum": _choice(op.less),
+    "relax.maximum": _choice(op.less),
+    "relax.minimum": _choice(op.greater),
     "relax.where": where,
     "relax.abs": elementwise(_abs),
     "relax.square": elementwise(_square),

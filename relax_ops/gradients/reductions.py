@@ -73,12 +73,11 @@ def extremum(orig_var: Any, orig_call: Any, output_grad: Any, ctx: Any) -> list[
     """y = max x or min x: dy is divided evenly among the elements that reach y, as torch.amax does."""
     x, axes, keep = orig_call.args[0], _axes(orig_call), bool(orig_call.attrs.keepdims)
     best = restore_axes(ctx, orig_var, axes, keep)
-    reached = ctx.emit(op.equal(x, best))
-    dtype = wide_type(x)
-    ties = op.sum(op.astype(reached, dtype), axis=axes, keepdims=True)
+    reached = ctx.emit(op.astype(op.equal(x, best), wide_type(x)))
+    ties = op.sum(reached, axis=axes, keepdims=True)
     (grad,) = widened(ctx, restore_axes(ctx, output_grad, axes, keep))
-    share = cast(op.divide(grad, ties), dtype_of(x), ctx)
-    return [op.where(reached, share, scalar(0, dtype_of(x)))]
+    # A product and no choice: where y is NaN nothing equals it, and dy / 0 * 0 is NaN for all of x, as in PyTorch.
+    return [cast(op.multiply(op.divide(grad, ties), reached), dtype_of(x), ctx)]
 
 
 def wide_type(x: Any) -> str:

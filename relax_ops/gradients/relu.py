@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient of relu, computed from its result, so that its operand need not be kept.
 
-As in PyTorch it is 0 at 0. (At NaN it is 0 too, since there TVM's relu gives 0 on the CPU, which PyTorch's does not.)
+As in PyTorch it is 0 at 0, and passes the gradient at NaN, which relu keeps (see relax_ops.lowering_extrema).
 Stock lets the gradient pass at 0, and its `where` stops layouts; this one goes through the rule in relax_ops.layouts.
 """
 

@@ -290,3 +290,35 @@ def test_a_single_value_for_each_channel_is_refused(capfd):
     with pytest.raises(ModelError, match="more than one value for each channel"):
         build_step(model)
     assert capfd.readouterr().err == ""  # TVM would warn of open blocks
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bn", ["train", "frozen"])
+def test_loss_of_a_sample_that_is_not_finite_is_nan(bn, value):
+    """As in PyTorch, of the step and of its weights; relu would hide it if it took the maximum of NaN and 0 as 0."""
+    runner = Runner(build_step(small(), bn=bn, lr=0.1))
+    x, labels = data(8)
+    x[3, 1, 2, 2] = value
+    loss, _ = runner.step(x, labels, lr=0.1)
+    assert math.isnan(loss)
+    assert all(np.isnan(array).any() for array in runner.named("parameter").values())
+
+
+def test_score_of_minus_infinity_for_another_class():
+    """The mask of an impossible class: its logarithm is -inf, and takes no part in the loss."""
+    builder, shape = relax.BlockBuilder(), (4, 3)
+    x, w = relax.Var("x", relax.TensorType(shape, "float32")), relax.Var("w", relax.TensorType((3, 3), "float32"))
+    mask = relax.const(np.array([0, -np.inf, 0], "float32"))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            scores = builder.emit_output(relax.op.add(builder.emit(relax.op.matmul(x, w)), mask))
+        builder.emit_func_output(scores)
+    model = from_module(builder.get(), parameters={"w": np.eye(3, dtype="float32")})
+    runner = Runner(build_step(model, lr=1.0))
+    inputs, labels = np.random.default_rng(0).standard_normal(shape).astype("float32"), np.array([0, 2, 2, 0])
+    loss, _ = runner.step(inputs, labels, lr=1.0)
+    kept = np.exp(inputs[:, [0, 2]].astype("float64"))
+    picked = kept[np.arange(4), labels // 2] / kept.sum(1)
+    assert loss == pytest.approx(-np.log(picked).mean(), rel=1e-6)
+    assert np.isfinite(runner.named("parameter")["w"]).all()
+    assert (runner.named("parameter")["w"][:, 1] == np.eye(3)[:, 1]).all()

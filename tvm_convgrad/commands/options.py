@@ -17,7 +17,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 RESULTS = ("float32", "operands")
 LOSSES = ("cross_entropy", "mse")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-BATCH_NORMS = ("train", "frozen")
+BATCH_NORMS = ("train", "train-all", "frozen")
 DROPOUTS = ("train", "off")
 
 
@@ -94,7 +94,7 @@ BatchNorm = Annotated[
         "--bn",
         metavar="|".join(BATCH_NORMS),
         callback=one_of(BATCH_NORMS),
-        help="Normalise by the batch, or by the model's statistics.",
+        help="Normalise by the batch, or by the model's statistics; train: by the latter where a layer is frozen.",
     ),
 ]
 Dropout = Annotated[

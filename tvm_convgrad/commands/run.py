@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,11 @@ from tvm_convgrad.errors import ArtifactError, TrainingError
 if TYPE_CHECKING:
     from tvm_convgrad.training.checkpoint import Progress
     from tvm_convgrad.training.data import Samples
+    from tvm_convgrad.training.keeper import Keeper
     from tvm_convgrad.training.session import Session
+
+SAVED = ("parameter", "frozen", "running_stat")
+"""Roles of the tensors that --save-state writes: those that predictions depend on."""
 
 _INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
 
@@ -48,7 +52,12 @@ def run(
         int | None, typer.Option(min=1, help="Threads. Default: TVM_NUM_THREADS, or the cores; losses are the same.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG of the loss curve to write.")] = None,
-    save_state: Annotated[Path | None, typer.Option(help=".npz of parameters and statistics to write.")] = None,
+    save_state: Annotated[
+        Path | None, typer.Option(help=".npz of parameters, frozen ones too, and statistics to write.")
+    ] = None,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Go on when the loss or the state is NaN or infinite.")
+    ] = False,
     require_accuracy: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Fail if the test accuracy is not above this.")
     ] = None,
@@ -60,7 +69,9 @@ def run(
 
     from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.threads import use_threads
+    from tvm_convgrad.training.checkpoint import claimed
     from tvm_convgrad.training.data import load_samples
+    from tvm_convgrad.training.keeper import Keeper
     from tvm_convgrad.training.loop import batch_size_of, evaluate_samples
     from tvm_convgrad.training.session import Session
 
@@ -75,9 +86,12 @@ def run(
     if samples is None or (test is None and test_data is not None):
         raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
     size = batch_size_of(session, batch_size, len(samples))
-    progress = _begin(session, samples, size, seed, lr, checkpoint_dir, resume)
-    resumed = len(progress.losses)
-    if not _train(session, samples, progress, epochs, checkpoint_dir, checkpoint_every, json):
+    with claimed(checkpoint_dir) if checkpoint_dir is not None else nullcontext():
+        keeper = Keeper(checkpoint_dir, checkpoint_every, session.state, allow_nonfinite)
+        progress = _begin(session, samples, size, seed, lr, keeper, resume)
+        resumed = len(progress.losses)
+        finished = _train(session, samples, progress, epochs, keeper, json)
+    if not finished:
         remedy = "add --resume to go on" if checkpoint_dir else "without --checkpoint-dir nothing is kept"
         stderr().print(f"interrupted after step {len(progress.losses)}; {remedy}", markup=False)
         raise typer.Exit(_INTERRUPTED)
@@ -135,7 +149,7 @@ def _begin(
     size: int,
     seed: int,
     lr: float | None,
-    folder: Path | None,
+    keeper: Keeper,
     resume: bool,
 ) -> Progress:
     """The progress to start from: that of a checkpoint, whose state the session then has, or a new one."""
@@ -144,15 +158,17 @@ def _begin(
 
     rate = float(session.artifact.options["lr"] if lr is None else lr)
     fresh = Progress(session.artifact.id, samples.digest, seed, size, rate)
-    if folder is None:
+    if keeper.folder is None:
         return fresh
-    checkpoint, complaints = load_latest(folder)
+    checkpoint, complaints = load_latest(keeper.folder)
     for complaint in complaints:
         stderr().print(f"passed over: {complaint}", markup=False)
     if checkpoint is None:
         return fresh
     if not resume:
-        raise ArtifactError(f"{folder}: there are checkpoints already; add --resume to go on, or use another folder.")
+        raise ArtifactError(
+            f"{keeper.folder}: there are checkpoints already; add --resume to go on, or use another folder."
+        )
     found = checkpoint.progress
     for what, name, old, new in (
         ("the step", "artifact", found.artifact, fresh.artifact),
@@ -165,6 +181,7 @@ def _begin(
                 f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
                 "from it; use what it was started with, or another --checkpoint-dir."
             )
+    keeper.found(checkpoint)
     session.state = checkpoint.state
     found.lr = found.lr if lr is None else rate
     stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
@@ -176,16 +193,14 @@ def _train(
     samples: Samples,
     progress: Progress,
     epochs: int,
-    folder: Path | None,
-    every: int | None,
+    keeper: Keeper,
     quiet: bool,
 ) -> bool:
-    """Train with a progress bar; a checkpoint each `every` steps, each epoch, and at Ctrl-C, which makes it False."""
+    """Train with a progress bar; checkpoints when they are due and at Ctrl-C, which makes it False."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from tvm_convgrad.report.tables import stderr
-    from tvm_convgrad.training.checkpoint import save
     from tvm_convgrad.training.loop import train
 
     per_epoch = len(samples) // progress.batch_size
@@ -203,7 +218,7 @@ def _train(
         Bar(*columns, console=console, disable=quiet or not console.is_terminal) as bar,
     ):
         task = bar.add_task("steps", total=epochs * per_epoch, completed=len(progress.losses), state="")
-        for report in train(session, samples, progress, epochs):
+        for report in keeper.told(train(session, samples, progress, epochs, allow_nonfinite=keeper.allow_nonfinite)):
             steps = len(progress.losses)
             right, seen = right + (report.right or 0), seen + progress.batch_size
             accuracy = f", accuracy {right / seen:.3f}" if report.right is not None else ""
@@ -214,9 +229,8 @@ def _train(
                     line = f"epoch {progress.epoch}/{epochs}: mean loss {mean:.4f}{accuracy} (while training)"
                     bar.console.print(line, markup=False)
                 right, seen = 0, 0
-            due = report.epoch_done or (every is not None and steps % every == 0) or interrupted.is_set()
-            if folder is not None and due:
-                save(folder, progress, session.state)
+            if report.epoch_done or keeper.is_due(steps) or interrupted.is_set():
+                keeper.keep(progress, session.state)
             if interrupted.is_set():
                 return False
     return True
@@ -239,7 +253,7 @@ def _save_state(session: Session, path: Path) -> None:
     from tvm_convgrad.training.envelope import write_atomic
 
     roles = {spec.name: spec.role for spec in session.artifact.state}
-    kept = {name: value for name, value in session.state.items() if roles[name] in ("parameter", "running_stat")}
+    kept = {name: value for name, value in session.state.items() if roles[name] in SAVED}
     archive = io.BytesIO()
     np.savez(archive, allow_pickle=False, **kept)
     write_atomic(path, archive.getvalue())

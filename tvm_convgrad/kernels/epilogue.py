@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-
+from tvm_convgrad.kernels.extrema import at_least
 from tvm_convgrad.kernels.loops import lanes_of, zero
 
 
@@ -17,7 +16,7 @@ class Epilogue:
 
     Attributes:
         bias: one more parameter behind the weight, of shape (result channels,) and of the result's type.
-        relu: the maximum with zero.
+        relu: the maximum with zero; NaN stays NaN.
         accumulate: the result holds a summand when the kernel is called, and the sum when it is done.
         bias_grad: of wgrad only: one more result behind the weight's gradient, dY summed over pixels.
         bias_accumulate: with accumulate and bias_grad: the bias gradient holds a summand, too.
@@ -35,7 +34,7 @@ class Epilogue:
             total = before() + total
         if self.bias:
             total = total + bias()
-        return tirx.max(total, zero(dtype, lanes_of(total))) if self.relu else total
+        return at_least(total, zero(dtype, lanes_of(total))) if self.relu else total
 
 
 NO_EPILOGUE = Epilogue()

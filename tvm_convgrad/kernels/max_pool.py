@@ -3,7 +3,8 @@
 
 The results of one line are found together, one pass over the line for each place of the window. A pass leaves out
 the results whose window has that place in the padding. Backward, the gradient of a result is added to the place of
-its window's first maximum in scan order; every place belongs to one plane, so the order of sums is fixed.
+its window's first maximum in scan order; every place belongs to one plane, so the order of sums is fixed. A window
+with a NaN gives NaN, and its gradient goes to its last NaN, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_convgrad.kernels.extrema import exceeds, maximum
 from tvm_convgrad.kernels.loops import (
     INDEX,
     Loops,
@@ -103,8 +105,8 @@ class _Emitter:
                 loops.store(result, line + x, tirx.const(-math.inf, pool.dtype))
 
             def keep_larger(place: Any, x: Any) -> None:
-                value = load(data, plane * self.plane_size + place)
-                loops.store(result, line + x, tirx.Max(load(result, line + x), value))
+                value, best = load(data, plane * self.plane_size + place), load(result, line + x)
+                loops.store(result, line + x, maximum(best, value))
 
             self._each_place(number, keep_larger)
         return loops.finish(parameters, name)
@@ -128,9 +130,9 @@ class _Emitter:
                     loops.store(places, x, first + start)
 
                 def keep_larger(place: Any, x: Any) -> None:
-                    value = load(data, base + place)
-                    loops.store(places, x, tirx.Select(value > load(largest, x), place, load(places, x)))
-                    loops.store(largest, x, tirx.Max(load(largest, x), value))
+                    value, best = load(data, base + place), load(largest, x)
+                    loops.store(places, x, tirx.Select(exceeds(value, best), place, load(places, x)))
+                    loops.store(largest, x, tirx.Select(exceeds(value, best), value, best))
 
                 self._each_place(number, keep_larger)
                 line = loops.let(plane * self.result_size + number * columns, "line_at")

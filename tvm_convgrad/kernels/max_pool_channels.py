@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Max pools of N...C data and their gradient: vectors of channels, images and blocks of channels on threads.
 
-Forward, the largest of a window is kept in registers. Backward, a window is read twice: for its largest values, and
-to find the first place that has each of them, which gets the gradient; what is left of the gradient is then zero. Every
-place belongs to one image and one block of channels, so the order of sums is fixed.
+Forward, the largest values of a window are kept in registers. Backward, the numbers of their places in the window are
+kept, too: of the first maximum in scan order, or of the last NaN, as in PyTorch. The gradient is then added to the
+places with these numbers. Every place belongs to one image and one block of channels, so the order of sums is fixed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_convgrad.kernels.extrema import exceeds, maximum
 from tvm_convgrad.kernels.loops import (
     Loops,
     expr,
@@ -30,6 +31,12 @@ from tvm_convgrad.kernels.target import PARALLEL_FROM
 
 BLOCK = 4
 """Vectors of channels of a work item: some lines of the cache, side by side."""
+
+Visit = Callable[[Any, Any], None]
+"""Takes a place of a window, and its number in scan order."""
+
+Places = Callable[[Visit], None]
+"""Calls a visit for each place of a window."""
 
 ITEMS = 16
 """Work items that there should be, if need be of fewer channels."""
@@ -57,13 +64,14 @@ class _Emitter:
         self.vectors = next((n for n in fitting if self.images * vectors // n >= ITEMS), fitting[-1])
         work = pool.planes * math.prod(pool.results) * math.prod(pool.kernel)
         self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
+        self.number = "int64" if pool.dtype == "float64" else "int32"
         self.lowest = splat(tirx.const(-math.inf, pool.dtype), self.lanes)
 
     def forward(self, shapes: Sequence[Sequence[int]], name: str) -> Any:
         loops = self.loops
         parameters, (data, result) = parameters_of(loops, self.pool.dtype, ("data", "result"), shapes)
 
-        def window(source: Any, target: Any, places: Callable[[Callable[[Any], None]], None]) -> None:
+        def window(source: Any, target: Any, places: Places) -> None:
             largest = self._largest(data, source, places)
             for i, register in enumerate(largest):
                 loops.store(result, target + i * self.lanes, load(register, 0, self.lanes))
@@ -80,41 +88,60 @@ class _Emitter:
                 for i in range(self.vectors):
                     loops.store(result, source + pixel * self.channels + i * lanes, zero(dtype, lanes))
 
-        def window(source: Any, target: Any, places: Callable[[Callable[[Any], None]], None]) -> None:
-            largest = self._largest(data, source, places)
-            left = [loops.buffer("left", lanes, dtype) for _ in largest]
-            for i, register in enumerate(left):
-                loops.store(register, 0, load(grad, target + i * lanes, lanes))
+        def window(source: Any, target: Any, places: Places) -> None:
+            winners = self._winners(data, source, places)
 
-            def give(place: Any) -> None:
-                for i, (most, rest) in enumerate(zip(largest, left, strict=True)):
+            def give(place: Any, number: Any) -> None:
+                for i, winner in enumerate(winners):
                     at = loops.let(expr(source + place + i * lanes), "at")
-                    value = loops.let(load(data, at, lanes), "value")
-                    best, rest_now = load(most, 0, lanes), loops.let(load(rest, 0, lanes), "rest")
-                    nothing = zero(dtype, lanes)
-                    sent = loops.let(tirx.Select(tirx.EQ(value, best), rest_now, nothing), "sent")
+                    wins = tirx.EQ(load(winner, 0, lanes), self._number(number))
+                    sent = tirx.Select(wins, load(grad, target + i * lanes, lanes), zero(dtype, lanes))
                     loops.store(result, at, load(result, at, lanes) + sent)
-                    loops.store(rest, 0, tirx.Select(tirx.EQ(value, best), nothing, rest_now))
 
             places(give)
 
         self._each_window(window, clear)
         return loops.finish(parameters, name)
 
-    def _largest(self, data: Any, source: Any, places: Callable[[Callable[[Any], None]], None]) -> list[Any]:
+    def _largest(self, data: Any, source: Any, places: Places) -> list[Any]:
         """Registers with the largest values of a window."""
         loops, lanes = self.loops, self.lanes
-        largest = [loops.buffer("largest", lanes, self.pool.dtype) for _ in range(self.vectors)]
-        for register in largest:
-            loops.store(register, 0, self.lowest)
+        largest = self._registers("largest", self.pool.dtype, self.lowest)
 
-        def keep_larger(place: Any) -> None:
+        def keep_larger(place: Any, _number: Any) -> None:
             for i, register in enumerate(largest):
-                value = load(data, source + place + i * lanes, lanes)
-                loops.store(register, 0, tirx.Max(load(register, 0, lanes), value))
+                value, best = load(data, source + place + i * lanes, lanes), load(register, 0, lanes)
+                loops.store(register, 0, maximum(best, value))
 
         places(keep_larger)
         return largest
+
+    def _winners(self, data: Any, source: Any, places: Places) -> list[Any]:
+        """Registers with the numbers of the places that have the largest values of a window."""
+        loops, lanes = self.loops, self.lanes
+        largest = self._registers("largest", self.pool.dtype, self.lowest)
+        winners = self._registers("winner", self.number, self._number(0))
+
+        def keep_larger(place: Any, number: Any) -> None:
+            for i, (register, winner) in enumerate(zip(largest, winners, strict=True)):
+                value, best = load(data, source + place + i * lanes, lanes), load(register, 0, lanes)
+                better, before = exceeds(value, best), load(winner, 0, lanes)
+                loops.store(winner, 0, tirx.Select(better, self._number(number), before))
+                loops.store(register, 0, tirx.Select(better, value, best))
+
+        places(keep_larger)
+        return winners
+
+    def _registers(self, name: str, dtype: str, start: Any) -> list[Any]:
+        """A vector for each of a work item's blocks of channels."""
+        registers = [self.loops.buffer(name, self.lanes, dtype) for _ in range(self.vectors)]
+        for register in registers:
+            self.loops.store(register, 0, start)
+        return registers
+
+    def _number(self, number: Any) -> Any:
+        """The number of a place in a window, in all lanes; as wide as the data, so that both are compared alike."""
+        return splat(tirx.Cast(self.number, expr(number)), self.lanes)
 
     def _each_window(self, use: Callable[..., None], before: Callable[[Any], None] | None = None) -> None:
         """Call use(start in data, start in the result, loop over the window's places) for every window."""
@@ -142,14 +169,15 @@ class _Emitter:
         first = loops.let(larger(start, 0), "from")
         return first, loops.let(smaller(start + pool.kernel[axis], pool.extents[axis]) - first, "count")
 
-    def _each_place(self, bounds: list[tuple[Any, Any]], visit: Callable[[Any], None]) -> None:
-        """Call visit(place) for every place of a window in scan order."""
+    def _each_place(self, bounds: list[tuple[Any, Any]], visit: Visit) -> None:
+        """Call visit(place, number) for every place of a window in scan order, numbered from 0."""
         loops, (_, height, width) = self.loops, self.pool.extents
         (d, d_count), (h, h_count), (w, w_count) = bounds
         with loops.loop(d_count, "kd") as kd, loops.loop(h_count, "kh") as kh:
             row = loops.let(expr((((d + kd) * height + h + kh) * width + w) * self.channels), "row")
+            before = loops.let(expr((kd * h_count + kh) * w_count), "before")
             with loops.loop(w_count, "kw") as kw:
-                visit(loops.let(expr(row + kw * self.channels), "place"))
+                visit(loops.let(expr(row + kw * self.channels), "place"), before + kw)
 
 
 __all__ = ["channels_last_backward_kernel", "channels_last_kernel"]

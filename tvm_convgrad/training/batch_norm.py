@@ -8,6 +8,7 @@ The attribute `momentum` of `relax.nn.batch_norm` has this sense too; frontends 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from tvm import relax
 
 from tvm_convgrad.errors import ModelError
 from tvm_convgrad.training.counting import count_of, scalar, scaled_sum
-from tvm_convgrad.training.graph import Environment, element_type, static_shape
+from tvm_convgrad.training.graph import Environment, Rewrite, element_type, static_shape
 
 OP = "relax.nn.batch_norm"
+MODES = ("train", "train-all", "frozen")
+_COUNTER = ".num_batches_tracked"
 
 
 def _along_channel(builder: Any, vector: Any, rank: int, axis: int) -> Any:
@@ -142,3 +145,24 @@ def inference(builder: Any, call: Any, _environment: Environment) -> Any:
     inverse = builder.emit(relax.op.divide(scalar(1.0, dtype), relax.op.sqrt(shifted)))
     output = _affine(builder, call, centred, _along_channel(builder, inverse, rank, axis))
     return relax.Tuple([output, running_mean, running_var])
+
+
+def rewrites(mode: str, frozen: Collection[Any]) -> dict[str, Rewrite]:
+    """How the batch norms of a training step are rewritten before differentiation, given the frozen variables.
+
+    Those that keep their running statistics become basic operators; the others stay (see `training`).
+    """
+
+    def keep_frozen(builder: Any, call: Any, environment: Environment) -> Any:
+        return inference(builder, call, environment) if all(each in frozen for each in call.args[1:3]) else None
+
+    table: dict[str, dict[str, Rewrite]] = {"train": {OP: keep_frozen}, "train-all": {}, "frozen": {OP: inference}}
+    return table[mode]
+
+
+def is_kept_counter(name: str, mode: str, frozen: Collection[str]) -> bool:
+    """Whether a state counts the batches of a batch norm of PyTorch that keeps its running statistics, and so stays."""
+    if not name.endswith(_COUNTER) or mode == "train-all":
+        return False
+    layer = name.removesuffix(_COUNTER)
+    return mode == "frozen" or all(f"{layer}.{each}" in frozen for each in ("weight", "bias"))

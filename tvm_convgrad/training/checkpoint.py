@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from tvm_convgrad.training.envelope import Kind, seal, unseal, write_atomic
 
 CHECKPOINT = Kind(magic=b"CVGCKPT\x01", version=1, noun="a checkpoint", maker="convgrad run --checkpoint-dir")
 KEPT = 2
+LOCK = ".lock"
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
 
@@ -47,8 +51,51 @@ class Checkpoint:
     state: dict[str, np.ndarray]
 
 
-def save(folder: Path, progress: Progress, state: dict[str, np.ndarray]) -> Path:
-    """Write a checkpoint into `folder` (made if missing) and drop all but the last two.
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make `folder`, see that files can be written to it, and lock it against other runs inside the block.
+
+    The lock is one of the operating system on the file `.lock`, so it ends with the process, however that ends; the
+    file stays.
+
+    Raises:
+        ArtifactError: the folder cannot be made or written, or another run has locked it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise ArtifactError(
+            f"{folder}: another run writes its checkpoints there; wait for its end, or use another --checkpoint-dir."
+        ) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ArtifactError(
+            f"{folder}: the checkpoint folder cannot be made, as a file is in its place; use another --checkpoint-dir."
+        ) from error
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    try:
+        try:
+            with tempfile.NamedTemporaryFile(prefix=".probe-", dir=folder):
+                pass
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        yield
+    finally:
+        lock.release()
+
+
+def _unusable(folder: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(
+        f"{folder}: checkpoints cannot be written there ({error.strerror}); use another --checkpoint-dir."
+    )
+
+
+def save(folder: Path, progress: Progress, state: dict[str, np.ndarray], keep: Path | None = None) -> Path:
+    """Write a checkpoint into `folder` (made if missing) and drop all but the last two, and but `keep`.
 
     Raises:
         ArtifactError: the folder cannot be made or written.
@@ -58,7 +105,7 @@ def save(folder: Path, progress: Progress, state: dict[str, np.ndarray]) -> Path
     offset = 0
     losses = np.asarray(progress.losses, "float64")
     for name, array in [("losses", losses), *((f"state/{name}", array) for name, array in state.items())]:
-        block = np.ascontiguousarray(array).tobytes()
+        block = array.tobytes()  # in C order, whatever the array's
         arrays.append({"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "offset": offset})
         blocks.append(block)
         offset += len(block)
@@ -72,7 +119,8 @@ def save(folder: Path, progress: Progress, state: dict[str, np.ndarray]) -> Path
     path = folder / f"step-{len(progress.losses):010d}.ckpt"
     write_atomic(path, content)
     for old in _listed(folder)[:-KEPT]:
-        old.unlink(missing_ok=True)
+        if old != keep:
+            old.unlink(missing_ok=True)
     return path
 
 

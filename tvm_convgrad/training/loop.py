@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,26 +56,55 @@ def batch_size_of(session: Session, wanted: int | None, samples: int) -> int:
     return size
 
 
-def train(session: Session, samples: Samples, progress: Progress, epochs: int) -> Iterator[StepReport]:
+def train(
+    session: Session, samples: Samples, progress: Progress, epochs: int, *, allow_nonfinite: bool = False
+) -> Iterator[StepReport]:
     """Train until `epochs` epochs are done, from where `progress` stands; it is brought up to date before each yield.
 
     Raises:
-        TrainingError: a loss is not finite.
+        TrainingError: a loss is not finite, unless `allow_nonfinite`.
     """
     while progress.epoch < epochs:
         batches = batches_of_epoch(progress.seed, progress.epoch, len(samples), progress.batch_size)
         for number in range(progress.position, len(batches)):
             inputs, target = samples.rows(batches[number])
             loss, predictions = session.step(inputs if len(inputs) > 1 else inputs[0], target, progress.lr)
-            if not math.isfinite(loss):
+            if not math.isfinite(loss) and not allow_nonfinite:
                 raise TrainingError(
-                    f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1}); train "
-                    f"with a smaller learning rate than {progress.lr:g}."
+                    f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1}); "
+                    f"{_remedy(session, samples, batches[number], progress.lr)}"
                 )
             progress.losses.append(loss)
             done = number + 1 == len(batches)
             progress.epoch, progress.position = (progress.epoch + 1, 0) if done else (progress.epoch, number + 1)
             yield StepReport(loss, count_right(session, predictions, target), done)
+
+
+def _remedy(session: Session, samples: Samples, batch: Array, rate: float) -> str:
+    """What to do about a loss of this batch that is not finite: mend the data if they are the cause."""
+    inputs, target = samples.rows(batch)
+    names = [*(spec.name for spec in session.inputs), session.target.name]
+    for name, array in zip(names, (*inputs, target), strict=True):
+        wrong = [int(sample) for sample, row in zip(batch, array, strict=True) if not is_finite(row)]
+        if wrong:
+            return (
+                f"{name!r} of the training samples {', '.join(map(str, sorted(wrong)))} (counted from 0) has values "
+                "that are not finite: mend the data."
+            )
+    return f"train with a smaller learning rate than {rate:g}."
+
+
+def is_finite(array: Array) -> bool:
+    """Whether an array has neither NaN nor infinity; integers never have."""
+    if array.dtype.kind in "iub":
+        return True
+    wide = array if array.dtype.kind == "f" else array.astype("float32")  # bfloat16 is no float to numpy
+    return bool(np.isfinite(wide).all())
+
+
+def nonfinite(state: Mapping[str, Array]) -> list[str]:
+    """The names of the tensors of a state that are not finite throughout."""
+    return [name for name, array in state.items() if not is_finite(array)]
 
 
 def count_right(session: Session, predictions: Array, target: Array) -> int | None:

@@ -60,8 +60,10 @@ def _cross_entropy(builder: Any, predictions: Any, target: Any, first_axis: int)
     chosen = builder.emit(relax.op.grad.no_grad(builder.emit(chosen)))
     axes = list(range(first_axis, len(shape)))
     count = count_of(builder, predictions, [axis for axis in axes if axis != 1])
-    weighted = builder.emit(relax.op.multiply(logarithms, chosen))
-    return builder.emit(relax.op.negative(scaled_sum(builder, weighted, axes, count)))
+    # A choice and no product: the logarithm of an impossible class, such as a masked one, is -inf, and 0 * -inf is NaN.
+    is_target = relax.op.greater(chosen, scalar(0.0, dtype))
+    picked = builder.emit(relax.op.where(is_target, logarithms, scalar(0.0, dtype)))
+    return builder.emit(relax.op.negative(scaled_sum(builder, picked, axes, count)))
 
 
 def mean_squared_error(builder: Any, predictions: Any, target: Any) -> Any:

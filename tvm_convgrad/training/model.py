@@ -49,8 +49,9 @@ class Model:
 
     It returns a tuple: each of the `outputs`, then the new value of each state. The first output is the predictions;
     the loss is the sum of the losses of all outputs, times their weights. `states` are tensors that the forward pass
-    itself updates (running statistics of batch norm and what else the framework's buffers were). `warnings` are
-    sentences about the file that a user should read.
+    itself updates (running statistics of batch norm and what else the framework's buffers were), and those that are
+    `frozen`: weights that are not trained, whose new value is the old one. `warnings` are sentences about the file
+    that a user should read.
 
     An ensemble (see `ensemble`) has a number of `members`: parameters and states have them along axis 0, predictions
     along axis 1, and so have inputs and targets if each member has its `own_data`.
@@ -66,6 +67,7 @@ class Model:
     own_data: bool = False
     outputs: dict[str, float] = field(default_factory=lambda: {"output": 1.0})
     warnings: tuple[str, ...] = ()
+    frozen: frozenset[str] = frozenset()
 
     @property
     def relax_function(self) -> Any:
@@ -87,6 +89,8 @@ def from_module(
     parameters: Mapping[str, Array] | None = None,
     state_outputs: Sequence[str] = (),
     frozen: Collection[str] = (),
+    constants: Collection[str] = (),
+    train_scalars: bool = False,
     names: Mapping[str, str] | None = None,
     output_names: Sequence[str] | None = None,
     outputs: Outputs | None = None,
@@ -100,14 +104,16 @@ def from_module(
         num_inputs: how many leading parameters are inputs; default: the function attribute `num_input`, or 1.
         parameters: initial values by parameter name; missing ones are initialised (see `initialise`, `seed`).
         state_outputs: names of the parameters whose new values the function returns before its predictions.
-        frozen: names of parameters that become constants.
+        frozen: names of parameters that are not trained; they become states that stay as they are.
+        constants: names of parameters that become constants.
+        train_scalars: train parameters of rank 0, too, which otherwise become constants.
         names: what to call parameters in the result, by their names here (a framework's own dotted names).
         output_names: what to call the outputs behind the states; default: the names of the returned variables.
         outputs: the outputs to keep, and the weights of their losses (see `outputs`); None: the only one.
 
     Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become states, and
-    so do those that `state_outputs` names; integer and scalar parameters become constants; parameters that
-    nothing uses are left out.
+    so do those that `state_outputs` names; integer parameters become constants, frozen or not; parameters that nothing
+    uses are left out.
 
     Raises:
         ModelError: no such function, no tensor result, several outputs without a choice, unknown extents, a value of
@@ -127,13 +133,17 @@ def from_module(
     environment = Environment()
     trained: dict[str, Any] = {}
     states: dict[str, Any] = {}
+    kept: list[str] = []
     for weight in weights:
         name, dtype = str(weight.name), element_type(weight)
         if name in state_outputs or weight in statistics:
             states[name] = weight
         elif weight not in used:
             continue
-        elif name in frozen or dtype not in FLOATS or not static_shape(weight):
+        elif name in frozen and name not in constants and dtype in FLOATS:
+            states[name] = weight
+            kept.append(name)
+        elif name in constants or dtype not in FLOATS or not (static_shape(weight) or train_scalars):
             if dtype in ("float16", "bfloat16"):
                 raise ModelError(
                     f"{source}: parameter {name!r} is {dtype}; weights are kept in float32 (dtype={dtype!r} of the "
@@ -176,6 +186,7 @@ def from_module(
         states={public.get(name, name): values[name] for name in state_vars},
         source=source,
         outputs=selected.outputs,
+        frozen=frozenset(public.get(name, name) for name in kept),
     )
 
 

@@ -73,7 +73,7 @@ class TensorSpec:
                     f"{what} has extent {actual} on axis {axis}, shape {list(found.shape)}, but {self.name!r} of the "
                     f"model takes {expected} there: {shown.replace(chr(39), '')}."
                 )
-        return np.ascontiguousarray(found, wanted)
+        return np.asarray(found, wanted, order="C")
 
 
 def _family(dtype: np.dtype[Any]) -> str:

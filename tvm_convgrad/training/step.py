@@ -40,7 +40,7 @@ from tvm_convgrad.training.model import Model, TensorSchema, schema_of
 from tvm_convgrad.training.optimizers import Optimizer, make_optimizer
 from tvm_convgrad.training.program import TrainingProgram
 
-Role = Literal["parameter", "running_stat", "optimizer", "counter"]
+Role = Literal["parameter", "frozen", "running_stat", "optimizer", "counter"]
 Array = np.ndarray[Any, Any]
 STEP_COUNTER = "step"
 FUNCTIONS = ("step", "predict", "init")
@@ -109,8 +109,9 @@ def build_step(
         loss_scale: factor on the loss during the backward pass, undone before the optimizer (default: 1024 for
             float16, else 1).
         layout: "NCHW"; "NHWC" to convert the data of convolutions to it; "NHWC:OHWI" for their kernels too.
-        bn: "train" normalises with batch statistics, whatever mode the model was exported in; "frozen" keeps the
-            running statistics.
+        bn: "train" normalises with batch statistics, whatever mode the model was exported in, but layers whose scale
+            and shift are frozen with their running statistics, which stay; "train-all" those with batch statistics,
+            too; "frozen" none.
         dropout_mode: "train" makes every dropout real (seeded by `seed` and the step counter); "off" drops nothing.
         accumulate: micro-batches of the model's batch in one step, which then takes that many times the samples and
             updates once, by the gradient of the mean loss (see `micro_batches`).
@@ -134,7 +135,7 @@ def build_step(
     criterion = find_loss(loss)
     if isinstance(model, Model) and model.members is not None:
         criterion = of_members(criterion, model.members, model.own_data)
-    _one_of("bn", bn, ("train", "frozen"))
+    _one_of("bn", bn, batch_norm.MODES)
     _one_of("dropout_mode", dropout_mode, ("train", "off"))
     _one_of("layout", layout, LAYOUTS)
     _one_of("dtype", dtype, precision.DTYPES)
@@ -201,7 +202,10 @@ def state_of(model: Model | TrainingProgram, optimizer: Optimizer, counted: bool
         return StateSchema(name, tuple(int(extent) for extent in value.shape), str(value.dtype), role), value
 
     entries = [entry(name, value, "parameter") for name, value in model.parameters.items()]
-    entries += [entry(name, value, "running_stat") for name, value in model.states.items()]
+    frozen = model.frozen if isinstance(model, Model) else ()
+    entries += [
+        entry(name, value, "frozen" if name in frozen else "running_stat") for name, value in model.states.items()
+    ]
     for name, value in model.parameters.items():
         entries += [entry(f"{name}.{slot}", np.zeros_like(value), "optimizer") for slot in optimizer.slots]
     if counted:
@@ -213,13 +217,13 @@ def _loss_function(model: Model, loss: Loss, scale: float, *, bn: str, drop: boo
     """f(inputs, target, parameters, states, [step]) -> (scaled loss, loss, predictions, new states...)."""
     original = model.relax_function
     rewrites: dict[str, Rewrite] = {dropout.OP: dropout.identity}
-    if bn == "frozen":
-        rewrites[batch_norm.OP] = batch_norm.inference
     environment = Environment()
     fresh = [relax.Var(str(param.name), param.ty) for param in original.params]
     for param, var in zip(original.params, fresh, strict=True):
         environment[param] = var
     inputs, rest = fresh[: len(model.inputs)], fresh[len(model.inputs) :]
+    states = dict(zip(model.states, rest[len(model.parameters) :], strict=True))
+    rewrites |= batch_norm.rewrites(bn, {states[name] for name in model.frozen})
     count = len(model.outputs)
     target = relax.Var("target", target_of(loss, original.ret_ty.fields[:count], model.outputs, model.source))
     counter = [relax.Var(STEP_COUNTER, relax.TensorType((), "int64"))] if counted else []
@@ -231,6 +235,9 @@ def _loss_function(model: Model, loss: Loss, scale: float, *, bn: str, drop: boo
             result = replay(builder, original, environment, rewrites)
             results, new_states = list(result.fields[:count]), list(result.fields[count:])
             predictions = results[0]
+            for number, (name, old) in enumerate(states.items()):
+                if batch_norm.is_kept_counter(name, bn, model.frozen):
+                    new_states[number] = old
             value = weighted_sum(builder, (loss.value(builder, result, target) for result in results), model.outputs)
             scaled = builder.emit(relax.op.multiply(value, scalar(scale, element_type(value))))
             outputs = [builder.emit_output(output) for output in (scaled, value, predictions, *new_states)]

@@ -94,7 +94,7 @@ def from_exported_program(
     except (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
         release(error)
         raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {first_line(error)}.") from error
-    values, frozen = _weights(program)
+    values, frozen, constants = _weights(program)
     count = len(program.graph_signature.user_inputs)
     module = bind_batch(module, "main", count, batch, _REMEDY, source)
     names = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None}
@@ -104,6 +104,8 @@ def from_exported_program(
         parameters=values,
         state_outputs=mutated,
         frozen=frozen,
+        constants=constants,
+        train_scalars=True,
         names=names,
         output_names=_output_names(torch, program),
         outputs=outputs,
@@ -204,20 +206,26 @@ def _output_names(torch: Any, program: Any) -> list[str]:
     ]
 
 
-def _weights(program: Any) -> tuple[dict[str, np.ndarray[Any, Any]], set[str]]:
-    """Initial values of parameters and buffers by variable name, and the names of those that are not trained."""
+def _weights(program: Any) -> tuple[dict[str, np.ndarray[Any, Any]], set[str], set[str]]:
+    """Values of parameters, buffers and constants by variable name; the names of those that are frozen, or constants.
+
+    Frozen is what `state_dict` has besides trained parameters; other buffers and tensors are constants.
+    """
     signature = program.graph_signature
     tensors = {**program.state_dict, **program.constants}
     trained = {name for name, parameter in program.named_parameters() if parameter.requires_grad}
     values: dict[str, np.ndarray[Any, Any]] = {}
     frozen: set[str] = set()
+    constants: set[str] = set()
     for spec in signature.input_specs:
         if spec.target is None or spec.target not in tensors:
             continue
         values[spec.arg.name] = tensors[spec.target].detach().cpu().contiguous().numpy()
-        if spec.target not in trained:
+        if spec.target not in program.state_dict:
+            constants.add(spec.arg.name)
+        elif spec.target not in trained:
             frozen.add(spec.arg.name)
-    return values, frozen
+    return values, frozen, constants
 
 
 def _converters() -> dict[str, Any]:

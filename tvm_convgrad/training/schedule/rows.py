@@ -15,16 +15,18 @@ How a sum is cut and in which order it runs is fixed when it is compiled, so res
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data, decl_buffer
 
 from relax_ops.compat import buffer_of
-from tvm_convgrad.kernels.loops import Loops, load, quotient, remainder, smaller, splat
+from tvm_convgrad.kernels.extrema import maximum, minimum
+from tvm_convgrad.kernels.loops import Loops, lanes_of, load, quotient, remainder, smaller, splat
 from tvm_convgrad.kernels.packing import shuffle
-from tvm_convgrad.training.schedule.stages import Address, Stage, rebuilt
+from tvm_convgrad.training.schedule.stages import KEEPING_NAN, Address, Stage, rebuilt
 from tvm_convgrad.training.schedule.walks import Walk, by_rows, run_of, size_of, walk_of
 
 PIECE = 4096  # elements of a line that one thread takes at a time
@@ -273,14 +275,27 @@ class _Emitter:
             vectors = [load(register, 0, self.lanes) for register in registers]
             while len(vectors) > 1:
                 half = -(-len(vectors) // 2)
-                paired = [_combined(stage, a, b) for a, b in zip(vectors, vectors[half:], strict=False)]
+                pairs = zip(vectors, vectors[half:], strict=False)
+                paired = [self._once(stage, _combined(stage, a, b)) for a, b in pairs]
                 vectors = [*paired, *vectors[len(paired) : half]]
             width, value = self.lanes, loops.let(vectors[0], "sums")
             while width > 1:
                 width //= 2
                 low, high = (_half(value, width, part) for part in (0, 1))
-                value = loops.let(_combined(stage, low, high), "half")
+                value = loops.let(self._once(stage, _combined(stage, low, high)), "half")
             loops.store(self._view(stage.store.buffer), write, _combined(stage, value, load(rest, 0)))
+
+    def _once(self, stage: Stage, value: Any) -> Any:
+        """The value by way of memory, if it names its operands more than once.
+
+        TVM writes a name out where it is used, so that a tree of such values would grow exponentially.
+        """
+        if stage.combiner not in KEEPING_NAN.values():
+            return value
+        lanes = lanes_of(value)
+        kept = self.loops.buffer("best", lanes, str(stage.store.buffer.dtype))
+        self.loops.store(kept, 0, value)
+        return load(kept, 0, lanes)
 
     def _sum_columns(self, group: list[Stage], walk: Walk) -> None:
         loops, extents = self.loops, group[0].extents
@@ -341,10 +356,18 @@ def _joined(positions: Sequence[int], group: list[Stage]) -> list[tuple[int, ...
     return runs
 
 
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": operator.add,
+    "max": tirx.Max,
+    "min": tirx.Min,
+    KEEPING_NAN[tirx.Max]: maximum,
+    KEEPING_NAN[tirx.Min]: minimum,
+}
+"""Two partial results of a reduction as one, by its combiner."""
+
+
 def _combined(stage: Stage, a: Any, b: Any) -> Any:
-    if stage.combiner == "sum":
-        return a + b
-    return tirx.Max(a, b) if stage.combiner == "max" else tirx.Min(a, b)
+    return _COMBINE[stage.combiner](a, b)
 
 
 def _half(value: Any, width: int, part: int) -> Any:

@@ -39,6 +39,8 @@ _PURE = frozenset(
     for name in ("exp", "sqrt", "rsqrt", "tanh", "erf", "log", "log1p", "sigmoid", "pow", "fabs", "floor")
 )
 _COMBINERS = {tirx.Add: "sum", tirx.Max: "max", tirx.Min: "min"}
+KEEPING_NAN = {tirx.Max: "max or NaN", tirx.Min: "min or NaN"}
+"""Combiners of kernels.extrema, by what they are but for NaN."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Address:
 class Stage:
     """One loop nest. `kinds` has S for an iterator of the result, R for one that is reduced over.
 
-    `combiner` is "" for an elementwise stage, else "sum", "max" or "min"; `value` is then what is combined, and
-    `start` what an empty reduction gives.
+    `combiner` is "" for an elementwise stage, else "sum", "max" or "min", the latter two perhaps followed by " or NaN";
+    `value` is then what is combined, and `start` what an empty reduction gives.
     """
 
     kinds: str
@@ -87,7 +89,10 @@ def stage_of(block: Any, extents: list[int | None]) -> Stage | None:
     store = _address(block.body.buffer, block.body.indices, variables)
     value, combiner, start = block.body.value, "", None
     if "R" in kinds:
-        combiner = _COMBINERS.get(type(value), "")
+        combiners = _COMBINERS
+        if isinstance(value, tirx.Select) and _is_nan(value.false_value):
+            value, combiners = value.true_value, KEEPING_NAN
+        combiner = combiners.get(type(value), "")
         if not combiner or not isinstance(block.init, tirx.BufferStore):
             return None
         own, value, start = value.a, value.b, block.init.value
@@ -100,6 +105,10 @@ def stage_of(block: Any, extents: list[int | None]) -> Stage | None:
     if any(buffer_of(load).same_as(block.body.buffer) for load, _ in loads):
         return None
     return Stage(kinds, fixed, store, value, tuple(loads), combiner, start)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, tirx.FloatImm) and math.isnan(float(value.value))
 
 
 def _address(buffer: Any, indices: Any, variables: dict[Any, int]) -> Address | None:
