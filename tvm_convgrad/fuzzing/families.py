@@ -14,7 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_convgrad.fuzzing.problems import ANY, DEPTHWISE, SMALL_GROUPS, SQUARE
-from tvm_convgrad.kernels import depthwise_plan, depthwise_planes_plan, gather_plan, weight_plan, winograd_plan
+from tvm_convgrad.kernels import (
+    candidates,
+    depthwise_plan,
+    depthwise_planes_plan,
+    gather_plan,
+    weight_plan,
+    winograd_plan,
+)
 from tvm_convgrad.kernels.depthwise_gather import DepthwiseTiling
 from tvm_convgrad.kernels.depthwise_planes import PlaneTiling, lines_of_a_vector
 from tvm_convgrad.kernels.depthwise_planes_weight import PlaneWeightTiling
@@ -67,11 +74,19 @@ class Family(ABC):
     def detail(self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...]) -> Any:
         """The `detail` of the plan's choice."""
 
-    @abstractmethod
+    def loop_nests(self, problem: ConvProblem, direction: str, region: int) -> int:
+        """How many there are, each with a tiling of its own; 0 if there is no such decomposition into regions."""
+        return int(region == 0)
+
     def invalid(
         self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...], machine: Machine
     ) -> str:
         """Why the kernel cannot be built with these tilings, or nothing."""
+        nests = self.loop_nests(problem, direction, region)
+        if len(tilings) != nests or not nests:
+            return f"there are {len(tilings)} tilings for {nests} loop nests of region {region}"
+        detail = self.detail(problem, direction, region, tilings)
+        return candidates.refusal(problem, direction, Choice(self.kind(direction), "", detail=detail), machine)
 
     def region_of(self, problem: ConvProblem, direction: str, detail: Any) -> int:
         """The decomposition into regions of a plan's detail."""
@@ -114,6 +129,11 @@ class ImplicitGemm(Family):
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """Nothing: it takes every problem."""
         return "" if direction != "backward_weight" else "it computes forward and dgrad"
+
+    def loop_nests(self, problem: ConvProblem, direction: str, region: int) -> int:
+        """One for each group of phases of the decomposition."""
+        regions = self.regions(problem, direction)
+        return len(regions[region].phases) if 0 <= region < len(regions) else 0
 
     def regions(self, problem: ConvProblem, direction: str) -> list[Gather]:
         """The result whole, then its decompositions into regions."""
@@ -169,18 +189,6 @@ class ImplicitGemm(Family):
     def detail(self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...]) -> Any:
         """The decomposition and its tilings."""
         return self.regions(problem, direction)[region], tilings
-
-    def invalid(
-        self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...], machine: Machine
-    ) -> str:
-        """As the plan says."""
-        regions = self.regions(problem, direction)
-        if not 0 <= region < len(regions):
-            return f"region is {region}; there are {len(regions)}"
-        wanted = len(regions[region].phases)
-        if len(tilings) != wanted:
-            return f"there are {len(tilings)} tilings for {wanted} loop nests"
-        return gather_plan.invalid_cut((regions[region], tilings), machine)
 
 
 class ImplicitGemmWeight(Family):
@@ -238,14 +246,6 @@ class ImplicitGemmWeight(Family):
     def detail(self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...]) -> Any:
         """The contraction and its tiling."""
         return weight_spec(problem), tilings[0]
-
-    def invalid(
-        self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...], machine: Machine
-    ) -> str:
-        """As the plan says."""
-        if len(tilings) != 1:
-            return f"there are {len(tilings)} tilings for one loop nest"
-        return weight_plan.refusal(weight_spec(problem), tilings[0], machine)
 
 
 # ------------------------------------------------------------------------------------------------- depthwise
@@ -328,16 +328,6 @@ class Depthwise(Family):
             return tilings[0]
         return gather_of(problem, direction), tilings[0], depthwise_planes_plan.kernel_of(problem)
 
-    def invalid(
-        self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...], machine: Machine
-    ) -> str:
-        """As the plan says."""
-        if len(tilings) != 1:
-            return f"there are {len(tilings)} tilings for one loop nest"
-        if direction == "backward_weight":
-            return depthwise_plan.invalid_depthwise_weight(problem, tilings[0], machine)
-        return depthwise_plan.invalid_depthwise(gather_of(problem, direction), tilings[0], machine)
-
 
 class DepthwisePlanes(Family):
     """Vectors of columns."""
@@ -389,16 +379,6 @@ class DepthwisePlanes(Family):
             return tilings[0]
         return gather_of(problem, direction), tilings[0], depthwise_planes_plan.kernel_of(problem)
 
-    def invalid(
-        self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...], machine: Machine
-    ) -> str:
-        """As the plan says."""
-        if len(tilings) != 1:
-            return f"there are {len(tilings)} tilings for one loop nest"
-        if direction == "backward_weight":
-            return depthwise_planes_plan.invalid_planes_weight(problem, tilings[0])
-        return depthwise_planes_plan.invalid_planes(gather_of(problem, direction), tilings[0], machine)
-
 
 # ------------------------------------------------------------------------------------------------- Winograd
 
@@ -427,14 +407,6 @@ class Winograd(Family):
     def detail(self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...]) -> Any:
         """The tiling."""
         return tilings[0]
-
-    def invalid(
-        self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...], machine: Machine
-    ) -> str:
-        """As the plan says."""
-        if len(tilings) != 1 or tilings[0] not in winograd_plan.cuts(problem, direction, machine):
-            return "it is not one of the plan's tilings"
-        return ""
 
 
 FAMILIES: tuple[Family, ...] = (

@@ -15,6 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from tvm_convgrad.kernels import gather_plan, plan, weight_plan, winograd_plan
+from tvm_convgrad.kernels.depthwise_plan import invalid_depthwise, invalid_depthwise_weight
+from tvm_convgrad.kernels.depthwise_planes import PlaneTiling
+from tvm_convgrad.kernels.depthwise_planes_plan import invalid_planes, invalid_planes_weight
+from tvm_convgrad.kernels.depthwise_planes_weight import PlaneWeightTiling
+from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
 from tvm_convgrad.kernels.target import Machine
 from tvm_convgrad.kernels.tuned import tilings_of, use_winners, with_tilings
 from tvm_convgrad.problem import ConvProblem
@@ -94,10 +99,22 @@ def _of_other_machines(
 
 def refusal(problem: ConvProblem, face: str, choice: plan.Choice, machine: Machine) -> str:
     """Why a cut that was read from a file cannot be built for its problem, or nothing."""
+    if isinstance(problem.batch, str):
+        problem = replace(problem, batch=plan.REPRESENTATIVE_BATCH)
     if choice.kind.startswith(plan.WINOGRAD):
         valid = choice.detail in winograd_plan.cuts(problem, face, machine)
         return "" if valid else f"Winograd's kernel cannot be cut as {plan.in_words(choice)}"
-    return _PLANS[choice.kind].invalid_cut(choice.detail, machine) if choice.kind in _PLANS else ""
+    if choice.kind in _PLANS:
+        return str(_PLANS[choice.kind].invalid_cut(choice.detail, machine))
+    detail = choice.detail
+    if isinstance(detail, PlaneWeightTiling):
+        return invalid_planes_weight(problem, detail)
+    if isinstance(detail, DepthwiseWeightTiling):
+        return invalid_depthwise_weight(problem, detail, machine)
+    gather, tiling, _ = detail
+    if isinstance(tiling, PlaneTiling):
+        return invalid_planes(gather, tiling, machine)
+    return invalid_depthwise(gather, tiling, machine)
 
 
 __all__ = ["candidates", "refusal"]
