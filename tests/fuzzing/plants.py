@@ -3,7 +3,7 @@
 
     python -m tests.fuzzing.plants [--most 20000] [--seed 20261122] [NAME ...]
 
-It prints a table and fails if a fault is not found. It is run by hand; docs/KERNELS.md has the table. test_plants.py
+It prints a table and fails if a fault is not found. It is run by hand; docs/VERIFY.md has the table. test_plants.py
 keeps the replaced lines in step with the code.
 """
 
@@ -74,7 +74,7 @@ PLANTS = (
         "relu before the bias",
         "epilogue.py",
         "        if self.bias:\n            total = total + bias()\n",
-        "        if self.bias:\n            total = tirx.max(total, zero(dtype, lanes_of(total))) + bias()\n",
+        "        if self.bias:\n            total = at_least(total, zero(dtype, lanes_of(total))) + bias()\n",
     ),
     Plant(
         "padding of a packed row counted from the panel's start",

@@ -59,7 +59,8 @@ def test_mixed_precision_goes_by_face() -> None:
 @pytest.mark.parametrize(
     ("face", "epilogue", "reason"),
     [
-        ("forward", Epilogue(bias=True, relu=True, accumulate=True), ""),
+        ("forward", Epilogue(bias=True, accumulate=True), ""),
+        ("forward", Epilogue(bias=True, relu=True), "relu turns NaN into zero in oneDNN"),
         ("backward_weight", Epilogue(bias_grad=True), ""),
         ("backward_weight", Epilogue(accumulate=True), ""),
         ("backward_data", Epilogue(accumulate=True), ""),

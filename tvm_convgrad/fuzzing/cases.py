@@ -17,7 +17,7 @@ from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.target import CPUS, Machine
 from tvm_convgrad.problem import ConvProblem
 
-KEYS = ("isa", "l2", "parts", "parallel", "batch", "kernel", "region", "epilogue")
+KEYS = ("isa", "l2", "registers", "parts", "parallel", "batch", "kernel", "region", "epilogue")
 """Words of a case's string besides `tiling=`, of which there is one for each loop nest."""
 
 
@@ -50,6 +50,7 @@ class KernelCase:
         """All but the problem and the direction as one string, which `case_of` reads."""
         machine = self.machine
         words = [f"isa={machine.name}", f"l2={machine.l2_bytes}", f"parts={machine.parts}"]
+        words += [f"registers={machine.registers}"] if machine.registers != CPUS[machine.name].registers else []
         words += [f"parallel={machine.parallel_from}"]
         words += ["batch=any"] if self.any_batch else []
         words += [f"kernel={self.kind.replace(' ', '_')}"]
@@ -118,15 +119,26 @@ def words_of(text: str) -> tuple[dict[str, str], list[str]]:
 def machine_of_words(words: dict[str, str]) -> Machine:
     """The machine that a case's string names."""
     known = CPUS[words["isa"]]
-    try:
-        return replace(
-            known,
-            l2_bytes=int(words.get("l2", known.l2_bytes)),
-            parts=int(words.get("parts", known.parts)),
-            parallel_from=int(words.get("parallel", known.parallel_from)),
-        )
-    except ValueError as error:
-        raise ProblemError(f"--tiling: l2, parts and parallel are numbers ({error})") from error
+    numbers = {
+        "l2": known.l2_bytes,
+        "registers": known.registers,
+        "parts": known.parts,
+        "parallel": known.parallel_from,
+    }
+    for key in numbers:
+        word = words.get(key, str(numbers[key]))
+        if not word.isdigit() or (key != "parallel" and int(word) < 1):
+            raise ProblemError(
+                f"--tiling: {key}={word} is no number that a machine has; leave it out for {known.name}'s"
+            )
+        numbers[key] = int(word)
+    return replace(
+        known,
+        l2_bytes=numbers["l2"],
+        registers=numbers["registers"],
+        parts=numbers["parts"],
+        parallel_from=numbers["parallel"],
+    )
 
 
 def epilogue_of_words(words: dict[str, str]) -> Epilogue:

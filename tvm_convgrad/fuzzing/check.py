@@ -44,6 +44,15 @@ Array = np.ndarray[Any, Any]
 
 DIRECTIONS = ("forward", "backward_weight", "backward_data")
 
+NAN_SHARE = 1 / 6
+"""The share of the cases that have a NaN; a transform of Winograd's spreads it over a tile."""
+
+FILLS = (0xFF, 0x3F)
+"""Bytes of memory that is not written yet: NaN and -1, or numbers: a comparison may hide NaN."""
+
+FAILED = "it cannot be built or interpreted"
+"""How the fault of a case begins whose kernel was not executed."""
+
 PLANNED = 0.1
 """The share of the cases whose kernel and tiling are the plan's choice."""
 
@@ -73,10 +82,12 @@ class Numbers:
 def draw_case(rng: random.Random, directions: Sequence[str] = DIRECTIONS) -> KernelCase:
     """A random case: a problem, an instruction set, a family that takes it, a tiling and an epilogue."""
     # The family is drawn first and kept, so that those that take few problems are not drowned.
-    family = rng.choice([each for each in FAMILIES for _ in range(each.weight)])
+    able = [each for each in FAMILIES if set(each.directions) & set(directions)]
+    family = rng.choice([each for each in able for _ in range(each.weight)])
+    wanted = [direction for direction in directions if direction in family.directions]
     while True:
         problem = draw_problem(rng, family.problems)
-        direction = rng.choice(directions)
+        direction = rng.choice(wanted)
         machine = _machine(rng)
         if not family.refusal(problem, direction, machine) and not _too_large(problem):
             break
@@ -96,7 +107,8 @@ def draw_case(rng: random.Random, directions: Sequence[str] = DIRECTIONS) -> Ker
     region, drawn = family.draw(rng, planned, direction, machine)
     tilings = tuple(drawn)
     # A wild number where the kernel lets it through: a refusal that forgets something is a finding, too.
-    changed = (_changed(rng, tilings[0]), *tilings[1:])
+    place = rng.randrange(len(tilings))
+    changed = (*tilings[:place], _changed(rng, tilings[place]), *tilings[place + 1 :])
     if not family.invalid(planned, direction, region, changed, machine):
         tilings = changed
     return KernelCase(problem, direction, machine, family.kind(direction), tilings, region, epilogue, any_batch)
@@ -119,7 +131,8 @@ def _machine(rng: random.Random) -> Machine:
     return replace(
         cpu,
         l2_bytes=rng.choice((cpu.l2_bytes, 1 << 9, 1 << 12, 1 << 15)),
-        parts=rng.randint(2, 5),
+        registers=rng.choice((cpu.registers, cpu.registers, cpu.registers // 2)),
+        parts=rng.choice((2, 3, 4, 5, 8, 16)),
         parallel_from=rng.choice((0, 0, PARALLEL_FROM)),
     )
 
@@ -158,7 +171,11 @@ def read_case(problem: ConvProblem, direction: str, text: str) -> KernelCase:
     region = int(words.get("region", "0"))
     case = KernelCase(problem, direction, machine, kind, tilings, region, epilogue_of_words(words), any_batch)
     planned = replace(problem, batch=plan.REPRESENTATIVE_BATCH) if any_batch else problem
-    reason = family.refusal(problem, direction, machine) or family.invalid(planned, direction, region, tilings, machine)
+    reason = (
+        family.refusal(problem, direction, machine)
+        or family.invalid(planned, direction, region, tilings, machine)
+        or plan.epilogue_refusal(choice_of(case, None), case.epilogue)
+    )
     if reason:
         raise UnsupportedError(f"{kind} of {problem.descriptor}: {reason}")
     return case
@@ -183,7 +200,10 @@ def kernel_of(case: KernelCase) -> object:
 
 
 def numbers_of(case: KernelCase, seed: int) -> Numbers:
-    """Operands without zeros, what the results hold before, and what float64 gives."""
+    """Operands without zeros, what the results hold before, and what float64 gives.
+
+    One case in six has a NaN in X, or in the dY of a dgrad: the results that it belongs to have to be NaN, and no others.
+    """
     problem, face = case.problem, FACES[case.direction]
     generator = np.random.default_rng([seed, zlib.crc32(f"{case.direction} {problem.descriptor}".encode())])
     limit = max(1, min(3, math.isqrt((_EXACT - 1) // max(reduction_length(problem, case.direction), 1)) - 1))
@@ -197,6 +217,10 @@ def numbers_of(case: KernelCase, seed: int) -> Numbers:
         return tuple(int(extent) for extent in shape), dtype
 
     operands = [draw(*tensor(name)) for name in face.operands]
+    if case.kind.partition(" ")[0] != "winograd" and generator.random() < NAN_SHARE:
+        # Not in W, nor in the dY of a wgrad: the reference multiplies them by the zeros of padding, kernels do not.
+        tainted = operands[1] if case.direction == "backward_weight" else operands[0]
+        tainted.flat[generator.integers(tainted.size)] = np.nan
     shape, dtype = tensor(face.result)
     fused = case.epilogue
     total = REFERENCES[case.direction](problem, *operands).astype("float64")
@@ -238,21 +262,34 @@ def check_case(case: KernelCase, seed: int = 0) -> str:
     A kernel for any batch is executed for the case's batch, and once more for a batch of one more.
     """
     try:
-        function = kernel_of(case)
-    except Exception as error:  # a kernel that cannot be built is a finding
-        return f"it cannot be built: {type(error).__name__}: {error}"
+        return _fault(case, kernel_of(case), seed)
+    except Exception as error:  # a kernel that cannot be built or interpreted is a finding
+        return f"{FAILED}: {type(error).__name__}: {error}"
+
+
+def _fault(case: KernelCase, function: object, seed: int) -> str:
+    """What is wrong with a kernel's function."""
     batches = (int(case.problem.batch), int(case.problem.batch) + 1) if case.any_batch else (int(case.problem.batch),)
+    fill = FILLS[zlib.crc32(str(case).encode()) % len(FILLS)]
     for batch in batches:
         run = replace(case, problem=replace(case.problem, batch=batch))
         numbers = numbers_of(run, seed)
-        results = [np.array(result) for result in numbers.results]
-        fault = execute(function, [*map(np.ascontiguousarray, numbers.operands), *results], batch)
+        arrays = [np.array(array, order="C") for array in (*numbers.operands, *numbers.results)]
+        fault = execute(function, arrays, batch, fill) or differences(arrays, numbers)
         if fault:
             return fault
-        for found, wanted in zip(results, numbers.wanted, strict=True):
-            status, detail = compare(found, wanted)
-            if status != "right":
-                return detail
+    return ""
+
+
+def differences(arrays: Sequence[Array], numbers: Numbers) -> str:
+    """What differs after a run from what should be there: operands are as they were. NaN equals NaN here."""
+    for found, wanted in zip(arrays, (*numbers.operands, *numbers.wanted), strict=True):
+        have, want = np.array(found), np.array(wanted)
+        both = np.isnan(have.astype("float32")) & np.isnan(want.astype("float32"))
+        have[both], want[both] = 0, 0
+        status, detail = compare(have, want)
+        if status != "right":
+            return detail
     return ""
 
 

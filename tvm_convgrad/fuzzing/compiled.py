@@ -16,14 +16,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from tvm_convgrad.bulk import QUICK_CONFIG
 from tvm_convgrad.fuzzing.cases import KernelCase
-from tvm_convgrad.fuzzing.check import kernel_of, numbers_of, read_case
+from tvm_convgrad.fuzzing.check import differences, kernel_of, numbers_of, read_case
 from tvm_convgrad.fuzzing.guarded import Array, GuardedMemory
 from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import compare
+
+SECONDS = 900
+"""After which a process is ended: its machine code loops."""
 
 THREADS = (1, 2, 3, 7)
 """On how many threads each case runs."""
@@ -68,12 +68,20 @@ def _in_a_process(cases: Sequence[KernelCase], seed: int, optimised: bool) -> li
         "TVM_THREAD_POOL_SPIN_COUNT": "0",
     }
     command = [sys.executable, "-m", "tvm_convgrad.fuzzing.compiled", str(seed), *(["optimised"] if optimised else [])]
-    done = subprocess.run(command, input=lines, env=environment, capture_output=True, text=True, check=False)
-    faults = [str(json.loads(line)) for line in done.stdout.splitlines()]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        out, err = process.communicate(lines, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    faults = [str(json.loads(line)) for line in out.splitlines()]
     if len(faults) < len(cases):
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        faults.append(f"machine code ended the process ({how}; 11 is an access out of bounds): {last}")
+        code = process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        last = (err.strip().splitlines() or ["nothing said"])[-1]
+        faults.append(f"machine code ended the process ({how}; 11: out of bounds, 9: after {SECONDS} seconds): {last}")
     return faults
 
 
@@ -96,10 +104,9 @@ def _check(case: KernelCase, seed: int, optimised: bool) -> str:
         memory = GuardedMemory(at_end=count % 2 == 1)
         arrays = [memory.copy(array) for array in (*numbers.operands, *numbers.results)]
         library["kernel"](*map(_tensor, arrays))
-        for found, wanted in zip(arrays[len(numbers.operands) :], numbers.wanted, strict=True):
-            status, detail = compare(np.array(found), wanted)
-            if status != "right":
-                return f"{detail} (compiled, {count} threads)"
+        fault = differences(arrays, numbers)
+        if fault:
+            return f"{fault} (compiled, {count} threads)"
     return ""
 
 

@@ -48,9 +48,11 @@ class Family(ABC):
         name: how the names of its kernels begin.
         problems: the kind of problems that are drawn for it.
         weight: its share of the cases, relative to the others.
+        directions: those that it computes.
     """
 
     name: str
+    directions: tuple[str, ...] = ("forward", "backward_weight", "backward_data")
     problems: str = ANY
     weight: int = 1
 
@@ -125,10 +127,11 @@ class ImplicitGemm(Family):
 
     name = "implicit GEMM"
     weight = 5
+    directions = ("forward", "backward_data")
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """Nothing: it takes every problem."""
-        return "" if direction != "backward_weight" else "it computes forward and dgrad"
+        return ""
 
     def loop_nests(self, problem: ConvProblem, direction: str, region: int) -> int:
         """One for each group of phases of the decomposition."""
@@ -196,10 +199,11 @@ class ImplicitGemmWeight(Family):
 
     name = "implicit GEMM"
     weight = 4
+    directions = ("backward_weight",)
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """Nothing: it takes every problem."""
-        return "" if direction == "backward_weight" else "it computes wgrad"
+        return ""
 
     def draw(self, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> tuple[int, list[Any]]:
         """Every field is drawn by itself."""
@@ -422,12 +426,7 @@ FAMILIES: tuple[Family, ...] = (
 
 def family_of(kind: str, direction: str) -> Family | None:
     """The family that has a kernel of this name for a direction."""
-    for family in FAMILIES:
-        for_wgrad = isinstance(family, ImplicitGemmWeight)
-        only_one = isinstance(family, ImplicitGemm | ImplicitGemmWeight)
-        if family.kind(direction) == kind and not (only_one and for_wgrad != (direction == "backward_weight")):
-            return family
-    return None
+    return next((each for each in FAMILIES if direction in each.directions and each.kind(direction) == kind), None)
 
 
 __all__ = ["FAMILIES", "Family", "family_of", "gather_of"]

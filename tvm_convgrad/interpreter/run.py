@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _SOURCE = Path(__file__).parent / "runtime" / "interpreter.cc"
-_ENTRY = "convgrad.interpreter.1.run"
+_ENTRY = "convgrad.interpreter.2.run"
 
 
-def execute(function: object, arrays: Sequence[Array], batch: int = 0) -> str:
+def execute(function: object, arrays: Sequence[Array], batch: int = 0, fill: int = 0xFF) -> str:
     """Execute a kernel's PrimFunc once.
 
     Args:
         function: what `kernels.plan.build` returns, before any pass of TVM.
         arrays: an argument for each parameter, contiguous, of its shape and type; results are written into them.
         batch: what the variable in the parameters' shapes stands for, if there is one.
+        fill: each byte of a local buffer before it is written; 0xFF is NaN as a float and -1 as an integer.
 
     Returns:
         The first fault as a sentence (an access out of bounds, a data race, an overflow, a failed assertion), or an
@@ -37,7 +38,8 @@ def execute(function: object, arrays: Sequence[Array], batch: int = 0) -> str:
 
     Raises:
         SetupError: there is no C++ compiler.
-        ValueError: an array is not contiguous, or the function has something that kernels do not have.
+        ValueError: an array is not contiguous, their number is not the function's, or the function has something that
+            kernels do not have.
 
     Example:
         >>> import numpy as np
@@ -53,7 +55,7 @@ def execute(function: object, arrays: Sequence[Array], batch: int = 0) -> str:
     if not all(array.flags.c_contiguous for array in arrays):
         raise ValueError("the interpreter takes contiguous arrays; apply numpy.ascontiguousarray")
     addresses, sizes = [array.ctypes.data for array in arrays], [array.size for array in arrays]
-    return str(_entry()(function, addresses, sizes, batch))
+    return str(_entry()(function, addresses, sizes, batch, fill))
 
 
 @cache

@@ -219,7 +219,8 @@ class _Depthwise:
         )
         if len(depths) == 1 and in_bounds:
             for j in range(panels):
-                reader.prefetch(n * view.batch + j * view.channel, first, row, rows)
+                depth = (qd * gather.in_step[0] + depths[0]) * view.spatial[0]
+                reader.prefetch(n * view.batch + j * view.channel + depth, first, row, rows)
             for j in range(self.outputs):
                 line = slab * tiling.lines
                 room = smaller(gather.result.extents[1] - line, tiling.lines)

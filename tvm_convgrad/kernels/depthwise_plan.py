@@ -18,7 +18,7 @@ from tvm_convgrad.kernels.depthwise_planes_plan import (
 from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.spec import Gather, axes_of, views
-from tvm_convgrad.kernels.target import CLOCK, NEAR_PAGES, PAGE_BYTES, Machine
+from tvm_convgrad.kernels.target import CLOCK, MOST_PARTS, NEAR_PAGES, PAGE_BYTES, Machine
 from tvm_convgrad.problem import ConvProblem
 
 MAX_PRODUCTS = 1500
@@ -88,7 +88,7 @@ def plan_depthwise_gather(problem: ConvProblem, face: str, gather: Gather, machi
     # Slabs of equal size.
     count = -(-height // lines)
     lines = -(-height // (count * step)) * step
-    tiling = DepthwiseTiling(direct, pixels, lines, chunks, _from_memory(problem, PREFETCH_FROM))
+    tiling = DepthwiseTiling(direct, pixels, lines, chunks, direct and _from_memory(problem, PREFETCH_FROM))
     reason = "one channel a group, channels are neighbours" if direct else "one channel a group, turned in panels"
     refused = {planes_kind(face): planes if isinstance(planes, str) else "narrow planes leave lanes empty"}
     if together > 1:
@@ -170,7 +170,7 @@ def _weight_tiling(problem: ConvProblem, machine: Machine, direct: bool) -> Dept
     budget = machine.l2_bytes // WEIGHT_SLAB_SHARE * (1 if direct else 4)
     panels = multiples if problem.is_depthwise else 1
     line_bytes = (width * panels + x.extents[2] * strides[1]) * machine.vector_bytes
-    prefetched = _from_memory(problem, WEIGHT_PREFETCH_FROM)
+    prefetched = direct and _from_memory(problem, WEIGHT_PREFETCH_FROM)
     lines = min(height, max(1, budget // line_bytes))
     if direct:
         lines = 1 if prefetched else min(lines, _near_lines(problem))
@@ -236,12 +236,11 @@ def invalid_depthwise(gather: Gather, tiling: DepthwiseTiling, machine: Machine)
     blocks = -(-gather.groups * together // machine.lanes(gather.dtype))
     if tiling.direct and not _direct(gather, machine):
         return "direct needs contiguous channels, as many of them in the source as in the result"
-    if tiling.prefetched and not tiling.direct:
-        return "prefetched is for tensors that are read in place"
     if tiling.pixels < 1 or emitted_products(gather, tiling.pixels) * together > MAX_PRODUCTS:
         return f"pixels is {tiling.pixels}; it must be at least 1, and the code at most {MAX_PRODUCTS} multiply-adds"
-    if tiling.lines < step or tiling.lines % step:
-        return f"lines is {tiling.lines}; it must be a multiple of the step {step}"
+    most = -(-gather.result.extents[1] // step) * step
+    if not step <= tiling.lines <= most or tiling.lines % step:
+        return f"lines is {tiling.lines}; it must be a multiple of the step {step}, at most {most}"
     if not 1 <= tiling.chunks <= (blocks if tiling.direct else 1):
         return f"chunks is {tiling.chunks}; there are {blocks} blocks of channels, and without direct it must be 1"
     return ""
@@ -256,12 +255,13 @@ def invalid_depthwise_weight(problem: ConvProblem, tiling: DepthwiseWeightTiling
             return f"{name} is {getattr(tiling, name)}; it must be at least 1"
     if tiling.direct and not _weight_direct(problem, machine):
         return "direct needs contiguous channels, as many of X as of dY"
-    if tiling.prefetched and not tiling.direct:
-        return "prefetched is for tensors that are read in place"
+    if tiling.parts > MOST_PARTS:
+        return f"parts is {tiling.parts}; it must be at most {MOST_PARTS}"
     if multiplier % tiling.multiples:
         return f"multiples is {tiling.multiples}; it must divide the {multiplier} output channels of an input channel"
-    if tiling.lines > views(problem)[2].extents[1]:
-        return f"lines is {tiling.lines}; dY has fewer rows"
+    _, height, width = views(problem)[2].extents
+    if tiling.lines > height or tiling.pixels > max(PIECE, width):
+        return f"lines is {tiling.lines} and pixels is {tiling.pixels}; dY has {height} rows of {width}"
     if tiling.chunks > blocks:
         return f"chunks is {tiling.chunks}; there are {blocks} blocks of channels"
     return ""

@@ -239,7 +239,8 @@ def _tiles(gather: Gather, phases: tuple[Phase, ...], machine: Machine) -> Itera
         if columns > 1 and (columns - 1) * lanes >= w:
             break
         rows = min(tile_rows(machine, columns), channels)
-        yield GatherTiling("pixels", balanced(channels, rows), columns, 1, 1)
+        if rows >= 1:  # the tuner has fewer registers than there are
+            yield GatherTiling("pixels", balanced(channels, rows), columns, 1, 1)
 
 
 def _most_taps(phases: tuple[Phase, ...]) -> int:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Executes a Program, and throws a Fault at the first access out of bounds, data race, overflow of an index or
-// assertion that does not hold. Memory is full of NaN until it is written.
+// assertion that does not hold. Memory of local buffers is full of one byte until it is written.
 //
 // Two iterations of a parallel loop may store the same bytes to an element: where tiles do not divide a row, the last
 // one overlaps the one before it, and both store what is there already or will be. Anything else is a data race.
@@ -45,8 +45,9 @@ struct View {
 class Execution {
  public:
   Execution(const Program& program, const std::vector<uint8_t*>& tensors, const std::vector<int64_t>& elements,
-            const std::vector<int64_t>& symbols)
+            const std::vector<int64_t>& symbols, uint8_t fill)
       : program_(program),
+        fill_(fill),
         memories_(program.buffers.size()),
         views_(program.buffers.size()),
         variables_(program.variables.size()) {
@@ -64,25 +65,25 @@ class Execution {
     }
   }
 
-  void Run() { Do_(*program_.body); }
+  void Run() { Perform(*program_.body); }
 
  private:
   static constexpr int32_t kSeveral = -1;  // readers of an element
 
   // -- statements
 
-  void Do_(const Stmt& s) {
+  void Perform(const Stmt& s) {
     switch (s.what) {
       case Do::kNothing:
         return;
       case Do::kSequence:
-        for (const Stmt* each : s.body) Do_(*each);
+        for (const Stmt* each : s.body) Perform(*each);
         return;
       case Do::kFor: {
         int64_t count = Int(*s.a);
         for (int64_t i = 0; i < count; ++i) {
           variables_[s.slot].i[0] = i;
-          Do_(*s.body[0]);
+          Perform(*s.body[0]);
         }
         return;
       }
@@ -93,16 +94,16 @@ class Execution {
         for (int64_t i = 0; i < count; ++i) {
           variables_[s.slot].i[0] = i;
           iteration_ = static_cast<int32_t>(i + 1);
-          Do_(*s.body[0]);
+          Perform(*s.body[0]);
         }
         region_ = 0;
         return;
       }
       case Do::kIf:
         if (Int(*s.a)) {
-          Do_(*s.body[0]);
+          Perform(*s.body[0]);
         } else if (s.body.size() > 1) {
-          Do_(*s.body[1]);
+          Perform(*s.body[1]);
         }
         return;
       case Do::kStore:
@@ -143,7 +144,7 @@ class Execution {
   void Allocate(const Stmt& s) {
     Memory& memory = memories_[s.slot];
     int64_t extent = Product(s.shape);
-    memory.own.assign(extent * program_.buffers[s.slot].type.bytes(), 0xFF);
+    memory.own.assign(extent * program_.buffers[s.slot].type.bytes(), fill_);
     memory.data = memory.own.data();
     memory.elements = extent;
     memory.made_in = region_;
@@ -535,6 +536,7 @@ class Execution {
   }
 
   const Program& program_;
+  const uint8_t fill_;
   std::vector<Memory> memories_;
   std::vector<View> views_;
   std::vector<Lanes> variables_;

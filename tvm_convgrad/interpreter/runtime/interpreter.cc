@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The global function `convgrad.interpreter.1.run`: executes a kernel's PrimFunc on the host, statement by statement.
+// The global function `convgrad.interpreter.2.run`: executes a kernel's PrimFunc on the host, statement by statement.
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/reflection/registry.h>
@@ -20,9 +20,11 @@ namespace {
  * \param addresses Of the arguments' first elements.
  * \param elements How many each argument has.
  * \param symbol What each variable of the parameters' shapes stands for; there is one at the most.
+ * \param fill Each byte of a local buffer before it is written.
  * \return What went wrong, or nothing.
  */
-ffi::String Run(ffi::ObjectRef function, ffi::Array<int64_t> addresses, ffi::Array<int64_t> elements, int64_t symbol) {
+ffi::String Run(ffi::ObjectRef function, ffi::Array<int64_t> addresses, ffi::Array<int64_t> elements, int64_t symbol,
+                int64_t fill) {
   Program program;
   Lowering(&program).Function(function.get());
   std::vector<uint8_t*> tensors;
@@ -33,7 +35,9 @@ ffi::String Run(ffi::ObjectRef function, ffi::Array<int64_t> addresses, ffi::Arr
                               << program.symbols.size() << " symbols, but " << tensors.size() << " arguments came";
   }
   try {
-    Execution(program, tensors, sizes, std::vector<int64_t>(program.symbols.size(), symbol)).Run();
+    Execution(program, tensors, sizes, std::vector<int64_t>(program.symbols.size(), symbol),
+              static_cast<uint8_t>(fill))
+        .Run();
   } catch (const Fault& fault) {
     return fault.text;
   }
@@ -41,7 +45,7 @@ ffi::String Run(ffi::ObjectRef function, ffi::Array<int64_t> addresses, ffi::Arr
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("convgrad.interpreter.1.run", Run);
+  tvm::ffi::reflection::GlobalDef().def("convgrad.interpreter.2.run", Run);
 }
 
 }  // namespace

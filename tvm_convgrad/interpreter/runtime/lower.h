@@ -45,6 +45,7 @@ class Lowering {
     type.code = dtype.code;
     type.bits = dtype.bits;
     type.lanes = static_cast<int16_t>(dtype.lanes);
+    if (type.code == kDLUInt && type.bits == 64) Refuse("a value of type uint64");
     if (type.lanes < 1 || type.lanes > kMostLanes) Refuse("a value of " + std::to_string(type.lanes) + " lanes");
     return type;
   }
@@ -123,7 +124,11 @@ class Lowering {
       Node buffer = Child(node, "buffer");
       made->slot = Buffer(buffer);
       made->shape = Shape(Child(buffer, "ty"));
-      if (!allocates) made->source = ViewedBuffer(Child(node, "data"));
+      if (!allocates) {
+        made->source = ViewedBuffer(Child(node, "data"));
+        const Type &own = program_.buffers[made->slot].type, &source = program_.buffers[made->source].type;
+        if (own.code != source.code || own.bits != source.bits) Refuse("a view of another type");
+      }
       return made;
     }
     if (kind == "AssertStmt") {
@@ -137,9 +142,9 @@ class Lowering {
   }
 
   const Stmt* Loop(Node node) {
-    enum { kSerial = 0, kParallel = 1, kVectorized = 2 };  // of TVM's ForKind
+    enum { kSerial = 0, kParallel = 1 };  // of TVM's ForKind
     int64_t kind = IntField(node, "kind");
-    if (kind != kSerial && kind != kParallel && kind != kVectorized) Refuse("a loop of kind " + std::to_string(kind));
+    if (kind != kSerial && kind != kParallel) Refuse("a loop of kind " + std::to_string(kind));
     const Expr* first = Expression(Child(node, "min"));
     if (first->op != Op::kConst || first->integer != 0) Refuse("a loop that begins elsewhere than at 0");
     Stmt* made = NewStatement(kind == kParallel ? Do::kParallel : Do::kFor);
@@ -228,7 +233,12 @@ class Lowering {
       return made;
     }
     if (kind == "Not") return Unary(Op::kNot, type, Child(node, "a"));
-    if (kind == "Cast") return Unary(Op::kCast, type, Child(node, "value"));
+    if (kind == "Cast") {
+      const Expr* made = Unary(Op::kCast, type, Child(node, "value"));
+      bool truth = type.code == kDLBool || type.bits == 1;
+      if (truth && made->a->type.held() != Held::kInt) Refuse("a float that is taken for a truth value");
+      return made;
+    }
     if (kind == "Broadcast") return Unary(Op::kBroadcast, type, Child(node, "value"));
     if (kind == "Select") {
       return Ternary(Op::kSelect, type, Child(node, "condition"), Child(node, "true_value"),

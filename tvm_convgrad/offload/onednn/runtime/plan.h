@@ -79,7 +79,6 @@ class Plan {
     dnnl::primitive_attr attr = Attributes();
     dnnl::post_ops after;
     if (acc >= 0) after.append_sum(1.F);
-    if (spec_.relu) after.append_eltwise(dnnl::algorithm::eltwise_relu, 0.F, 0.F);
     if (after.len() > 0) attr.set_post_ops(after);
     const Desc x = spec_.Data(), w = spec_.Weight(), y = spec_.Grad(), b = spec_.Vector(spec_.grad_type);
     const dnnl::convolution_forward::primitive_desc pd =

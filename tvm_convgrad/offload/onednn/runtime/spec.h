@@ -24,7 +24,7 @@ struct Spec {
   int64_t data_extents[3], grad_extents[3], kernel[3], strides[3], dilation[3], pad_low[3], pad_high[3];
   int64_t data_type, weight_type, grad_type;                     // dnnl_data_type_t
   int64_t data_axes[5], weight_axes[5], grad_axes[5];            // for each place in memory the axis, N C ... or O I ...
-  int64_t bias, relu, accumulate, bias_grad;
+  int64_t bias, relu, accumulate, bias_grad;                     // relu is 0: oneDNN's turns NaN into zero
   int64_t formats;                                               // kAnyFormats, or 1: as the caller has them
   int64_t bias_accumulate;                                       // whether the bias gradient has a summand, too
 
