@@ -63,13 +63,18 @@ EXACT_TERMS = 2**24
 
 @dataclass(frozen=True)
 class Verdict:
-    """One implementation of one face of one problem: status "right", "wrong" or "refused", and how or why."""
+    """One implementation of one face of one problem: status "right", "wrong" or "refused", and how or why.
+
+    Attributes:
+        tiling: what `verify --tiling` takes to repeat a wrong case of a generated kernel.
+    """
 
     op: str
     descriptor: str
     impl: str
     status: str
     detail: str
+    tiling: str = ""
 
 
 def verify_problems(

@@ -104,11 +104,15 @@ def _show(verdicts: list[Verdict], counts: Counter[str]) -> None:
     shown = [verdict for verdict in verdicts if short or verdict.status != "right"]
     if shown:
         rows = ((v.op, v.descriptor, v.impl, v.status, v.detail) for v in shown)
-        print_table("against float64", ("face", "problem", "implementation", "verdict", "detail"), rows)
+        print_table("against float64", ("direction", "problem", "implementation", "verdict", "detail"), rows)
     if not short:
         each = Counter((v.op, v.impl, v.status) for v in verdicts)
         kinds = dict.fromkeys((v.op, v.impl) for v in verdicts)
         statuses = ("right", "wrong", "refused")
         counted = ((*kind, *(each[(*kind, status)] for status in statuses)) for kind in kinds)
-        print_table("against float64", ("face", "implementation", *statuses), counted, right=statuses)
+        print_table("against float64", ("direction", "implementation", *statuses), counted, right=statuses)
+    for verdict in shown:
+        if verdict.tiling:
+            command = f'convgrad verify --op {verdict.op} --problem {verdict.descriptor} --tiling "{verdict.tiling}"'
+            stdout().print(command, markup=False, soft_wrap=True)
     stdout().print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())), markup=False)

@@ -95,9 +95,11 @@ def replayed(problem: ConvProblem, direction: str, tiling: str, seed: int) -> li
 
 
 def _verdict(case: KernelCase, fault: str, how: str = "") -> Verdict:
-    detail = f"{fault}; --tiling {case.tiling_text!r}" if fault else ""
-    kernel = f"{how}{case.kind}, {case.machine.name}"
-    return Verdict(_NAMES[case.direction], case.problem.descriptor, kernel, "wrong" if fault else "right", detail)
+    kernel, status = f"{how}{case.kind}, {case.machine.name}", "wrong" if fault else "right"
+    tiling = case.tiling_text if fault else ""
+    return Verdict(
+        _NAMES[case.direction], case.problem.descriptor, kernel, status, fault or "all elements equal", tiling
+    )
 
 
 __all__ = ["case_number", "fuzz", "replayed"]

@@ -202,7 +202,7 @@ def kernel_of(case: KernelCase) -> object:
 def numbers_of(case: KernelCase, seed: int) -> Numbers:
     """Operands without zeros, what the results hold before, and what float64 gives.
 
-    One case in six has a NaN in X, or in the dY of a dgrad: the results that it belongs to have to be NaN, and no others.
+    One case in six has a NaN in X, or in the dY of a dgrad: the results that it belongs to have to be NaN, no others.
     """
     problem, face = case.problem, FACES[case.direction]
     generator = np.random.default_rng([seed, zlib.crc32(f"{case.direction} {problem.descriptor}".encode())])

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planner and the tuner choose is never refused when it is read from a file; for large problems, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.kernels import candidates, plan
+from tvm_convgrad.kernels.target import CPUS
+from tvm_convgrad.kernels.transforms import allow_transforms
+from tvm_convgrad.problem import ConvProblem
+
+PROBLEMS = (
+    "g64mb32ic64ih57oc128oh28kh3sh2",
+    "g32mb32ic32ih112oc32kh3ph1",
+    "g144mb64ic144ih57oc144oh29kh7sh2ph3_dt=f64:f64:f64",
+    "g96mb8ic96ih56oc96kh7ph3_lay=NHWC:OHWI:NHWC",
+    "g32mb8ic128ih28oc128kh3ph1_lay=NHWC:OHWI:NHWC",
+    "mb8ic256ih14oc256kh3ph1",
+    "mb8ic64ih56oc256kh1_lay=NHWC:OHWI:NHWC",
+    "mb2ic3id8oc64kd3pd1",
+    "g2mb64ic4ih28oc4kh2ph1_lay=NHWC:HWIO:NHWC_dt=f16:f16:f16",
+    "g8mb32ic16ih13oc16kh1_dt=bf16:bf16:bf16",
+)
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_no_choice_is_refused(text: str, cpu: str) -> None:
+    problem = ConvProblem.from_descriptor(text)
+    for face in FACES:
+        for parts in (2, 8, 64):
+            machine = replace(CPUS[cpu], parts=parts)
+            with allow_transforms():
+                chosen = plan.kernels(problem, face, machine)
+            for choice in chosen:
+                assert candidates.refusal(problem, face, choice, machine) == ""
+        for choice in candidates.candidates(problem, face, replace(CPUS[cpu], parts=8)):
+            assert candidates.refusal(problem, face, choice, machine) == "", plan.in_words(choice)
