@@ -40,17 +40,14 @@ extern "C" void TVMAPISetLastError(const char* message);
 
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static int has(const Tensor* t, int bits, int64_t elements) {
-  int64_t found = 1;
-  for (int i = 0; i < t->ndim; ++i) found *= t->shape[i];
-  if (t->strides) {
-    int64_t step = 1;
-    for (int i = t->ndim - 1; i >= 0; --i) {
-      if (t->shape[i] != 1 && t->strides[i] != step) return 0;
-      step *= t->shape[i];
-    }
+static int has(const Tensor* t, int bits, int rank, const int64_t* shape) {
+  int64_t step = 1;
+  if (t->ndim != rank) return 0;
+  for (int i = rank - 1; i >= 0; --i) {
+    if (t->shape[i] != shape[i] || (t->strides && shape[i] != 1 && t->strides[i] != step)) return 0;
+    step *= shape[i];
   }
-  return t->dtype.code == 2 && t->dtype.bits == bits && t->dtype.lanes == 1 && found == elements;
+  return t->dtype.code == 2 && t->dtype.bits == bits && t->dtype.lanes == 1;
 }
 
 """
@@ -157,14 +154,13 @@ class _Writer:
             ctype = C_TYPES.get(str(ty.dtype))
             if ctype is None:
                 raise UnsupportedError(f"{self._symbol}: C has no type for {ty.dtype}")
-            width = DTYPE_BYTES[str(ty.dtype)]
-            bits, elements = 8 * width, _bytes(ty) // width
+            bits, extents = 8 * DTYPE_BYTES[str(ty.dtype)], [int(e) for e in ty.shape]
             const = "const " if i < operands else ""
             opening += [
                 f"Tensor* t{i} = (Tensor*)args[{i}].v_handle;",
-                f"if (!has(t{i}, {bits}, {elements})) {{",
-                f'  TVMAPISetLastError("{self._symbol}: tensor {i} is not a compact one of {ty.dtype}'
-                f'{[int(e) for e in ty.shape]}");',
+                f"static const int64_t shape{i}[] = {{{', '.join(map(str, extents))}}};",
+                f"if (!has(t{i}, {bits}, {len(extents)}, shape{i})) {{",
+                f'  TVMAPISetLastError("{self._symbol}: tensor {i} is not a compact one of {ty.dtype}{extents}");',
                 "  return -1;",
                 "}",
                 f"{const}{ctype}* {name} = ({const}{ctype}*)((char*)t{i}->data + t{i}->byte_offset);",

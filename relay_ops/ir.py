@@ -35,9 +35,11 @@ from tvm_convgrad.catalogue import (
 from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.geometry import (
     SPATIAL,
+    channel_multiplier,
     effective_kernel,
     flat_padding,
     hidden_extent,
+    multiplied_kernel_layout,
     normalize_padding,
     swapped_kernel_layout,
 )
@@ -204,13 +206,19 @@ def problem_of(op: Any, attrs: Any, types: Sequence[Any]) -> ConvProblem:
         types: of its operands; for a stock convolution also of its result.
 
     Raises:
-        UnsupportedError: an extent is unknown, or a layout is packed.
+        UnsupportedError: an extent is unknown, a layout is packed, or the weight's I axis is a channel multiplier.
         ProblemError: no such convolution.
     """
     entry = entry_of(op)
     names = (*entry.face.operands, entry.face.result)
     shapes, dtypes = _static(entry.name, dict(zip(names, types, strict=False)))
     if entry.face is FORWARD:
+        multiplier = _channel_multiplier(entry.rank, attrs, shapes)
+        if multiplier > 1:
+            raise UnsupportedError(
+                f"{entry.name}: the weight's I axis is the channel multiplier {multiplier} of a depthwise convolution; "
+                f"reshape the weight to O={attrs.channels}, I=1, which is the same convolution"
+            )
         return _problem_from(entry.rank, entry.name, attrs, shapes, dtypes, str(attrs.kernel_layout))
     attributes = attributes_of(entry, attrs)
     operands = {name: shapes[name] for name in entry.face.operands}
@@ -218,6 +226,45 @@ def problem_of(op: Any, attrs: Any, types: Sequence[Any]) -> ConvProblem:
         specs = [TensorSpec(shapes[name], len(shapes[name]), dtypes[name]) for name in entry.face.operands]
         operands["data"] = data_shape_of(attributes, attrs, *specs)
     return problem_of_call(entry.face, attributes, operands, {n: dtypes[n] for n in entry.face.operands})
+
+
+def multiplied_problem_of(op: Any, attrs: Any, types: Sequence[Any]) -> ConvProblem | None:
+    """The problem of a depthwise nn.conv{2,3}d whose weight has the channel multiplier on its I axis.
+
+    The problem's weight has O=channels and I=1, and its kernel layout has I right behind O: in that order of axes the
+    elements of both weights are the same.
+
+    Args:
+        op: a stock convolution.
+        attrs: its attributes.
+        types: of its operands and its result.
+
+    Returns:
+        None if the call is no such convolution.
+
+    Raises:
+        UnsupportedError: an extent is unknown.
+    """
+    entry = entry_of(op)
+    shapes, dtypes = _static(entry.name, dict(zip(("data", "weight", "grad"), types, strict=True)))
+    if entry.face is not FORWARD or _channel_multiplier(entry.rank, attrs, shapes) == 1:
+        return None
+    layout = str(attrs.kernel_layout)
+    extents = dict(zip(layout, shapes["weight"], strict=True)) | {"O": int(attrs.channels), "I": 1}
+    order = multiplied_kernel_layout(layout)
+    shapes["weight"] = tuple(extents[letter] for letter in order)
+    return _problem_from(entry.rank, entry.name, attrs, shapes, dtypes, order)
+
+
+def _channel_multiplier(rank: int, attrs: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """What Relay takes the weight's I axis for where it is not channels of the data in a group; 1 elsewhere."""
+    layouts = {"data": str(attrs.data_layout), "weight": str(attrs.kernel_layout)}
+    if any(len(layouts[name]) != rank + 2 for name in layouts):
+        return 1
+    weight = dict(zip(layouts["weight"], shapes["weight"], strict=True))
+    channels = None if attrs.channels is None or attrs.kernel_size is None else int(attrs.channels)
+    data_channels = shapes["data"][layouts["data"].index("C")]
+    return channel_multiplier(rank, data_channels, weight["O"], weight["I"], int(attrs.groups), channels)
 
 
 def transposed_problem_of(op: Any, attrs: Any, types: Sequence[Any]) -> ConvProblem:

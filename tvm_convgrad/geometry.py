@@ -39,6 +39,30 @@ def kernel_layout_of(rank: int) -> str:
     return "OI" + SPATIAL[rank]
 
 
+def channel_multiplier(
+    rank: int, data_channels: Any, weight_o: Any, weight_i: Any, groups: int, channels: int | None
+) -> int:
+    """The channel multiplier that Relay reads from the I axis of a depthwise weight; 1 where I is what it says.
+
+    Relay recognises such a call by its extents: groups, the channels of the data and the weight's O axis are equal, and
+    the attributes state the kernel's size and `channels`, the output channels, which are groups * I. With I = 1 both
+    readings agree. nn.conv1d has no such weights.
+
+    Args:
+        rank: number of spatial axes.
+        data_channels, weight_o, weight_i: extents.
+        groups: of the call.
+        channels: of the call; None unless the call also states kernel_size.
+    """
+    depthwise = rank > 1 and 1 < groups == data_channels == weight_o
+    return int(weight_i) if depthwise and isinstance(weight_i, int) and channels == groups * weight_i else 1
+
+
+def multiplied_kernel_layout(layout: str) -> str:
+    """A kernel layout with its I right behind its O, so that (O, I) can be reshaped to (O * I, 1)."""
+    return layout.replace("I", "").replace("O", "OI")
+
+
 def check_layout(layout: str, rank: int, kind: str, name: str) -> str:
     """Return `layout` if it is a permutation of the letters that a `kind` tensor of this rank has.
 

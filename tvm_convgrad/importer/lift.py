@@ -78,19 +78,28 @@ def _chain(context: Context, call: Any) -> SimpleNamespace | None:
     product = _of(context, parts_of.args[0], "nn.conv2d")
     if product is None or product.attrs.data_layout != "NCHW" or product.attrs.kernel_layout != "OIHW":
         return None
-    data, filters = product.args
-    if _name(context.origin(data)) == "relax.reshape":
-        data = context.origin(data).args[0]
-    if _name(context.origin(filters)) == "relax.reshape":
-        filters = context.origin(filters).args[0]
-    tiled = _of(context, filters, "tile")
-    grad, copies = (filters, 1) if tiled is None else (tiled.args[0], 0)
-    if tiled is not None:
-        reps = [int(rep) for rep in tiled.attrs.repeats]
-        if len(reps) != 4 or reps[0] != 1 or reps[2:] != [1, 1]:
-            return None
-        copies = reps[1]
-    return _described(context, grad, data, copies, parts, product)
+    for data in _unshaped(context, product.args[0]):
+        for filters in _unshaped(context, product.args[1]):
+            tiled = _of(context, filters, "tile")
+            grad, copies = filters, 1
+            if tiled is not None:
+                reps = [int(rep) for rep in tiled.attrs.repeats]
+                if len(reps) != 4 or reps[0] != 1 or reps[2:] != [1, 1]:
+                    continue
+                grad, copies = tiled.args[0], reps[1]
+            found = _described(context, grad, data, copies, parts, product)
+            if found is not None:
+                return found
+    return None
+
+
+def _unshaped(context: Context, value: Any) -> list[Any]:
+    """What a value was before its reshape, if it has one, and the value itself.
+
+    With one sample the chain's own reshape changes nothing and is not emitted; a reshape there is the program's.
+    """
+    reshape = _of(context, value, "reshape")
+    return [value] if reshape is None else [reshape.args[0], value]
 
 
 def _described(

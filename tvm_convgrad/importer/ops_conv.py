@@ -11,7 +11,7 @@ from tvm import relax
 from relax_ops.ops import make_call
 from tvm_convgrad.catalogue import BY_NAME
 from tvm_convgrad.errors import ModelError
-from tvm_convgrad.geometry import SPATIAL, swapped_kernel_layout
+from tvm_convgrad.geometry import SPATIAL, channel_multiplier, multiplied_kernel_layout, swapped_kernel_layout
 from tvm_convgrad.importer.context import FLOATS, Context
 from tvm_convgrad.importer.table import integers, op
 
@@ -78,6 +78,15 @@ def _check_kernel(context: Context, weight: dict[str, Any], attrs: SimpleNamespa
         raise ModelError(f"the weight has the extents {weight}")
 
 
+def _one_channel_a_group(context: Context, weight: Any, layout: str) -> tuple[Any, str]:
+    """A depthwise weight with the channel multiplier on its I axis as one with O = channels and I = 1."""
+    order = multiplied_kernel_layout(layout)
+    value = context.permute(weight, [layout.index(letter) for letter in order])
+    extents = dict(zip(order, context.shape(value), strict=True))
+    extents |= {"O": extents["O"] * extents["I"], "I": 1}
+    return context.reshape(value, [extents[letter] for letter in order]), order
+
+
 def _convolution(rank: int) -> Any:
     letters = SPATIAL[rank]
 
@@ -89,6 +98,11 @@ def _convolution(rank: int) -> Any:
         data = _by_letter(context, args[0], data_layout, "the data")
         weight = _by_letter(context, args[1], kernel_layout, "the weight")
         groups = geometry["groups"]
+        channels = None if attrs.kernel_size is None else attrs.channels
+        kernel = args[1]
+        if channel_multiplier(rank, data["C"], weight["O"], weight["I"], groups, channels) > 1:
+            kernel, kernel_layout = _one_channel_a_group(context, kernel, kernel_layout)
+            weight = _by_letter(context, kernel, kernel_layout, "the weight")
         if isinstance(data["C"], int) and weight["I"] * groups != data["C"]:
             raise ModelError(f"{weight['I']} input channels of the weight by {groups} groups are not {data['C']}")
         if isinstance(weight["O"], int) and weight["O"] % geometry["groups"]:
@@ -102,7 +116,7 @@ def _convolution(rank: int) -> Any:
         result = context.emit(
             _FORWARD[rank](
                 args[0],
-                args[1],
+                kernel,
                 data_layout=data_layout,
                 kernel_layout=kernel_layout,
                 out_dtype=attrs.out_dtype or None,
