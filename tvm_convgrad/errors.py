@@ -40,6 +40,10 @@ class TrainingError(ConvGradError, ArithmeticError):
     """A training run that cannot go on, such as one whose loss is no longer a number."""
 
 
+class DataError(TrainingError):
+    """A training run that cannot go on because of its data, such as samples that are not finite."""
+
+
 _TVM_NOTATION = (
     (re.compile(r"T\.(?:u?int\d+|bool)\((-?\w+)\)"), r"\1"),
     (re.compile(r"(?:, with product \d+|\(?# Metadata omitted\..*)"), ""),

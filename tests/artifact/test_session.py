@@ -13,11 +13,13 @@ import pytest
 import tvm
 
 from tests import tiny
+from tvm_convgrad.dtypes import numpy_dtype
 from tvm_convgrad.errors import ArtifactError, TrainingError
 from tvm_convgrad.training.checkpoint import Progress
 from tvm_convgrad.training.data import Samples, load_samples
 from tvm_convgrad.training.loop import batch_size_of, batches_of_epoch, evaluate_samples, train
 from tvm_convgrad.training.pages import give_back
+from tvm_convgrad.training.schema import TensorSpec
 from tvm_convgrad.training.session import Session
 
 X, Y = tiny.make_arrays(tiny.BATCH, 0)
@@ -182,6 +184,15 @@ def test_accuracy_counts_every_sample(session: Session, tiny_data: Path) -> None
         ({"x_train": X, "y_train": Y[:5]}, r"different numbers of samples, \[5, 8\]"),
         ({"x_train": X[..., :3], "y_train": Y}, "extent 3 on axis 3"),
         ({"x_train": X, "y_train": Y + 7}, "class numbers"),
+        (
+            {"x_train": X, "y_train": Y.astype("uint64") + 2**63},
+            r"'y_train' has the value 92\d+ at .* overflows in int64",
+        ),
+        (
+            {"x_train": X.astype("float64") * 1e39, "y_train": Y},
+            r"array 'x_train' has the value .* overflows in float32",
+        ),
+        ({"x_train": X[:0], "y_train": Y[:0]}, "the train arrays have no samples"),
         ({"x_train": np.array([None, 1]), "y_train": Y}, "not an .npz archive of plain arrays"),
     ],
 )
@@ -189,6 +200,36 @@ def test_wrong_data(session: Session, tmp_path: Path, arrays: dict[str, np.ndarr
     np.savez(tmp_path / "d.npz", **arrays)
     with pytest.raises(ArtifactError, match=message):
         load_samples(tmp_path / "d.npz", session.inputs, session.target, "train", session.classes)
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "value"),
+    [
+        ("float64", "float32", 1e39),
+        ("float64", "float16", -7e4),
+        ("float32", "float16", 65520.0),
+        ("float64", "bfloat16", 1e39),
+        ("bfloat16", "float16", 1e6),
+        ("uint64", "int64", 2**63 + 5),
+        ("int64", "int32", -(2**31) - 1),
+        ("int64", "uint8", -1),
+        ("uint8", "int8", 128),
+    ],
+)
+def test_values_that_overflow_are_named(given: str, model: str, value: float) -> None:
+    array = np.ones((2, 3), numpy_dtype(given))
+    spec = TensorSpec("x", (2, 3), model)
+    assert spec.accept(array, {}, "it").dtype == numpy_dtype(model)
+    array[1, 2] = value
+    with pytest.raises(ArtifactError, match=rf"has the value \S+ at \[1, 2\], which overflows in {model}, .* of 'x'"):
+        spec.accept(array, {}, "it")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38])
+def test_what_is_not_finite_already_does_not_overflow(value: float) -> None:
+    array = np.array([1.0, value], "float64")
+    np.testing.assert_array_equal(TensorSpec("x", (2,), "float32").accept(array, {}, "it"), array.astype("float32"))
+    assert TensorSpec("x", (0,), "int8").accept(np.zeros(0, "int64"), {}, "it").size == 0
 
 
 def test_damaged_data(session: Session, tiny_data: Path, tmp_path: Path) -> None:

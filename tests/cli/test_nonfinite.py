@@ -58,19 +58,27 @@ def test_a_bad_sample_ends_the_run_and_is_named(
     number = first_bad_step(9)
     assert number > 1
     done = convgrad(*arguments)
-    assert_ends(done, f"in step {number} ", f"'x' of the training samples {BAD} ", "mend the data", "--resume")
+    remedy = f"mend the data. A run with mended data starts anew, in another folder than {folder}."
+    assert_ends(done, f"in step {number} ", f"'x' of the training samples {BAD} ", remedy)
+    assert "--resume" not in done.err
     newest = max(folder.glob("*.ckpt"))
     assert int(newest.stem.removeprefix("step-")) == number - 1
     content = newest.read_bytes()
     assert all(np.isfinite(array).all() for array in load(newest).state.values())
     assert_ends(convgrad(*arguments, "--resume"), f"in step {number} ")
     assert newest.read_bytes() == content
-    losses = json.loads(convgrad(*arguments, "--resume", "--allow-nonfinite").out)["losses"]
+    text = convgrad(*arguments, "--resume", "--allow-nonfinite").out
+    losses = json.loads(text, parse_constant=pytest.fail)["losses"]
     assert len(losses) == 9 * 6
     assert all(map(math.isfinite, losses[: number - 1]))
-    assert not math.isfinite(losses[number - 1])
+    assert losses[number - 1] is None
     assert newest.read_bytes() == content  # the last good one stays beside the last two
     assert len(list(folder.glob("*.ckpt"))) == 3
+
+
+def test_without_checkpoints_the_remedy_names_no_folder(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
+    done = convgrad("run", tiny_step, "--data", bad_data(tmp_path / "bad.npz", math.nan), "--epochs", 9, "--json")
+    assert_ends(done, "mend the data. A run with mended data starts anew.")
 
 
 def test_a_state_that_is_not_finite_is_not_kept(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests import tiny
 from tests.artifact.test_artifact import resealed
 from tests.cli.command import Command, finish, start
 from tvm_convgrad.commands import options
+from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.report.tables import print_json
 from tvm_convgrad.training import precision
 from tvm_convgrad.training.artifact import versions
 from tvm_convgrad.training.layout import LAYOUTS
@@ -69,7 +72,11 @@ def test_build_unsupported_operator(convgrad: Command, onnx_model: Path, tmp_pat
     [
         (["build", "missing.onnx", "-o", "s.so"], ["missing.onnx", "does not exist"]),
         (["build", "missing.txt", "-o", "s.so"], [".txt", ".onnx"]),
-        (["build", "MODEL", "-o", "no/folder/s.so"], ["no/folder"]),
+        (["build", "missing.onnx", "-o", "no/folder/s.so"], ["no/folder", "does not exist"]),
+        (["build", "missing.onnx", "-o", "."], ["this is a folder"]),
+        (["build", "missing.onnx", "-o", "/"], ["/: this is a folder"]),
+        (["run", "missing.so", "--data", "d.npz", "--epochs", "1", "--save-state", "."], ["this is a folder"]),
+        (["run", "missing.so", "--data", "d.npz", "--epochs", "1", "--plot", "/"], ["this is a folder"]),
         (["build", "MODEL", "-o", "s.so", "--offload", "cutlass"], ["cutlass", "the target is llvm", "cuda:sm_90"]),
         (["build", "MODEL", "-o", "s.so", "--offload", "cudnn"], ["cudnn", "the target is llvm", "cuda:sm_90"]),
         pytest.param(
@@ -126,6 +133,27 @@ def test_run_wrong_data(convgrad: Command, tiny_step: Path, tmp_path: Path) -> N
     convgrad(*arguments, "--batch-size", 4).assert_sentence("--batch-size 4 contradicts")
     convgrad(*arguments, "--plot", tmp_path / "no" / "p.png").assert_sentence("does not exist")
     convgrad(*arguments, "--test-data", data).assert_sentence("no test arrays")
+    np.savez(data, x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
+    convgrad(*arguments).assert_sentence("the test arrays have no samples")
+    np.savez(data, x_train=x[:0], y_train=y[:0])
+    convgrad(*arguments).assert_sentence("the train arrays have no samples")
+
+
+def test_an_error_in_the_evaluation_leaves_the_state_and_the_plot(
+    convgrad: Command, tiny_step: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ArtifactError("the evaluation fails")
+
+    monkeypatch.setattr("tvm_convgrad.training.loop.evaluate_samples", fail)
+    state, plot = tmp_path / "state.npz", tmp_path / "loss.png"
+    done = convgrad(
+        "run", tiny_step, "--data", tiny_data, "--epochs", 1, "--save-state", state, "--plot", plot, "--json"
+    )
+    done.assert_sentence("the evaluation fails")
+    with np.load(state) as arrays:
+        assert "w" in arrays.files
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_require_accuracy(convgrad: Command, tiny_step: Path, tiny_data: Path) -> None:
@@ -142,6 +170,7 @@ def test_require_accuracy(convgrad: Command, tiny_step: Path, tiny_data: Path) -
         ["build", "m.onnx", "-o", "s.so", "--batch", "many"],
         ["build", "m.onnx", "-o", "s.so", "--offload", "rubbish"],
         ["run", "s.so", "--data", "d.npz", "--epochs", "0"],
+        *(["run", "s.so", "--data", "d.npz", "--epochs", "1", "--lr", lr] for lr in ("inf", "nan", "1e39", "-1")),
         ["run", "s.so", "--data", "d.npz", "--epochs", "1", "--resume"],
         ["verify"],
         ["verify", "--all", "--op", "sideways"],
@@ -317,6 +346,12 @@ def test_a_defect_without_a_message_has_a_place(
     assert "tests/cli/test_wrong_input.py:" in line
     assert "called from tvm_convgrad/commands/build.py:" in line
     assert "CONVGRAD_TRACEBACK=1" in line
+
+
+def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": float("nan"), "b": [1.5, -np.inf], "c": ({"d": np.float64("inf")}, 2, True, None, "NaN")})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": None, "b": [1.5, None], "c": [{"d": None}, 2, True, None, "NaN"]}
 
 
 def test_the_module_is_the_command() -> None:

@@ -55,6 +55,7 @@ def build(
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs
     from tvm_convgrad.training.artifact import make_manifest, save_artifact
+    from tvm_convgrad.training.envelope import check_destination
     from tvm_convgrad.training.frontends import load_model
     from tvm_convgrad.training.lower import compile_with_plan
     from tvm_convgrad.training.step import build_step
@@ -63,6 +64,7 @@ def build(
     compiled_for = options.parse_target(target, gpus=True)
     settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "betas": betas, "weight_decay": weight_decay}
     options.check_optimizer(optimizer, settings)
+    check_destination(output)
     winners = Store(store or default_path(), cores_of(compiled_for)) if tuned else None
     with stages(f"reading {model}") as enter:
         loaded = load_model(model, batch=size, params=params, outputs=outputs)

@@ -67,17 +67,22 @@ def run(
     if resume and checkpoint_dir is None:
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
 
+    import numpy as np
+
     from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.checkpoint import claimed
     from tvm_convgrad.training.data import load_samples
+    from tvm_convgrad.training.envelope import check_destination
     from tvm_convgrad.training.keeper import Keeper
     from tvm_convgrad.training.loop import batch_size_of, evaluate_samples
     from tvm_convgrad.training.session import Session
 
+    if lr is not None and lr > np.finfo("float32").max:
+        raise typer.BadParameter(f"--lr {lr:g} is not a finite float32 number.")
     for path in (plot, save_state):
-        if path is not None and not path.parent.is_dir():
-            raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+        if path is not None:
+            check_destination(path)
     start = time.perf_counter()
     used = use_threads(threads)
     session = Session(step)
@@ -105,16 +110,17 @@ def run(
         "test_samples": len(test) if test else 0,
         "threads": used,
     }
-    if test is not None:
-        result |= {f"test_{name}": value for name, value in evaluate_samples(session, test).items()}
+    # The files come first, so that an error in the evaluation does not lose the trained state.
+    if save_state is not None:
+        _save_state(session, save_state)
+        result["state"] = str(save_state)
     if plot is not None:
         from tvm_convgrad.report.plot import save_loss_curve
 
         save_loss_curve(plot, progress.losses, len(samples) // size, f"{step.name}, batch {size}, lr {progress.lr:g}")
         result["plot"] = str(plot)
-    if save_state is not None:
-        _save_state(session, save_state)
-        result["state"] = str(save_state)
+    if test is not None:
+        result |= {f"test_{name}": value for name, value in evaluate_samples(session, test).items()}
     result["seconds"] = time.perf_counter() - start
     if json:
         print_json(result | {"losses": progress.losses})

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -65,8 +66,18 @@ def installed_version(package: str) -> str | None:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON, nothing else."""
-    print(json.dumps(value, indent=2))
+    """Print `value` as JSON, nothing else; NaN and infinity, which JSON does not have, become null."""
+    print(json.dumps(_without_nonfinite(value), indent=2, allow_nan=False))
+
+
+def _without_nonfinite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nonfinite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nonfinite(entry) for entry in value]
+    return value
 
 
 def quantity(value: float | None, digits: int = 3) -> str:

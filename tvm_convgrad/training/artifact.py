@@ -27,7 +27,7 @@ import tvm_convgrad
 from tvm_convgrad.errors import ArtifactError, SetupError
 from tvm_convgrad.offload.common import NAMES, backend, load_runtime
 from tvm_convgrad.training.cpu import local_features, required_features
-from tvm_convgrad.training.envelope import Kind, seal, unseal, write_atomic
+from tvm_convgrad.training.envelope import Kind, check_destination, seal, unseal, write_atomic
 from tvm_convgrad.training.schema import TensorSpec
 
 if TYPE_CHECKING:
@@ -138,13 +138,12 @@ def save_artifact(executable: Any, manifest: dict[str, Any], path: Path) -> Arti
 
     Raises:
         SetupError: there is no C++ compiler, or it fails.
-        ArtifactError: `path` cannot be written.
+        ArtifactError: `path` is a folder, or cannot be written.
     """
     from tvm.support import cc
     from tvm_ffi import libinfo
 
-    if not path.parent.is_dir():
-        raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+    check_destination(path)
     if cc.get_cc() is None:
         raise SetupError("build needs a C++ compiler to link the step; install g++ or clang++, or set CXX to yours.")
     headers = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]

@@ -55,7 +55,8 @@ def load_samples(
         The samples; None if `part` is "test" and the file has no test arrays at all.
 
     Raises:
-        ArtifactError: the file is missing, is no .npz, is truncated, lacks an array, or one does not fit the model.
+        ArtifactError: the file is missing, is no .npz, is truncated, lacks an array, or an array has no rows or does
+            not fit the model.
     """
     specs = list(inputs)
     aliases = ["x"] if len(specs) == 1 else []
@@ -78,6 +79,8 @@ def load_samples(
             f"{path}: the {part} arrays have different numbers of samples, {sorted(lengths)}; each row of the input "
             "needs its row of the target."
         )
+    if not len(found[-1]):
+        raise ArtifactError(f"{path}: the {part} arrays have no samples; give at least one, or leave the arrays out.")
     if classes is not None:
         check_classes(found[-1], classes, f"{path}: the {part} target")
     return Samples(tuple(found[:-1]), found[-1])

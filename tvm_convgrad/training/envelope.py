@@ -121,6 +121,18 @@ def _unseal(kind: Kind, path: Path, file: BinaryIO) -> Sealed:
     return Sealed(path, json.loads(text), digest.hexdigest(), payload_bytes)
 
 
+def check_destination(path: Path) -> None:
+    """Refuse a path that no file can be written to, before the work whose result it is to hold.
+
+    Raises:
+        ArtifactError: the folder does not exist, or `path` is a folder itself.
+    """
+    if not path.parent.is_dir():
+        raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+    if path.is_dir():
+        raise ArtifactError(f"{path}: this is a folder; give the name of the file to write.")
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a crash at any moment leaves the old file or the new one, never a part.
 

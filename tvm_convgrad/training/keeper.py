@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tvm_convgrad.errors import ArtifactError, TrainingError
+from tvm_convgrad.errors import ArtifactError, DataError, TrainingError
 from tvm_convgrad.training.checkpoint import Checkpoint, Progress, save
 from tvm_convgrad.training.loop import StepReport, nonfinite
 from tvm_convgrad.training.schema import Array
@@ -69,9 +69,12 @@ class Keeper:
             self._good = self._good if wrong else path
 
     def told(self, reports: Iterable[StepReport]) -> Iterator[StepReport]:
-        """The reports; a TrainingError among them says what is kept, too."""
+        """The reports; a TrainingError among them says how to go on, too."""
         try:
             yield from reports
+        except DataError as error:
+            place = "" if self.folder is None else f", in another folder than {self.folder}"
+            raise DataError(f"{error} A run with mended data starts anew{place}.") from error
         except TrainingError as error:
             raise TrainingError(f"{error}{self.kept}") from error
 

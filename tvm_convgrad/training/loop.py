@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_convgrad.errors import ArtifactError, TrainingError
+from tvm_convgrad.errors import ArtifactError, DataError, TrainingError
 from tvm_convgrad.training.checkpoint import Progress
 from tvm_convgrad.training.data import Samples
-from tvm_convgrad.training.schema import Array
+from tvm_convgrad.training.schema import Array, finite
 from tvm_convgrad.training.session import Session
 
 
@@ -62,7 +62,7 @@ def train(
     """Train until `epochs` epochs are done, from where `progress` stands; it is brought up to date before each yield.
 
     Raises:
-        TrainingError: a loss is not finite, unless `allow_nonfinite`.
+        TrainingError: a loss is not finite, unless `allow_nonfinite`; a DataError if the samples are the cause.
     """
     while progress.epoch < epochs:
         batches = batches_of_epoch(progress.seed, progress.epoch, len(samples), progress.batch_size)
@@ -70,18 +70,18 @@ def train(
             inputs, target = samples.rows(batches[number])
             loss, predictions = session.step(inputs if len(inputs) > 1 else inputs[0], target, progress.lr)
             if not math.isfinite(loss) and not allow_nonfinite:
-                raise TrainingError(
-                    f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1}); "
-                    f"{_remedy(session, samples, batches[number], progress.lr)}"
-                )
+                found = f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1});"
+                if cause := _bad_samples(session, samples, batches[number]):
+                    raise DataError(f"{found} {cause}: mend the data.")
+                raise TrainingError(f"{found} train with a smaller learning rate than {progress.lr:g}.")
             progress.losses.append(loss)
             done = number + 1 == len(batches)
             progress.epoch, progress.position = (progress.epoch + 1, 0) if done else (progress.epoch, number + 1)
             yield StepReport(loss, count_right(session, predictions, target), done)
 
 
-def _remedy(session: Session, samples: Samples, batch: Array, rate: float) -> str:
-    """What to do about a loss of this batch that is not finite: mend the data if they are the cause."""
+def _bad_samples(session: Session, samples: Samples, batch: Array) -> str:
+    """Which samples of this batch have values that are not finite; "" if none has."""
     inputs, target = samples.rows(batch)
     names = [*(spec.name for spec in session.inputs), session.target.name]
     for name, array in zip(names, (*inputs, target), strict=True):
@@ -89,17 +89,14 @@ def _remedy(session: Session, samples: Samples, batch: Array, rate: float) -> st
         if wrong:
             return (
                 f"{name!r} of the training samples {', '.join(map(str, sorted(wrong)))} (counted from 0) has values "
-                "that are not finite: mend the data."
+                "that are not finite"
             )
-    return f"train with a smaller learning rate than {rate:g}."
+    return ""
 
 
 def is_finite(array: Array) -> bool:
     """Whether an array has neither NaN nor infinity; integers never have."""
-    if array.dtype.kind in "iub":
-        return True
-    wide = array if array.dtype.kind == "f" else array.astype("float32")  # bfloat16 is no float to numpy
-    return bool(np.isfinite(wide).all())
+    return array.dtype.kind in "iub" or bool(finite(array).all())
 
 
 def nonfinite(state: Mapping[str, Array]) -> list[str]:

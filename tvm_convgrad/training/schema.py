@@ -40,7 +40,8 @@ class TensorSpec:
         """Return `array` as this tensor takes it: contiguous and of its element type.
 
         Floats may come in any float type and integers in any integer type; a float for an integer, or the other
-        way round, is refused, since it is nearly always a forgotten conversion or a swapped argument.
+        way round, is refused, since it is nearly always a forgotten conversion or a swapped argument. So are
+        values that overflow in the conversion.
 
         Args:
             array: anything numpy reads.
@@ -49,7 +50,7 @@ class TensorSpec:
             rows: the first axis is a number of samples, and free.
 
         Raises:
-            ArtifactError: wrong rank, extent or element type.
+            ArtifactError: wrong rank, extent or element type, or a value that overflows.
         """
         found = np.asarray(array)
         wanted = numpy_dtype(self.dtype)
@@ -73,7 +74,41 @@ class TensorSpec:
                     f"{what} has extent {actual} on axis {axis}, shape {list(found.shape)}, but {self.name!r} of the "
                     f"model takes {expected} there: {shown.replace(chr(39), '')}."
                 )
-        return np.asarray(found, wanted, order="C")
+        with np.errstate(over="ignore"):  # said below, with the value
+            converted = np.asarray(found, wanted, order="C")
+        overflows = _overflows(found, converted)
+        if overflows is not None:
+            place = [int(axis) for axis in np.unravel_index(np.argmax(overflows), found.shape)]
+            raise ArtifactError(
+                f"{what} has the value {found[tuple(place)]} at {place}, which overflows in {self.dtype}, the element "
+                f"type of {self.name!r} of the model; bring the values into the range of {self.dtype} first."
+            )
+        return converted
+
+
+def finite(array: Array) -> Array:
+    """Where an array of floats has neither NaN nor infinity."""
+    return np.asarray(np.isfinite(array if array.dtype.kind == "f" else array.astype("float32")))  # of bfloat16
+
+
+def _overflows(found: Array, converted: Array) -> Array | None:
+    """Where `converted` is not `found` because its type does not reach so far; None if nowhere."""
+    if found.dtype == converted.dtype or np.can_cast(found.dtype, converted.dtype):
+        return None
+    if _family(found.dtype) == "integer":
+        limits = np.iinfo(converted.dtype)
+        wrong = np.zeros(found.shape, bool)
+        # Python compares integers of any size; numpy would convert one side.
+        if found.size and int(found.min()) < int(limits.min):
+            wrong |= found < limits.min
+        if found.size and int(found.max()) > int(limits.max):
+            wrong |= found > limits.max
+        return wrong if wrong.any() else None
+    wrong = ~finite(converted)
+    if not wrong.any():
+        return None
+    wrong &= finite(found)
+    return wrong if wrong.any() else None
 
 
 def _family(dtype: np.dtype[Any]) -> str:
