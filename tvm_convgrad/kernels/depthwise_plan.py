@@ -18,7 +18,7 @@ from tvm_convgrad.kernels.depthwise_planes_plan import (
 from tvm_convgrad.kernels.depthwise_weight import DepthwiseWeightTiling
 from tvm_convgrad.kernels.plan import Choice
 from tvm_convgrad.kernels.spec import Gather, axes_of, views
-from tvm_convgrad.kernels.target import CLOCK, MOST_PARTS, NEAR_PAGES, PAGE_BYTES, Machine
+from tvm_convgrad.kernels.target import CLOCK, MOST_PIECES, NEAR_PAGES, PAGE_BYTES, Machine
 from tvm_convgrad.problem import ConvProblem
 
 MAX_PRODUCTS = 1500
@@ -255,8 +255,8 @@ def invalid_depthwise_weight(problem: ConvProblem, tiling: DepthwiseWeightTiling
             return f"{name} is {getattr(tiling, name)}; it must be at least 1"
     if tiling.direct and not _weight_direct(problem, machine):
         return "direct needs contiguous channels, as many of X as of dY"
-    if tiling.parts > MOST_PARTS:
-        return f"parts is {tiling.parts}; it must be at most {MOST_PARTS}"
+    if tiling.parts > MOST_PIECES:
+        return f"parts is {tiling.parts}; it must be at most {MOST_PIECES}"
     if multiplier % tiling.multiples:
         return f"multiples is {tiling.multiples}; it must divide the {multiplier} output channels of an input channel"
     _, height, width = views(problem)[2].extents

@@ -28,7 +28,7 @@ CLOCK = 3.5e9
 PARALLEL_FROM = 50_000
 """Multiply-accumulates; less is not worth waking threads for."""
 
-MOST_PARTS = 256
+MOST_PIECES = 256
 """Pieces of a sum: four for each of 64 cores."""
 
 PAGE_BYTES, NEAR_PAGES, FAR_PAGES = 4096, 64, 400

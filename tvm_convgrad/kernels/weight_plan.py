@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_convgrad.kernels.depthwise_plan import SMALL_GROUPS, faster_of, plan_depthwise_weight
 from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.target import CLOCK, MOST_PARTS, Machine, beyond_near_pages
+from tvm_convgrad.kernels.target import CLOCK, MOST_PIECES, Machine, beyond_near_pages
 from tvm_convgrad.kernels.tile import balanced, fits, tile_rows
 from tvm_convgrad.kernels.weight_spec import (
     VECTOR,
@@ -117,8 +117,8 @@ def refusal(spec: WeightSpec, tiling: WeightTiling, machine: Machine) -> str:
     for name in ("rows", "columns", "lines", "planes", "parts", "splits", "inner"):
         if getattr(tiling, name) < 1:
             return f"{name} is {getattr(tiling, name)}; it must be at least 1"
-    if tiling.parts > MOST_PARTS:
-        return f"parts is {tiling.parts}; it must be at most {MOST_PARTS}"
+    if tiling.parts > MOST_PIECES:
+        return f"parts is {tiling.parts}; it must be at most {MOST_PIECES}"
     reason = swap_refusal(spec) if tiling.swapped else ""
     if reason:
         return reason
