@@ -64,6 +64,11 @@ class KernelCase:
         return f'--op {op} --problem {self.problem.descriptor} --tiling "{self.tiling_text}"'
 
     @property
+    def planned_problem(self) -> ConvProblem:
+        """The problem that the tilings are made for: of the representative batch where the kernel takes any."""
+        return replace(self.problem, batch=plan.REPRESENTATIVE_BATCH) if self.any_batch else self.problem
+
+    @property
     def compiled_problem(self) -> ConvProblem:
         """The problem as the kernel is made for it: its batch is a name where it is a variable of the kernel."""
         return replace(self.problem, batch="n") if self.any_batch else self.problem

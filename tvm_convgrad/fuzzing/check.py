@@ -170,10 +170,9 @@ def read_case(problem: ConvProblem, direction: str, text: str) -> KernelCase:
     tilings = tuple(tiling_of(family.tiling_types(direction), each) for each in plain)
     region = int(words.get("region", "0"))
     case = KernelCase(problem, direction, machine, kind, tilings, region, epilogue_of_words(words), any_batch)
-    planned = replace(problem, batch=plan.REPRESENTATIVE_BATCH) if any_batch else problem
     reason = (
         family.refusal(problem, direction, machine)
-        or family.invalid(planned, direction, region, tilings, machine)
+        or family.invalid(case.planned_problem, direction, region, tilings, machine)
         or plan.epilogue_refusal(choice_of(case, None), case.epilogue)
     )
     if reason:
@@ -190,8 +189,7 @@ def family_of_case(case: KernelCase) -> Family:
 
 def kernel_of(case: KernelCase) -> object:
     """The PrimFunc of a case."""
-    planned = replace(case.problem, batch=plan.REPRESENTATIVE_BATCH) if case.any_batch else case.problem
-    detail = family_of_case(case).detail(planned, case.direction, case.region, case.tilings)
+    detail = family_of_case(case).detail(case.planned_problem, case.direction, case.region, case.tilings)
     choice = choice_of(case, detail)
     return plan.build(case.compiled_problem, case.direction, case.machine, choice, "kernel", case.epilogue)
 
@@ -293,9 +291,4 @@ def differences(arrays: Sequence[Array], numbers: Numbers) -> str:
     return ""
 
 
-def epilogue_names(epilogue: Epilogue) -> str:
-    """What is fused, for reports."""
-    return "+".join(item.name for item in fields(epilogue) if getattr(epilogue, item.name)) or "plain"
-
-
-__all__ = ["DIRECTIONS", "check_case", "draw_case", "epilogue_names", "kernel_of", "numbers_of", "read_case"]
+__all__ = ["DIRECTIONS", "FAILED", "check_case", "differences", "draw_case", "kernel_of", "numbers_of", "read_case"]

@@ -255,6 +255,13 @@ class ImplicitGemmWeight(Family):
 # ------------------------------------------------------------------------------------------------- depthwise
 
 
+def _depthwise_detail(problem: ConvProblem, direction: str, tiling: object) -> object:
+    """The tiling of wgrad; for forward and dgrad also the problem in the kernels' terms, and its taps."""
+    if direction == "backward_weight":
+        return tiling
+    return gather_of(problem, direction), tiling, depthwise_planes_plan.kernel_of(problem)
+
+
 class Depthwise(Family):
     """Vectors of channels: one channel a group on one side, or small groups of as many on both."""
 
@@ -327,10 +334,8 @@ class Depthwise(Family):
         return DepthwiseWeightTiling if direction == "backward_weight" else DepthwiseTiling
 
     def detail(self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...]) -> Any:
-        """The tiling, and for forward and dgrad what it cuts."""
-        if direction == "backward_weight":
-            return tilings[0]
-        return gather_of(problem, direction), tilings[0], depthwise_planes_plan.kernel_of(problem)
+        """As of all depthwise kernels."""
+        return _depthwise_detail(problem, direction, tilings[0])
 
 
 class DepthwisePlanes(Family):
@@ -378,10 +383,8 @@ class DepthwisePlanes(Family):
         return PlaneWeightTiling if direction == "backward_weight" else PlaneTiling
 
     def detail(self, problem: ConvProblem, direction: str, region: int, tilings: tuple[Any, ...]) -> Any:
-        """The tiling, and for forward and dgrad what it cuts."""
-        if direction == "backward_weight":
-            return tilings[0]
-        return gather_of(problem, direction), tilings[0], depthwise_planes_plan.kernel_of(problem)
+        """As of all depthwise kernels."""
+        return _depthwise_detail(problem, direction, tilings[0])
 
 
 # ------------------------------------------------------------------------------------------------- Winograd
