@@ -3,7 +3,7 @@
 # make test         the test suite, without PyTorch
 # make test-torch   the tests that compare with PyTorch; installs it
 # make test-onednn  the tests that call oneDNN; installs it
-# make test-cuda    the tests that ask cuDNN, of which none needs a GPU; installs it (900 MB)
+# make test-cuda    the tests that call cuDNN, of which none needs a GPU; installs it (900 MB)
 # make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (350 MB)
 # make test-gpu     the tests that need an NVIDIA GPU: they fail where there is none; no part of .ci/run
 # make bench-gpu    cuDNN and CUTLASS beside PyTorch on a GPU: layers, training steps; installs PyTorch for CUDA (4 GB)
@@ -77,11 +77,11 @@ GPU_LAYERS := $(GPU_BENCH) --seconds 0.2
 bench-gpu: $(VENV)/with-cuda $(VENV)/with-torch
 	@mkdir -p $(OUT); failed=0; \
 	table() { name=$$1; shift; "$$@" --json $(OUT)/$$name.json --markdown $(OUT)/$$name.md || failed=1; }; \
-	networks="--suite resnet50,mobilenet_v2 --batch 32,256 --face all"; \
+	networks="--suite resnet50,mobilenet_v2 --batch 32,256 --direction all"; \
 	for type in float32 float16 bfloat16; do table cudnn-$$type $(GPU_LAYERS) $$networks --dtype $$type; done; \
 	table cudnn-tf32 env CONVGRAD_CUDNN=tf32,transforms,nondeterministic $(GPU_LAYERS) $$networks; \
 	table cutlass-float16 $(GPU_LAYERS) --impl cutlass --suite resnet50 --batch 32 --layout NHWC --dtype float16 \
-	    --face backward_weight,forward --against torch,cudnn; \
+	    --direction wgrad,forward --against torch,cudnn; \
 	for type in float32 float16; do for model in resnet18 mobilenet_v2; do \
 	    $(GPU_BENCH) --step $$model --batch 32 --dtype $$type --json $(OUT)/step-$$model-$$type.json || failed=1; \
 	done; done; \
@@ -96,7 +96,7 @@ $(OLDEST)/with-test: $(SOURCES)
 test-oldest: $(OLDEST)/with-test
 	$(OLDEST)/bin/pytest $(SHARED)
 
-# Exit code 3 is "the wheel that carries Relay cannot be had", which the script has said why; then there is nothing to do.
+# Exit code 3 is "the wheel that carries Relay cannot be had", for which the script has printed the reason; then there is nothing to do.
 # The tests fail if any of them was skipped.
 test-relay:
 	@code=0; test -e $(RELAY)/made || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \

@@ -21,9 +21,10 @@ from tvm.ir.instrument import pass_instrument
 
 import tvm_convgrad
 from tvm_convgrad.bench.suites import NETWORKS, SUITES, suite
-from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.registry import kernel_named
+from tvm_convgrad.training.compile.targets import parse_target
 
 GRADIENTS = ("backward_weight", "backward_data")
 
@@ -57,39 +58,39 @@ def main() -> None:
     parser.add_argument("--transforms", action="store_true", help="Winograd's kernels only")
     parser.add_argument("--passes", action="store_true", help="print the slowest passes of each")
     parser.add_argument("--slowest", type=int, default=8, help="how many of the slowest to print")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     tvm_convgrad.register()
-    target = parse_target(asked.target)
+    target = parse_target(options.target)
     machine = machine_of(target)
-    choose = plan.choose_winograd if asked.transforms else plan.choose
     problems = dict.fromkeys(
         problem
-        for name in asked.suites
-        for batch in asked.batches
-        for layout in asked.layouts
+        for name in options.suites
+        for batch in options.batches
+        for layout in options.layouts
         for problem in suite(name, batch, layout)
     )
     tvm.compile(tvm.IRModule({}), target)  # what is loaded once
     found = []
     for problem in problems:
-        for face in GRADIENTS:
+        for direction in GRADIENTS:
             times = PassTimes()
             begin = time.process_time()
-            choice = choose(problem, face, machine)
+            forced = kernel_named("winograd", direction) if options.transforms else None
+            choice = chooser.choose(problem, direction, machine, forced)
             if not choice.is_kernel:
                 continue
-            function = plan.build(problem, face, machine, choice, "main")
+            function = chooser.build(problem, direction, machine, choice, "main")
             planned = time.process_time()
-            with tvm.transform.PassContext(instruments=[times] if asked.passes else []):
+            with tvm.transform.PassContext(instruments=[times] if options.passes else []):
                 library = tvm.compile(tvm.IRModule({"main": function}), target)
             lowered = time.process_time()
             library["main"]  # which is when LLVM makes machine code
             done = time.process_time()
             parts = f"plan {planned - begin:.2f}, TVM {lowered - planned:.2f}, machine code {done - lowered:.2f}"
             passes = ", ".join(f"{name} {seconds:.2f}" for name, seconds in times.seconds.most_common(4))
-            found.append((done - begin, f"{face} {problem.descriptor} [{choice.kind}]: {parts}", passes))
+            found.append((done - begin, f"{direction} {problem.descriptor} [{choice.name}]: {parts}", passes))
     found.sort(reverse=True)
-    for seconds, text, passes in found[: asked.slowest]:
+    for seconds, text, passes in found[: options.slowest]:
         print(f"{seconds:.2f} s  {text}" + (f"; {passes}" if passes else ""))
     every = [seconds for seconds, *_ in found]
     within = sum(seconds <= 0.5 for seconds in every) / len(every)

@@ -26,10 +26,10 @@ import tvm
 import tvm_ffi
 
 from tvm_convgrad.bench.suites import NETWORKS, suite
-from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE
-from tvm_convgrad.offload.common import backend, load_runtime
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.registry import backend, load_runtime
 
 MARK = "convgrad"
 NAMES = ("resnet50", "mobilenet_v2", "vgg16")
@@ -53,19 +53,19 @@ def main() -> None:
 
 
 def call_all(problems: Iterable[ConvProblem], calls: int) -> None:
-    """Call each face of each problem; oneDNN reports on the standard output, between two marks for each face."""
+    """Call each direction of each problem; oneDNN reports on the standard output, between two marks."""
     onednn, c = backend("onednn"), ctypes.CDLL(None)
     load_runtime("onednn", onednn.library())
-    run = tvm_ffi.get_global_func(onednn.entry)
+    run = tvm_ffi.get_global_func(onednn.run_function)
     for number, problem in enumerate(problems):
-        for face, what in FACES.items():
-            numbers = onednn.numbers(face, problem, NO_EPILOGUE, None)
+        for direction, what in DIRECTIONS.items():
+            numbers = onednn.numbers(direction, problem, NO_EPILOGUE, None)
             block = (ctypes.c_int64 * len(numbers))(*numbers)
             tensors = [
                 tvm.runtime.tensor(np.ones([int(extent) for extent in problem.tensors[tensor][0]], "float32"))
                 for tensor in (*what.operands, what.result)
             ]
-            c.puts(f"{MARK},{number},{face}".encode())
+            c.puts(f"{MARK},{number},{direction}".encode())
             times = []
             for _ in range(calls):
                 begin = time.thread_time()
@@ -96,16 +96,16 @@ def summary(problems: dict[ConvProblem, int], lines: Iterable[str]) -> str:
     spent: dict[str, float] = defaultdict(float)
     for number, (problem, count) in enumerate(problems.items()):
         weights = {}
-        for face in FACES if number else ("forward", "backward_weight"):
-            total += count * calls[number, face]
-            found = reorders[number, face].items()
-            weights[face] = sum(once for what, once in found if what.endswith(f",{weight_of(problem)}"))
-            spent[face] += count * weights[face]
+        for direction in DIRECTIONS if number else ("forward", "backward_weight"):
+            total += count * calls[number, direction]
+            found = reorders[number, direction].items()
+            weights[direction] = sum(once for what, once in found if what.endswith(f",{weight_of(problem)}"))
+            spent[direction] += count * weights[direction]
         most += count * max(weights["forward"], weights["backward_data"]) if number else 0.0
         if number and any(weight_of(problem) in what for what in reorders[number, "forward"]):
             reordered += count
             same += count * (formats[number, "forward"] == formats[number, "backward_data"])
-    times = ", ".join(f"{face} {milliseconds:.2f}" for face, milliseconds in spent.items())
+    times = ", ".join(f"{direction} {milliseconds:.2f}" for direction, milliseconds in spent.items())
     return (
         f"calls {total:7.1f} ms; weights: {times} ms; one format for {same} of {reordered} layers; "
         f"at most {most:.2f} ms to gain, {100 * most / total:.2f} %"

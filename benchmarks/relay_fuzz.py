@@ -3,7 +3,7 @@
 
     python benchmarks/relay_fuzz.py ../shared/relay_corpus --count 10000 [--seed 0] [--jobs 2]
 
-Mutations flip, insert, remove, repeat and copy bytes, exchange numbers, and cut the file. A worker process may
+Mutations flip, insert, remove, repeat and copy bytes, exchange numbers, and truncate the file. A worker process may
 take 2 GiB, an import 10 s; a crash, a hang, another exception or more memory is a fault, and its mutation
 is printed so that --seed and its number replay it. The exit code is 1 if there is any.
 """

@@ -24,9 +24,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from tvm_convgrad import reference
-from tvm_convgrad.catalogue import BACKWARD_WEIGHT, FORWARD
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT, FORWARD
+from tvm_convgrad.core.problem import ConvProblem
 
 CONFIGURATIONS = {
     "plain": (
@@ -166,7 +166,7 @@ def converted(module: Any, layouts: tuple[str, str]) -> Any:
     function = module["main"]
     partials = relay.Tuple(function.body.fields[1:3])
     module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(function.params, partials)))
-    wanted = {f"nn.conv2d_backward_{face}": list(layouts) for face in ("weight", "data")}
+    wanted = {f"nn.conv2d_backward_{direction}": list(layouts) for direction in ("weight", "data")}
     with tvm.transform.PassContext(opt_level=3):
         return relay.transform.ConvertLayout(wanted)(module)
 
@@ -312,8 +312,8 @@ def _table(rows: dict[str, list[dict[str, str]]]) -> None:
     for path in PATHS:
         for family in (*CONFIGURATIONS, "all"):
             counts = {
-                party: Counter(r["status"] for r in members if r["path"] == path and family in ("all", r["family"]))
-                for party, members in rows.items()
+                side: Counter(r["status"] for r in members if r["path"] == path and family in ("all", r["family"]))
+                for side, members in rows.items()
             }
             total, stock = sum(counts["ours"].values()), counts["stock"]
             cells = [stock["right"], stock["wrong"], stock["raises"]] if path in STOCK_PATHS else ["-"] * 3

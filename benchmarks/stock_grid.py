@@ -25,10 +25,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from tvm_convgrad import reference
-from tvm_convgrad.bulk import numpy_dtype, quick_machine
-from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import numpy_dtype, quick_machine
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def outcome(config: Config) -> tuple[str, str]:
     }
     try:
         found = _gradients(config, arrays)
-    except Exception as error:  # stock TVM raises whatever it meets; that it raises is the result
+    except Exception as error:  # whatever stock TVM raises: that it raises is the result
         return "raises", f"{type(error).__name__}: {_last_line(error)}"
     for (name, have), want in zip(found.items(), expected(config, arrays), strict=True):
         if have.shape != want.shape:

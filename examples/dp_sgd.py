@@ -20,9 +20,7 @@ import tvm
 from digits_cnn import make_data, make_model
 from tvm import relax
 
-from tvm_convgrad.training.frontends import load_model
-from tvm_convgrad.training.lower import compile_module
-from tvm_convgrad.training.per_sample import per_sample_module
+from tvm_convgrad.training import compile_module, load_model, per_sample_module
 
 
 def load_network(batch: int):
@@ -78,7 +76,7 @@ def main() -> None:
     accuracy = right / len(x_test)
     print(f"test accuracy {accuracy:.3f}")
     if accuracy < options.require_accuracy:
-        raise SystemExit(f"below the {options.require_accuracy} that was asked for")
+        raise SystemExit(f"below the {options.require_accuracy} of --require-accuracy")
 
 
 if __name__ == "__main__":

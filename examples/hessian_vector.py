@@ -4,8 +4,8 @@
     python examples/hessian_vector.py [--iterations N]
 
 The product H v is the gradient of <gradient of the loss, v>, so relax.transform.Gradient is applied twice. The second
-time it meets the operators that the first one made, whose gradients are of the same family (docs/CLOSURE.md). Power
-iteration on v -> H v then finds the eigenvalue of H of largest size; the end compares it with finite differences.
+time it differentiates the operators that the first one made, whose gradients are of the same family (docs/CLOSURE.md).
+Power iteration on v -> H v then finds the eigenvalue of H of largest size; the end compares it with finite differences.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tvm_convgrad.training.checkpoint import load_latest
-from tvm_convgrad.training.session import Session
+from tvm_convgrad.training import Session, load_latest
 
 ROWS, COLUMNS = 4, 10
 

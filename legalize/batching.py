@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vmap of a face of the convolution by the batching table: operands folded, one unbatched call, the result unfolded.
+"""vmap of a direction of the convolution by the batching table: operands folded, one unbatched call, result unfolded.
 
 Levels of vmap are folded from the outermost to the innermost and unfolded in the opposite order. A batch of symbolic
 extent cannot become channels or groups, which are numbers in a program: such a level is carried to the call as an axis.
@@ -14,9 +14,9 @@ from typing import Any
 
 from legalize.builder import Builder, Extent, Value
 from legalize.rearrange import rearrange
-from tvm_convgrad.batch_rules import BatchRule, rule_of
-from tvm_convgrad.catalogue import Face
-from tvm_convgrad.errors import ProblemError
+from tvm_convgrad.core.batch_rules import BatchRule, rule_of
+from tvm_convgrad.core.catalogue import Direction
+from tvm_convgrad.core.errors import ProblemError
 
 Level = Mapping[str, "int | None"]
 """Of one vmap: where each operand has the batch axis, counted from the front after the outer levels' axes are gone."""
@@ -25,13 +25,14 @@ _TERM = re.compile(r"\([^()]*\)|\.\.\.|\w+")
 
 
 @dataclass(frozen=True)
-class Call:
+class UnbatchedCall:
     """The unbatched call that a vmap comes to.
 
     Attributes:
-        operands: in the face's order; each has the `carried` batch axes first (of extent 1 where it is not batched).
+        operands: in the direction's order; each has the `carried` batch axes first (of extent 1 where it is not
+            batched).
         groups: those of the call.
-        data_shape: dgrad's argument, in the data's layout; None for the other faces.
+        data_shape: dgrad's argument, in the data's layout; None for the other directions.
         carried: extents of the batch axes that could not be folded; usually none.
     """
 
@@ -43,20 +44,20 @@ class Call:
 
 def vmap(
     builder: Builder,
-    face: Face,
+    direction: Direction,
     levels: Sequence[Level],
     operands: Mapping[str, Value],
     layouts: Mapping[str, str],
     groups: int,
     data_shape: Sequence[Extent] | None,
-    call: Callable[[Call], Value],
+    call: Callable[[UnbatchedCall], Value],
     equal: Callable[[Any, Any], bool | None] = lambda a, b: bool(a == b),
 ) -> Value:
-    """A face of the convolution under one or more vmaps.
+    """A direction of the convolution under one or more vmaps.
 
     Args:
         builder: emits reshapes and transposes.
-        face: of the catalogue.
+        direction: of the catalogue.
         levels: outermost first; each batches at least one operand.
         operands: by tensor name, batch axes included.
         layouts: of "data", "weight" and "grad", batch axes excluded.
@@ -72,14 +73,14 @@ def vmap(
         ProblemError: the operands of a level have different numbers of entries.
     """
     values = dict(operands)
-    axes = {name: _axes(layouts[name], [level[name] for level in levels]) for name in face.operands}
+    axes = {name: _axes(layouts[name], [level[name] for level in levels]) for name in direction.operands}
     extents = [_extent(builder, number, values, axes, equal) for number in range(len(levels))]
     shape = None if data_shape is None else list(data_shape)
     undo: list[tuple[int, BatchRule, dict[str, Extent]]] = []
     carried = []
     for number, extent in enumerate(extents):
-        batched = frozenset(name for name in face.operands if f"b{number}" in axes[name])
-        rule = rule_of(face, batched)
+        batched = frozenset(name for name in direction.operands if f"b{number}" in axes[name])
+        rule = rule_of(direction, batched)
         if rule.into != "N" and not isinstance(extent, int):
             carried.append(number)
             continue
@@ -102,10 +103,10 @@ def vmap(
             longer = layouts["data"].index("N" if rule.into == "N" else "C")
             shape[longer] = shape[longer] * extent
     first = [f"b{number}" for number in carried]
-    lined_up = [_lined_up(builder, values[name], axes[name], first) for name in face.operands]
-    result = call(Call(lined_up, groups, shape, [extents[number] for number in carried]))
+    lined_up = [_lined_up(builder, values[name], axes[name], first) for name in direction.operands]
+    result = call(UnbatchedCall(lined_up, groups, shape, [extents[number] for number in carried]))
 
-    layout, done = layouts[face.result], first
+    layout, done = layouts[direction.result], first
     for number, rule, sizes in reversed(undo):
         left, right = (_terms(side, layout) for side in _sides(rule.result))
         before = [*done, *(left[axis] for axis in layout)]
@@ -154,7 +155,7 @@ def _sides(pattern: str) -> tuple[str, str]:
 
 
 def _terms(side: str, layout: str) -> dict[str, str]:
-    """What a side of a canonical pattern says of each letter of a layout; spatial axes keep their own names."""
+    """The term of each letter of a layout in a side of a canonical pattern; spatial axes keep their own names."""
     terms = [term for term in _TERM.findall(side) if term not in ("b", "...")]
     canonical = "OI" if "O" in layout else "NC"
     return {letter: letter.lower() for letter in layout} | dict(zip(canonical, terms, strict=True))

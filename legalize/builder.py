@@ -73,5 +73,5 @@ class Builder(Protocol):
     ) -> Value:
         """Transposed convolution of data (N, C, …) by weight (C, O/groups, …), summed in `out_dtype`.
 
-        Extents of the result: `(X - 1) * stride + effective kernel - low - high + output_padding`.
+        Extents of the result: `core.geometry.transposed_extent`.
         """

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from legalize.builder import Builder, Extent, Value
 from legalize.rearrange import rearrange
-from tvm_convgrad.geometry import effective_kernel, hidden_extent
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.geometry import effective_kernel, hidden_extent
+from tvm_convgrad.core.problem import ConvProblem
 
 
 def transposed(builder: Builder, problem: ConvProblem, grad: Value, weight: Value, extents: Sequence[Extent]) -> Value:

@@ -11,9 +11,9 @@ from legalize import data as _data
 from legalize import weight as _weight
 from legalize.builder import Builder, Extent, Value
 from legalize.rearrange import permute
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, data_layout_of, kernel_layout_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, kernel_layout_of
+from tvm_convgrad.core.problem import ConvProblem
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def _operands(builder: Builder, problem: ConvProblem, *operands: tuple[Value, st
     return [builder.cast(value, problem.accumulator) for value, _ in operands]
 
 
-def _find(forms: dict[str, Form], name: str, problem: ConvProblem, face: str) -> Form:
+def _find(forms: dict[str, Form], name: str, problem: ConvProblem, direction: str) -> Form:
     if name not in forms:
-        raise UnsupportedError(f"{face}: there is no composition {name!r}; there are {', '.join(forms)}")
+        raise UnsupportedError(f"{direction}: there is no composition {name!r}; there are {', '.join(forms)}")
     reason = forms[name].refuses(problem)
     if reason is not None:
-        raise UnsupportedError(f"{face}: composition {name!r} refuses {problem.descriptor}: {reason}")
+        raise UnsupportedError(f"{direction}: composition {name!r} refuses {problem.descriptor}: {reason}")
     return forms[name]

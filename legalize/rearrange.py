@@ -13,7 +13,7 @@ from operator import mul
 from typing import Any
 
 from legalize.builder import Builder, Extent, Value
-from tvm_convgrad.errors import ProblemError
+from tvm_convgrad.core.errors import ProblemError
 
 _WORD = re.compile(r"\(([^()]*)\)|(\.\.\.|\w+)")
 

@@ -5,14 +5,14 @@
 
 Read with k as the output position this is a convolution of X by dY in which the batch is the reduced channel, and
 stride and dilation have changed places. Where the forward convolution left trailing elements of X unused, that
-convolution is longer than the kernel; the surplus is cut off.
+convolution is longer than the kernel; the surplus is cropped.
 """
 
 from __future__ import annotations
 
 from legalize.builder import Builder, Value
 from legalize.rearrange import rearrange
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.problem import ConvProblem
 
 
 def swapped_roles(builder: Builder, problem: ConvProblem, grad: Value, data: Value) -> Value:
@@ -40,14 +40,14 @@ def swapped_roles(builder: Builder, problem: ConvProblem, grad: Value, data: Val
         groups=problem.groups,
         out_dtype=problem.accumulator,
     )
-    return rearrange(builder, _cut_to_kernel(builder, problem, wide), "i o ... -> o i ...")
+    return rearrange(builder, _cropped_to_kernel(builder, problem, wide), "i o ... -> o i ...")
 
 
 def tiled_depthwise(builder: Builder, problem: ConvProblem, grad: Value, data: Value) -> Value:
     """One depthwise convolution with a group for each (sample, input channel), summed over the samples.
 
-    dY is tiled so that every input channel of a group meets every output channel of that group. Arguments and result as
-    in `swapped_roles`.
+    dY is tiled so that every input channel of a group is paired with every output channel of it. Arguments and result
+    as in `swapped_roles`.
     """
     n, groups = problem.batch, problem.groups
     per_group = problem.in_channels // groups
@@ -64,8 +64,8 @@ def tiled_depthwise(builder: Builder, problem: ConvProblem, grad: Value, data: V
         groups=int(n) * problem.in_channels,
         out_dtype=problem.accumulator,
     )
-    cut = _cut_to_kernel(builder, problem, wide)
-    samples = rearrange(builder, cut, "1 (n g i o) ... -> n g i o ...", n=n, g=groups, i=per_group)
+    cropped = _cropped_to_kernel(builder, problem, wide)
+    samples = rearrange(builder, cropped, "1 (n g i o) ... -> n g i o ...", n=n, g=groups, i=per_group)
     return rearrange(builder, builder.sum(samples, 0), "g i o ... -> (g o) i ...")
 
 
@@ -76,7 +76,7 @@ def tiled_depthwise_refuses(problem: ConvProblem) -> str | None:
     return None
 
 
-def _cut_to_kernel(builder: Builder, problem: ConvProblem, wide: Value) -> Value:
+def _cropped_to_kernel(builder: Builder, problem: ConvProblem, wide: Value) -> Value:
     shape = builder.shape(wide)
     end = (*shape[:2], *problem.kernel)
     if all(isinstance(have, int) and have == want for have, want in zip(shape[2:], problem.kernel, strict=True)):

@@ -37,4 +37,4 @@ class ConvBackwardDataAttrs(tvm.ir.Attrs):
 
 
 ATTRS = {"backward_weight": ConvBackwardWeightAttrs, "backward_data": ConvBackwardDataAttrs}
-"""The attribute class of each face."""
+"""The attribute class of each direction."""

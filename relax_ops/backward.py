@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convolution_backward as Relax expressions: the faces that `tvm_convgrad.backward` names, and the sum for the bias."""
+"""convolution_backward as Relax expressions: the directions that `core.backward` names, and the sum for the bias."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tvm import relax
 
 from relax_ops.ir import AnalyzerProver, dtype_of, spec_of
 from relax_ops.program import Convolution
-from tvm_convgrad.backward import NAME, OPERANDS, BackwardCall, backward_call
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.core.backward import NAME, OPERANDS, BackwardCall, backward_call
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL
 
-Gradients = tuple[Any, Any, Any]
+Gradients = tuple[relax.Expr | None, relax.Expr | None, relax.Expr | None]
 
 
 class _Nested:
@@ -24,19 +24,19 @@ class _Nested:
     def __init__(self) -> None:
         self._builder = relax.BlockBuilder()
 
-    def normalize(self, expr: Any) -> Any:
+    def normalize(self, expr: relax.Expr) -> relax.Expr:
         return self._builder.normalize(expr)
 
-    def emit(self, expr: Any) -> Any:
+    def emit(self, expr: relax.Expr) -> relax.Expr:
         return expr
 
 
-def convolution_backward(tensors: Mapping[str, Any], **arguments: Any) -> Gradients:
+def convolution_backward(tensors: Mapping[str, relax.Expr], **arguments: Any) -> Gradients:
     """Expressions for the gradients of data, weight and bias; None where masked.
 
     Args:
         tensors: "grad", "data" and "weight", Relax expressions whose types are known.
-        arguments: those of `tvm_convgrad.backward.backward_call`.
+        arguments: those of `tvm_convgrad.core.backward.backward_call`.
 
     Raises:
         ProblemError, DTypeError: the tensors do not belong to one convolution.
@@ -54,7 +54,7 @@ def convolution_backward(tensors: Mapping[str, Any], **arguments: Any) -> Gradie
     return gradients_of(backward_call(specs, AnalyzerProver(), **arguments), tensors)
 
 
-def gradients_of(call: BackwardCall, tensors: Mapping[str, Any]) -> Gradients:
+def gradients_of(call: BackwardCall, tensors: Mapping[str, relax.Expr]) -> Gradients:
     """The expressions of a checked call."""
     builder, layouts = _Nested(), dict(zip(OPERANDS, call.layouts, strict=True))
     operands = dict(tensors) | {"grad": _cropped(builder, call, tensors["grad"], layouts["grad"])}
@@ -68,10 +68,10 @@ def gradients_of(call: BackwardCall, tensors: Mapping[str, Any]) -> Gradients:
         kernel=call.kernel,
         data_shape=spec_of(tensors[call.roles["data"]], "data", NAME).shape,
     )
-    results: list[Any] = []
-    for wanted, name, (face, (first, second)) in zip(call.mask, ("data", "weight"), call.gradients, strict=False):
+    results: list[relax.Expr | None] = []
+    for wanted, name, (direction, (first, second)) in zip(call.mask, ("data", "weight"), call.gradients, strict=False):
         dtype = dtype_of(tensors[name].ty)
-        made = convolution.call(face, operands[first], operands[second], dtype, builder) if wanted else None
+        made = convolution.call(direction, operands[first], operands[second], dtype, builder) if wanted else None
         results.append(made)
     bias = None
     if call.mask[2]:
@@ -79,7 +79,7 @@ def gradients_of(call: BackwardCall, tensors: Mapping[str, Any]) -> Gradients:
     return results[0], results[1], bias
 
 
-def backward_module(call: BackwardCall, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Any:
+def backward_module(call: BackwardCall, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> tvm.IRModule:
     """An IRModule whose `main(grad, data, weight)` gives a tuple of the wanted gradients.
 
     Args:
@@ -95,7 +95,7 @@ def backward_module(call: BackwardCall, tensors: Mapping[str, tuple[tuple[int, .
     return builder.get()
 
 
-def _cropped(builder: _Nested, call: BackwardCall, grad: Any, layout: str) -> Any:
+def _cropped(builder: _Nested, call: BackwardCall, grad: relax.Expr, layout: str) -> relax.Expr:
     """grad without the elements that the transposed convolution wrote no product to."""
     axes = [i for i, crop in enumerate(call.crop) if crop]
     if not axes:
@@ -108,7 +108,9 @@ def _cropped(builder: _Nested, call: BackwardCall, grad: Any, layout: str) -> An
     return builder.normalize(sliced)
 
 
-def bias_gradient(builder: Any, grad: Any, layout: str, dtype: str, levels: Sequence[int | None] = ()) -> Any:
+def bias_gradient(
+    builder: relax.BlockBuilder | _Nested, grad: relax.Expr, layout: str, dtype: str, levels: Sequence[int | None] = ()
+) -> relax.Expr:
     """grad summed over everything but channels, 16-bit floats in float32; under vmap for each entry of the batch axes.
 
     Args:

@@ -12,8 +12,8 @@ from tvm import relax, te, topi
 from legalize.builder import Extent, Value
 from relax_ops.compat import arithmetic
 from relax_ops.ir import AnalyzerProver, dtype_of, part, spec_of
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
 
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 _TRANSPOSED = {1: relax.op.nn.conv1d_transpose, 2: relax.op.nn.conv2d_transpose, 3: relax.op.nn.conv3d_transpose}
@@ -22,7 +22,7 @@ _TRANSPOSED = {1: relax.op.nn.conv1d_transpose, 2: relax.op.nn.conv2d_transpose,
 class RelaxBuilder:
     """Emits stock Relax operations through `block_builder`."""
 
-    def __init__(self, block_builder: Any) -> None:
+    def __init__(self, block_builder: relax.BlockBuilder) -> None:
         self._bb = block_builder
 
     def shape(self, value: Value) -> tuple[Extent, ...]:
@@ -77,19 +77,19 @@ class RelaxBuilder:
         return self._emit(relax.op.nn.pad(value, [p for pair in pairs for p in pair]))
 
     def slice(self, value: Value, begin: Sequence[Extent], end: Sequence[Extent]) -> Value:
-        """relax.strided_slice over the axes that are really cut."""
+        """relax.strided_slice over the axes that it makes shorter."""
         shape = self.shape(value)
         prover = AnalyzerProver()
-        cut = [
+        sliced = [
             i
             for i, (b, e) in enumerate(zip(begin, end, strict=True))
             if not (_is(b, 0) and prover.equal(e, shape[i]) is True)
         ]
-        if not cut:
+        if not sliced:
             return value
         return self._emit(
             relax.op.strided_slice(
-                value, axes=cut, begin=[begin[i] for i in cut], end=[end[i] for i in cut], assume_inbound=True
+                value, axes=sliced, begin=[begin[i] for i in sliced], end=[end[i] for i in sliced], assume_inbound=True
             )
         )
 
@@ -172,7 +172,7 @@ def _name_or_constant(extent: Extent) -> Any:
     return tvm.tirx.IntImm("int64", extent) if isinstance(extent, int) else tvm.tirx.Var("extent", "int64")
 
 
-def checked_view(block_builder: Any, value: Value, shape: Sequence[Extent]) -> Value:
+def checked_view(block_builder: relax.BlockBuilder, value: Value, shape: Sequence[Extent]) -> Value:
     """The tensor `value` typed as of `shape`; whether it has that shape is checked when the program runs.
 
     A match_cast of its shape and a view, not a match_cast of itself: TVM 0.26 plans the memory of a tensor as free

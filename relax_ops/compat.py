@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What apache-tvm 0.26 and 0.27 name differently, said once."""
+"""What apache-tvm 0.26 and 0.27 name differently, in one place."""
 
 from __future__ import annotations
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import tvm
 from tvm import relax
 
 from relax_ops.compat import arithmetic
-from tvm_convgrad.arguments import problem_of_call
-from tvm_convgrad.catalogue import BY_NAME, ConvAttributes, OpEntry, TensorSpec
-from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, swapped_kernel_layout
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.arguments import problem_of_call, problem_of_stock_call, stored_attributes
+from tvm_convgrad.core.catalogue import BY_NAME, OpEntry
+from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, Extent, Size
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.type_relation import ConvAttributes, TensorSpec
 
 PREFIX = "relax.nn."
 TRANSPOSED = tuple(f"conv{rank}d_transpose" for rank in SPATIAL)
@@ -30,7 +30,7 @@ class AnalyzerProver:
     def __init__(self) -> None:
         self._analyzer = arithmetic.Analyzer()
 
-    def equal(self, a: Any, b: Any) -> bool | None:
+    def equal(self, a: Size, b: Size) -> bool | None:
         """Whether two extents are equal: proven, disproven, or None."""
         if isinstance(a, int) and isinstance(b, int):
             return a == b
@@ -40,12 +40,12 @@ class AnalyzerProver:
             return False
         return None
 
-    def show(self, extent: Any) -> str:
+    def show(self, extent: Size) -> str:
         """An extent simplified, as text: `h - 2`."""
         return str(extent) if isinstance(extent, int) else _text(self._analyzer.simplify(extent))
 
 
-def extent_of(value: Any) -> Any:
+def extent_of(value: Size) -> Size:
     """An int where the extent is a constant, else the IR expression."""
     if isinstance(value, int):
         return value
@@ -54,21 +54,21 @@ def extent_of(value: Any) -> Any:
     return value
 
 
-def extents_of(shape: Any) -> tuple[Any, ...]:
+def extents_of(shape: relax.ShapeExpr | Sequence[Size]) -> tuple[Size, ...]:
     """Extents of a ShapeExpr, a shape's values, or any sequence of them."""
     values = shape.values if hasattr(shape, "values") and not isinstance(shape, dict) else shape
     return tuple(extent_of(v) for v in values)
 
 
-def dtype_of(value: Any) -> str | None:
+def dtype_of(value: relax.TensorType) -> str | None:
     """The element type of a tensor type, None if it is not known."""
     dtype = value.dtype
     text = "" if dtype is None else str(getattr(dtype, "dtype", dtype))
     return None if text in ("", "void") else text
 
 
-def spec_of(expr: Any, name: str, op: str) -> TensorSpec:
-    """What the type of a Relax expression says.
+def spec_of(expr: relax.Expr, name: str, op: str) -> TensorSpec:
+    """The TensorSpec of a Relax expression.
 
     Raises:
         DTypeError: it is not a tensor.
@@ -81,7 +81,7 @@ def spec_of(expr: Any, name: str, op: str) -> TensorSpec:
     return TensorSpec(shape, ndim, dtype_of(ty))
 
 
-def shape_values(shape: Any) -> tuple[Any, ...] | None:
+def shape_values(shape: relax.Expr) -> tuple[Size, ...] | None:
     """Extents of a shape expression: those written in it, or those of its type; None if they are not known."""
     if isinstance(shape, relax.ShapeExpr):
         return extents_of(shape.values)
@@ -89,7 +89,7 @@ def shape_values(shape: Any) -> tuple[Any, ...] | None:
     return None if not isinstance(ty, relax.ShapeType) or ty.values is None else extents_of(ty.values)
 
 
-def constant_extents(expr: Any) -> tuple[int, ...] | None:
+def constant_extents(expr: relax.Expr) -> tuple[int, ...] | None:
     """The shape of a tensor expression; None if it is not known, an extent is symbolic, or it is no tensor."""
     shape = getattr(expr.ty, "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
@@ -98,45 +98,30 @@ def constant_extents(expr: Any) -> tuple[int, ...] | None:
     return extents if all(isinstance(extent, int) for extent in extents) else None
 
 
-def entry_of(call: Any) -> OpEntry:
+def entry_of(call: relax.Call) -> OpEntry:
     """The catalogue's entry of a call to one of the family's operators or to a stock convolution."""
     return BY_NAME[str(call.op.name).removeprefix(PREFIX)]
 
 
-def pairs_of(flat: Sequence[Any], rank: int) -> tuple[tuple[int, int], ...]:
+def pairs_of(flat: Sequence[int], rank: int) -> tuple[tuple[int, int], ...]:
     """TVM's flat padding (all lows, then all highs) as (low, high) pairs."""
     ints = [int(p) for p in flat]
     return tuple(zip(ints[:rank], ints[rank:], strict=True))
 
 
-def attributes_of(call: Any) -> ConvAttributes:
+def attributes_of(call: relax.Call) -> ConvAttributes:
     """The checked attributes of a call to one of the six operators.
 
     Raises:
         ProblemError, DTypeError: an attribute breaks a rule.
     """
     entry, attrs = entry_of(call), call.attrs
-    for name in ("strides", "dilation"):
-        if len(getattr(attrs, name)) != entry.rank:
-            raise ProblemError(f"{entry.name}: {name} needs {entry.rank} entries, but has {len(getattr(attrs, name))}")
     if len(attrs.padding) != 2 * entry.rank:
         raise ProblemError(f"{entry.name}: padding needs {2 * entry.rank} entries, but has {len(attrs.padding)}")
-    return ConvAttributes(
-        op=entry.name,
-        rank=entry.rank,
-        strides=tuple(int(s) for s in attrs.strides),
-        padding=pairs_of(attrs.padding, entry.rank),
-        dilation=tuple(int(d) for d in attrs.dilation),
-        groups=int(attrs.groups),
-        grad_layout=str(attrs.grad_layout),
-        data_layout=str(attrs.data_layout),
-        kernel_layout=str(attrs.kernel_layout),
-        out_dtype=str(attrs.out_dtype) or None,
-        kernel_size=tuple(int(k) for k in attrs.kernel_size) if "kernel_size" in entry.attributes else None,
-    )
+    return stored_attributes(entry, **{name: getattr(attrs, name) for name in entry.attributes})
 
 
-def problem_of(call: Any) -> ConvProblem:
+def problem_of(call: relax.Call) -> ConvProblem:
     """The ConvProblem of a well-typed call to one of the six operators or to a stock convolution.
 
     Symbolic extents become their text.
@@ -145,9 +130,9 @@ def problem_of(call: Any) -> ConvProblem:
         UnsupportedError: a shape or type is not known.
     """
     entry = entry_of(call)
-    shapes: dict[str, tuple[Any, ...]] = {}
+    shapes: dict[str, tuple[Size, ...]] = {}
     dtypes: dict[str, str] = {}
-    for name, operand in zip(entry.face.operands, call.args, strict=False):
+    for name, operand in zip(entry.direction.operands, call.args, strict=False):
         spec = spec_of(operand, name, entry.name)
         if spec.shape is None or spec.dtype is None:
             raise UnsupportedError(
@@ -155,36 +140,20 @@ def problem_of(call: Any) -> ConvProblem:
                 f"give it by R.match_cast"
             )
         shapes[name], dtypes[name] = spec.shape, spec.dtype
-    if entry.face.name == "forward":
-        return _forward_problem(call, entry, shapes, dtypes)
+    if entry.direction.name == "forward":
+        shapes["data"] = tuple(map(_name, shapes["data"]))
+        dtypes["grad"] = dtype_of(call.ty) or dtypes["data"]
+        return problem_of_stock_call(entry.name, entry.rank, call.attrs, shapes, dtypes)
     attributes = attributes_of(call)
-    if entry.face.name == "backward_data":
+    if entry.direction.name == "backward_data":
         values = shape_values(call.args[2])
         if values is None:
             raise UnsupportedError(f"{entry.name}: data_shape is not known at compile time; give it by R.match_cast")
         shapes["data"] = values
-    return problem_of_call(entry.face, attributes, shapes, dtypes, _name)
+    return problem_of_call(entry.direction, attributes, shapes, dtypes, _name)
 
 
-def _forward_problem(
-    call: Any, entry: OpEntry, shapes: dict[str, tuple[Any, ...]], dtypes: dict[str, str]
-) -> ConvProblem:
-    attrs = call.attrs
-    return ConvProblem.from_shapes(
-        tuple(_name(e) for e in shapes["data"]),
-        shapes["weight"],
-        strides=tuple(int(s) for s in attrs.strides),
-        padding=pairs_of(attrs.padding, entry.rank),
-        dilation=tuple(int(d) for d in attrs.dilation),
-        groups=int(attrs.groups),
-        data_layout=str(attrs.data_layout),
-        kernel_layout=str(attrs.kernel_layout),
-        grad_layout=str(attrs.out_layout) or str(attrs.data_layout),
-        dtypes=(dtypes["data"], dtypes["weight"], dtype_of(call.ty) or dtypes["data"]),
-    )
-
-
-def transposed_problem_of(call: Any) -> ConvProblem:
+def transposed_problem_of(call: relax.Call) -> ConvProblem:
     """The problem whose dgrad a stock transposed convolution is: its result is X, its data dY, its weight W.
 
     Raises:
@@ -198,42 +167,29 @@ def transposed_problem_of(call: Any) -> ConvProblem:
     )
     if None in (result.shape, result.dtype, data.shape, data.dtype, weight.shape, weight.dtype):
         raise UnsupportedError(f"{name}: a shape or dtype is not known at compile time; give it by R.match_cast")
-    data_layout = str(attrs.data_layout)
-    problem = ConvProblem.from_shapes(
-        tuple(_name(e) for e in result.shape or ()),
-        weight.shape or (),
-        strides=tuple(int(s) for s in attrs.strides),
-        padding=pairs_of(attrs.padding, len(attrs.strides)),
-        dilation=tuple(int(d) for d in attrs.dilation),
-        groups=int(attrs.groups),
-        data_layout=str(attrs.out_layout) or data_layout,
-        kernel_layout=swapped_kernel_layout(str(attrs.kernel_layout)),
-        grad_layout=data_layout,
-        dtypes=(str(result.dtype), str(weight.dtype), str(data.dtype)),
-    )
-    if problem.is_static and problem.grad_shape != data.shape:
-        raise UnsupportedError(f"{name}: output_padding {attrs.output_padding} is not below the strides")
-    return problem
+    shapes = {"data": tuple(map(_name, result.shape or ())), "weight": weight.shape or (), "grad": data.shape or ()}
+    dtypes = {"data": str(result.dtype), "weight": str(weight.dtype), "grad": str(data.dtype)}
+    return problem_of_stock_call(name, len(attrs.strides), attrs, shapes, dtypes, transposed=True)
 
 
-def part(call: Any) -> Any:
+def part(call: relax.Call) -> relax.Call:
     """The call marked as a part of a composition: its legalization is TVM's own, and it is in no record."""
     return relax.Call(call.op, call.args, call.attrs, call.ty_args, tvm.ir.Span(tvm.ir.SourceName(_PART), 0, 0, 0, 0))
 
 
-def is_part(call: Any) -> bool:
+def is_part(call: relax.Call) -> bool:
     """Whether `part` has marked the call. The mark is its span, which passes carry along."""
     return call.span is not None and str(call.span.source_name.name) == _PART
 
 
-def _name(extent: Any) -> int | str:
+def _name(extent: Size) -> Extent:
     return extent if isinstance(extent, int) else _text(extent)
 
 
-def _text(extent: Any) -> str:
+def _text(extent: Size) -> str:
     """An IR expression without the types that TVM prints around its constants."""
     return _CONSTANT.sub(r"\1", str(extent))
 
 
-def _expr(extent: Any) -> Any:
+def _expr(extent: Size) -> tvm.ir.PrimExpr:
     return tvm.tirx.IntImm("int64", extent) if isinstance(extent, int) else extent

@@ -29,33 +29,28 @@ from relax_ops.ir import (
     spec_of,
     transposed_problem_of,
 )
-from tvm_convgrad.catalogue import (
-    BACKWARD_DATA,
-    BACKWARD_WEIGHT,
-    FACES,
-    FORWARD,
-    NEW_OPS,
-    expected_grad_shape,
-    unproven_axes,
-)
-from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
-from tvm_convgrad.kernels import plan
+from tvm_convgrad.codegen.hardware import Machine, machine_of
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD, NEW_OPS
+from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.type_relation import expected_grad_shape, unproven_axes
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.choice import COMPOSITION, Choice
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.kernels.target import Machine, machine_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.kernels.registry import forms_of
 
 KERNEL = "kernel"
 """Forces the generated kernel; legalization raises where it refuses."""
 
-GENERATED = {KERNEL: "the generated kernels", plan.WINOGRAD: "the kernels by Winograd's transform"}
-"""What may be forced and refuse, in words."""
-
-FORMS: dict[str, tuple[str, ...]] = {
-    "forward": (KERNEL, plan.WINOGRAD, plan.COMPOSITION),
-    "backward_weight": (KERNEL, plan.WINOGRAD, plan.COMPOSITION, *WEIGHT_FORMS),
-    "backward_data": (KERNEL, plan.WINOGRAD, plan.COMPOSITION, *DATA_FORMS),
+COMPOSITIONS: dict[str, tuple[str, ...]] = {
+    "forward": (COMPOSITION,),
+    "backward_weight": (COMPOSITION, *WEIGHT_FORMS),
+    "backward_data": (COMPOSITION, *DATA_FORMS),
 }
-"""What can be forced for each face; "composition" is the default one."""
+"""The compositions that can be forced for each direction; "composition" is the default one."""
+
+_OWN = frozenset(entry.name for entry in NEW_OPS)
+"""The family's operators, which have compositions."""
 
 _forced: ContextVar[dict[str, str] | None] = ContextVar("tvm_convgrad_forms", default=None)
 
@@ -65,7 +60,7 @@ class Lowered(NamedTuple):
 
     Attributes:
         op: the operator's name without `relax.nn.`.
-        face: the face of `problem` that it is.
+        direction: the direction of `problem` that it is.
         choice: of the plan, with its reasons.
         machine: of the target in scope, if kernels are made for it.
         form: the kernel's kind, "composition:" with the name of one, or "stock" for TVM's own convolution.
@@ -74,9 +69,9 @@ class Lowered(NamedTuple):
     """
 
     op: str
-    face: str
+    direction: str
     problem: ConvProblem
-    choice: plan.Choice
+    choice: Choice
     machine: Machine | None
     form: str
     fused: tuple[str, ...] = ()
@@ -93,20 +88,25 @@ def forced_forms(
     """Legalize with these forms inside the block; None leaves the choice to the plan.
 
     Args:
-        backward_weight: "kernel", "winograd", "composition", "swapped" or "tiled".
-        backward_data: "kernel", "winograd", "composition", "transposed" or "dilated".
-        forward: "kernel", "winograd", or "composition" for TVM's own convolution; of transposed convolutions too.
+        backward_weight: "kernel", a kernel such as "kernel:implicit-gemm", "composition", "swapped" or "tiled".
+        backward_data: "kernel", a kernel, "composition", "transposed" or "dilated".
+        forward: "kernel", a kernel, or "composition" for TVM's own convolution; of transposed convolutions too.
 
     Raises:
         UnsupportedError: a name is unknown. A form that refuses a problem raises when that problem is legalized.
     """
     chosen = dict(_forced.get() or {})
-    for face, form in (("backward_weight", backward_weight), ("backward_data", backward_data), ("forward", forward)):
+    for direction, form in (
+        ("backward_weight", backward_weight),
+        ("backward_data", backward_data),
+        ("forward", forward),
+    ):
         if form is None:
             continue
-        if form not in FORMS[face]:
-            raise UnsupportedError(f"{face}: there is no form {form!r}; there are {', '.join(FORMS[face])}")
-        chosen[face] = form
+        known = (KERNEL, *forms_of(direction), *COMPOSITIONS[direction])
+        if form not in known:
+            raise UnsupportedError(f"{direction}: there is no form {form!r}; there are {', '.join(known)}")
+        chosen[direction] = form
     token = _forced.set(chosen)
     try:
         yield
@@ -125,27 +125,25 @@ def recorded_choices() -> Iterator[list[Lowered]]:
         _record.reset(token)
 
 
-def chosen_form(face: str) -> str:
-    """The composition that legalization takes for a face, where it takes one: the forced one, or the default."""
-    forms = WEIGHT_FORMS if face == BACKWARD_WEIGHT.name else DATA_FORMS
-    forced = (_forced.get() or {}).get(face)
+def chosen_form(direction: str) -> str:
+    """The composition that legalization takes for a direction, where it takes one: the forced one, or the default."""
+    forms = WEIGHT_FORMS if direction == BACKWARD_WEIGHT.name else DATA_FORMS
+    forced = (_forced.get() or {}).get(direction)
     return forced if forced in forms else next(iter(forms))
 
 
-def choose(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None]:
+def choose(op: str, direction: str, problem: ConvProblem) -> tuple[Choice, Machine | None]:
     """As `decide`, recorded.
 
     Raises:
         UnsupportedError: the kernel is forced and refuses.
     """
-    choice, machine = decide(op, face, problem)
-    forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else face)
-    if forced in (KERNEL, plan.WINOGRAD) and not choice.is_kernel:
-        raise UnsupportedError(
-            f"{op} of {problem.descriptor}: {GENERATED[forced]} refuse it: {choice.reason}; use impl='auto'"
-        )
-    form = "stock" if PREFIX + op not in LEGALIZATIONS else f"{plan.COMPOSITION}:{chosen_form(face)}"
-    record_lowered(Lowered(op, face, problem, choice, machine, choice.kind if choice.is_kernel else form))
+    choice, machine = decide(op, direction, problem)
+    forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else direction)
+    if (forced == KERNEL or forced in forms_of(direction)) and not choice.is_kernel:
+        raise UnsupportedError(f"{op} of {problem.descriptor}: {forced} refuses it: {choice.reason}; use impl='auto'")
+    form = "stock" if op not in _OWN else f"{COMPOSITION}:{chosen_form(direction)}"
+    record_lowered(Lowered(op, direction, problem, choice, machine, choice.name if choice.is_kernel else form))
     return choice, machine
 
 
@@ -156,54 +154,57 @@ def record_lowered(entry: Lowered) -> None:
         record.append(entry)
 
 
-def decide(op: str, face: str, problem: ConvProblem) -> tuple[plan.Choice, Machine | None]:
-    """What the target in scope gets for an operator that is a face of a problem, what is forced considered."""
-    forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else face)
+def decide(op: str, direction: str, problem: ConvProblem) -> tuple[Choice, Machine | None]:
+    """What the target in scope gets for an operator that is a direction of a problem, what is forced considered."""
+    forced = (_forced.get() or {}).get(FORWARD.name if op in TRANSPOSED else direction)
     target = tvm.target.Target.current(allow_none=True)
     machine = machine_of(target)
-    if forced == plan.WINOGRAD:
-        choice = plan.choose_winograd(problem, face, machine)
-    elif forced not in (None, KERNEL):
-        choice = plan.Choice(plan.COMPOSITION, f"{forced} is forced")
+    if forced in COMPOSITIONS[direction]:
+        choice = Choice(COMPOSITION, f"{forced} is forced")
     elif target is None:
-        choice = plan.Choice(plan.COMPOSITION, "no target is in scope, and kernels are made for one")
+        choice = Choice(COMPOSITION, "no target is in scope, and kernels are made for one")
     else:
-        choice = plan.choose(problem, face, machine)
+        choice = chooser.choose(problem, direction, machine, forms_of(direction).get(forced or ""))
     return choice, machine
 
 
 def call_kernel(
-    block_builder: Any, face: str, problem: ConvProblem, choice: plan.Choice, machine: Machine, operands: list[Any]
+    block_builder: relax.BlockBuilder,
+    direction: str,
+    problem: ConvProblem,
+    choice: Choice,
+    machine: Machine,
+    operands: list[relax.Expr],
 ) -> Any:
     """A call of the chosen kernel; one function a module for equal problems."""
-    variable = add_kernel(block_builder, face, problem, choice, machine)
-    return relax.op.call_tir(variable, operands, result_type(face, problem, operands))
+    variable = add_kernel(block_builder, direction, problem, choice, machine)
+    return relax.op.call_tir(variable, operands, result_type(direction, problem, operands))
 
 
 def add_kernel(
-    block_builder: Any,
-    face: str,
+    block_builder: relax.BlockBuilder,
+    direction: str,
     problem: ConvProblem,
-    choice: plan.Choice,
+    choice: Choice,
     machine: Machine,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Any:
     """The variable of the chosen kernel in the builder's module, which has one function for equal problems."""
-    function = plan.build(problem, face, machine, choice, "", epilogue)
-    return block_builder.add_func(function, f"conv{problem.rank}d_{face}_kernel")
+    function = chooser.build(problem, direction, machine, choice, "", epilogue)
+    return block_builder.add_func(function, f"conv{problem.rank}d_{direction}_kernel")
 
 
-def result_type(face: str, problem: ConvProblem, operands: list[Any]) -> Any:
-    """The type of a face's result; a batch known only at run time is that of the first operand."""
-    shape, dtype = problem.tensors[FACES[face].result]
-    layout = {"data": problem.data_layout, "grad": problem.grad_layout}[FACES[face].operands[0]]
-    first = spec_of(operands[0], "operand", face).shape
+def result_type(direction: str, problem: ConvProblem, operands: list[relax.Expr]) -> relax.Expr:
+    """The type of a direction's result; a batch known only at run time is that of the first operand."""
+    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
+    layout = {"data": problem.data_layout, "grad": problem.grad_layout}[DIRECTIONS[direction].operands[0]]
+    first = spec_of(operands[0], "operand", direction).shape
     assert first is not None  # problem_of has made sure
     batch = first[layout.index("N")]
     return relax.TensorType([extent if isinstance(extent, int) else batch for extent in shape], dtype)
 
 
-def legalize(block_builder: Any, call: Any) -> Any:
+def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """FLegalize of the six operators.
 
     Extents of grad that could be neither proven nor disproven when types were inferred are checked when the program
@@ -213,7 +214,7 @@ def legalize(block_builder: Any, call: Any) -> Any:
     attributes = attributes_of(call)
     grad, other = call.args[0], call.args[1]
     data_shape = (
-        spec_of(other, "data", entry.name).shape if entry.face is BACKWARD_WEIGHT else shape_values(call.args[2])
+        spec_of(other, "data", entry.name).shape if entry.direction is BACKWARD_WEIGHT else shape_values(call.args[2])
     )
     assert data_shape is not None  # problem_of has made sure
     grad_shape = spec_of(grad, "grad", entry.name).shape
@@ -221,12 +222,12 @@ def legalize(block_builder: Any, call: Any) -> Any:
     if unproven_axes(attributes, grad_shape, data_shape, problem.kernel, AnalyzerProver()):
         shape = expected_grad_shape(attributes, grad_shape, data_shape, problem.kernel)
         grad = checked_view(block_builder, grad, shape)
-    choice, machine = choose(entry.name, entry.face.name, problem)
+    choice, machine = choose(entry.name, entry.direction.name, problem)
     if choice.is_kernel and machine is not None:
-        return call_kernel(block_builder, entry.face.name, problem, choice, machine, [grad, other])
+        return call_kernel(block_builder, entry.direction.name, problem, choice, machine, [grad, other])
     builder = RelaxBuilder(block_builder)
-    form = chosen_form(entry.face.name)
-    if entry.face is BACKWARD_WEIGHT:
+    form = chosen_form(entry.direction.name)
+    if entry.direction is BACKWARD_WEIGHT:
         return compose_backward_weight(builder, problem, grad, other, form)
     return compose_backward_data(builder, problem, grad, other, data_shape, form)
 
@@ -238,7 +239,7 @@ def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     kernels and unknown shapes are no ConvProblem; they go to `stock`, and so does what a composition is made of.
     """
 
-    def legalize_stock(block_builder: Any, call: Any) -> Any:
+    def legalize_stock(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         op = str(call.op.name).removeprefix(PREFIX)
         weight = spec_of(call.args[1], "weight", op).shape
         if is_part(call) or weight is None or not all(isinstance(extent, int) for extent in weight):
@@ -247,14 +248,10 @@ def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             problem = transposed_problem_of(call) if op in TRANSPOSED else problem_of(call)
         except (ProblemError, DTypeError, UnsupportedError):
             return stock(block_builder, call)
-        face = BACKWARD_DATA.name if op in TRANSPOSED else FORWARD.name
-        choice, machine = choose(op, face, problem)
+        direction = BACKWARD_DATA.name if op in TRANSPOSED else FORWARD.name
+        choice, machine = choose(op, direction, problem)
         if choice.is_kernel and machine is not None:
-            return call_kernel(block_builder, face, problem, choice, machine, list(call.args))
+            return call_kernel(block_builder, direction, problem, choice, machine, list(call.args))
         return stock(block_builder, call)
 
     return legalize_stock
-
-
-LEGALIZATIONS = {PREFIX + entry.name: legalize for entry in NEW_OPS}
-"""Legalization of each new operator."""

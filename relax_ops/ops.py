@@ -12,31 +12,27 @@ from tvm import relax
 
 from relax_ops.attrs import ATTRS
 from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, entry_of, shape_values, spec_of
-from tvm_convgrad.arguments import make_attributes
-from tvm_convgrad.catalogue import (
-    BACKWARD_DATA,
-    BACKWARD_WEIGHT,
-    NEW_OPS,
-    OpEntry,
-    infer_backward_data,
-    infer_backward_weight,
-)
-from tvm_convgrad.errors import DTypeError, ProblemError
-from tvm_convgrad.geometry import flat_padding
+from tvm_convgrad.core.arguments import Ints, Padding, make_attributes, missing
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, NEW_OPS, OpEntry
+from tvm_convgrad.core.errors import DTypeError, ProblemError
+from tvm_convgrad.core.geometry import Size, flat_padding
+from tvm_convgrad.core.type_relation import infer_backward_data, infer_backward_weight
 
 LEVEL = 11
 """Above the stock level of 10, so that what is registered here wins."""
 
 
-def infer_type(call: Any, block_builder: Any) -> Any:
+def infer_type(call: relax.Call, block_builder: relax.BlockBuilder) -> relax.Type:
     """FInferType of all six operators: the catalogue's type relation on Relax types."""
     entry = entry_of(call)
-    wanted = 2 if entry.face is BACKWARD_WEIGHT else 3
+    wanted = 2 if entry.direction is BACKWARD_WEIGHT else 3
     if len(call.args) != wanted:
         raise ProblemError(f"{entry.name}: {len(call.args)} arguments were given; it takes {wanted}")
     attributes, prover = attributes_of(call), AnalyzerProver()
-    first, second = (spec_of(arg, name, entry.name) for name, arg in zip(entry.face.operands, call.args, strict=False))
-    if entry.face is BACKWARD_WEIGHT:
+    first, second = (
+        spec_of(arg, name, entry.name) for name, arg in zip(entry.direction.operands, call.args, strict=False)
+    )
+    if entry.direction is BACKWARD_WEIGHT:
         result = infer_backward_weight(attributes, first, second, prover)
     else:
         if not isinstance(call.args[2].ty, relax.ShapeType):
@@ -50,29 +46,29 @@ def infer_type(call: Any, block_builder: Any) -> Any:
     return relax.TensorType(result.shape, result.dtype, device)
 
 
-def infer_mixed_precision(call: Any, out_dtype: Any) -> Any:
+def infer_mixed_precision(call: relax.Call, out_dtype: str) -> relax.Call:
     """FInferMixedPrecision: the same call with another result type; sums stay in float32 either way."""
     entry = entry_of(call)
     attrs = {name: getattr(call.attrs, name) for name in entry.attributes}
-    return relax.Call(call.op, call.args, ATTRS[entry.face.name](**{**attrs, "out_dtype": str(out_dtype)}))
+    return relax.Call(call.op, call.args, ATTRS[entry.direction.name](**{**attrs, "out_dtype": str(out_dtype)}))
 
 
 def make_call(
     entry: OpEntry,
-    first: Any,
-    second: Any,
+    first: relax.Expr,
+    second: relax.Expr,
     *,
-    kernel_size: int | Sequence[int] | None = None,
-    data_shape: Any = None,
-    strides: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] | Sequence[Sequence[int]] = 0,
-    dilation: int | Sequence[int] = 1,
+    kernel_size: Ints | None = None,
+    data_shape: Sequence[Size] | relax.Expr | None = None,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
     groups: int = 1,
     grad_layout: str | None = None,
     data_layout: str | None = None,
     kernel_layout: str | None = None,
     out_dtype: str | None = None,
-) -> Any:
+) -> relax.Call:
     """A call to one of the six operators, with every accepted form of an argument made canonical.
 
     Args:
@@ -85,16 +81,15 @@ def make_call(
     Raises:
         ProblemError, DTypeError: an argument breaks a rule; those of the operands are checked when types are inferred.
     """
-    if entry.face is BACKWARD_DATA and data_shape is None:
-        raise ProblemError(
-            f"{entry.name}: data_shape is missing; grad and weight do not determine it where strides exceed 1"
-        )
-    if entry.face is BACKWARD_DATA and not isinstance(data_shape, relax.Expr):
-        data_shape = relax.ShapeExpr(list(data_shape))
+    if entry.direction is BACKWARD_DATA:
+        if data_shape is None:
+            raise missing(entry, "data_shape")
+        if not isinstance(data_shape, relax.Expr):
+            data_shape = relax.ShapeExpr(list(data_shape))
     attributes = make_attributes(
         entry,
         data_shape=lambda: (
-            shape_values(data_shape) if entry.face is BACKWARD_DATA else spec_of(second, "data", entry.name).shape
+            shape_values(data_shape) if entry.direction is BACKWARD_DATA else spec_of(second, "data", entry.name).shape
         ),
         weight_shape=lambda: spec_of(second, "weight", entry.name).shape,
         kernel_size=None if kernel_size is None else _plain(kernel_size),
@@ -117,10 +112,10 @@ def make_call(
         "data_layout": attributes.data_layout,
         "kernel_layout": attributes.kernel_layout,
     }
-    if entry.face is BACKWARD_WEIGHT:
+    if entry.direction is BACKWARD_WEIGHT:
         values["kernel_size"] = attributes.kernel_size
-    operands = [first, second] if entry.face is BACKWARD_WEIGHT else [first, second, data_shape]
-    return relax.Call(tvm.ir.Op.get(PREFIX + entry.name), operands, ATTRS[entry.face.name](**values))
+    operands = [first, second] if entry.direction is BACKWARD_WEIGHT else [first, second, data_shape]
+    return relax.Call(tvm.ir.Op.get(PREFIX + entry.name), operands, ATTRS[entry.direction.name](**values))
 
 
 def register_ops() -> None:
@@ -130,7 +125,7 @@ def register_ops() -> None:
     for entry in NEW_OPS:
         name = PREFIX + entry.name
         if name not in known:
-            register(name, f"{entry.face.result}'s gradient of a {entry.rank}-d convolution")
+            register(name, f"{entry.direction.result}'s gradient of a {entry.rank}-d convolution")
         op = tvm.ir.Op.get(name)
         op.set_attr("FInferType", infer_type, LEVEL)
         op.set_attr("FPurity", True, LEVEL)
@@ -141,15 +136,17 @@ def register_ops() -> None:
 
 def script_function(entry: OpEntry) -> Callable[..., Any]:
     """The function that TVMScript calls as R.nn.<name>; keywords are named as the attributes."""
-    if entry.face is BACKWARD_WEIGHT:
+    if entry.direction is BACKWARD_WEIGHT:
 
-        def weight(grad: Any, data: Any, **attributes: Any) -> Any:
+        def weight(grad: relax.Expr, data: relax.Expr, **attributes: Any) -> relax.Call:
             return make_call(entry, grad, data, **attributes)
 
         function: Callable[..., Any] = weight
     else:
 
-        def data(grad: Any, weight: Any, data_shape: Any, **attributes: Any) -> Any:
+        def data(
+            grad: relax.Expr, weight: relax.Expr, data_shape: Sequence[Size] | relax.Expr, **attributes: Any
+        ) -> relax.Call:
             return make_call(entry, grad, weight, data_shape=data_shape, **attributes)
 
         function = data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expressions and small programs for a face of a ConvProblem: what rules, evaluate and the fuzzer build from."""
+"""Expressions and small programs for a direction of a ConvProblem: what rules, evaluate and the fuzzer build from."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tvm import relax
 
 from relax_ops.ir import dtype_of, spec_of
 from relax_ops.ops import make_call
-from tvm_convgrad.catalogue import BACKWARD_DATA, FORWARD, Face, OpEntry
-from tvm_convgrad.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of, output_extent
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, FORWARD, Direction, OpEntry
+from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of, output_extent
+from tvm_convgrad.core.problem import ConvProblem
 
 _STOCK = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 
 
 def forward_call(
-    builder: Any,
-    data: Any,
-    weight: Any,
+    builder: relax.BlockBuilder,
+    data: relax.Expr,
+    weight: relax.Expr,
     *,
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
@@ -78,9 +78,9 @@ def forward_call(
 
 
 def _empty_result(
-    builder: Any,
-    data: Any,
-    weight: Any,
+    builder: relax.BlockBuilder,
+    data: relax.Expr,
+    weight: relax.Expr,
     layouts: tuple[str, str, str],
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
@@ -104,7 +104,7 @@ def _spatial(layout: str) -> str:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of the family, whichever face is computed: geometry, layouts by tensor, extents of kernel and data.
+    """A convolution of the family, whichever direction is computed: geometry, layouts, extents of kernel and data.
 
     Attributes:
         layouts: of "grad", "data" and "weight".
@@ -120,8 +120,10 @@ class Convolution:
     kernel: tuple[int, ...]
     data_shape: Any
 
-    def call(self, face: Face, first: Any, second: Any, out_dtype: str | None, builder: Any) -> Any:
-        """An expression for another face of the same convolution, of type `out_dtype`."""
+    def call(
+        self, direction: Direction, first: Any, second: Any, out_dtype: str | None, builder: relax.BlockBuilder
+    ) -> relax.Expr:
+        """An expression for another direction of the same convolution, of type `out_dtype`."""
         geometry: dict[str, Any] = {
             "strides": self.strides,
             "padding": self.padding,
@@ -132,14 +134,16 @@ class Convolution:
             "kernel_layout": self.layouts["weight"],
             "out_dtype": out_dtype,
         }
-        if face is FORWARD:
+        if direction is FORWARD:
             return forward_call(builder, first, second, **geometry)
-        own = {"data_shape": self.data_shape} if face is BACKWARD_DATA else {"kernel_size": self.kernel}
-        return make_call(OpEntry(face, self.rank), first, second, **own, **geometry)
+        own = {"data_shape": self.data_shape} if direction is BACKWARD_DATA else {"kernel_size": self.kernel}
+        return make_call(OpEntry(direction, self.rank), first, second, **own, **geometry)
 
 
-def face_call(builder: Any, face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
-    """The call that computes `face` of a static problem from two operands of its shapes, layouts and types."""
+def direction_call(
+    builder: relax.BlockBuilder, direction: Direction, problem: ConvProblem, first: Any, second: Any
+) -> relax.Expr:
+    """The call that computes `direction` of a static problem from two operands of its shapes, layouts and types."""
     geometry: dict[str, Any] = {
         "strides": problem.strides,
         "padding": problem.padding,
@@ -149,21 +153,21 @@ def face_call(builder: Any, face: Face, problem: ConvProblem, first: Any, second
         "data_layout": problem.data_layout,
         "kernel_layout": problem.kernel_layout,
     }
-    if face is FORWARD:
+    if direction is FORWARD:
         return forward_call(builder, first, second, out_dtype=problem.grad_dtype, **geometry)
-    own = {"data_shape": problem.data_shape} if face is BACKWARD_DATA else {"kernel_size": problem.kernel}
-    out_dtype = problem.tensors[face.result][1]
-    return make_call(OpEntry(face, problem.rank), first, second, out_dtype=out_dtype, **own, **geometry)
+    own = {"data_shape": problem.data_shape} if direction is BACKWARD_DATA else {"kernel_size": problem.kernel}
+    out_dtype = problem.tensors[direction.result][1]
+    return make_call(OpEntry(direction, problem.rank), first, second, out_dtype=out_dtype, **own, **geometry)
 
 
-def faces_module(faces: Iterable[tuple[str, Face, ConvProblem]]) -> Any:
-    """An IRModule with one function for each (function name, face, static problem); parameters are the operands."""
+def directions_module(directions: Iterable[tuple[str, Direction, ConvProblem]]) -> Any:
+    """An IRModule with a function for each (function name, direction, static problem), of its operands."""
     builder = relax.BlockBuilder()
-    for name, face, problem in faces:
+    for name, direction, problem in directions:
         problem.require_static("running")
-        operands = [relax.Var(operand, relax.TensorType(*problem.tensors[operand])) for operand in face.operands]
+        operands = [relax.Var(operand, relax.TensorType(*problem.tensors[operand])) for operand in direction.operands]
         with builder.function(name, operands):
             with builder.dataflow():
-                result = builder.emit_output(face_call(builder, face, problem, *operands))
+                result = builder.emit_output(direction_call(builder, direction, problem, *operands))
             builder.emit_func_output(result)
     return builder.get()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts everything of this package into the TVM in use: operators, gradients, legalizations, layout rules, errors."""
+"""Puts everything of this package into the TVM in use: errors, operators, and the rules of all operators."""
 
 from __future__ import annotations
 
 import tvm_ffi
 
-from tvm_convgrad import errors
+from tvm_convgrad.core import errors
 
 _done = False
 
@@ -22,32 +22,36 @@ def register_all() -> None:
     _check_tvm()
     if _done:  # importing TVM has just called this function, through the entry point
         return
-    # Python exceptions keep their class through TVM's C++ only if it knows their names.
-    for value in vars(errors).values():
-        if isinstance(value, type) and issubclass(value, errors.ConvGradError):
-            tvm_ffi.register_error(value.__name__, value)
-    import tvm
-
-    from relax_ops.gradients import register_gradients
-    from relax_ops.lowering import LEGALIZATIONS
-    from relax_ops.ops import LEVEL, register_ops
-
-    register_ops()
-    register_gradients()
-
-    from relax_ops.layout import LAYOUT_RULES  # looks up operators that the lines above declare
-    from relax_ops.layouts.site import RULE
-    from relax_ops.lowering_extrema import LEGALIZATIONS as EXTREMA_LEGALIZATIONS
-    from relax_ops.lowering_pool import legalizations as pool_legalizations
-    from relax_ops.lowering_stock import LEGALIZATIONS as STOCK_LEGALIZATIONS
-
-    for name, function in LAYOUT_RULES.items():
-        tvm.ir.register_op_attr(name, RULE, function, LEVEL)
-    for name, function in {**LEGALIZATIONS, **STOCK_LEGALIZATIONS, **EXTREMA_LEGALIZATIONS}.items():
-        tvm.ir.register_op_attr(name, "FLegalize", function, LEVEL)
-    for name, pool_legalization in pool_legalizations().items():
-        tvm.ir.register_op_attr(name, "FLegalize", pool_legalization, LEVEL + 1)
+    for error in errors.FAMILY:
+        tvm_ffi.register_error(error.__name__, error)
+    _register_rules()
     _done = True
+
+
+def _register_rules() -> None:
+    """Register the rules of all operators that this TVM has, above TVM's own."""
+    import tvm  # here, as all modules below need a TVM that `_check_tvm` has accepted
+
+    from relax_ops.layouts.site import layout_rule
+    from relax_ops.ops import LEVEL
+    from relax_ops.rules import missing_operators, operator_rules
+
+    table = operator_rules()
+    for declare in dict.fromkeys(rules.declare for rules in table.values() if rules.declare is not None):
+        declare()
+    missing = missing_operators()
+    for name, rules in table.items():
+        if name in missing:
+            continue
+        stock = {key: tvm.ir.Op.get(name).get_attr(key) for key in ("FRelaxInferLayout", "FLegalize")}
+        attributes = {
+            "FPrimalGradient": rules.gradient,
+            "FRelaxInferLayout": rules.layout and layout_rule(rules.layout, stock["FRelaxInferLayout"]),
+            "FLegalize": rules.legalize and rules.legalize(stock["FLegalize"]),
+        }
+        for key, function in attributes.items():
+            if function is not None:
+                tvm.ir.register_op_attr(name, key, function, LEVEL)
 
 
 def _check_tvm() -> None:

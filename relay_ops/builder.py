@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The legalize.Builder on Relay: every operation is a stock Relay op; shapes and types are kept beside the expressions.
 
-A composition is emitted before its types are inferred, and its next step asks for the shape of the last one.
+A composition is emitted before its types are inferred, and its next step needs the shape of the last one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from tvm import relay
 
 from legalize.builder import Extent, Value
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import (
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import (
     SPATIAL,
     data_layout_of,
-    effective_kernel,
     flat_padding,
     kernel_layout_of,
     output_extent,
+    transposed_extent,
 )
 
 _CONVOLUTIONS = {1: relay.nn.conv1d, 2: relay.nn.conv2d, 3: relay.nn.conv3d}
@@ -78,7 +78,7 @@ class RelayBuilder:
         return Tensor(relay.nn.pad(value.expr, tuple(tuple(p) for p in pairs)), shape, value.dtype)
 
     def slice(self, value: Value, begin: Sequence[Extent], end: Sequence[Extent]) -> Value:
-        """relay.strided_slice, unless it cuts nothing."""
+        """relay.strided_slice, unless it keeps everything."""
         shape = tuple(e - b for b, e in zip(begin, end, strict=True))
         if shape == value.shape:
             return value
@@ -156,7 +156,7 @@ class RelayBuilder:
         data, weight = self.cast(data, out_dtype), self.cast(weight, out_dtype)
         channels = weight.shape[1] * groups
         extents = (
-            (x - 1) * s + effective_kernel(k, d) - low - high + o
+            transposed_extent(x, k, s, d, low, high, o)
             for x, s, k, d, (low, high), o in zip(
                 data.shape[2:], strides, weight.shape[2:], dilation, padding, output_padding, strict=True
             )

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three faces of a convolution as C loops: one function of text for each, from a ConvProblem. Knows no IR.
+"""The three directions of a convolution as C loops: one function of text for each, from a ConvProblem.
 
-All faces walk over the same products, result += first * second at
+All directions walk over the same products, result += first * second at
 
     X[n, g i, y * stride + k * dilation - low]    W[g o, i, k]    Y[n, g o, y]
 
-and differ in which of the three is the result. The taps k are the outer loops, so that the range of y that meets data
+and differ in which of the three is the result. The taps k are the outer loops, so that the range of y that is in bounds
 is known before the inner ones: these have no conditions. The innermost loop is over the axis (o, i, or the last one of
-y) that is contiguous in most of the three tensors, so that a C compiler turns it into vectors. Where it is a reduction
+y) that is contiguous in most of the three tensors, so that a C compiler vectorizes it. Where it is a reduction
 it sums in lanes of fixed order.
 """
 
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 
-from tvm_convgrad.catalogue import Face
-from tvm_convgrad.geometry import SPATIAL, strides_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.catalogue import Direction
+from tvm_convgrad.core.geometry import SPATIAL, strides_of
+from tvm_convgrad.core.problem import ConvProblem
 
 C_TYPES = {"float32": "float", "float64": "double"}
 """The element types that C has."""
@@ -35,11 +35,11 @@ def refuses(problem: ConvProblem) -> str | None:
     return None
 
 
-def function(face: Face, problem: ConvProblem, name: str) -> str:
+def function(direction: Direction, problem: ConvProblem, name: str) -> str:
     """A static C (and C++) function `name(first, second, result)` on compact tensors in the problem's layouts.
 
     Args:
-        face: which of forward, wgrad and dgrad it computes.
+        direction: which of forward, wgrad and dgrad it computes.
         problem: one that `refuses` accepts.
         name: a C identifier.
     """
@@ -60,11 +60,11 @@ def function(face: Face, problem: ConvProblem, name: str) -> str:
     bounds = {axis: ("0", str(extents[axis])) for axis in ("o", "i")} | {last: (f"{last}_low", f"{last}_high")}
 
     lines = [
-        f"static void {name}(const {ctype}* __restrict {face.operands[0]}, const {ctype}* __restrict "
-        f"{face.operands[1]}, {ctype}* __restrict {face.result}) {{"
+        f"static void {name}(const {ctype}* __restrict {direction.operands[0]}, const {ctype}* __restrict "
+        f"{direction.operands[1]}, {ctype}* __restrict {direction.result}) {{"
     ]
-    size = math.prod(int(e) for e in problem.tensors[face.result][0])
-    lines.append(f"memset({face.result}, 0, sizeof({ctype}) * {size}u);")
+    size = math.prod(int(e) for e in problem.tensors[direction.result][0])
+    lines.append(f"memset({direction.result}, 0, sizeof({ctype}) * {size}u);")
     lines.append(_loop("n", "0", str(problem.batch)))
     lines.append(_loop("g", "0", str(groups)))
     for j, axis in enumerate(spatial):
@@ -85,19 +85,19 @@ def function(face: Face, problem: ConvProblem, name: str) -> str:
             lines.append(_loop(axis, *bounds[axis]))
     for tensor in ("data", "weight", "grad"):
         place = _place(tensor, problem, steps[tensor], skip=inner)
-        const = "" if tensor == face.result else "const "
+        const = "" if tensor == direction.result else "const "
         lines.append(f"{const}{ctype}* __restrict {tensor}_at = {tensor} + {place};")
-    lines.extend(_inner(face, ctype, bounds[inner], {tensor: move[tensor][inner] for tensor in move}))
+    lines.extend(_inner(direction, ctype, bounds[inner], {tensor: move[tensor][inner] for tensor in move}))
     depth = sum(line.endswith("{") for line in lines) - sum(line == "}" for line in lines)
     return _indented([*lines, *["}"] * depth])
 
 
-def _inner(face: Face, ctype: str, bounds: tuple[str, str], move: dict[str, int]) -> list[str]:
+def _inner(direction: Direction, ctype: str, bounds: tuple[str, str], move: dict[str, int]) -> list[str]:
     """The innermost loop over j, with the pointers <tensor>_at at j = 0."""
-    first, second = (f"{tensor}_at[{{j}} * {move[tensor]}]" for tensor in face.operands)
+    first, second = (f"{tensor}_at[{{j}} * {move[tensor]}]" for tensor in direction.operands)
     product = f"{first} * {second}"
-    if move[face.result]:
-        place = f"{face.result}_at[j * {move[face.result]}]"
+    if move[direction.result]:
+        place = f"{direction.result}_at[j * {move[direction.result]}]"
         return [_loop("j", *bounds), f"{place} += {product.format(j='j')};", "}"]
     return [
         f"{ctype} lanes[{LANES}] = {{0}};",
@@ -108,7 +108,7 @@ def _inner(face: Face, ctype: str, bounds: tuple[str, str], move: dict[str, int]
         f"{ctype} total = 0;",
         f"for (; j < {bounds[1]}; ++j) total += {product.format(j='j')};",
         f"for (int l = 0; l < {LANES}; ++l) total += lanes[l];",
-        f"{face.result}_at[0] += total;",
+        f"{direction.result}_at[0] += total;",
     ]
 
 

@@ -15,8 +15,8 @@ from tvm import relay
 
 from relay_ops.c_loops import C_TYPES, function, refuses
 from relay_ops.ir import entry_of, problem_of, types_of
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import DTYPE_BYTES
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import DTYPE_BYTES
 
 __all__ = ["refuses", "source_of"]
 
@@ -80,7 +80,7 @@ class _Writer:
         self._functions: dict[str, str] = {}
         self._calls: dict[Any, None] = {}
 
-    def take(self, parameter: Any) -> None:
+    def take(self, parameter: relay.Expr) -> None:
         """The next operand."""
         name = f"argument{len(self._arguments)}"
         self._names[parameter] = name
@@ -108,7 +108,7 @@ class _Writer:
         lines += [f"free({name});" for name in freed]
         return self._file(operands, lines)
 
-    def _visit(self, expr: Any) -> None:
+    def _visit(self, expr: relay.Expr) -> None:
         """Put the calls that `expr` needs into order, without recursion: regions can be long chains."""
         stack = [(expr, False)]
         while stack:
@@ -126,13 +126,13 @@ class _Writer:
                 stack.append((node, True))
                 stack.extend((arg, False) for arg in reversed(node.args))
 
-    def _statement(self, call: Any, homes: dict[Any, str], freed: list[str]) -> list[str]:
-        problem, face = _problem(call)
+    def _statement(self, call: relay.Call, homes: dict[Any, str], freed: list[str]) -> list[str]:
+        problem, direction = _problem(call)
         reason = refuses(problem)
         if reason is not None:
             raise UnsupportedError(f"{self._symbol}: {problem.descriptor}: {reason}")
-        # The text is the same for the same face of the same problem.
-        text = function(face, problem, "NAME")
+        # The text is the same for the same direction of the same problem.
+        text = function(direction, problem, "NAME")
         name = self._functions.setdefault(text, f"{self._symbol}_part{len(self._functions)}")
         ctype, lines = C_TYPES[problem.data_dtype], []
         if call in homes:
@@ -177,11 +177,11 @@ class _Writer:
         )
 
 
-def _problem(call: Any) -> tuple[Any, Any]:
-    """Problem and face of a call of an operator, or of a composite function that holds one."""
+def _problem(call: relay.Call) -> tuple[Any, Any]:
+    """Problem and direction of a call of an operator, or of a composite function that holds one."""
     inner = call.op.body if isinstance(call.op, relay.Function) else call
-    return problem_of(inner.op, inner.attrs, types_of(call)), entry_of(inner.op).face
+    return problem_of(inner.op, inner.attrs, types_of(call)), entry_of(inner.op).direction
 
 
-def _bytes(ty: Any) -> int:
+def _bytes(ty: relay.Type) -> int:
     return math.prod(int(e) for e in ty.shape) * DTYPE_BYTES[str(ty.dtype)]

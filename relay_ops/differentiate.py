@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import relay
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 
 
-def value_and_gradients(function: Any) -> Any:
+def value_and_gradients(function: relay.Function) -> relay.Function:
     """A module whose main takes what `function` takes and returns the flat tuple (result, d parameter 1, …).
 
     relay.transform.FirstOrderGradient gives nested tuples and let bindings, whose graph neither ConvertLayout nor
@@ -44,5 +42,5 @@ def value_and_gradients(function: Any) -> Any:
     return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(nested.params, flat)))
 
 
-def _field(value: Any, index: int) -> Any:
+def _field(value: relay.Expr, index: int) -> relay.Expr:
     return value.fields[index] if isinstance(value, relay.Tuple) else relay.TupleGetItem(value, index)

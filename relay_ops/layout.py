@@ -18,13 +18,12 @@ import tvm
 from tvm.relay.transform.infer_layout_utils import InferCorrectLayoutOutput
 
 from relay_ops.ir import PREFIX, attributes_of, call_of, problem_of
-from tvm_convgrad.catalogue import NEW_OPS, OpEntry
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import check_layout
+from tvm_convgrad.core.arguments import desired_layouts
+from tvm_convgrad.core.catalogue import NEW_OPS, OpEntry
 
 
 def infer_rules() -> dict[str, Callable[..., Any]]:
-    """FInferCorrectLayout by operator: what the attributes of a call say."""
+    """FInferCorrectLayout by operator: the layouts in the attributes of a call."""
     return {PREFIX + entry.name: _infer_rule(entry) for entry in NEW_OPS}
 
 
@@ -34,9 +33,11 @@ def convert_rules() -> dict[str, Callable[..., Any]]:
 
 
 def _infer_rule(entry: OpEntry) -> Callable[..., Any]:
-    def infer(attrs: Any, new_in_layouts: Any, old_in_layouts: Any, old_in_types: Any) -> Any:
+    def infer(attrs: tvm.ir.Attrs, new_in_layouts: Any, old_in_layouts: Any, old_in_types: Any) -> Any:
         attributes = attributes_of(entry, attrs)
-        layouts = [tvm.tir.layout(attributes.layout(tensor)) for tensor in (*entry.face.operands, entry.face.result)]
+        layouts = [
+            tvm.tir.layout(attributes.layout(tensor)) for tensor in (*entry.direction.operands, entry.direction.result)
+        ]
         return InferCorrectLayoutOutput(layouts[:2], layouts[2:], attrs)
 
     return infer
@@ -45,26 +46,12 @@ def _infer_rule(entry: OpEntry) -> Callable[..., Any]:
 def _convert_rule(entry: OpEntry) -> Callable[..., Any]:
     op = tvm.ir.Op.get(PREFIX + entry.name)
 
-    def convert(attrs: Any, inputs: Any, tensors: Any, desired: Any) -> Any:
+    def convert(attrs: tvm.ir.Attrs, inputs: Any, tensors: Any, desired: Any) -> Any:
         wanted = [str(layout) for layout in desired]
-        if len(wanted) not in (2, 3):
-            raise UnsupportedError(
-                f"ConvertLayout: {op.name} wants 2 or 3 layouts (data, kernel, and grad if it differs), "
-                f"but {len(wanted)} are given: {', '.join(wanted)}"
-            )
         types = [tvm.relay.TensorType(tensor.shape, tensor.dtype) for tensor in list(tensors)[:2]]
         problem = problem_of(op, attrs, types)
         now = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
-        data, kernel, grad = (
-            have if want == "default" else want for have, want in zip(now, (*wanted, wanted[0])[:3], strict=True)
-        )
-        for layout, kind in ((data, "data"), (kernel, "kernel"), (grad, "data")):
-            if len(layout) != entry.rank + 2:
-                raise UnsupportedError(
-                    f"ConvertLayout: {op.name} has no packed layouts, but {kind} layout {layout!r} is wanted; "
-                    f"give a permutation of its {entry.rank + 2} axes"
-                )
-            check_layout(layout, entry.rank, kind, f"ConvertLayout: {kind} layout of {op.name}")
-        return call_of(entry.face, problem.with_layouts(data, kernel, grad), inputs[0], inputs[1])
+        layouts = desired_layouts(str(op.name), entry.rank, wanted, now)
+        return call_of(entry.direction, problem.with_layouts(*layouts), inputs[0], inputs[1])
 
     return convert

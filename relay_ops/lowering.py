@@ -8,7 +8,6 @@ and layout. Where it has not run the strategy computes the formula itself, on an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tvm
 from tvm import relay, te
@@ -16,19 +15,21 @@ from tvm import relay, te
 from legalize.forms import WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from relay_ops.builder import RelayBuilder, Tensor
 from relay_ops.ir import PREFIX, problem_of
-from tvm_convgrad.catalogue import BACKWARD_DATA, NEW_OPS, Face, OpEntry
-from tvm_convgrad.geometry import SPATIAL
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, NEW_OPS, Direction, OpEntry
+from tvm_convgrad.core.geometry import SPATIAL, Size
+from tvm_convgrad.core.problem import ConvProblem
 
 DATA_FORM = "dilated"
-"""The composition taken for dgrad: Relay's transposed convolutions know no dilation."""
+"""The composition taken for dgrad: Relay's transposed convolutions have no dilation."""
 
 
-def composed(face: Face, problem: ConvProblem, first: Any, second: Any, form: str = "") -> Any:
+def composed(
+    direction: Direction, problem: ConvProblem, first: relay.Expr, second: relay.Expr, form: str = ""
+) -> relay.Expr:
     """A composition of stock operators that computes wgrad or dgrad, as a Relay expression.
 
     Args:
-        face: BACKWARD_WEIGHT or BACKWARD_DATA.
+        direction: BACKWARD_WEIGHT or BACKWARD_DATA.
         problem: static.
         first, second: its operands, Relay expressions in the problem's layouts.
         form: a key of legalize.forms; empty is the one that legalization takes.
@@ -37,43 +38,45 @@ def composed(face: Face, problem: ConvProblem, first: Any, second: Any, form: st
         UnsupportedError: the form is unknown, or Relay cannot express it.
     """
     shapes = problem.tensors
-    operands: list[Any] = []
-    for name, expr in zip(face.operands, (first, second), strict=True):
+    operands: list[Tensor] = []
+    for name, expr in zip(direction.operands, (first, second), strict=True):
         shape, dtype = shapes[name]
         operands.append(Tensor(expr, tuple(int(e) for e in shape), dtype))
     builder, (a, b) = RelayBuilder(), operands
-    if face is BACKWARD_DATA:
+    if direction is BACKWARD_DATA:
         return compose_backward_data(builder, problem, a, b, problem.data_shape, form or DATA_FORM).expr
     return compose_backward_weight(builder, problem, a, b, form or next(iter(WEIGHT_FORMS))).expr
 
 
-def legalizations() -> dict[str, Callable[..., Any]]:
+def legalizations() -> dict[str, Callable[..., relay.Expr]]:
     """FTVMLegalize by operator."""
     return {PREFIX + entry.name: _legalization(entry) for entry in NEW_OPS}
 
 
-def strategies() -> dict[str, Any]:
+def strategies() -> dict[str, tvm.target.GenericFunc]:
     """FTVMStrategy by operator; each a generic function of its own, which a target may override."""
     return {PREFIX + entry.name: _strategy(entry) for entry in NEW_OPS}
 
 
-def _legalization(entry: OpEntry) -> Callable[..., Any]:
+def _legalization(entry: OpEntry) -> Callable[..., relay.Expr]:
     op = tvm.ir.Op.get(PREFIX + entry.name)
 
-    def legalize(attrs: Any, inputs: Any, types: Any) -> Any:
-        return composed(entry.face, problem_of(op, attrs, list(types)[:2]), inputs[0], inputs[1])
+    def legalize(attrs: tvm.ir.Attrs, inputs: Sequence[relay.Expr], types: Sequence[relay.Type]) -> relay.Expr:
+        return composed(entry.direction, problem_of(op, attrs, list(types)[:2]), inputs[0], inputs[1])
 
     return legalize
 
 
-def _strategy(entry: OpEntry) -> Any:
+def _strategy(entry: OpEntry) -> tvm.target.GenericFunc:
     op = tvm.ir.Op.get(PREFIX + entry.name)
 
     @tvm.target.override_native_generic_func(f"tvm_convgrad.{entry.name}_strategy")
-    def strategy(attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
-        def compute(attrs: Any, inputs: Any, out_type: Any) -> list[Any]:
+    def strategy(
+        attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], out_type: relay.Type, target: tvm.target.Target
+    ) -> relay.op.OpStrategy:
+        def compute(attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], out_type: relay.Type) -> list[te.Tensor]:
             types = [relay.TensorType(tensor.shape, tensor.dtype) for tensor in inputs]
-            return [formula(entry.face, problem_of(op, attrs, types), *inputs)]
+            return [formula(entry.direction, problem_of(op, attrs, types), *inputs)]
 
         found = relay.op.OpStrategy()
         found.add_implementation(compute, _schedule, name=f"{entry.name}.formula")
@@ -82,11 +85,11 @@ def _strategy(entry: OpEntry) -> Any:
     return strategy
 
 
-def formula(face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
+def formula(direction: Direction, problem: ConvProblem, first: te.Tensor, second: te.Tensor) -> te.Tensor:
     """wgrad or dgrad as one te.compute over all elements of the result, in the problem's layouts.
 
     Args:
-        face: BACKWARD_WEIGHT or BACKWARD_DATA.
+        direction: BACKWARD_WEIGHT or BACKWARD_DATA.
         problem: static.
         first, second: te tensors of its operands.
     """
@@ -101,12 +104,12 @@ def formula(face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
     x_extent = dict(zip(spatial, problem.data_extents, strict=True))
     y_extent = dict(zip(spatial, problem.grad_extents, strict=True))
     layouts = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}
-    tensors = dict(zip(face.operands, (first, second), strict=True))
+    tensors = dict(zip(direction.operands, (first, second), strict=True))
 
-    def at(name: str, **indices: Any) -> Any:
+    def at(name: str, **indices: Size) -> tvm.tir.PrimExpr:
         return tensors[name](*(indices[letter] for letter in layouts[name])).astype(summed)
 
-    def weight_element(*place: Any) -> Any:
+    def weight_element(*place: Size) -> tvm.tir.PrimExpr:
         w = dict(zip(problem.kernel_layout, place, strict=True))
         n = te.reduce_axis((0, problem.batch), "n")
         y = {a: te.reduce_axis((0, y_extent[a]), f"y_{a.lower()}") for a in spatial}
@@ -117,7 +120,7 @@ def formula(face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
         zero = tvm.tir.const(0, summed)
         return te.sum(tvm.tir.if_then_else(tvm.tir.all(*inside), product, zero), axis=[n, *y.values()])
 
-    def data_element(*place: Any) -> Any:
+    def data_element(*place: Size) -> tvm.tir.PrimExpr:
         x = dict(zip(problem.data_layout, place, strict=True))
         o = te.reduce_axis((0, out_per_group), "o")
         k = {a: te.reduce_axis((0, kernel[a]), f"k_{a.lower()}") for a in spatial}
@@ -131,13 +134,13 @@ def formula(face: Face, problem: ConvProblem, first: Any, second: Any) -> Any:
         zero = tvm.tir.const(0, summed)
         return te.sum(tvm.tir.if_then_else(tvm.tir.all(*inside), product, zero), axis=[o, *k.values()])
 
-    shape, dtype = problem.tensors[face.result]
-    name = f"conv{problem.rank}d_{face.name}"
-    total = te.compute(shape, data_element if face is BACKWARD_DATA else weight_element, name=name)
+    shape, dtype = problem.tensors[direction.result]
+    name = f"conv{problem.rank}d_{direction.name}"
+    total = te.compute(shape, data_element if direction is BACKWARD_DATA else weight_element, name=name)
     return total if dtype == summed else te.compute(shape, lambda *i: total(*i).astype(dtype), name=f"{name}_cast")
 
 
-def _schedule(attrs: Any, outs: Sequence[Any], target: Any) -> Any:
+def _schedule(attrs: tvm.ir.Attrs, outs: Sequence[te.Tensor], target: tvm.target.Target) -> te.Schedule:
     """One loop nest a stage; on a GPU each element of the result is a thread's, on a CPU the outer axis is parallel."""
     schedule = te.create_schedule([out.op for out in outs])
     for stage in schedule.stages:

@@ -2,27 +2,22 @@
 """The six operators in Relay: registration, type relation, and the Python function that makes their calls.
 
 nn.conv2d_backward_weight is upstream's: it keeps its registration and its attributes, and gets the catalogue's type
-relation, which knows every layout and grouping. The other five are new.
+relation, which covers every layout and grouping. The other five are new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
 from tvm import relay
 
 from relay_ops.ir import PREFIX, RelayProver, call_of, infer, spec_of, tensor_type
-from tvm_convgrad.arguments import make_attributes, problem_of_call
-from tvm_convgrad.catalogue import (
-    BACKWARD_DATA,
-    NEW_OPS,
-    OpEntry,
-    infer_backward_data,
-    infer_backward_weight,
-)
-from tvm_convgrad.errors import ProblemError, UnsupportedError
+from tvm_convgrad.core.arguments import integers, make_attributes, missing, problem_of_call
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, NEW_OPS, OpEntry
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.type_relation import infer_backward_data, infer_backward_weight
 
 LEVEL = 15
 """Above upstream's level of 10, so that what is registered here wins."""
@@ -35,14 +30,14 @@ def register_ops() -> None:
         name = PREFIX + entry.name
         is_new = name not in known
         if is_new:
-            relay.op.op.register(name, f"{entry.face.result}'s gradient of a {entry.rank}-d convolution")
+            relay.op.op.register(name, f"{entry.direction.result}'s gradient of a {entry.rank}-d convolution")
         op = tvm.ir.Op.get(name)
         if is_new:
             op.set_num_inputs(2)
-            for operand in entry.face.operands:
+            for operand in entry.direction.operands:
                 op.add_argument(operand, "Tensor", f"The {operand} of the convolution.")
             op.set_support_level(2)
-            kind = "Transpose" if entry.face is BACKWARD_DATA else ""
+            kind = "Transpose" if entry.direction is BACKWARD_DATA else ""
             op.set_attrs_type_key(f"relay.attrs.Conv{entry.rank}D{kind}Attrs")
             relay.op.op.register_stateful(name, False, LEVEL)
         op.add_type_rel(f"tvm_convgrad.{entry.name}", _relation(entry))
@@ -50,12 +45,12 @@ def register_ops() -> None:
 
 def make_call(
     entry: OpEntry,
-    first: Any,
-    second: Any,
+    first: relay.Expr,
+    second: relay.Expr,
     *,
-    data_shape: Any = None,
+    data_shape: Sequence[int] | None = None,
     **attributes: Any,
-) -> Any:
+) -> relay.Call:
     """A call to one of the six operators; the operands' types must be known (variables, constants, inferred ones).
 
     Args:
@@ -69,7 +64,7 @@ def make_call(
         UnsupportedError: the type of an operand is not known, or an extent is none.
     """
     specs = {}
-    for name, operand in zip(entry.face.operands, (first, second), strict=True):
+    for name, operand in zip(entry.direction.operands, (first, second), strict=True):
         spec = spec_of(_type_of(operand), name, entry.name)
         if spec is None or not all(isinstance(e, int) for e in spec.shape or ()):
             raise UnsupportedError(
@@ -77,36 +72,33 @@ def make_call(
                 f"variable a static type"
             )
         specs[name] = spec
-    if entry.face is BACKWARD_DATA:
-        if data_shape is None:
-            raise ProblemError(
-                f"{entry.name}: data_shape is missing; grad and weight do not determine it where strides exceed 1"
-            )
-        data_shape = tuple(int(e) for e in data_shape)
-    x = data_shape if entry.face is BACKWARD_DATA else specs["data"].shape
-    w = specs["weight"].shape if entry.face is BACKWARD_DATA else None
-    checked = make_attributes(entry, data_shape=lambda: x, weight_shape=lambda: w, **attributes)
     shapes = {name: spec.shape or () for name, spec in specs.items()}
-    if entry.face is BACKWARD_DATA:
-        infer_backward_data(checked, specs["grad"], specs["weight"], data_shape, RelayProver())
-        shapes["data"] = data_shape
+    if entry.direction is BACKWARD_DATA:
+        if data_shape is None:
+            raise missing(entry, "data_shape")
+        shapes["data"] = integers(data_shape)
+    checked = make_attributes(
+        entry, data_shape=lambda: shapes["data"], weight_shape=lambda: shapes["weight"], **attributes
+    )
+    if entry.direction is BACKWARD_DATA:
+        infer_backward_data(checked, specs["grad"], specs["weight"], shapes["data"], RelayProver())
     else:
         infer_backward_weight(checked, specs["grad"], specs["data"], RelayProver())
     dtypes = {name: str(spec.dtype) for name, spec in specs.items()}
-    return call_of(entry.face, problem_of_call(entry.face, checked, shapes, dtypes), first, second)
+    return call_of(entry.direction, problem_of_call(entry.direction, checked, shapes, dtypes), first, second)
 
 
-def _relation(entry: OpEntry) -> Callable[[Any, Any], Any]:
+def _relation(entry: OpEntry) -> Callable[[Sequence[relay.Type], tvm.ir.Attrs], relay.TensorType | None]:
     """The type relation that Relay calls with the operands' types and the attributes; None is "not yet"."""
 
-    def relation(types: Any, attrs: Any) -> Any:
+    def relation(types: Sequence[relay.Type], attrs: tvm.ir.Attrs) -> relay.TensorType | None:
         result = infer(entry, attrs, list(types))
         return None if result is None else tensor_type(result)
 
     return relation
 
 
-def _type_of(operand: Any) -> Any:
+def _type_of(operand: relay.Expr) -> relay.Type:
     """The operand's type: inferred before, annotated on a variable, or inferred now."""
     if getattr(operand, "_checked_type_", None) is not None:
         return operand.checked_type

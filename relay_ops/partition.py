@@ -10,23 +10,23 @@ package.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
 from tvm import relay
-from tvm.relay.dataflow_pattern import is_op, wildcard
+from tvm.relay.dataflow_pattern import DFPattern, is_op, wildcard
 
 from relay_ops.c_source import refuses, source_of
 from relay_ops.ir import PREFIX, problem_of, types_of
-from tvm_convgrad.catalogue import FORWARD, NEW_OPS, OpEntry
-from tvm_convgrad.errors import ConvGradError
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.core.catalogue import FORWARD, NEW_OPS, OpEntry
+from tvm_convgrad.core.errors import ConvGradError
+from tvm_convgrad.core.geometry import SPATIAL
 
 NAME = "tvm_convgrad"
 """The compiler's name: of the pattern table, of regions' Compiler attribute, and of relay.ext.<name>."""
 
-Patterns = list[tuple[str, Any, Callable[[Any], bool]]]
+Patterns = list[tuple[str, DFPattern, Callable[[relay.Call], bool]]]
 
 
 def pattern_table() -> Patterns:
@@ -39,7 +39,7 @@ def forward_patterns() -> Patterns:
     return [_pattern(OpEntry(FORWARD, rank)) for rank in SPATIAL]
 
 
-def partition(module: Any, *, forward: bool = False) -> Any:
+def partition(module: tvm.IRModule, *, forward: bool = False) -> tvm.IRModule:
     """Put every operator that the code generator takes into a region of its own compiler.
 
     Args:
@@ -64,7 +64,7 @@ def partition(module: Any, *, forward: bool = False) -> Any:
         return relay.transform.InferType()(_without_constants(passes(module)))
 
 
-def verdict(op: Any, attrs: Any, types: Any) -> str | None:
+def verdict(op: tvm.ir.Op, attrs: tvm.ir.Attrs, types: Sequence[relay.Type]) -> str | None:
     """Why the code generator does not take a call, or None if it does."""
     try:
         return refuses(problem_of(op, attrs, types))
@@ -72,8 +72,8 @@ def verdict(op: Any, attrs: Any, types: Any) -> str | None:
         return str(error)
 
 
-def _pattern(entry: OpEntry) -> tuple[str, Any, Callable[[Any], bool]]:
-    def takes(call: Any) -> bool:
+def _pattern(entry: OpEntry) -> tuple[str, DFPattern, Callable[[relay.Call], bool]]:
+    def takes(call: relay.Call) -> bool:
         return verdict(call.op, call.attrs, types_of(call)) is None
 
     return f"{NAME}.{entry.name}", is_op(PREFIX + entry.name)(wildcard(), wildcard()), takes
@@ -87,7 +87,7 @@ class _Hoist(relay.ExprMutator):
         self.parameters: list[Any] = []
         self.constants: list[Any] = []
 
-    def visit_constant(self, const: Any) -> Any:
+    def visit_constant(self, const: relay.Constant) -> relay.Var:
         """A new parameter in the constant's place."""
         self.parameters.append(relay.var(f"constant{len(self.constants)}", type_annotation=const.checked_type))
         self.constants.append(const)
@@ -97,11 +97,11 @@ class _Hoist(relay.ExprMutator):
 class _PassConstants(relay.ExprMutator):
     """Gives regions their new variables, and their former constants behind the arguments of their calls."""
 
-    def __init__(self, regions: dict[Any, tuple[Any, list[Any]]]) -> None:
+    def __init__(self, regions: dict[relay.Expr, tuple[relay.GlobalVar, list[relay.Constant]]]) -> None:
         super().__init__()
         self._regions = regions
 
-    def visit_call(self, call: Any) -> Any:
+    def visit_call(self, call: relay.Call) -> relay.Call:
         """A call of a region, rewritten."""
         changed = super().visit_call(call)
         if call.op not in self._regions:
@@ -110,10 +110,10 @@ class _PassConstants(relay.ExprMutator):
         return relay.Call(variable, [*changed.args, *constants])
 
 
-def _without_constants(module: Any) -> Any:
+def _without_constants(module: tvm.IRModule) -> tvm.IRModule:
     # Region by its old variable: a new one, as the old one carries the old type, and the constants.
-    regions: dict[Any, tuple[Any, list[Any]]] = {}
-    functions: dict[Any, Any] = {}
+    regions: dict[relay.Expr, tuple[relay.GlobalVar, list[relay.Constant]]] = {}
+    functions: dict[relay.GlobalVar, relay.Function] = {}
     for variable, function in module.functions.items():
         functions[variable] = function
         attrs = function.attrs
@@ -141,7 +141,7 @@ def register_codegen() -> None:
     relay.op.contrib.register_pattern_table(NAME, pattern_table)
 
     @tvm.register_func(f"relay.ext.{NAME}", override=True)
-    def codegen(function: Any) -> Any:
+    def codegen(function: relay.Function) -> tvm.runtime.Module:
         symbol = str(function.attrs["global_symbol"])
         create = tvm.get_global_func("runtime.CSourceModuleCreate")
         return create(source_of(function, symbol), "cc", [symbol], [])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tvm_convgrad import errors
+from tvm_convgrad.core import errors
 
 _done = False
 
@@ -23,10 +23,8 @@ def register_all() -> None:
         raise errors.SetupError(f"TVM {tvm.__version__} has no Relay; versions up to 0.19 do")
     from relay_ops.ops import LEVEL, register_ops
 
-    # Python exceptions keep their class through TVM's C++ only if it knows their names.
-    for value in vars(errors).values():
-        if isinstance(value, type) and issubclass(value, errors.ConvGradError):
-            tvm.error.register_error(value.__name__, value)
+    for error in errors.FAMILY:
+        tvm.error.register_error(error.__name__, error)
     register_ops()
 
     from relay_ops.gradients import GRADIENTS

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks the tests that need PyTorch, so that `pytest -m torch` runs them alone; fixtures of a tiny compiled step.
 
-Tests that call oneDNN, or cuDNN without a GPU (`cuda`), carry the mark themselves, and are skipped, with the reason,
-where it is not installed. Those that compile kernels of CUTLASS (`cutlass`) or need a GPU (`gpu`) run only if they are
-asked for; the latter fail without one.
+Tests that call a backend's library carry the mark of its entry themselves, and are skipped, with the reason, where it
+is not installed. Those of a mark that its entry calls `on_request`, and those that need a GPU (`gpu`), run only with
+-m; the latter fail without one.
 """
 
 from __future__ import annotations
@@ -19,41 +19,36 @@ from types import ModuleType
 import pytest
 
 from tests import tiny
+from tvm_convgrad.offload.registry import ENTRIES, backend
 
 _MODULE = re.compile(r"^(torch\w* = pytest\.importorskip\(\"torch\"|import torch|from torch)", re.MULTILINE)
 _FUNCTION = re.compile(r"importorskip\(\"torch\"|\bimport torch\b")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cuda: calls cuDNN, without a GPU (make test-cuda)")
-    config.addinivalue_line("markers", "cutlass: compiles kernels of CUTLASS, without a GPU (make test-cutlass)")
+    for entry in ENTRIES.values():
+        config.addinivalue_line("markers", f"{entry.marker.name}: {entry.marker.text}")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU, and runs only with -m gpu (make test-gpu)")
-    config.addinivalue_line("markers", "onednn: calls oneDNN (make test-onednn)")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-_LIBRARIES = {"onednn": "onednn", "cuda": "cudnn", "cutlass": "cutlass"}
-"""Marks of tests that call a library, and its backend."""
-
-_WHEN_ASKED = ("cutlass", "gpu")
+_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu")
 """Marks of tests that run only with -m: they need what the suite has no time for, or a GPU."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for mark in _WHEN_ASKED:
+    for mark in _ON_REQUEST:
         if mark not in config.option.markexpr:
             config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(mark)])
             items[:] = [item for item in items if not item.get_closest_marker(mark)]
     for item in items:
         if isinstance(item, pytest.Function) and _needs_torch(item):
             item.add_marker("torch")
-    for mark, name in _LIBRARIES.items():
-        marked = [item for item in items if item.get_closest_marker(mark)]
+    for name, entry in ENTRIES.items():
+        marked = [item for item in items if item.get_closest_marker(entry.marker.name)]
         if marked:
-            from tvm_convgrad.offload.common import backend
-
             missing = backend(name).unavailable(None)
             for item in marked if missing else ():
                 item.add_marker(pytest.mark.skip(reason=f"{name}: {missing}"))
@@ -108,11 +103,11 @@ def build_tiny(
 ) -> Path:
     """Compile the tiny model into an artifact at `path`, its convolutions as calls of `backends`."""
     from tvm_convgrad.report.gradients import describe_convolutions
-    from tvm_convgrad.training.artifact import make_manifest, save_artifact
-    from tvm_convgrad.training.cpu import parse_target
+    from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+    from tvm_convgrad.training.compile.lower import compile_with_plan
+    from tvm_convgrad.training.compile.targets import parse_target
     from tvm_convgrad.training.frontends import load_model
-    from tvm_convgrad.training.lower import compile_with_plan
-    from tvm_convgrad.training.step import build_step
+    from tvm_convgrad.training.step.build import build_step
 
     step = build_step(load_model(model, batch=batch), **options)
     target = target or parse_target("llvm")

@@ -10,9 +10,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_convgrad.bulk import QUICK_CONFIG
-from tvm_convgrad.training.lower import compile_module, compile_step
-from tvm_convgrad.training.step import StepModule
+from tvm_convgrad.training.compile.lower import compile_module, compile_step
+from tvm_convgrad.training.step.module import StepModule
+from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 PLAIN = {"kind": "llvm", "opt-level": 0}
 """Any CPU of this architecture, without LLVM's optimiser."""

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolution gradients for Apache TVM: what this package offers, loaded when first used.
+"""Convolution gradients for Apache TVM. What this package offers is loaded when it is first used.
 
 ConvProblem          one convolution: shapes, strides, padding, dilation, groups, layouts, dtypes
 op                   conv{1,2,3}d_backward_{weight,data} on Relax expressions
 convolution_backward all three gradients of a convolution or transposed one, PyTorch's contract, on Relax expressions
 reference            float64 numpy: forward, wgrad, dgrad
+catalogue            the directions, their gradients, and the operators by name
 batching             vmap_rule: any of them under vmap, as one unbatched call
 evaluate             compile one op, or convolution_backward, and run it on numpy arrays
+ConvertLayout        a pass: relax.transform.ConvertLayout, and fewer transposes (convert_layout is its old name)
 partition            convolutions and gradients as calls of vendor libraries
 allow_transforms     a context in which 3x3 kernels may compute by Winograd's transform
 from_relay           Relay programs (TVM up to 0.19) as Relax modules
 register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
-                     Relay, up to 0.19, knows no plugins: there importing this package does it)
-ConvGradError        the base of every error raised here
+                     Relay, up to 0.19, loads no plugins: there importing this package does it)
+ConvGradError        the base of every error raised here, which are
+
+    ProblemError      a convolution that cannot exist              DTypeError     an element type that is not accepted
+    DescriptorError   a problem descriptor that does not parse     SetupError     TVM, a package or compiler is missing
+    UnsupportedError  a valid request that is not served           ModelError     a model that cannot be read or trained
+    ArtifactError     a file of ours that is damaged or foreign    TrainingError  a training run that cannot go on
+    DataError         a training run that cannot go on because of its data
 """
 
 from __future__ import annotations
@@ -23,31 +31,54 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tvm_convgrad.errors import ConvGradError
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.errors import (
+    ArtifactError,
+    ConvGradError,
+    DataError,
+    DescriptorError,
+    DTypeError,
+    ModelError,
+    ProblemError,
+    SetupError,
+    TrainingError,
+    UnsupportedError,
+)
+from tvm_convgrad.core.problem import ConvProblem
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # pyproject.toml reads it here
 
 _LAZY = {
     "op": "tvm_convgrad.op",
-    "reference": "tvm_convgrad.reference",
+    "reference": "tvm_convgrad.core.reference",
     "batching": "tvm_convgrad.batching",
-    "catalogue": "tvm_convgrad.catalogue",
+    "catalogue": "tvm_convgrad.core.catalogue",
     # Not a module of that name: importing it would put the module in the place of the function.
     "evaluate": "tvm_convgrad.evaluation:evaluate",
     "convolution_backward": "tvm_convgrad.op:convolution_backward",
     "from_relay": "tvm_convgrad.importer:from_relay",
-    "convert_layout": "relax_ops.layout_cleanup:converted",
+    "ConvertLayout": "relax_ops.passes.layout:ConvertLayout",
+    "convert_layout": "relax_ops.passes.layout:ConvertLayout",  # the name of ConvertLayout in version 0.1
     "partition": "tvm_convgrad.offload.partition:partition",
     "allow_transforms": "tvm_convgrad.kernels.transforms:allow_transforms",
 }
 
 __all__ = [
+    "ArtifactError",
     "ConvGradError",
     "ConvProblem",
+    "ConvertLayout",
+    "DTypeError",
+    "DataError",
+    "DescriptorError",
+    "ModelError",
+    "ProblemError",
+    "SetupError",
+    "TrainingError",
+    "UnsupportedError",
     "__version__",
     "allow_transforms",
     "batching",
+    "catalogue",
     "convert_layout",
     "convolution_backward",
     "evaluate",
@@ -65,7 +96,7 @@ def register() -> None:
     A TVM that has Relay gets the Relay binding (relay_ops), any other one that of Relax (relax_ops).
 
     Raises:
-        SetupError: TVM is missing, or is a version without Relax operators that this package knows.
+        SetupError: TVM is missing, or its Relax is not of a version that this package supports.
     """
     binding = "relay_ops" if _tvm_has_relay() else "relax_ops"
     importlib.import_module(f"{binding}.register").register_all()
@@ -93,6 +124,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-# The variable is TVM's own switch for its entry points, heeded here as well.
+# The variable is TVM's own switch for its entry points; it holds here as well.
 if os.environ.get("TVM_DEVICE_BACKEND_AUTOLOAD", "1") != "0" and _tvm_has_relay():
     register()

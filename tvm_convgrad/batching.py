@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vmap of convolutions and their gradients: `vmap_rule("conv2d_backward_weight", (0, 0))` and what is built on it.
+"""vmap of convolutions and their gradients on Relax expressions: `vmap_rule("conv2d_backward_weight", (0, 0))`.
 
-The rules are data (tvm_convgrad.batch_rules): each says which one unbatched call computes the whole vmap. Nothing falls
-back to a loop. docs/BATCHING.md has the table and examples.
+The rules are data (tvm_convgrad.core.batch_rules): each is the one unbatched call that computes the whole vmap. Nothing
+falls back to a loop. docs/BATCHING.md has the table and examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME, FORWARD, OpEntry
-from tvm_convgrad.errors import ProblemError, UnsupportedError
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad import register
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME, FORWARD, OpEntry
+from tvm_convgrad.core.errors import ProblemError, UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL
+
+if TYPE_CHECKING:
+    from tvm import relax
 
 Dims = tuple["int | None", ...]
 
@@ -35,12 +39,12 @@ class VmapRule:
         """Names of the operands, in order."""
         return OPERANDS[self.op]
 
-    def __call__(self, builder: Any, *operands: Any, **attributes: Any) -> Any:
-        """Emit the call.
+    def __call__(self, builder: relax.BlockBuilder, *operands: relax.Expr, **attributes: Any) -> Any:
+        """Emit the call of the operator under its vmaps.
 
         Args:
-            builder: a relax.BlockBuilder with a dataflow block open.
-            operands: Relax tensors of known shape; batch axes may be symbolic, and so may N and spatial extents.
+            builder: has a dataflow block open.
+            operands: tensors of known shape; batch axes, N and spatial extents may be symbolic.
             attributes: the operator's (see tvm_convgrad.op), as for one call: batch axes are in none of them. Of
                 `conv{r}d`: strides, padding, dilation, groups, data_layout, kernel_layout, grad_layout, out_dtype. Of
                 `conv{r}d_transpose`: those of relax.op.nn. Of `…_backward`: those of the convolution, and
@@ -48,10 +52,11 @@ class VmapRule:
 
         Returns:
             The result, one batch axis a vmap first, the outermost foremost. Of `…_backward` a tuple (dX, dW, dbias),
-            None where the mask says so; a result that depends on no batched operand is broadcast.
+            None where masked; a result that depends on no batched operand is broadcast.
 
         Raises:
-            ProblemError, DTypeError: the convolutions do not exist, or the operands disagree about the batch.
+            ProblemError: the convolutions do not exist, or the operands have different numbers of entries.
+            DTypeError: an element type is not float16, bfloat16, float32 or float64.
             UnsupportedError: a shape is not known at compile time.
         """
         if len(operands) != len(self.operands):
@@ -59,20 +64,21 @@ class VmapRule:
                 f"{self.op}: {len(operands)} operands were given; it takes {len(self.operands)}: "
                 f"{', '.join(self.operands)}"
             )
-        _register()
+        register()
+        # Imported here as a TVM that has Relay has no Relax of the version that these modules need.
         if self.op.endswith("d_backward") or self.op.endswith("transpose_backward"):
-            from relax_ops.batching_backward import backward_call
+            from relax_ops.vmap.convolution_backward import backward_call
 
             return backward_call(builder, self.rank, "transpose" in self.op, self.levels, operands, **attributes)
-        from relax_ops.batching import transposed_arguments, vmap_call
+        from relax_ops.vmap.convolution import transposed_arguments, vmap_call
 
         if self.op in BY_NAME:
             entry = BY_NAME[self.op]
         else:
             entry = OpEntry(BACKWARD_DATA, self.rank)
-            levels = self._named(entry.face.operands)
+            levels = self._named(entry.direction.operands)
             attributes = transposed_arguments(builder, self.rank, levels, *operands, **attributes)
-        return vmap_call(builder, entry, self._named(entry.face.operands), operands, **attributes)
+        return vmap_call(builder, entry, self._named(entry.direction.operands), operands, **attributes)
 
     @property
     def rank(self) -> int:
@@ -84,7 +90,7 @@ class VmapRule:
 
 
 def vmap_rule(op: str | VmapRule, in_dims: Sequence[int | None]) -> VmapRule:
-    """The rule of an operator under vmap.
+    """The rule of an operator under vmap: a function that emits one unbatched call for all entries of the batch.
 
     Args:
         op: "conv{1,2,3}d" (data, weight), "conv{1,2,3}d_backward_weight" (grad, data), "conv{1,2,3}d_backward_data"
@@ -93,9 +99,26 @@ def vmap_rule(op: str | VmapRule, in_dims: Sequence[int | None]) -> VmapRule:
         in_dims: for each operand where its batch axis is (negative counts from the end), None if it has none; at
             least one has.
 
+    Returns:
+        A function of a relax.BlockBuilder, the operands and the operator's attributes; see `VmapRule.__call__`.
+
     Raises:
         UnsupportedError: no such operator.
         ProblemError: `in_dims` does not fit the operator.
+
+    Example:
+        >>> from tvm import relax
+        >>> from tvm_convgrad.batching import vmap_rule
+        >>> rule = vmap_rule("conv1d_backward_weight", (0, None))  # five dY, each (N, O, W), and one X
+        >>> grad = relax.Var("grad", relax.TensorType((5, 2, 6, 4), "float32"))
+        >>> data = relax.Var("data", relax.TensorType((2, 4, 7), "float32"))
+        >>> builder = relax.BlockBuilder()
+        >>> with builder.function("main", [grad, data]):
+        ...     with builder.dataflow():
+        ...         dw = builder.emit_output(rule(builder, grad, data, kernel_size=3, strides=2, padding=1))
+        ...     _ = builder.emit_func_output(dw)
+        >>> print(dw.ty)
+        R.Tensor((5, 6, 4, 3), dtype="float32")
     """
     rule = op if isinstance(op, VmapRule) else VmapRule(op, ())
     if rule.op not in OPERANDS:
@@ -119,14 +142,12 @@ def vmap_rule(op: str | VmapRule, in_dims: Sequence[int | None]) -> VmapRule:
 
 
 OPERANDS: dict[str, tuple[str, ...]] = {
-    **{OpEntry(face, r).name: face.operands for r in SPATIAL for face in (FORWARD, BACKWARD_WEIGHT, BACKWARD_DATA)},
+    **{
+        OpEntry(direction, r).name: direction.operands
+        for r in SPATIAL
+        for direction in (FORWARD, BACKWARD_WEIGHT, BACKWARD_DATA)
+    },
     **{f"conv{r}d_transpose": ("data", "weight") for r in SPATIAL},
     **{f"conv{r}d{kind}": ("grad", "data", "weight") for r in SPATIAL for kind in ("_backward", "_transpose_backward")},
 }
 """Operators that have rules, and the names of their operands."""
-
-
-def _register() -> None:
-    from tvm_convgrad import register
-
-    register()

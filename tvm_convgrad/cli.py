@@ -16,16 +16,24 @@ import typer
 import tvm_convgrad
 from tvm_convgrad.commands import bench, build, build_runtime, env, explain, import_relay, run, tune, verify
 from tvm_convgrad.commands.stages import current_stage, reset_stage
-from tvm_convgrad.errors import ConvGradError
-from tvm_convgrad.quiet import release
+from tvm_convgrad.core.errors import ConvGradError
+from tvm_convgrad.core.quiet import release
 
 _ROOT = Path(tvm_convgrad.__file__).parent.parent
 _PACKAGES = ("tvm_convgrad", "relax_ops", "relay_ops", "legalize")
-"""The packages of this project, and the folder that holds them."""
+"""The folder that holds the packages of this project, and their names."""
+
+OLD_OPTIONS = {
+    "bench": {"--face": "--direction"},
+    "tune": {"--face": "--direction"},
+    "verify": {"--op": "--direction"},
+}
+"""For each command the earlier names of its options, which still work, and their names of today."""
 
 app = typer.Typer(
     name="convgrad",
-    help="Training steps with right and visible convolution gradients, compiled by Apache TVM into one library.",
+    help="Compile the training step of a model into one library with Apache TVM, and train with it. Also: show, tune, "
+    "check and measure the kernels of its convolutions and their gradients.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,10 +68,10 @@ def options(
 def main() -> None:
     """Run the command line.
 
-    What goes wrong on purpose (ConvGradError) is one sentence. Anything else is a defect of this program or of a
-    library that it calls, and is named as such, with its place; with CONVGRAD_TRACEBACK=1 in the environment the
-    traceback follows. Warnings of the libraries are for their callers, and are not shown, unless Python was told to
-    show them (-W, PYTHONWARNINGS).
+    An error that this package raises (ConvGradError) is printed as one sentence. Any other one is a defect of this
+    package or of a library that it calls, and is reported as such, with its file and line; with CONVGRAD_TRACEBACK=1 in
+    the environment the traceback is printed, too. Warnings of libraries are not shown, unless Python's options -W or
+    PYTHONWARNINGS ask for them.
     """
     reset_stage()
     logging.getLogger("torch").setLevel(logging.ERROR)
@@ -71,11 +79,11 @@ def main() -> None:
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
         try:
-            app()
+            app(_with_new_names(sys.argv[1:]))
         except ConvGradError as error:
             release(error)
             _fail(str(error))
-        except Exception as error:  # the last resort: whatever it is, it must neither look like success nor be a riddle
+        except Exception as error:  # a defect: it must not look like success, and its message must name the place
             if os.environ.get("CONVGRAD_TRACEBACK") == "1":
                 traceback.print_exc()
             message = _unexpected(error)
@@ -83,8 +91,20 @@ def main() -> None:
             _fail(message)
 
 
+def _with_new_names(arguments: list[str]) -> list[str]:
+    """The command line with earlier names of options replaced, each with a note on standard error."""
+    renamed = OLD_OPTIONS.get(arguments[0], {}) if arguments else {}
+    changed = []
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        if name in renamed:
+            print(f"convgrad: note: {name} is called {renamed[name]} now.", file=sys.stderr)
+        changed.append(renamed.get(name, name) + separator + value)
+    return changed
+
+
 def _unexpected(error: Exception) -> str:
-    """The sentence about a defect: what was raised, where, from which call of ours, and what was being done."""
+    """The sentence about a defect: the exception, where it was raised and from which call of ours, and the stage."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [_place(frames[-1])] if frames else []
     folders = [_ROOT / package for package in _PACKAGES]

@@ -1,77 +1,140 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile one operator for one problem and run it on numpy arrays: `evaluate("conv2d_backward_weight", grad, data, …)`.
+"""`evaluate`: compiles one operator of the family for one problem, and runs it on numpy arrays.
 
-`evaluate("convolution_backward", grad, data, weight, …)` gives all three gradients, from one program. Compiled programs
-are kept by problem, implementation and target, so that a second call only runs.
+Compiled programs are kept by problem, implementation and target, so that a second call only runs.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
+import tvm
+from tvm import relax
+from tvm.target import Target
+from tvm_ffi import Function
 
-from legalize.forms import DATA_FORMS, WEIGHT_FORMS
-from tvm_convgrad import backward
-from tvm_convgrad.catalogue import BY_NAME, FACES, FORWARD, Face, NumberProver, OpEntry, TensorSpec, common_dtype
-from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
-from tvm_convgrad.geometry import FLOAT_DTYPES
+import tvm_convgrad
+from relax_ops import lowering
+from relax_ops.backward import backward_module
+from relax_ops.ir import problem_of
+from relax_ops.passes.fusion import fuse_epilogues
+from relax_ops.program import directions_module
+from tvm_convgrad import op as operators
+from tvm_convgrad.core import backward
+from tvm_convgrad.core.catalogue import BY_NAME, DIRECTIONS, FORWARD, Direction, OpEntry
+from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.geometry import FLOAT_DTYPES
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.type_relation import NumberProver, TensorSpec, common_dtype
+from tvm_convgrad.kernels.choice import COMPOSITION
+from tvm_convgrad.kernels.registry import forms_of
 from tvm_convgrad.kernels.transforms import transforms_allowed
-from tvm_convgrad.offload.common import NAMES as BACKENDS
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.cuda import local_target
+from tvm_convgrad.offload.partition import partition
+from tvm_convgrad.offload.registry import NAMES as BACKENDS
 
 Array = npt.NDArray[Any]
 
-COMPOSITIONS = {
-    "forward": (),
-    "backward_weight": tuple(f"composition:{form}" for form in WEIGHT_FORMS),
-    "backward_data": tuple(f"composition:{form}" for form in DATA_FORMS),
-}
-"""The compositions of each face, as values of `impl`; the first is what "composition" means."""
+TargetLike: TypeAlias = str | Mapping[str, object] | Target
+"""A TVM target: its name, its JSON, or the object."""
 
-IMPLEMENTATIONS = (
-    *("auto", "kernel", "winograd", "composition"),
-    *(name for names in COMPOSITIONS.values() for name in names),
-    *BACKENDS,
-)
-"""All values of `impl`."""
+COMPOSITIONS = {
+    direction: tuple(f"{COMPOSITION}:{form}" for form in forms if form != COMPOSITION)
+    for direction, forms in lowering.COMPOSITIONS.items()
+}
+"""The compositions of each direction, as values of `impl`; the first is what "composition" means."""
+
+
+def implementations(direction: str | None = None) -> tuple[str, ...]:
+    """The values of `impl` for one direction, or for any."""
+    directions = tuple(DIRECTIONS) if direction is None else (direction,)
+    kernels = dict.fromkeys(form for each in directions for form in forms_of(each))
+    compositions = (name for each in directions for name in COMPOSITIONS[each])
+    return "auto", "kernel", *kernels, "composition", *compositions, *BACKENDS
 
 
 Gradients = tuple[Array | None, Array | None, Array | None]
-"""Of data, weight and bias; None where masked."""
+"""The gradients of data, weight and bias; None where masked."""
 
 
 @overload
 def evaluate(
-    op: Literal["convolution_backward"], *arrays: Array, impl: str = ..., target: Any = ..., **attributes: Any
+    op: Literal["convolution_backward"],
+    *arrays: npt.ArrayLike,
+    impl: str = ...,
+    target: TargetLike = ...,
+    **attributes: Any,
 ) -> Gradients: ...
 @overload
-def evaluate(op: str, *arrays: Array, impl: str = ..., target: Any = ..., **attributes: Any) -> Array: ...
-def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", **attributes: Any) -> Array | Gradients:
+def evaluate(
+    op: str, *arrays: npt.ArrayLike, impl: str = ..., target: TargetLike = ..., **attributes: Any
+) -> Array: ...
+def evaluate(
+    op: str, *arrays: npt.ArrayLike, impl: str = "auto", target: TargetLike = "llvm", **attributes: Any
+) -> Array | Gradients:
     """Compute one operator of the family, or all gradients of a convolution, on numpy arrays.
 
+    For rank d = 1, 2 or 3, with data of the shape [N, C, *extents], weight [O, C / groups, *kernel] and grad (the
+    gradient of the convolution's result) [N, O, *result extents], all in the layouts that the attributes name:
+
+    | op                         | arrays             | required attributes | result                          |
+    |----------------------------|--------------------|---------------------|---------------------------------|
+    | "conv{d}d"                 | data, weight       |                     | of grad's shape                 |
+    | "conv{d}d_backward_weight" | grad, data         | kernel_size         | of weight's shape               |
+    | "conv{d}d_backward_data"   | grad, weight       | data_shape          | of data's shape                 |
+    | "convolution_backward"     | grad, data, weight |                     | gradients of data, weight, bias |
+
     Args:
-        op: "conv{1,2,3}d" (forward: data, weight), "conv{1,2,3}d_backward_weight" (grad, data),
-            "conv{1,2,3}d_backward_data" (grad, weight) or "convolution_backward" (grad, data, weight).
-        arrays: the operands, in float16, bfloat16 (ml_dtypes), float32 or float64.
-        impl: "auto" (what a compiled program takes: the kernel unless it refuses), "kernel" (the generated one),
-            "winograd" (the one by Winograd's transform, for 3x3), "composition" (of stock operations, the first one), a
-            composition by name, such as "composition:tiled", or a vendor's library, "onednn", "cudnn" or "cutlass".
-        target: a TVM target that this machine runs.
-        attributes: those of the operator (tvm_convgrad.op), such as `kernel_size`, `data_shape`, `padding="SAME"`.
+        op: the name of the operator.
+        arrays: its operands, of the types float16, bfloat16 (of ml_dtypes), float32 and float64.
+        impl: what computes it:
+
+            - "auto": what a compiled program takes, that is the best generated kernel unless all refuse the problem;
+            - "kernel": the best generated kernel; "kernel:implicit-gemm" and others: one by name; "winograd": the one
+              by Winograd's transform, for 3x3;
+            - "composition": stock operations of TVM, in the first form that the direction has, or "composition:tiled"
+              and others for one by name (see `COMPOSITIONS`);
+            - a vendor library by its backend, such as "onednn".
+        target: a TVM target that this machine runs. "llvm" uses no more than the baseline of the instruction set; a
+            CPU's whole one is named by {"kind": "llvm", "mcpu": "..."}.
+        attributes: those of the operator in `tvm_convgrad.op`: strides, padding, dilation, groups, grad_layout,
+            data_layout, kernel_layout, out_dtype, and kernel_size or data_shape; for "convolution_backward" those of
+            `tvm_convgrad.convolution_backward`.
 
     Returns:
-        The result, in the layout and type that the attributes say; of "convolution_backward" three, None where masked.
+        The result as an array, of the layout and type that the attributes name. For "convolution_backward" the
+        gradients of data, weight and bias; None where `output_mask` is False.
 
     Raises:
         ProblemError, DTypeError: the operands and attributes are not of one convolution.
         UnsupportedError: no such operator or implementation, or the implementation refuses the problem.
-        SetupError: the vendor's library is not installed, or the GPU of the target is not there.
+        SetupError: the vendor library is not installed, or there is no GPU for the target.
+
+    Example:
+        >>> import numpy as np
+        >>> from tvm_convgrad import evaluate
+        >>> data = np.arange(16, dtype="float32").reshape(1, 1, 4, 4)
+        >>> weight = np.ones((1, 1, 3, 3), "float32")
+        >>> evaluate("conv2d", data, weight)
+        array([[[[45., 54.],
+                 [81., 90.]]]], dtype=float32)
+        >>> grad = np.ones((1, 1, 2, 2), "float32")
+        >>> evaluate("conv2d_backward_weight", grad, data, kernel_size=3).shape
+        (1, 1, 3, 3)
+        >>> evaluate("conv2d_backward_data", grad, weight, data_shape=(1, 1, 4, 4))[0, 0]
+        array([[1., 2., 2., 1.],
+               [2., 4., 4., 2.],
+               [2., 4., 4., 2.],
+               [1., 2., 2., 1.]], dtype=float32)
+        >>> gradients = evaluate("convolution_backward", grad, data, weight, output_mask=(True, True, False))
+        >>> [None if each is None else each.shape for each in gradients]
+        [(1, 1, 4, 4), (1, 1, 3, 3), None]
     """
     operands = [np.asarray(array) for array in arrays]
     if op == backward.NAME:
@@ -81,80 +144,85 @@ def evaluate(op: str, *arrays: Array, impl: str = "auto", target: Any = "llvm", 
         known = ", ".join((*sorted(BY_NAME), backward.NAME))
         raise UnsupportedError(f"evaluate: there is no operator {op!r}; there are {known}")
     if len(arrays) != 2:
-        raise ProblemError(f"{op}: {len(arrays)} arrays were given; it takes two, {' and '.join(entry.face.operands)}")
+        raise ProblemError(
+            f"{op}: {len(arrays)} arrays were given; it takes two, {' and '.join(entry.direction.operands)}"
+        )
     problem = _problem(entry, operands, attributes)
-    return evaluate_problem(entry.face.name, problem, *operands, impl=impl, target=target)
+    return evaluate_problem(entry.direction.name, problem, *operands, impl=impl, target=target)
 
 
 def evaluate_problem(
-    face: str, problem: ConvProblem, first: Array, second: Array, *, impl: str = "auto", target: Any = "llvm"
+    direction: str,
+    problem: ConvProblem,
+    first: Array,
+    second: Array,
+    *,
+    impl: str = "auto",
+    target: TargetLike = "llvm",
 ) -> Array:
-    """Compute a face of a problem on numpy arrays of the problem's shapes, layouts and types.
+    """Compute a direction of a problem on numpy arrays of the problem's shapes, layouts and types.
 
     Args:
-        face: "forward" (data, weight), "backward_weight" (grad, data) or "backward_data" (grad, weight).
-        problem: static.
+        direction: "forward" (data, weight), "backward_weight" (grad, data) or "backward_data" (grad, weight).
+        problem: a static problem.
         first, second: the operands.
         impl, target: as in `evaluate`.
 
+    Returns:
+        The result, of the problem's shape, layout and type.
+
     Raises:
         ProblemError: an operand's shape or type is not the problem's.
-        UnsupportedError: no such implementation for this face, or it refuses the problem.
-    """
+        UnsupportedError: no such implementation for this direction, or it refuses the problem.
 
+    Example:
+        >>> import numpy as np
+        >>> from tvm_convgrad import ConvProblem
+        >>> problem = ConvProblem.from_descriptor("mb1ic1ih4oc1kh3")
+        >>> grad, data = np.ones((1, 1, 2, 2), "float32"), np.ones((1, 1, 4, 4), "float32")
+        >>> evaluate_problem("backward_weight", problem, grad, data).tolist()
+        [[[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]]]
+    """
     problem.require_static("evaluate")
-    for name, array in zip(FACES[face].operands, (first, second), strict=True):
+    for name, array in zip(DIRECTIONS[direction].operands, (first, second), strict=True):
         shape, dtype = problem.tensors[name]
         if array.shape != shape or str(array.dtype) != dtype:
             raise ProblemError(
-                f"{face}: {name} is {array.dtype}{list(array.shape)}, but {problem.descriptor} needs "
+                f"{direction}: {name} is {array.dtype}{list(array.shape)}, but {problem.descriptor} needs "
                 f"{dtype}{list(shape)}; convert it, or use the descriptor of what you have"
             )
     machine = _runnable(target)
-    function = _compiled(FACES[face], problem, impl, str(machine), transforms_allowed())
+    function = _compiled(DIRECTIONS[direction], problem, impl, str(machine), transforms_allowed())
     operands = (_on_device(array, machine) for array in (first, second))
     return cast(Array, function(*operands).numpy())
 
 
-def _runnable(target: Any) -> Any:
+def _runnable(target: TargetLike) -> Target:
     """The target as an object; raises SetupError where programs for it cannot run."""
-    import tvm
-
-    found = tvm.target.Target(target)
+    found = Target(target)
     if found.kind.name == "cuda":
-        from tvm_convgrad.offload.cuda import local_target
-
         local_target()
     return found
 
 
-def _on_device(array: Array, target: Any) -> Any:
-    """An array where programs for a target read it."""
-    import tvm
-
+def _on_device(array: Array, target: Target) -> tvm.runtime.Tensor:
+    """A copy of an array on the target's device."""
     return tvm.runtime.tensor(np.ascontiguousarray(array), tvm.device_from_target(target))
 
 
 @lru_cache(maxsize=512)
-def _compiled(face: Face, problem: ConvProblem, impl: str, target: str, _transforms: bool) -> Any:
-    import tvm
-    from tvm import relax
-
-    import tvm_convgrad
-
+def _compiled(direction: Direction, problem: ConvProblem, impl: str, target: str, _transforms: bool) -> Function:
+    """The compiled function of a direction of a problem."""
     tvm_convgrad.register()
-    from relax_ops.program import faces_module
-
-    machine = tvm.target.Target(target)
-    module = faces_module([("main", face, problem)])
-    with forced(face.name, impl):
+    machine = Target(target)
+    module = directions_module([("main", direction, problem)])
+    with forced(direction.name, impl):
         executable = tvm.compile(offloaded(module, impl, machine), machine)
     return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]
 
 
-def _backward(arrays: Sequence[Array], impl: str, target: Any, arguments: dict[str, Any]) -> Gradients:
-    """All gradients of a convolution, those that are masked not computed."""
-
+def _backward(arrays: Sequence[Array], impl: str, target: TargetLike, arguments: dict[str, Any]) -> Gradients:
+    """All gradients of a convolution; those that are masked are not computed."""
     if len(arrays) != 3:
         raise ProblemError(f"{backward.NAME}: {len(arrays)} arrays were given; it takes three, grad, data and weight")
     known = inspect.getfullargspec(backward.backward_call).kwonlyargs
@@ -183,20 +251,13 @@ def _compiled_backward(
     impl: str,
     target: str,
     _transforms: bool,
-) -> Any:
-    import tvm
-    from tvm import relax
-
-    import tvm_convgrad
-
+) -> Function:
+    """The compiled function of a call of convolution_backward, for operands of these shapes and types."""
     tvm_convgrad.register()
-    from relax_ops.backward import backward_module
-    from relax_ops.fusion import fuse_epilogues
-
-    machine = tvm.target.Target(target)
+    machine = Target(target)
     with ExitStack() as stack:
-        for face in FACES:
-            stack.enter_context(forced(face, impl))
+        for direction in DIRECTIONS:
+            stack.enter_context(forced(direction, impl))
         module = backward_module(call, dict(zip(backward.OPERANDS, tensors, strict=True)))
         with machine:
             module = fuse_epilogues(offloaded(module, impl, machine))
@@ -204,60 +265,51 @@ def _compiled_backward(
     return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]
 
 
-def offloaded(module: Any, impl: str, target: Any) -> Any:
-    """The module with its convolutions as calls of the vendor's library that `impl` names, if it names one."""
-    if impl not in BACKENDS:
-        return module
-    from tvm_convgrad.offload.partition import partition
-
-    return partition(module, [impl], target)
+def offloaded(module: tvm.IRModule, impl: str, target: Target) -> tvm.IRModule:
+    """The module with its convolutions as calls of the vendor library that `impl` names; itself if it names none."""
+    return partition(module, [impl], target) if impl in BACKENDS else module
 
 
-def forced(face: str, impl: str) -> AbstractContextManager[None]:
-    """A context in which legalization of `face` uses `impl`; what a vendor's library takes is not legalized.
+def forced(direction: str, impl: str) -> AbstractContextManager[None]:
+    """A context in which legalization of `direction` uses `impl`; what a vendor library takes is not legalized.
 
     Raises:
-        UnsupportedError: this face has no such implementation.
+        UnsupportedError: this direction has no such implementation.
     """
-    from relax_ops.lowering import forced_forms
-
     if impl in ("auto", *BACKENDS):
         return nullcontext()
-    if impl not in ("kernel", "winograd", "composition", *COMPOSITIONS[face]):
-        known = ", ".join(("auto", "kernel", "winograd", "composition", *COMPOSITIONS[face], *BACKENDS))
-        raise UnsupportedError(f"{face}: there is no implementation {impl!r}; there are {known}")
-    return forced_forms(**{face: impl.removeprefix("composition:")})
+    known = implementations(direction)
+    if impl not in known:
+        raise UnsupportedError(f"{direction}: there is no implementation {impl!r}; there are {', '.join(known)}")
+    return lowering.forced_forms(**{direction: impl.removeprefix("composition:")})
 
 
 def _problem(entry: OpEntry, operands: Sequence[Array], attributes: dict[str, Any]) -> ConvProblem:
-    """The problem of a call on arrays, after the operator's own type relation has had its say."""
-    from tvm import relax
+    """The problem of a call on arrays, which the operator's own type relation checks.
 
-    import tvm_convgrad
-
+    Raises:
+        ProblemError, DTypeError: the operands and attributes are not of one convolution.
+    """
     tvm_convgrad.register()
-    from relax_ops.ir import problem_of
-    from tvm_convgrad import op
-
-    for name, array in zip(entry.face.operands, operands, strict=True):
+    for name, array in zip(entry.direction.operands, operands, strict=True):
         if str(array.dtype) not in FLOAT_DTYPES:
             raise DTypeError(f"{entry.name}: {name} has dtype {array.dtype}; accepted are {', '.join(FLOAT_DTYPES)}")
-    own = {"backward_weight": "kernel_size", "backward_data": "data_shape"}.get(entry.face.name)
+    own = {"backward_weight": "kernel_size", "backward_data": "data_shape"}.get(entry.direction.name)
     if own is not None and own not in attributes:
         raise ProblemError(f"{entry.name}: {own} is missing; the operands do not determine it")
     known = dict.fromkeys((*([own] if own else []), *entry.attributes))
     unknown = [name for name in attributes if name not in known]
     if unknown:
         raise ProblemError(f"{entry.name}: {', '.join(unknown)} unknown; it takes {', '.join(known)}")
-    if entry.face is FORWARD:
+    if entry.direction is FORWARD:
         data, weight = operands
         types = str(data.dtype), str(weight.dtype)
         suggested = common_dtype([TensorSpec(None, None, dtype) for dtype in types])
         out_dtype = str(attributes.pop("out_dtype", None) or suggested)
         return ConvProblem.from_shapes(data.shape, weight.shape, dtypes=(*types, out_dtype), **attributes)
-    function = getattr(op, entry.name)
     variables = [
         relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
-        for name, array in zip(entry.face.operands, operands, strict=True)
+        for name, array in zip(entry.direction.operands, operands, strict=True)
     ]
-    return problem_of(relax.BlockBuilder().normalize(function(*variables, **attributes)))
+    call = getattr(operators, entry.name)(*variables, **attributes)
+    return problem_of(relax.BlockBuilder().normalize(call))

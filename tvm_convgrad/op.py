@@ -1,59 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators conv{1,2,3}d_backward_weight and conv{1,2,3}d_backward_data as functions on Relax or Relay expressions.
 
-On them stands `convolution_backward`, with PyTorch's contract. Arguments that the operators share:
-
-    strides, dilation   an int, or one int an axis
-    padding             an int; one int an axis; lows then highs (top, left, bottom, right); pairs; "SAME" (TensorFlow's
-                        formula) or "VALID"; never negative
-    groups              divides both channel counts
-    grad_layout         permutation of NCW, NCHW or NCDHW: of Y and of grad, its gradient
-    data_layout         the same for the data
-    kernel_layout       permutation of OIW, OIHW or OIDHW
-    out_dtype           of the result: float16, bfloat16, float32 or float64; None is the operands' common type, or the
-                        wider one. Sums are in float32 (float64 if an operand is) whatever it says.
-
-A call is checked when its type is inferred: ProblemError and DTypeError name operator, argument, rule, values, remedy.
+`convolution_backward` is built on them: all three gradients of a convolution, with PyTorch's contract. The functions
+make calls; arguments are checked at once, operands when the call's type is inferred.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import tvm
 
 from tvm_convgrad import register
-from tvm_convgrad.arguments import Ints, Padding
-from tvm_convgrad.catalogue import BY_NAME
-from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.arguments import Ints, Padding
+from tvm_convgrad.core.catalogue import BY_NAME
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, Size, data_layout_of, kernel_layout_of
+
+if TYPE_CHECKING:
+    from tvm import relax, relay
+
+Expr: TypeAlias = "relax.Expr | relay.Expr"
+"""An expression of the IR that the TVM in use has."""
+
+ShapeLike: TypeAlias = "Sequence[Size] | relax.Expr"
+"""Ints or symbolic extents, or a Relax shape expression."""
+
+Gradients: TypeAlias = "tuple[Expr | None, Expr | None, Expr | None]"
+"""Of data, weight and bias; None where masked."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LETTERS = """
+Letters: N batch, C channels of X, O channels of Y, I = C / groups, {axes} spatial axes. n, o and i count samples,
+output channels and the input channels of a group, g = o // (O / groups) is the group; k, y and x are positions in
+kernel, Y and X. The tensors' axes have the order of the layouts. An extent of Y is
+(X + low + high - dilation * (kernel - 1) - 1) // stride + 1, where low and high are the padding of the axis.
+"""
+
+_BACKWARD_WEIGHT = """
+It is the transpose of the forward convolution (oneDNN's developer guide, "Convolution"; cuDNN calls it backward
+filter) with respect to W, where X is 0 outside of its extents:
+
+    Y[n, o, y]  = sum over i, k of  X[n, g * I + i, y * strides + k * dilation - low] * W[o, i, k]
+    dW[o, i, k] = sum over n, y of  dY[n, o, y] * X[n, g * I + i, y * strides + k * dilation - low]
+{letters}
+Args:
+    grad: dY, the gradient of the convolution's result: a tensor (N, O, {axes}).
+    data: X, the data of the convolution: a tensor (N, C, {axes}).
+    kernel_size: extents of the kernel, ({axes}), or one int for all; with strides beyond 1 the operands leave it open.
+{common}
+Returns:
+    dW, a call of type `out_dtype` and shape (O, I, {axes}) in `kernel_layout`.
+{raises}
+Example:
+    >>> from tvm import relax
+    >>> from tvm_convgrad import op
+    >>> grad = relax.Var("grad", relax.TensorType({y}, "float32"))
+    >>> data = relax.Var("data", relax.TensorType({x}, "float32"))
+    >>> dw = op.conv{rank}d_backward_weight(grad, data, kernel_size=3, strides=2, padding=1)
+    >>> print(relax.BlockBuilder().normalize(dw).ty)
+    R.Tensor({w}, dtype="float32")
+"""
+
+_BACKWARD_DATA = """
+It is the transpose of the forward convolution (oneDNN's developer guide, "Convolution"; cuDNN's backward data) with
+respect to X; a transposed convolution computes the same:
+
+    Y[n, o, y]          = sum over i, k of  X[n, g * I + i, y * strides + k * dilation - low] * W[o, i, k]
+    dX[n, g * I + i, x] = sum over o of group g, and k, y with y * strides + k * dilation - low = x, of
+                          dY[n, o, y] * W[o, i, k]
+{letters}
+Args:
+    grad: dY, the gradient of the convolution's result: a tensor (N, O, {axes}).
+    weight: W: a tensor (O, I, {axes}).
+    data_shape: the whole shape of X in `data_layout`, batch and channels included: ints, symbolic extents, or a Relax
+        shape expression; in Relay ints. With a stride s, s different extents of X give the same extent of Y.
+{common}
+Returns:
+    dX, a call of type `out_dtype` and shape `data_shape`.
+{raises}
+Example:
+    >>> from tvm import relax
+    >>> from tvm_convgrad import op
+    >>> grad = relax.Var("grad", relax.TensorType({y}, "float32"))
+    >>> weight = relax.Var("weight", relax.TensorType({w}, "float32"))
+    >>> dx = op.conv{rank}d_backward_data(grad, weight, data_shape={x}, strides=2, padding=1)
+    >>> print(relax.BlockBuilder().normalize(dx).ty)
+    R.Tensor({x}, dtype="float32")
+"""
+
+_COMMON = """\
+    strides: of the convolution, one int for all axes or one for each of ({axes}); at least 1.
+    padding: zeros around X: an int; one int an axis; all lows, then all highs (in 2-d top, left, bottom, right); pairs
+        (low, high), one an axis; "SAME" (TensorFlow's formula) or "VALID" (none). Never negative.
+    dilation: distance of the kernel's elements in X, as `strides`; 1 is a dense kernel.
+    groups: divides C and O; the output channels of a group see the input channels of that group only.
+    grad_layout: the order of the axes of dY, a permutation of {data_layout}.
+    data_layout: the same of X and dX.
+    kernel_layout: the order of the axes of W and dW, a permutation of {kernel_layout}.
+    out_dtype: type of the result: float16, bfloat16, float32 or float64. None is the operands' common type, or the
+        wider one of two. Products are summed in float32, or in float64 if an operand is float64.
+"""
+
+_RAISES = """
+Raises:
+    ProblemError: an argument breaks a rule, or the operands do not belong to one convolution.
+    DTypeError: an element type is not one of the four.
+    UnsupportedError: an operand is no expression of the IR (for numpy arrays there is `tvm_convgrad.evaluate`).
+    SetupError: this TVM has neither Relax nor Relay of a known version.
+"""
 
 
-def _call(name: str, first: Any, second: Any, **attributes: Any) -> Any:
-    kind = _checked_kind(name, first, second)
-    make_call = importlib.import_module(f"{kind.lower()}_ops.ops").make_call
-    return make_call(BY_NAME[name], first, second, **attributes)
+def _documented(rank: int) -> Callable[[F], F]:
+    """Complete the docstring of an operator of this rank: shapes, formula, arguments, result, errors, an example."""
+    words = {
+        "rank": rank,
+        "axes": ", ".join(SPATIAL[rank]),
+        "data_layout": data_layout_of(rank),
+        "kernel_layout": kernel_layout_of(rank),
+        "x": (2, 4, *[7, 8, 9][:rank]),
+        "w": (6, 4, *[3] * rank),
+        "y": (2, 6, *[4, 4, 5][:rank]),
+    }
+
+    def complete(function: F) -> F:
+        template = _BACKWARD_WEIGHT if function.__name__.endswith("weight") else _BACKWARD_DATA
+        shared = {"letters": _LETTERS.format(**words), "common": _COMMON.format(**words), "raises": _RAISES}
+        function.__doc__ = f"{function.__doc__}\n{template.format(**words, **shared)}"
+        return function
+
+    return complete
 
 
-def _checked_kind(name: str, *operands: Any) -> str:
-    """ "Relay" or "Relax", whose expressions all operands are; registers the operators."""
-    kind = "Relay" if hasattr(tvm, "relay") else "Relax"
-    if not hasattr(tvm, kind.lower()):
-        raise SetupError(f"{name}: TVM {tvm.__version__} has no Relax; install 'apache-tvm>=0.26,<0.28'")
-    for operand in operands:
-        if not isinstance(operand, getattr(tvm, kind.lower()).Expr):
-            raise UnsupportedError(
-                f"{name}: the operands must be {kind} expressions, not {type(operand).__name__}; for numpy arrays "
-                f"there is tvm_convgrad.evaluate({name!r}, ...)"
-            )
-    register()
-    return kind
-
-
+@_documented(1)
 def conv1d_backward_weight(
-    grad: Any,
-    data: Any,
+    grad: Expr,
+    data: Expr,
     *,
     kernel_size: Ints,
     strides: Ints = 1,
@@ -64,36 +149,17 @@ def conv1d_backward_weight(
     data_layout: str = "NCW",
     kernel_layout: str = "OIW",
     out_dtype: str | None = None,
-) -> Any:
-    """dW of a 1-d convolution, in `kernel_layout`.
-
-    Args:
-        grad: dY, gradient of the convolution's result, in `grad_layout`.
-        data: X, what the convolution took, in `data_layout`.
-        kernel_size: extents of the kernel, (W,); strides larger than 1 make them ambiguous otherwise.
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
-    """
-    return _call(
-        "conv1d_backward_weight",
-        grad,
-        data,
-        kernel_size=kernel_size,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        grad_layout=grad_layout,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )
+) -> Expr:
+    """Gradient of a 1-d convolution with respect to its weight (wgrad), as an expression."""
+    return _call("conv1d_backward_weight", **locals())
 
 
+@_documented(1)
 def conv1d_backward_data(
-    grad: Any,
-    weight: Any,
+    grad: Expr,
+    weight: Expr,
     *,
-    data_shape: Any,
+    data_shape: ShapeLike,
     strides: Ints = 1,
     padding: Padding = 0,
     dilation: Ints = 1,
@@ -102,35 +168,15 @@ def conv1d_backward_data(
     data_layout: str = "NCW",
     kernel_layout: str = "OIW",
     out_dtype: str | None = None,
-) -> Any:
-    """dX of a 1-d convolution, in `data_layout`.
-
-    Args:
-        grad: dY, gradient of the convolution's result, in `grad_layout`.
-        weight: W, in `kernel_layout`.
-        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression; in
-            Relay ints. With a stride s, s different extents of X give one of Y, so that it cannot be guessed.
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
-    """
-    return _call(
-        "conv1d_backward_data",
-        grad,
-        weight,
-        data_shape=data_shape,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        grad_layout=grad_layout,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )
+) -> Expr:
+    """Gradient of a 1-d convolution with respect to its data (dgrad), as an expression."""
+    return _call("conv1d_backward_data", **locals())
 
 
+@_documented(2)
 def conv2d_backward_weight(
-    grad: Any,
-    data: Any,
+    grad: Expr,
+    data: Expr,
     *,
     kernel_size: Ints,
     strides: Ints = 1,
@@ -141,36 +187,17 @@ def conv2d_backward_weight(
     data_layout: str = "NCHW",
     kernel_layout: str = "OIHW",
     out_dtype: str | None = None,
-) -> Any:
-    """dW of a 2-d convolution, in `kernel_layout`.
-
-    Args:
-        grad: dY, gradient of the convolution's result, in `grad_layout`.
-        data: X, what the convolution took, in `data_layout`.
-        kernel_size: extents of the kernel, (H, W); strides larger than 1 make them ambiguous otherwise.
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
-    """
-    return _call(
-        "conv2d_backward_weight",
-        grad,
-        data,
-        kernel_size=kernel_size,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        grad_layout=grad_layout,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )
+) -> Expr:
+    """Gradient of a 2-d convolution with respect to its weight (wgrad), as an expression."""
+    return _call("conv2d_backward_weight", **locals())
 
 
+@_documented(2)
 def conv2d_backward_data(
-    grad: Any,
-    weight: Any,
+    grad: Expr,
+    weight: Expr,
     *,
-    data_shape: Any,
+    data_shape: ShapeLike,
     strides: Ints = 1,
     padding: Padding = 0,
     dilation: Ints = 1,
@@ -179,35 +206,15 @@ def conv2d_backward_data(
     data_layout: str = "NCHW",
     kernel_layout: str = "OIHW",
     out_dtype: str | None = None,
-) -> Any:
-    """dX of a 2-d convolution, in `data_layout`.
-
-    Args:
-        grad: dY, gradient of the convolution's result, in `grad_layout`.
-        weight: W, in `kernel_layout`.
-        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression; in
-            Relay ints. With a stride s, s different extents of X give one of Y, so that it cannot be guessed.
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
-    """
-    return _call(
-        "conv2d_backward_data",
-        grad,
-        weight,
-        data_shape=data_shape,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        grad_layout=grad_layout,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )
+) -> Expr:
+    """Gradient of a 2-d convolution with respect to its data (dgrad), as an expression."""
+    return _call("conv2d_backward_data", **locals())
 
 
+@_documented(3)
 def conv3d_backward_weight(
-    grad: Any,
-    data: Any,
+    grad: Expr,
+    data: Expr,
     *,
     kernel_size: Ints,
     strides: Ints = 1,
@@ -218,36 +225,17 @@ def conv3d_backward_weight(
     data_layout: str = "NCDHW",
     kernel_layout: str = "OIDHW",
     out_dtype: str | None = None,
-) -> Any:
-    """dW of a 3-d convolution, in `kernel_layout`.
-
-    Args:
-        grad: dY, gradient of the convolution's result, in `grad_layout`.
-        data: X, what the convolution took, in `data_layout`.
-        kernel_size: extents of the kernel, (D, H, W); strides larger than 1 make them ambiguous otherwise.
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
-    """
-    return _call(
-        "conv3d_backward_weight",
-        grad,
-        data,
-        kernel_size=kernel_size,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        grad_layout=grad_layout,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )
+) -> Expr:
+    """Gradient of a 3-d convolution with respect to its weight (wgrad), as an expression."""
+    return _call("conv3d_backward_weight", **locals())
 
 
+@_documented(3)
 def conv3d_backward_data(
-    grad: Any,
-    weight: Any,
+    grad: Expr,
+    weight: Expr,
     *,
-    data_shape: Any,
+    data_shape: ShapeLike,
     strides: Ints = 1,
     padding: Padding = 0,
     dilation: Ints = 1,
@@ -256,36 +244,15 @@ def conv3d_backward_data(
     data_layout: str = "NCDHW",
     kernel_layout: str = "OIDHW",
     out_dtype: str | None = None,
-) -> Any:
-    """dX of a 3-d convolution, in `data_layout`.
-
-    Args:
-        grad: dY, gradient of the convolution's result, in `grad_layout`.
-        weight: W, in `kernel_layout`.
-        data_shape: the full shape of X in `data_layout`: ints, symbolic extents, or a Relax shape expression; in
-            Relay ints. With a stride s, s different extents of X give one of Y, so that it cannot be guessed.
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype: see the module.
-    """
-    return _call(
-        "conv3d_backward_data",
-        grad,
-        weight,
-        data_shape=data_shape,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        grad_layout=grad_layout,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )
+) -> Expr:
+    """Gradient of a 3-d convolution with respect to its data (dgrad), as an expression."""
+    return _call("conv3d_backward_data", **locals())
 
 
 def convolution_backward(
-    grad: Any,
-    data: Any,
-    weight: Any,
+    grad: Expr,
+    data: Expr,
+    weight: Expr,
     bias_sizes: Sequence[int] | None = None,
     stride: Ints = 1,
     padding: Padding = 0,
@@ -298,40 +265,64 @@ def convolution_backward(
     grad_layout: str | None = None,
     data_layout: str | None = None,
     kernel_layout: str | None = None,
-) -> tuple[Any, Any, Any]:
-    """Gradients of data, weight and bias of a convolution: aten::convolution_backward of PyTorch on Relax expressions.
+) -> Gradients:
+    """Gradients of a convolution's data, weight and bias as Relax expressions: PyTorch's aten::convolution_backward.
 
-    The rank is that of the tensors. The results are expressions to emit; on arrays: evaluate("convolution_backward").
+    The rank, 1 to 3, is that of the tensors. For Y = conv(X, W) + b the gradients are
+
+        dX = dgrad(dY, W)    dW = wgrad(dY, X)    db[o] = sum over n, y of  dY[n, o, y]
+
+    and those of a transposed convolution, which is itself a dgrad, are the forward convolution of dY and a wgrad whose
+    operands have changed places (aten/src/ATen/native/Convolution.cpp). 16-bit floats are summed in float32.
+
+    Letters: N batch, C channels of X, O channels of Y, and spatial axes D, H, W.
 
     Args:
-        grad: gradient of the convolution's result.
-        data: what the convolution took.
-        weight: (O, I / groups, …); of a transposed convolution (I, O / groups, …).
+        grad: dY, the gradient of the convolution's result: (N, O, ...).
+        data: X, the data of the convolution: (N, C, ...).
+        weight: W: (O, C / groups, ...); of a transposed convolution (C, O / groups, ...).
         bias_sizes: (O,), or None where there was no bias; its gradient does not depend on that. Not read if masked.
-        stride, dilation: an int, or one an axis.
-        padding: an int, one an axis, or another form of the operators; a transposed convolution takes no names.
-        transposed: whether it was a transposed convolution.
-        output_padding: of a transposed convolution; less than the stride or the dilation.
+        stride: of the convolution, one int, or one an axis.
+        padding: an int, one an axis, all lows then all highs, pairs (low, high), or, of a convolution that is not
+            transposed, "SAME" or "VALID".
+        dilation: as `stride`; 1 is a dense kernel.
+        transposed: whether the convolution was a transposed one.
+        output_padding: of a transposed convolution; less than the stride or the dilation of its axis.
         groups: divides both channel counts.
-        output_mask: which of the three are wanted.
-        grad_layout, data_layout: permutations of NCW, NCHW or NCDHW; None is that order.
-        kernel_layout: a permutation of OIW, OIHW or OIDHW; None is that order, and IO… of a transposed convolution.
+        output_mask: which of the gradients of data, weight and bias are wanted.
+        grad_layout: the order of grad's axes, a permutation of NCW, NCHW or NCDHW; None is that order.
+        data_layout: the same of data.
+        kernel_layout: a permutation of OIW, OIHW or OIDHW; None is that order, and IO... of a transposed convolution.
 
     Returns:
-        Three expressions, of the shape, layout and type of data, of weight, and of (O,) and weight's type; None where
-        `output_mask` says False.
+        Three expressions: of the shape, layout and type of `data`, of those of `weight`, and of shape (O,) and weight's
+        type; None where `output_mask` is False. They are nested: emit each.
 
     Raises:
-        ProblemError, DTypeError: the tensors do not belong to one convolution.
-        UnsupportedError: an operand is no Relax expression, or its type is not known.
+        ProblemError: the tensors and arguments do not belong to one convolution.
+        DTypeError: an element type is not float16, bfloat16, float32 or float64.
+        UnsupportedError: an operand is no Relax expression, or its shape or type is not known. For numpy arrays there
+            is `tvm_convgrad.evaluate("convolution_backward", ...)`.
+
+    Example:
+        >>> from tvm import relax
+        >>> import tvm_convgrad
+        >>> grad = relax.Var("grad", relax.TensorType((2, 6, 4, 4), "float32"))
+        >>> data = relax.Var("data", relax.TensorType((2, 4, 7, 8), "float32"))
+        >>> weight = relax.Var("weight", relax.TensorType((6, 4, 3, 3), "float32"))
+        >>> gradients = tvm_convgrad.convolution_backward(grad, data, weight, (6,), stride=2, padding=1)
+        >>> for gradient in gradients:
+        ...     print(relax.BlockBuilder().normalize(gradient).ty)
+        R.Tensor((2, 4, 7, 8), dtype="float32")
+        R.Tensor((6, 4, 3, 3), dtype="float32")
+        R.Tensor((6,), dtype="float32")
     """
-    kind = _checked_kind("convolution_backward", grad, data, weight)
-    if kind == "Relay":
+    if _checked_ir("convolution_backward", grad, data, weight) == "Relay":
         raise UnsupportedError(
             "convolution_backward: it makes Relax expressions; in Relay take conv{1,2,3}d_backward_data and _weight"
         )
     function = importlib.import_module("relax_ops.backward").convolution_backward
-    result: tuple[Any, Any, Any] = function(
+    result: Gradients = function(
         {"grad": grad, "data": data, "weight": weight},
         bias_sizes=bias_sizes,
         stride=stride,
@@ -346,3 +337,26 @@ def convolution_backward(
         kernel_layout=kernel_layout,
     )
     return result
+
+
+def _call(name: str, grad: Expr, **arguments: Any) -> Expr:
+    """A call of an operator of either IR, from the arguments of its function here."""
+    entry = BY_NAME[name]
+    second = arguments.pop(entry.direction.operands[1])
+    binding = _checked_ir(name, grad, second).lower()
+    return importlib.import_module(f"{binding}_ops.ops").make_call(entry, grad, second, **arguments)
+
+
+def _checked_ir(name: str, *operands: Expr) -> str:
+    """ "Relay" or "Relax", whose expressions all operands are; registers the operators."""
+    ir = "Relay" if hasattr(tvm, "relay") else "Relax"
+    if not hasattr(tvm, ir.lower()):
+        raise SetupError(f"{name}: TVM {tvm.__version__} has no Relax; install 'apache-tvm>=0.26,<0.28'")
+    for operand in operands:
+        if not isinstance(operand, getattr(tvm, ir.lower()).Expr):
+            raise UnsupportedError(
+                f"{name}: the operands must be {ir} expressions, not {type(operand).__name__}; for numpy arrays "
+                f"there is tvm_convgrad.evaluate({name!r}, ...)"
+            )
+    register()
+    return ir

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As many threads as there are cores.
+"""The number of threads of TVM's pool: as many as there are cores.
 
 TVM takes half of the CPUs for hyper-threads, whether they are or not, and binds the main thread to the cores that it
 uses: threads that PyTorch starts later inherit that and crowd on them. So the number is set before TVM's pool exists.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tvm_convgrad.errors import SetupError
+from tvm_convgrad.core.errors import SetupError
 
 VARIABLE = "TVM_NUM_THREADS"
 
@@ -25,7 +25,7 @@ def available_cores() -> int:
 
 
 def intended_threads() -> int:
-    """What `use_threads` makes if it is not told: TVM_NUM_THREADS, or all cores. TVM is not asked."""
+    """What `use_threads` makes if it is not told: TVM_NUM_THREADS, or all cores. TVM is not loaded."""
     stated = os.environ.get(VARIABLE, "")
     return int(stated) if stated.isdecimal() and int(stated) else available_cores()
 
@@ -44,12 +44,12 @@ def use_threads(wanted: int | None = None) -> int:
     """
     if wanted is not None or not os.environ.get(VARIABLE):
         os.environ[VARIABLE] = str(wanted or available_cores())
-    import tvm
+    import tvm  # commands set the number before they pay for loading TVM
 
     made = int(tvm.get_global_func("runtime.NumThreads")())
     if wanted not in (None, made):
         raise SetupError(
             f"{wanted} threads: TVM's pool has {made}. It has no more than there are cores ({available_cores()}), and "
-            "keeps its number once it is made; ask for fewer, in a new process."
+            "keeps its number once it is made; use fewer, in a new process."
         )
     return made

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gradient rules share: types and shapes of expressions, sums back to an operand's shape, element counts.
 
-A rule is `rule(orig_var, orig_call, output_grad, ctx) -> list of partials`, one for each argument of the call, each of
-that argument's shape and dtype. `ctx` is the block builder of the backward pass, with a dataflow block open.
+See relax_ops.rules.contract.GradientRule for what a rule is; `ctx` is the block builder of the backward pass.
 """
 
 from __future__ import annotations
@@ -11,43 +10,34 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tvm
 from tvm import relax
 from tvm.relax.op.grad import no_grad
 
-from relax_ops.compat import arithmetic
-from relax_ops.ir import shape_values
-from tvm_convgrad.errors import UnsupportedError
+from legalize.builder import Extent
+from relax_ops.expressions import known_shape, same_extent, same_shape
+from relax_ops.rules.contract import GradientRule
+from tvm_convgrad.core.errors import UnsupportedError
 
-Rule = Callable[[Any, Any, Any, Any], list[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 SHORT_FLOATS = ("float16", "bfloat16")
 
 
-def dtype_of(expr: Any) -> str:
+def dtype_of(expr: relax.Expr) -> str:
     """The element type of a tensor expression, such as "float32"."""
     dtype = expr.ty.dtype
     return str(getattr(dtype, "dtype", dtype))
 
 
-def shape_of(expr: Any, op: str = "gradient") -> tuple[Any, ...]:
+def shape_of(expr: relax.Expr, op: str = "gradient") -> tuple[Extent, ...]:
     """The extents of a tensor expression: ints where constant, IR expressions elsewhere.
 
     Raises:
         UnsupportedError: the shape is not known at compile time.
     """
-    shape = None if expr.ty.shape is None else shape_values(expr.ty.shape)
+    shape = known_shape(expr.ty)
     if shape is None:
         raise UnsupportedError(f"{op}: the gradient needs the shape of {expr}, which is not known; use R.match_cast")
     return shape
-
-
-def axes_of(axes: Any, ndim: int) -> list[int]:
-    """The axes that an attribute names, all of them for None, counted from the front, in order."""
-    if axes is None:
-        return list(range(ndim))
-    items = [axes] if isinstance(axes, (int, tvm.tirx.IntImm)) else list(axes)
-    return sorted({int(a) % ndim for a in items}) if ndim else []
 
 
 def scalar(value: float, dtype: str) -> Any:
@@ -55,19 +45,7 @@ def scalar(value: float, dtype: str) -> Any:
     return relax.const(value, dtype)
 
 
-def same_extent(a: Any, b: Any) -> bool:
-    """Whether two extents are provably equal."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return bool(arithmetic.Analyzer().can_prove_equal(a, b))
-
-
-def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two shapes are provably equal."""
-    return len(a) == len(b) and all(map(same_extent, a, b))
-
-
-def cast(expr: Any, dtype: str, ctx: Any) -> Any:
+def cast(expr: relax.Expr, dtype: str, ctx: relax.BlockBuilder) -> relax.Expr:
     """`expr` as `dtype`, itself if it is of that type already."""
     expr = ctx.normalize(expr)
     return expr if dtype_of(expr) == dtype else ctx.emit(relax.op.astype(expr, dtype))
@@ -78,17 +56,17 @@ def wide(dtype: str) -> str:
     return "float32" if dtype in SHORT_FLOATS else dtype
 
 
-def widened(ctx: Any, *exprs: Any) -> list[Any]:
+def widened(ctx: relax.BlockBuilder, *exprs: relax.Expr) -> list[relax.Expr]:
     """The tensors with 16-bit floats as float32, so that what is computed from them keeps its digits."""
     return [cast(e, wide(dtype_of(ctx.normalize(e))), ctx) for e in exprs]
 
 
-def zeros_like(expr: Any) -> Any:
+def zeros_like(expr: relax.Expr) -> relax.Expr:
     """A scalar zero of the expression's dtype, for use in `where`."""
     return scalar(0, dtype_of(expr))
 
 
-def sum_to(ctx: Any, expr: Any, shape: Sequence[Any]) -> Any:
+def sum_to(ctx: relax.BlockBuilder, expr: relax.Expr, shape: Sequence[Extent]) -> relax.Expr:
     """Sum `expr` over the axes along which `shape` was broadcast to it: the adjoint of broadcasting.
 
     Built of relax.sum, through which layouts propagate, unless an axis can be proven neither equal nor 1: then
@@ -119,12 +97,12 @@ def sum_to(ctx: Any, expr: Any, shape: Sequence[Any]) -> Any:
     return cast(expr, dtype, ctx)
 
 
-def fit(ctx: Any, partial: Any, operand: Any) -> Any:
+def fit(ctx: relax.BlockBuilder, partial: relax.Expr, operand: relax.Expr) -> relax.Expr:
     """`partial` with the shape and dtype of `operand`, which may have been broadcast."""
     return cast(sum_to(ctx, partial, shape_of(operand)), dtype_of(operand), ctx)
 
 
-def count(ctx: Any, tensor: Any, axes: Sequence[int], dtype: str) -> Any:
+def count(ctx: relax.BlockBuilder, tensor: relax.Expr, axes: Sequence[int], dtype: str) -> relax.Expr:
     """The product of the extents of `tensor` along `axes`: a Python int, or a scalar tensor computed at run time.
 
     A symbolic extent is counted by summing a line of ones, as TVM 0.27 does not compile a kernel whose symbolic extent
@@ -145,39 +123,41 @@ def count(ctx: Any, tensor: Any, axes: Sequence[int], dtype: str) -> Any:
     return result if isinstance(result, int) else ctx.emit(no_grad(result))
 
 
-def divide_by_count(ctx: Any, expr: Any, tensor: Any, axes: Sequence[int]) -> Any:
+def divide_by_count(ctx: relax.BlockBuilder, expr: relax.Expr, tensor: relax.Expr, axes: Sequence[int]) -> relax.Expr:
     """`expr` over the number of elements of `tensor` along `axes`; `expr` is float32 or float64."""
     dtype = dtype_of(ctx.normalize(expr))
     number = count(ctx, tensor, axes, dtype)
     return ctx.emit(relax.op.divide(expr, scalar(number, dtype) if isinstance(number, int) else number))
 
 
-def restore_axes(ctx: Any, expr: Any, axes: Sequence[int], keepdims: bool) -> Any:
+def restore_axes(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int], keepdims: bool) -> relax.Expr:
     """The result of a reduction with the reduced axes put back with extent 1."""
     if keepdims or not axes:
         return expr
     return ctx.emit(relax.op.expand_dims(expr, list(axes)))
 
 
-def slice_axis(ctx: Any, expr: Any, axis: int, begin: Any, end: Any) -> Any:
+def slice_axis(ctx: relax.BlockBuilder, expr: relax.Expr, axis: int, begin: Extent, end: Extent) -> relax.Expr:
     """Elements begin ≤ i < end along one axis."""
     return ctx.emit(relax.op.strided_slice(expr, axes=[axis], begin=[begin], end=[end], assume_inbound=True))
 
 
-def no_grads(arguments: Sequence[Any]) -> list[Any]:
+def no_grads(arguments: Sequence[relax.Expr]) -> list[relax.Expr]:
     """The mark "no gradient" for each of these arguments."""
     return [no_grad(argument) for argument in arguments]
 
 
-def is_float(expr: Any) -> bool:
+def is_float(expr: relax.Expr) -> bool:
     """Whether a tensor has a floating-point element type."""
     return dtype_of(expr) in FLOATS
 
 
-def elementwise(derivative: Callable[[Any, Any, Any], Any]) -> Rule:
+def elementwise_gradient(derivative: Callable[[Any, Any, Any], Any]) -> GradientRule:
     """The rule of a unary operator y = f(x) from `derivative(ctx, x, y)`, computed in float32 at least."""
 
-    def rule(orig_var: Any, orig_call: Any, output_grad: Any, ctx: Any) -> list[Any]:
+    def rule(
+        orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
         x = orig_call.args[0]
         wide_x, wide_y, wide_grad = widened(ctx, x, orig_var, output_grad)
         return [cast(relax.op.multiply(wide_grad, derivative(ctx, wide_x, wide_y)), dtype_of(x), ctx)]

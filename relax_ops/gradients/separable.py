@@ -7,8 +7,6 @@ gathers with constant indices, which fuse into one loop; otherwise, and where A 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 from tvm import relax
@@ -20,7 +18,7 @@ MAX_GATHERS = 8
 """With more entries than this in a column, matmul is taken."""
 
 
-def apply_transposed(ctx: Any, grad: Any, axis: int, matrix: NDArray[np.float64]) -> Any:
+def apply_transposed(ctx: relax.BlockBuilder, grad: relax.Expr, axis: int, matrix: NDArray[np.float64]) -> relax.Expr:
     """Aᵀ·grad along `axis`, for a constant A of shape (result extent, source extent)."""
     rows, columns = matrix.shape
     if rows == columns and np.array_equal(matrix, np.eye(rows)):
@@ -46,7 +44,7 @@ def apply_transposed(ctx: Any, grad: Any, axis: int, matrix: NDArray[np.float64]
     return op.zeros_like(grad) if total is None else total
 
 
-def multiply_transposed(ctx: Any, grad: Any, axis: int, matrix: Any) -> Any:
+def multiply_transposed(ctx: relax.BlockBuilder, grad: relax.Expr, axis: int, matrix: relax.Expr) -> relax.Expr:
     """Aᵀ·grad along `axis` by matmul, for A an expression of shape (result extent, source extent)."""
     grad = ctx.normalize(grad)
     ndim = len(shape_of(grad))
@@ -59,7 +57,7 @@ def multiply_transposed(ctx: Any, grad: Any, axis: int, matrix: Any) -> Any:
     return ctx.emit(op.permute_dims(product, [order.index(i) for i in range(ndim)]))
 
 
-def identity(ctx: Any, tensor: Any, axis: int) -> Any:
+def identity(ctx: relax.BlockBuilder, tensor: relax.Expr, axis: int) -> relax.Expr:
     """The float32 unit matrix of the extent of `tensor` along `axis`, which may be symbolic.
 
     Made from a line of the tensor: TVM 0.27 does not compile a kernel whose symbolic extent occurs in none of its

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout rules (FRelaxInferLayout) for stock operators through which TVM 0.27 does not carry layouts, or wrongly.
+"""What layout rules of operators (relax_ops.rules) are written with.
 
-One file for each family of operators; each exposes `RULES`, a table from operator name to rule.
+algebra   layouts as strings, without any IR
+site      what a rule reads and gives, and TVM's FRelaxInferLayout
+common    rules that several operators share
 """

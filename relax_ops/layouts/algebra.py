@@ -2,7 +2,7 @@
 """Layouts as strings, in TVM's way: letter i is logical axis i, and their order is the order of storage.
 
 "ABCD" stores a tensor as the program writes it; "ACDB" stores an NCHW program's tensor as NHWC. Rank 0 is "". Packed
-layouts ("ABCD16b") are not plain. Nothing here knows an operator or an IR.
+layouts ("ABCD16b") are not plain. Nothing here depends on an operator or an IR.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
+
+from legalize.builder import Extent
 
 T = TypeVar("T")
 Equal = Callable[[Any, Any], bool]
@@ -25,7 +27,7 @@ def is_plain(layout: str) -> bool:
     return sorted(layout) == list(initial(len(layout)))
 
 
-def axes_of(layout: str) -> list[int]:
+def storage_order(layout: str) -> list[int]:
     """Logical axes in the order of storage."""
     return [ord(letter) - ord("A") for letter in layout]
 
@@ -42,18 +44,18 @@ def relative(names: str, wanted: str) -> str:
 
 def stored(values: Sequence[T], layout: str) -> list[T]:
     """Something that each logical axis has (extent, name, pad width), in the order of storage."""
-    return [values[axis] for axis in axes_of(layout)]
+    return [values[axis] for axis in storage_order(layout)]
 
 
 def position(layout: str, axis: int) -> int:
     """Where logical axis `axis` (negative ones count from the end) is stored."""
-    return axes_of(layout).index(axis % len(layout))
+    return storage_order(layout).index(axis % len(layout))
 
 
 def without(layout: str, removed: Iterable[int]) -> str:
     """The layout that is left when these logical axes are gone and the rest are counted anew."""
     gone = set(removed)
-    kept = [axis for axis in axes_of(layout) if axis not in gone]
+    kept = [axis for axis in storage_order(layout) if axis not in gone]
     rank = {axis: i for i, axis in enumerate(sorted(kept))}
     return layout_of(rank[axis] for axis in kept)
 
@@ -64,18 +66,18 @@ def trailing(layout: str, ndim: int) -> str | None:
     Such an operand has the last `ndim` logical axes; None if these are not the last ones in storage.
     """
     lead = len(layout) - ndim
-    tail = axes_of(layout)[lead:]
+    tail = storage_order(layout)[lead:]
     return layout_of(axis - lead for axis in tail) if all(axis >= lead for axis in tail) else None
 
 
 def same_order(axes: Sequence[int], layout: str) -> bool:
     """Whether `layout` stores these axes, which may be some of its axes only, in this order."""
     chosen = set(axes)
-    return [axis for axis in axes_of(layout) if axis in chosen] == list(axes)
+    return [axis for axis in storage_order(layout) if axis in chosen] == list(axes)
 
 
 def reshape_groups(
-    before: Sequence[Any], after: Sequence[Any], equal: Equal
+    before: Sequence[Extent], after: Sequence[Extent], equal: Equal
 ) -> list[tuple[list[int], list[int]]] | None:
     """The axes of two shapes of one tensor, matched: each group's axes before hold the same elements as those after.
 
@@ -108,7 +110,7 @@ def reshaped_order(layout: str, groups: Sequence[tuple[list[int], list[int]]]) -
 
     None if the axes of a group are not stored side by side in their order, so that elements have to move.
     """
-    grouped = [axis for axis in axes_of(layout) if any(axis in before for before, _ in groups)]
+    grouped = [axis for axis in storage_order(layout) if any(axis in before for before, _ in groups)]
     order: list[int] = []
     while grouped:
         before, after = next(group for group in groups if grouped[0] in group[0])

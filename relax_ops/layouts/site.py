@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layout rule reads and answers: `Site` and `Decision`, and their translation to TVM's FRelaxInferLayout.
+"""Input and output of layout rules: `Site` and `Decision`, and their translation to TVM's FRelaxInferLayout.
 
-ConvertLayout walks a dataflow block once, forwards. At each call it asks the operator's rule for the layouts that the
-operands must have and that the result will have, transposes operands that are stored otherwise, and replaces attributes
-and non-tensor arguments. A rule sees nothing of what comes later.
+ConvertLayout walks a dataflow block once, forwards. At each call it applies the operator's rule, which gives the
+layouts that the operands must have and that the result will have, transposes operands that are stored otherwise, and
+replaces attributes and non-tensor arguments. A rule sees nothing of what comes later.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from relax_ops.compat import arithmetic
-from relax_ops.ir import shape_values
+from legalize.builder import Extent
+from relax_ops.expressions import changed_attributes, known_shape
 from relax_ops.layouts.algebra import initial, is_plain, relative
-from tvm_convgrad.geometry import SPATIAL, data_layout_of
+from tvm_convgrad.core.geometry import SPATIAL, data_layout_of
 
 Layout: TypeAlias = "str | list[Layout]"
-RULE = "FRelaxInferLayout"
 
 
 @tvm_ffi.register_object("relax.transform.LayoutDecision")
@@ -32,12 +31,12 @@ class LayoutDecision(tvm_ffi.Object):
 
 @tvm_ffi.register_object("relax.transform.InferLayoutOutput")
 class InferLayoutOutput(tvm_ffi.Object):
-    """TVM's answer of a layout rule."""
+    """TVM's result of a layout rule."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer of a rule.
+    """The result of a rule.
 
     Attributes:
         inputs: layouts of the leading arguments; None for one that is not a tensor. Arguments beyond stay.
@@ -48,14 +47,14 @@ class Decision:
 
     inputs: Sequence[Layout | None]
     output: Layout
-    attrs: Any = None
+    attrs: tvm.ir.Attrs = None
     arguments: Mapping[int, Any] = field(default_factory=dict)
 
 
 class Site:
     """One call that ConvertLayout has come to."""
 
-    def __init__(self, call: Any, desired: Any, layouts: Any) -> None:
+    def __init__(self, call: relax.Call, desired: Any, layouts: Any) -> None:
         self.call = call
         self.attrs = call.attrs
         self.desired: dict[str, list[str]] = {str(k): [str(v) for v in values] for k, values in desired.items()}
@@ -66,7 +65,7 @@ class Site:
         """The operator's name."""
         return str(self.call.op.name)
 
-    def layout(self, argument: Any) -> Layout:
+    def layout(self, argument: relax.Expr) -> Layout:
         """The layout that an argument is stored in now, a list for a tuple."""
         if isinstance(argument, relax.Tuple):
             return [self.layout(item) for item in argument.fields]
@@ -84,9 +83,9 @@ class Site:
         """The layout in which the program writes argument `index`, a tensor."""
         return initial(int(self.call.args[index].ty.ndim))
 
-    def shape(self, index: int) -> tuple[Any, ...] | None:
+    def shape(self, index: int) -> tuple[Extent, ...] | None:
         """Extents of argument `index` in the program's order, None if they are not known."""
-        return shape_of(self.call.args[index].ty)
+        return known_shape(self.call.args[index].ty)
 
     def preferred(self, ndim: int) -> str:
         """The layout to give a tensor that can as well be made in any: that of the converted convolutions' data.
@@ -110,69 +109,50 @@ class Site:
 
     def changed_attrs(self, **changes: Any) -> Any:
         """The call's attributes with other values."""
-        return replaced(self.attrs, **changes)
+        return changed_attributes(self.attrs, **changes)
 
 
 Rule = Callable[[Site], Decision]
 
 
-def layout_rule(rule: Rule, stock: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def layout_rule(rule: Rule, stock: Callable[..., Any] | None) -> Callable[..., Any]:
     """A rule as FRelaxInferLayout.
 
-    Packed layouts, which our rules do not know, are left to the stock rule, if there is one, else are transformed
+    Packed layouts, which our rules do not cover, are left to the stock rule, if there is one, else are transformed
     back before the call.
     """
 
-    def infer_layout(call: Any, desired: Any, layouts: Any) -> Any:
+    def infer_layout(call: relax.Call, desired: Any, layouts: Any) -> relax.Expr:
         site = Site(call, desired, layouts)
         if not site.all_plain():
             if stock is not None:
                 return stock(call, desired, layouts)
-            return _answer(call, unconverted(call))
-        return _answer(call, rule(site))
+            return _output(call, unconverted(call))
+        return _output(call, rule(site))
 
     infer_layout.__name__ = getattr(rule, "__name__", "infer_layout")
     infer_layout.__doc__ = rule.__doc__
     return infer_layout
 
 
-def unconverted(call: Any) -> Decision:
+def unconverted(call: relax.Call) -> Decision:
     """The decision to compute a call as the program writes it."""
     inputs = [initial_layout(arg.ty) if is_tensor(arg.ty) else None for arg in call.args]
     return Decision(inputs, initial_layout(call.ty))
 
 
-def is_tensor(ty: Any) -> bool:
+def is_tensor(ty: relax.Type) -> bool:
     """Whether a type is a tensor or a tuple of such."""
     if isinstance(ty, relax.TupleType):
         return all(is_tensor(item) for item in ty.fields)
     return isinstance(ty, relax.TensorType)
 
 
-def initial_layout(ty: Any) -> Layout:
+def initial_layout(ty: relax.Type) -> Layout:
     """The layout in which a program writes a value of this type."""
     if isinstance(ty, relax.TupleType):
         return [initial_layout(item) for item in ty.fields]
     return initial(int(ty.ndim))
-
-
-def shape_of(ty: Any) -> tuple[Any, ...] | None:
-    """Extents of a tensor type, ints where constant; None if they are not known."""
-    return None if ty.shape is None else shape_values(ty.shape)
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two extents are provably equal."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return bool(arithmetic.Analyzer().can_prove_equal(a, b))
-
-
-def replaced(attrs: Any, **changes: Any) -> Any:
-    """Attributes of a stock operator with other values."""
-    info = type(attrs).__tvm_ffi_type_info__
-    values = {f.name: getattr(attrs, f.name) for f in info.fields}
-    return tvm.ir.make_node(info.type_key, **{**values, **changes})
 
 
 def _plain(layout: Layout) -> bool:
@@ -196,7 +176,7 @@ def _decision(layout: Layout | None) -> Any:
     return [_decision(item) for item in layout]
 
 
-def _answer(call: Any, decision: Decision) -> Any:
+def _output(call: relax.Call, decision: Decision) -> relax.Expr:
     arguments = {tvm.tirx.IntImm("int32", index): value for index, value in decision.arguments.items()}
     return InferLayoutOutput(
         [_decision(layout) for layout in decision.inputs],

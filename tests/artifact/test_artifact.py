@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tvm_convgrad.errors import ArtifactError, UnsupportedError
-from tvm_convgrad.training import artifact as artifact_module
-from tvm_convgrad.training.artifact import ARTIFACT, load_module, read_artifact, versions
-from tvm_convgrad.training.cpu import local_features, parse_target, required_features
-from tvm_convgrad.training.envelope import Kind, seal, unseal
-from tvm_convgrad.training.session import Session
+from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
+from tvm_convgrad.training.compile import artifact_writer
+from tvm_convgrad.training.compile.targets import parse_target, required_features
+from tvm_convgrad.training.runtime.artifact import ARTIFACT, load_module, read_artifact, versions
+from tvm_convgrad.training.runtime.cpu_features import local_features
+from tvm_convgrad.training.runtime.envelope import Kind, seal, unseal
+from tvm_convgrad.training.runtime.session import Session
 
 
 def resealed(step: Path, path: Path, kind: Kind = ARTIFACT, **changes: object) -> Path:
@@ -48,7 +49,7 @@ def test_manifest(tiny_step: Path) -> None:
 def test_manifest_is_read_without_tvm(tiny_step: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from tvm_convgrad.training.artifact import read_artifact\n"
+        "from tvm_convgrad.training.runtime.artifact import read_artifact\n"
         "print(read_artifact(Path(sys.argv[1])).id)\n"
         "assert 'tvm' not in sys.modules and 'tvm_ffi' not in sys.modules\n"
     )
@@ -65,7 +66,7 @@ def test_manifest_is_a_function_of_the_library(tiny_step: Path) -> None:
 def test_manifest_source_survives_awkward_text(tmp_path: Path) -> None:
     """Quotes, backslashes, trigraphs and cuts at the length of a literal, through a real compiler."""
     text = {"a": '"\\?' * 2000 + "??=é\n" + "x" * 5000}
-    source = artifact_module._manifest_source(text)
+    source = artifact_writer._manifest_source(text)
     array = source[source.index("static const") : source.index("#ifdef")]
     program = f"#include <cstdio>\n{array}int main() {{ std::fwrite(manifest, 1, sizeof(manifest) - 1, stdout); }}\n"
     compiled = tmp_path / "print"
@@ -99,7 +100,7 @@ def test_other_cpu_is_refused(tiny_step: Path, tmp_path: Path) -> None:
 
 
 def test_other_architecture_is_refused(tiny_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact_module.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(ArtifactError, match="not a shared library for riscv64"):
         read_artifact(tiny_step)
 

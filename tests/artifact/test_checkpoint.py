@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.training.checkpoint import Progress, load, load_latest, save
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.training.runtime.checkpoint import Progress, load, load_latest, save
 
 STATE = {
     "conv.weight": np.random.default_rng(0).normal(size=(4, 3, 3)).astype("float32"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests import tiny
 from tests.conftest import build_tiny
-from tvm_convgrad.training.session import Session
+from tvm_convgrad.training.runtime.session import Session
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "cpp"
 STEPS = 12

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.training import envelope
-from tvm_convgrad.training.envelope import Kind, seal, unseal, write_atomic
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.files import write_atomic
+from tvm_convgrad.training.runtime.envelope import Kind, seal, unseal
 
 KIND = Kind(b"TESTKIND", 3, "a test file", "make test")
 PAYLOAD, MANIFEST = bytes(range(256)) * 3, {"name": "é", "list": [1, 2.5, None]}
@@ -79,7 +80,7 @@ def test_killed_writer_leaves_the_old_file(tmp_path: Path, moment: str) -> None:
     module, _, function = moment.rpartition(".")
     program = (
         "import os, pathlib, signal, sys\n"
-        "from tvm_convgrad.training.envelope import write_atomic\n"
+        "from tvm_convgrad.core.files import write_atomic\n"
         f"{module}.{function} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "write_atomic(pathlib.Path(sys.argv[1]), b'new')\n"
     )
@@ -93,7 +94,7 @@ def test_killed_writer_leaves_the_old_file(tmp_path: Path, moment: str) -> None:
 
 
 def test_temporary_of_a_living_process_stays(tmp_path: Path) -> None:
-    host = envelope.re.sub(r"\W", "_", socket.gethostname())
+    host = re.sub(r"\W", "_", socket.gethostname())
     theirs = tmp_path / f".file.{host}.{os.getppid()}.tmp"
     theirs.write_bytes(b"being written")
     write_atomic(tmp_path / "file", b"mine")

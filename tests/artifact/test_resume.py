@@ -21,20 +21,20 @@ import tvm
 from tvm import relax
 
 from tests.linked import PLAIN
-from tvm_convgrad.bulk import QUICK_CONFIG
-from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.report.gradients import describe_convolutions
-from tvm_convgrad.training.artifact import make_manifest, save_artifact
-from tvm_convgrad.training.checkpoint import CHECKPOINT, Progress, load, load_latest, save
-from tvm_convgrad.training.cpu import parse_target
-from tvm_convgrad.training.data import Samples
-from tvm_convgrad.training.envelope import seal
+from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+from tvm_convgrad.training.compile.lower import compile_with_plan
+from tvm_convgrad.training.compile.targets import parse_target
 from tvm_convgrad.training.frontends.onnx import from_onnx
-from tvm_convgrad.training.loop import train
-from tvm_convgrad.training.lower import compile_with_plan
-from tvm_convgrad.training.model import Model, from_module
-from tvm_convgrad.training.session import Session
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.model.model import Model, from_module
+from tvm_convgrad.training.runtime.checkpoint import CHECKPOINT, Progress, load, load_latest, save
+from tvm_convgrad.training.runtime.data import Samples
+from tvm_convgrad.training.runtime.envelope import seal
+from tvm_convgrad.training.runtime.loop import train
+from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 BATCH, CLASSES = 4, 3
 OPTIMIZERS: dict[str, dict[str, Any]] = {

@@ -13,14 +13,14 @@ import pytest
 import tvm
 
 from tests import tiny
-from tvm_convgrad.dtypes import numpy_dtype
-from tvm_convgrad.errors import ArtifactError, TrainingError
-from tvm_convgrad.training.checkpoint import Progress
-from tvm_convgrad.training.data import Samples, load_samples
-from tvm_convgrad.training.loop import batch_size_of, batches_of_epoch, evaluate_samples, train
-from tvm_convgrad.training.pages import give_back
-from tvm_convgrad.training.schema import TensorSpec
-from tvm_convgrad.training.session import Session
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.errors import ArtifactError, TrainingError
+from tvm_convgrad.training.runtime.checkpoint import Progress
+from tvm_convgrad.training.runtime.data import Samples, load_samples
+from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch, evaluate_samples, train
+from tvm_convgrad.training.runtime.pages import give_back
+from tvm_convgrad.training.runtime.schema import TensorSpec
+from tvm_convgrad.training.runtime.session import Session
 
 X, Y = tiny.make_arrays(tiny.BATCH, 0)
 

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.batching import VmapRule
-from tvm_convgrad.bulk import quick_machine
+from tvm_convgrad.verify.bulk import quick_machine
 
 
 @dataclass

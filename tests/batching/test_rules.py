@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legalize.batching import Call, vmap
+from legalize.batching import UnbatchedCall, vmap
 from tests.core.numpy_builder import NumpyBuilder
 from tests.core.strategies import problems
-from tvm_convgrad import reference
-from tvm_convgrad.batch_rules import RULES
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import ProblemError
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.batch_rules import RULES
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import ProblemError
+from tvm_convgrad.core.problem import ConvProblem
 
 FUNCTIONS: dict[str, Any] = {
     "forward": reference.forward,
@@ -31,36 +31,38 @@ FUNCTIONS: dict[str, Any] = {
 def test_every_combination_has_a_rule() -> None:
     combinations = [(0,), (1,), (0, 1)]
     assert set(RULES) == {
-        (face.name, tuple(face.operands[i] for i in batched)) for face in FACES.values() for batched in combinations
+        (direction.name, tuple(direction.operands[i] for i in batched))
+        for direction in DIRECTIONS.values()
+        for batched in combinations
     }
 
 
-def run(face: str, problem: ConvProblem, levels: list[dict[str, int | None]], operands: dict[str, Any]) -> Any:
+def run(direction: str, problem: ConvProblem, levels: list[dict[str, int | None]], operands: dict[str, Any]) -> Any:
     """The rules on numpy arrays; each call is one run of the reference, counted."""
     calls = []
 
-    def call(made: Call) -> Any:
+    def call(made: UnbatchedCall) -> Any:
         calls.append(made)
         assert not made.carried
-        shapes = dict(zip(FACES[face].operands, (value.shape for value in made.operands), strict=True))
+        shapes = dict(zip(DIRECTIONS[direction].operands, (value.shape for value in made.operands), strict=True))
         data = tuple(made.data_shape) if made.data_shape is not None else shapes["data"]
         one = dict(zip(problem.data_layout, data, strict=True))
         out = shapes["weight"][problem.kernel_layout.index("O")] if "weight" in shapes else None
         out = out or shapes["grad"][problem.grad_layout.index("C")]
         folded = replace(problem, batch=one["N"], in_channels=one["C"], out_channels=out, groups=made.groups)
-        return FUNCTIONS[face](folded, *made.operands)
+        return FUNCTIONS[direction](folded, *made.operands)
 
     layouts = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}
-    shape = problem.data_shape if face == "backward_data" else None
-    found = vmap(NumpyBuilder(), FACES[face], levels, operands, layouts, problem.groups, shape, call)
+    shape = problem.data_shape if direction == "backward_data" else None
+    found = vmap(NumpyBuilder(), DIRECTIONS[direction], levels, operands, layouts, problem.groups, shape, call)
     assert len(calls) == 1, "one call of the reference, whatever the batch"
     return found
 
 
-def looped(face: str, problem: ConvProblem, levels: list[dict[str, int | None]], operands: dict[str, Any]) -> Any:
+def looped(direction: str, problem: ConvProblem, levels: list[dict[str, int | None]], operands: dict[str, Any]) -> Any:
     """The definition of vmap: a Python loop over the outermost batch."""
     if not levels:
-        return FUNCTIONS[face](problem, *(operands[name] for name in FACES[face].operands))
+        return FUNCTIONS[direction](problem, *(operands[name] for name in DIRECTIONS[direction].operands))
     level = levels[0]
     sizes = {operands[name].shape[dim] for name, dim in level.items() if dim is not None}
     (size,) = sizes
@@ -71,15 +73,15 @@ def looped(face: str, problem: ConvProblem, levels: list[dict[str, int | None]],
             for name, value in operands.items()
         }
 
-    return np.stack([looped(face, problem, levels[1:], entry(index)) for index in range(size)])
+    return np.stack([looped(direction, problem, levels[1:], entry(index)) for index in range(size)])
 
 
 @st.composite
 def vmaps(draw: Any, depth: int = 1) -> tuple[str, ConvProblem, list[dict[str, int | None]], dict[str, Any]]:
-    """A face, a problem, levels of vmap with batch axes anywhere, and operands of small integers."""
+    """A direction, a problem, levels of vmap with batch axes anywhere, and operands of small integers."""
     problem = draw(problems(dtypes=("float64",)))
-    face = draw(st.sampled_from(list(FACES)))
-    names = FACES[face].operands
+    direction = draw(st.sampled_from(list(DIRECTIONS)))
+    names = DIRECTIONS[direction].operands
     shapes = {name: [int(e) for e in problem.tensors[name][0]] for name in names}
     levels: list[dict[str, int | None]] = []
     for _ in range(depth):
@@ -92,7 +94,7 @@ def vmaps(draw: Any, depth: int = 1) -> tuple[str, ConvProblem, list[dict[str, i
                 shapes[name].insert(level[name], size)
         levels.insert(0, level)
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    return face, problem, levels, {name: rng.integers(-4, 5, shapes[name]).astype("float64") for name in names}
+    return direction, problem, levels, {name: rng.integers(-4, 5, shapes[name]).astype("float64") for name in names}
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -116,7 +118,7 @@ def test_three_vmaps(case: Any) -> None:
 def test_every_rule_at_every_rank_with_groups() -> None:
     """What hypothesis draws, once by hand: no rule, rank or grouping is left to chance."""
     rng = np.random.default_rng(0)
-    for (face, batched), rank, groups in product(RULES, (1, 2, 3), (1, 2, 4)):
+    for (direction, batched), rank, groups in product(RULES, (1, 2, 3), (1, 2, 4)):
         problem = ConvProblem.from_shapes(
             (2, 4, 5, 6, 4)[: rank + 2],
             (8, 4 // groups, 3, 2, 2)[: rank + 2],
@@ -125,12 +127,12 @@ def test_every_rule_at_every_rank_with_groups() -> None:
             groups=groups,
         )
         operands, level = {}, {}
-        for name in FACES[face].operands:
+        for name in DIRECTIONS[direction].operands:
             shape = [*problem.tensors[name][0]]
             level[name] = 0 if name in batched else None
             operands[name] = rng.integers(-4, 5, [3, *shape] if name in batched else shape).astype("float64")
-        case = (face, problem, [level], operands)
-        np.testing.assert_array_equal(run(*case), looped(*case), err_msg=f"{face} {batched} {rank} {groups}")
+        case = (direction, problem, [level], operands)
+        np.testing.assert_array_equal(run(*case), looped(*case), err_msg=f"{direction} {batched} {rank} {groups}")
 
 
 def test_batches_must_agree() -> None:

@@ -17,14 +17,14 @@ from relax_ops.backward import bias_gradient
 from tests.batching.programs import Vmapped, batched, calls_in, ints, looped, module_of, run
 from tests.core.strategies import problems
 from tests.threads import run_with_threads
-from tvm_convgrad import reference
 from tvm_convgrad.batching import vmap_rule
-from tvm_convgrad.catalogue import FACES, OpEntry
-from tvm_convgrad.errors import ProblemError, UnsupportedError
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.differentiate import emit_with_gradients
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import DIRECTIONS, OpEntry
+from tvm_convgrad.core.errors import ProblemError, UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.training.autodiff.differentiate import emit_with_gradients
 
-FACE_OF: dict[str, Any] = {
+DIRECTION_OF: dict[str, Any] = {
     "forward": reference.forward,
     "backward_weight": reference.backward_weight,
     "backward_data": reference.backward_data,
@@ -33,38 +33,40 @@ PAIRS = [(0, None), (None, 0), (0, 0), (-1, -1), (2, 1)]
 CONVOLUTIONS = ("relax.nn.conv", "relax.matmul")
 
 
-def attributes_of(problem: ConvProblem, face: str) -> dict[str, Any]:
-    """The attributes of a call to a face of the problem."""
+def attributes_of(problem: ConvProblem, direction: str) -> dict[str, Any]:
+    """The attributes of a call to a direction of the problem."""
     own = {"backward_weight": {"kernel_size": problem.kernel}, "backward_data": {"data_shape": problem.data_shape}}
     names = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "grad_layout")
-    result_dtype = problem.tensors[FACES[face].result][1]
-    return {name: getattr(problem, name) for name in names} | own.get(face, {}) | {"out_dtype": result_dtype}
+    result_dtype = problem.tensors[DIRECTIONS[direction].result][1]
+    return {name: getattr(problem, name) for name in names} | own.get(direction, {}) | {"out_dtype": result_dtype}
 
 
-def case_of(face: str, problem: ConvProblem, levels: list[tuple[Any, ...]], size: int = 3, seed: int = 0) -> Vmapped:
+def case_of(
+    direction: str, problem: ConvProblem, levels: list[tuple[Any, ...]], size: int = 3, seed: int = 0
+) -> Vmapped:
     """A case with operands of small integers; `levels` outermost first, their sizes `size`, `size - 1`, …"""
-    rule: Any = OpEntry(FACES[face], problem.rank).name
+    rule: Any = OpEntry(DIRECTIONS[direction], problem.rank).name
     rng = np.random.default_rng(seed)
-    shapes = [list(problem.tensors[name][0]) for name in FACES[face].operands]
+    shapes = [list(problem.tensors[name][0]) for name in DIRECTIONS[direction].operands]
     for depth, dims in reversed(list(enumerate(levels))):
         shapes = [batched(shape, size - depth, dim) for shape, dim in zip(shapes, dims, strict=True)]
         rule = vmap_rule(rule, dims)
-    types = [problem.tensors[name][1] for name in FACES[face].operands]
+    types = [problem.tensors[name][1] for name in DIRECTIONS[direction].operands]
     operands = [ints(rng, shape, dtype) for shape, dtype in zip(shapes, types, strict=True)]
-    return Vmapped(rule, operands, attributes_of(problem, face))
+    return Vmapped(rule, operands, attributes_of(problem, direction))
 
 
 def check(cases: list[tuple[str, ConvProblem, Vmapped]]) -> None:
     """Each case equals the loop over float64 references, rounded once."""
-    for (face, problem, case), found in zip(cases, run([case for *_, case in cases]), strict=True):
+    for (direction, problem, case), found in zip(cases, run([case for *_, case in cases]), strict=True):
         operands = [array.astype("float64") for array in case.operands]
-        want = looped(lambda *a, f=face, p=problem: FACE_OF[f](p, *a), case.rule.levels, operands)
+        want = looped(lambda *a, f=direction, p=problem: DIRECTION_OF[f](p, *a), case.rule.levels, operands)
         np.testing.assert_array_equal(found, want.astype(found.dtype), err_msg=f"{case.rule} {problem.descriptor}")
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("face", FACES)
-def test_every_operator_and_combination(face: str, rank: int) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_operator_and_combination(direction: str, rank: int) -> None:
     cases = []
     for groups, dims in product((1, 2, 4), PAIRS):
         problem = ConvProblem.from_shapes(
@@ -75,22 +77,22 @@ def test_every_operator_and_combination(face: str, rank: int) -> None:
             dilation=(1, 2, 1)[:rank],
             groups=groups,
         )
-        cases.append((face, problem, case_of(face, problem, [dims])))
+        cases.append((direction, problem, case_of(direction, problem, [dims])))
     check(cases)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_nested(face: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_nested(direction: str) -> None:
     problem = ConvProblem.from_shapes((2, 4, 5, 6), (6, 2, 3, 2), strides=2, padding=1, groups=2)
     choices = [(0, None), (None, -1), (1, 0)]
-    check([(face, problem, case_of(face, problem, list(levels))) for levels in product(choices, repeat=2)])
+    check([(direction, problem, case_of(direction, problem, list(levels))) for levels in product(choices, repeat=2)])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_channels_last(face: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_channels_last(direction: str) -> None:
     layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO", "grad_layout": "NHWC"}
     problem = ConvProblem.from_shapes((2, 5, 6, 4), (3, 2, 2, 6), padding="SAME", groups=2, **layouts)
-    check([(face, problem, case_of(face, problem, [dims])) for dims in PAIRS])
+    check([(direction, problem, case_of(direction, problem, [dims])) for dims in PAIRS])
 
 
 @settings(max_examples=6, deadline=None, derandomize=True, database=None)
@@ -98,15 +100,15 @@ def test_channels_last(face: str) -> None:
 def test_random_problems(data: Any) -> None:
     cases = []
     for _ in range(8):
-        problem, face = data.draw(problems()), data.draw(st.sampled_from(list(FACES)))
+        problem, direction = data.draw(problems()), data.draw(st.sampled_from(list(DIRECTIONS)))
         dims = data.draw(st.sampled_from(PAIRS))
-        cases.append((face, problem, case_of(face, problem, [dims], size=data.draw(st.integers(1, 3)))))
+        cases.append((direction, problem, case_of(direction, problem, [dims], size=data.draw(st.integers(1, 3)))))
     check(cases)
 
 
 def test_one_convolution_whatever_the_batch() -> None:
     problem = ConvProblem.from_shapes((2, 4, 5, 6), (6, 2, 3, 2), groups=2)
-    cases = [case_of(face, problem, [dims], size=7) for face, dims in product(FACES, PAIRS)]
+    cases = [case_of(direction, problem, [dims], size=7) for direction, dims in product(DIRECTIONS, PAIRS)]
     module = module_of(cases)
     for number, case in enumerate(cases):
         names = [name for name in calls_in(module, f"case_{number}") if name.startswith(CONVOLUTIONS)]
@@ -219,45 +221,45 @@ def symbolic(case: Vmapped, spatial: bool, batch: bool, samples: bool) -> Vmappe
     return Vmapped(case.rule, case.operands, attributes, types)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_symbolic_extents(face: str, groups: int) -> None:
+def test_symbolic_extents(direction: str, groups: int) -> None:
     """A batch known at run time only: folded into N, or, where it would be channels or groups, matrix products."""
     problem = ConvProblem.from_shapes(
         (2, 4, 5, 6), (6, 4 // groups, 3, 2), strides=(2, 1), padding=((1, 1), (1, 0)), dilation=(1, 1), groups=groups
     )
     cases = []
     for dims in [(0, None), (None, 0), (0, 0), (1, 2)]:
-        made = case_of(face, problem, [dims])
+        made = case_of(direction, problem, [dims])
         cases += [symbolic(made, False, True, False), symbolic(made, False, False, True)]
         cases += [symbolic(made, True, True, True)]
-    check([(face, problem, case) for case in cases])
+    check([(direction, problem, case) for case in cases])
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_nested_with_a_symbolic_batch(face: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_nested_with_a_symbolic_batch(direction: str) -> None:
     problem = ConvProblem.from_shapes((2, 4, 5, 6), (6, 2, 3, 2), groups=2, strides=2, padding=1, dilation=2)
     b = tvm.tirx.Var("b", "int64")
     cases = []
     for outer, inner in product([(0, None), (None, 0), (0, 0)], repeat=2):
-        case = case_of(face, problem, [outer, inner])
+        case = case_of(direction, problem, [outer, inner])
         types = [
             [b, *array.shape[1:]] if dim is not None else list(array.shape)
             for array, dim in zip(case.operands, outer, strict=True)
         ]
-        cases.append((face, problem, Vmapped(case.rule, case.operands, case.attributes, types)))
+        cases.append((direction, problem, Vmapped(case.rule, case.operands, case.attributes, types)))
     check(cases)
 
 
 @pytest.mark.parametrize("dtypes", [("float16",) * 3, ("bfloat16",) * 3, ("bfloat16", "float16", "float32")])
-@pytest.mark.parametrize("face", FACES)
-def test_narrow_types_are_summed_in_float32(face: str, dtypes: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_narrow_types_are_summed_in_float32(direction: str, dtypes: tuple[str, str, str]) -> None:
     """Sums of some 300 products of about 50 are beyond what float16 counts one by one: only float32 is exact."""
     problem = ConvProblem.from_shapes((4, 64, 9, 9), (64, 32, 3, 3), padding=1, groups=2, dtypes=dtypes)
-    cases = [case_of(face, problem, [dims], size=2) for dims in [(0, None), (None, 0), (0, 0)]]
+    cases = [case_of(direction, problem, [dims], size=2) for dims in [(0, None), (None, 0), (0, 0)]]
     for case in cases:
         case.operands = [abs(array.astype("float32") * 5).astype(array.dtype) for array in case.operands]
-    check([(face, problem, case) for case in cases])
+    check([(direction, problem, case) for case in cases])
 
 
 def test_gradients_of_a_vmap() -> None:
@@ -295,11 +297,11 @@ import numpy as np, tvm
 from tests.batching.programs import module_of
 from tests.batching.test_vmap import PAIRS, case_of
 from tests.threads import check_same_bits
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verify.bulk import quick_machine
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.problem import ConvProblem
 problem = ConvProblem.from_shapes((4, 8, 10, 10), (16, 8, 3, 3), padding=1)
-cases = [case_of(face, problem, [dims], size=4) for face, dims in zip(FACES, PAIRS)]
+cases = [case_of(direction, problem, [dims], size=4) for direction, dims in zip(DIRECTIONS, PAIRS)]
 machine = quick_machine(module_of(cases))
 rng = np.random.default_rng(0)
 for number, case in enumerate(cases):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench --step`: the networks are the published ones, both parties train alike, what cannot be compared is said."""
+"""`bench --step`: the networks are the published ones, both contenders train alike, what cannot be compared is said."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Command
-from tvm_convgrad.bench.parties import BUILT_IN, Training, alone
+from tvm_convgrad.bench.contenders import BUILT_IN, Training, alone
 from tvm_convgrad.bench.steps import SETTINGS, StepMeasurement
-from tvm_convgrad.errors import SetupError
+from tvm_convgrad.core.errors import SetupError
 
 PARAMETERS = {
     "resnet18_cifar": 11_173_962,  # kuangliu/pytorch-cifar
@@ -84,23 +84,23 @@ def test_a_file_against_pytorch(convgrad: Command, tmp_path: Path, optimizer: st
     (entry,) = json.loads(file.read_text())["steps"]
     assert set(entry) == {field.name for field in fields(StepMeasurement)}
     assert (entry["batch"], entry["layout"], entry["optimizer"]) == (4, "NCHW", optimizer)
-    assert entry["loss"] == pytest.approx(entry["rival_loss"], rel=1e-4)
+    assert entry["loss"] == pytest.approx(entry["baseline_loss"], rel=1e-4)
     assert entry["variant"] in ("torch contiguous", "torch channels_last")
     assert min(entry["ours"], entry["theirs"], entry["ratio"], entry["compile_seconds"]) > 0
     assert entry["pairs"] >= 5
     assert isinstance(entry["memory"], int)
-    assert isinstance(entry["rival_memory"], int)
+    assert isinstance(entry["baseline_memory"], int)
     assert "training steps" in done.out
 
 
-def test_other_files_have_no_rival(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
+def test_other_files_have_no_baseline(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     done = convgrad("bench", "--step", tiny_model, "--seconds", 0, "--json", file)
     assert done.code == 0, done.err
     entries = json.loads(file.read_text())["steps"]
     assert [entry["layout"] for entry in entries] == ["NCHW", "NHWC"]
     assert all(
-        entry["theirs"] is entry["ratio"] is entry["variant"] is entry["rival_memory"] is None for entry in entries
+        entry["theirs"] is entry["ratio"] is entry["variant"] is entry["baseline_memory"] is None for entry in entries
     )
     assert all(entry["ours"] > 0 and entry["compile_seconds"] > 0 for entry in entries)
 
@@ -147,7 +147,7 @@ def test_wrong_choices(convgrad: Command, tiny_model: str, arguments: list[str],
     assert part in " ".join(done.err.replace("│", " ").split())
 
 
-def test_memory_of_a_party_that_fails(tmp_path: Path) -> None:
+def test_memory_of_a_contender_that_fails(tmp_path: Path) -> None:
     training = Training("x.onnx", str(tmp_path / "none.so"), (1, 1), (1,), 2, "sgd", SETTINGS["sgd"], "cross_entropy")
     with pytest.raises(SetupError, match="ours could not be measured in a process"):
         alone("ours", training, 1)

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvm_convgrad.errors import ConvGradError
-from tvm_convgrad.geometry import SPATIAL, effective_kernel
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.errors import ConvGradError
+from tvm_convgrad.core.geometry import SPATIAL, effective_kernel
+from tvm_convgrad.core.problem import ConvProblem
 
 FOLDER = Path(os.environ.get("TVM_CONVGRAD_CASES", Path(__file__).parents[3] / "shared" / "cases"))
 ABSENT = f"the cases of other projects are not at {FOLDER}; set TVM_CONVGRAD_CASES to their folder"

@@ -13,10 +13,11 @@ import pytest
 from tests.batching.programs import Vmapped, batched, ints, looped, run
 from tests.batching.test_vmap import backward_reference
 from tests.cases import load
-from tvm_convgrad import reference
-from tvm_convgrad.batch_rules import RULES
 from tvm_convgrad.batching import vmap_rule
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.batch_rules import RULES
+from tvm_convgrad.core.catalogue import BY_SHORT
+from tvm_convgrad.core.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(not load.FOLDER.is_dir(), reason=load.ABSENT)
 
@@ -153,14 +154,14 @@ def test_double_backward() -> None:
 
 def test_our_table_folds_as_functorch_does() -> None:
     """functorch's notes say into what each of its rules folds the batch; ours fold into the same."""
-    faces = {"dgrad": "backward_data", "wgrad": "backward_weight"}
+    directions = {short: BY_SHORT[short].name for short in ("dgrad", "wgrad")}
     tensors = {"dy": "grad", "x": "data", "w": "weight"}
     compared = 0
     for entry in functorch()["rule_table"]:
         names = [tensors.get(name) for name in entry["batched"]]
-        if entry["op"] not in faces or None in names:
+        if entry["op"] not in directions or None in names:
             continue
-        rule = RULES[faces[entry["op"]], tuple(names)]
+        rule = RULES[directions[entry["op"]], tuple(names)]
         into = "groups" if "groups*=B" in entry["how"] else "N" if "into N" in entry["how"] else "channels"
         assert rule.into == into, entry
         compared += 1

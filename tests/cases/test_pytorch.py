@@ -15,11 +15,11 @@ import pytest
 from tests.cases.load import ABSENT, FOLDER, read
 from tests.core.test_catalogue import attributes_of
 from tvm_convgrad import ConvGradError, evaluate
-from tvm_convgrad.catalogue import NumberProver, TensorSpec, infer_backward_data
-from tvm_convgrad.errors import ProblemError
-from tvm_convgrad.fuzz import check_problems
-from tvm_convgrad.geometry import SPATIAL
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.errors import ProblemError
+from tvm_convgrad.core.geometry import SPATIAL
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.type_relation import NumberProver, TensorSpec, infer_backward_data
+from tvm_convgrad.verify.operators import check_problems
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
 
@@ -65,7 +65,7 @@ def test_every_error_is_accounted_for() -> None:
 
 
 def test_what_pytorch_checks_by_relations() -> None:
-    """test_nn's shapes of channels last, groups, strided depthwise layers and uneven SAME padding: all faces exact."""
+    """test_nn's shapes of channels last, groups, strided depthwise layers and uneven SAME padding, exact."""
     file = read("pytorch_conv")
     related, nhwc = file["metamorphic"], file["nhwc"]["test_conv_cudnn_nhwc"]
     problems = []

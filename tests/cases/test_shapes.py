@@ -14,11 +14,17 @@ import pytest
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from tests.cases.load import ABSENT, FILES, FOLDER, cases, small_problems
 from tests.core.numpy_builder import NumpyBuilder
-from tvm_convgrad import reference
-from tvm_convgrad.catalogue import ConvAttributes, NumberProver, TensorSpec, infer_backward_data, infer_backward_weight
-from tvm_convgrad.fuzz import check_problems
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.type_relation import (
+    ConvAttributes,
+    NumberProver,
+    TensorSpec,
+    infer_backward_data,
+    infer_backward_weight,
+)
+from tvm_convgrad.verify.operators import check_problems
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
 
@@ -110,7 +116,7 @@ def test_every_kind_composes(shard: int) -> None:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_kind_compiles(shard: int) -> None:
-    """All faces of every kind equal float64 exactly, by kernels; and, of every third, by one of the compositions.
+    """All directions of every kind equal float64 exactly, by kernels; and, of every third, by one of the compositions.
 
     Kernels refuse empty tensors, for which "auto" takes compositions.
     """

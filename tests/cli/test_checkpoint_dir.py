@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Command, finish, start
-from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.training.checkpoint import claimed
-from tvm_convgrad.training.session import Session
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.training.runtime.checkpoint import claimed
+from tvm_convgrad.training.runtime.session import Session
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relax_ops.gradients as gradients
 import tvm_convgrad
+from relax_ops import rules as operators
 from tests.cli.command import MAIN, Command
-from tvm_convgrad.training.session import Session
+from tvm_convgrad import cli
+from tvm_convgrad.training.runtime.session import Session
 
 
 def test_build_run_explain(convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path) -> None:
@@ -187,16 +188,38 @@ def test_explain_models_with_options(convgrad: Command, tiny_model: str) -> None
 
 
 def test_verify(convgrad: Command) -> None:
-    report = convgrad("verify", "--problem", "g2mb2ic4ih5oc2kh3sh2ph1", "--op", "wgrad", "--json").json
+    report = convgrad("verify", "--problem", "g2mb2ic4ih5oc2kh3sh2ph1", "--direction", "wgrad", "--json").json
     assert report["counts"] == {"right": len(report["verdicts"])}
     assert {verdict["impl"] for verdict in report["verdicts"]} >= {"auto", "composition:swapped", "composition:tiled"}
-    one = convgrad("verify", "--problem", "mb1ic2ih4oc2kh3", "--op", "dgrad", "--impl", "composition:dilated")
+    one = convgrad("verify", "--problem", "mb1ic2ih4oc2kh3", "--direction", "dgrad", "--impl", "composition:dilated")
     assert one.code == 0
     assert "1 right" in one.out
 
 
+def test_earlier_names_of_options_work(convgrad: Command) -> None:
+    """Each with a note that names the option of today; help lists that one only."""
+    new = convgrad("verify", "--problem", "mb1ic2ih4oc2kh3", "--direction", "wgrad", "--json")
+    for option in (["--op", "wgrad"], ["--op=wgrad"], ["--op", "backward_weight"]):
+        old = convgrad("verify", "--problem", "mb1ic2ih4oc2kh3", *option, "--json")
+        assert old.json == new.json
+        assert old.err == "convgrad: note: --op is called --direction now.\n"
+    assert new.err == ""
+    for command, names in cli.OLD_OPTIONS.items():
+        shown = convgrad(command, "--help").out
+        for old_name, name in names.items():
+            assert name in shown
+            assert f"{old_name} " not in shown
+            done = convgrad(command, old_name, "sideways", "--problem", "mb1ic2ih4oc2kh3")
+            assert f"{old_name} is called {name} now" in done.err
+            assert done.code == 2
+            assert "use forward, wgrad, dgrad, or all" in " ".join(done.err.replace("│", " ").split())
+    assert "No such option" in convgrad("build", "m.onnx", "-o", "s.so", "--face", "forward").err
+
+
 def test_verify_fuzz_repeats(convgrad: Command) -> None:
-    first, second = (convgrad("verify", "--fuzz", 3, "--seed", 11, "--op", "dgrad", "--json").json for _ in range(2))
+    first, second = (
+        convgrad("verify", "--fuzz", 3, "--seed", 11, "--direction", "dgrad", "--json").json for _ in range(2)
+    )
     assert first == second
     assert len({verdict["descriptor"] for verdict in first["verdicts"]}) == 3
 
@@ -205,10 +228,10 @@ def test_verify_finds_what_is_wrong(convgrad: Command, monkeypatch: pytest.Monke
     from tvm_convgrad import evaluate  # noqa: F401  (the module is replaced by name below)
 
     monkeypatch.setattr(
-        "tvm_convgrad.verification.FACES",
+        "tvm_convgrad.core.exact.REFERENCE",
         {"backward_weight": lambda problem, grad, data: np.full(problem.weight_shape, 77.0)},
     )
-    done = convgrad("verify", "--problem", "mb1ic1ih3oc1kh3", "--op", "wgrad")
+    done = convgrad("verify", "--problem", "mb1ic1ih3oc1kh3", "--direction", "wgrad")
     assert done.code == 1
     assert "9 of 9 elements differ" in " ".join(done.out.split())
     assert "went wrong" in done.err
@@ -223,9 +246,9 @@ def test_env(convgrad: Command) -> None:
 
 
 def test_env_lists_rules_for_operators_that_this_tvm_lacks(convgrad: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert convgrad("env", "--json").json["gradient rules left out"] == gradients.register_gradients()
-    rules = {**gradients.all_gradients(), "relax.of_tomorrow": None}
-    monkeypatch.setattr(gradients, "all_gradients", lambda: rules)
+    assert convgrad("env", "--json").json["gradient rules left out"] == operators.missing_operators()
+    rules = {**operators.operator_rules(), "relax.of_tomorrow": None}
+    monkeypatch.setattr(operators, "operator_rules", lambda: rules)
     assert "relax.of_tomorrow" in convgrad("env", "--json").json["gradient rules left out"]
     assert "relax.of_tomorrow" in convgrad("env").out
 

@@ -26,7 +26,7 @@ def test_build_explain_and_the_runtime(convgrad: Command, tiny_model: str, tmp_p
 def test_a_library_that_is_not_installed(
     convgrad: Command, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_convgrad.offload.onednn.backend._find", lambda package, file: None)
+    monkeypatch.setattr("tvm_convgrad.offload.contract.installed_file", lambda package, file: None)
     done = convgrad("build", tiny_model, "-o", str(tmp_path / "s.so"), "--offload", "onednn")
     done.assert_sentence("onednn", "not installed", "pip install 'tvm-convgrad[onednn]'")
     convgrad("build-runtime", "onednn").assert_sentence("not installed", "pip install 'tvm-convgrad[onednn]'")

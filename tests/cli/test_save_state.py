@@ -12,11 +12,11 @@ from tests.cli.command import Command
 from tests.linked import PLAIN
 from tests.training.small_models import data, weights
 from tests.training.test_frozen import FROZEN, STATISTICS, small
-from tvm_convgrad.bulk import QUICK_CONFIG
-from tvm_convgrad.training.artifact import make_manifest, save_artifact
-from tvm_convgrad.training.cpu import parse_target
-from tvm_convgrad.training.lower import compile_with_plan
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+from tvm_convgrad.training.compile.lower import compile_with_plan
+from tvm_convgrad.training.compile.targets import parse_target
+from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 
 def test_save_state_has_frozen_parameters(convgrad: Command, tmp_path: Path) -> None:

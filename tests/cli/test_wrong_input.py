@@ -17,13 +17,13 @@ from tests import tiny
 from tests.artifact.test_artifact import resealed
 from tests.cli.command import Command, finish, start
 from tvm_convgrad.commands import options
-from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.report.tables import print_json
-from tvm_convgrad.training import precision
-from tvm_convgrad.training.artifact import versions
-from tvm_convgrad.training.layout import LAYOUTS
-from tvm_convgrad.training.losses import LOSSES
-from tvm_convgrad.training.optimizers import _DEFAULTS
+from tvm_convgrad.training.runtime.artifact import versions
+from tvm_convgrad.training.step.layout import KERNEL_LAYOUTS
+from tvm_convgrad.training.step.losses import LOSS_FUNCTIONS
+from tvm_convgrad.training.step.names import OPTIMIZER_DEFAULTS
+from tvm_convgrad.training.step.optimizers import UPDATE_RULES
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_an_error_in_the_evaluation_leaves_the_state_and_the_plot(
     def fail(*_: object) -> None:
         raise ArtifactError("the evaluation fails")
 
-    monkeypatch.setattr("tvm_convgrad.training.loop.evaluate_samples", fail)
+    monkeypatch.setattr("tvm_convgrad.training.runtime.loop.evaluate_samples", fail)
     state, plot = tmp_path / "state.npz", tmp_path / "loss.png"
     done = convgrad(
         "run", tiny_step, "--data", tiny_data, "--epochs", 1, "--save-state", state, "--plot", plot, "--json"
@@ -159,7 +159,19 @@ def test_an_error_in_the_evaluation_leaves_the_state_and_the_plot(
 def test_require_accuracy(convgrad: Command, tiny_step: Path, tiny_data: Path) -> None:
     done = convgrad("run", tiny_step, "--data", tiny_data, "--epochs", 1, "--require-accuracy", 1)
     assert done.code == 1
-    assert "not above the 1 that --require-accuracy asks for" in done.err
+    assert "not above the 1 of --require-accuracy" in done.err
+
+
+def test_require_accuracy_without_test_arrays_fails_before_training(
+    convgrad: Command, tiny_step: Path, tmp_path: Path
+) -> None:
+    """Nothing is trained or written, not even a checkpoint."""
+    x, y = tiny.make_arrays(20, 0)
+    data, folder = tmp_path / "d.npz", tmp_path / "checkpoints"
+    np.savez(data, x_train=x, y_train=y)
+    arguments = ["--data", data, "--epochs", 1, "--require-accuracy", 0.5, "--checkpoint-dir", folder]
+    convgrad("run", tiny_step, *arguments).assert_sentence("--require-accuracy needs test arrays x_test and y_test")
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -171,9 +183,10 @@ def test_require_accuracy(convgrad: Command, tiny_step: Path, tiny_data: Path) -
         ["build", "m.onnx", "-o", "s.so", "--offload", "rubbish"],
         ["run", "s.so", "--data", "d.npz", "--epochs", "0"],
         *(["run", "s.so", "--data", "d.npz", "--epochs", "1", "--lr", lr] for lr in ("inf", "nan", "1e39", "-1")),
+        *(["build", "m.onnx", "-o", "s.so", "--lr", lr] for lr in ("inf", "nan", "1e39", "-1")),
         ["run", "s.so", "--data", "d.npz", "--epochs", "1", "--resume"],
         ["verify"],
-        ["verify", "--all", "--op", "sideways"],
+        ["verify", "--all", "--direction", "sideways"],
         ["verify", "--all", "--impl", "rubbish"],
         ["build-runtime", "rubbish"],
         ["verify", "--fuzz", "1", "--impl", "onednn"],
@@ -204,10 +217,12 @@ TUNE, STEP = ["tune", "missing.onnx"], ["bench", "--step", "missing.onnx"]
         *((command, "--offload", "mkl", ("onednn", "cudnn", "cutlass")) for command in (BUILD, EXPLAIN, TUNE)),
         *((command, "--target", "rubbish", ("llvm", "native")) for command in (BUILD, EXPLAIN, TUNE, STEP)),
         (["verify", "--all"], "--target", "rubbish", ("llvm", "native")),
-        (["verify", "--all"], "--op", "sideways", ("forward", "wgrad", "dgrad")),
+        (["verify", "--all"], "--direction", "sideways", ("forward", "wgrad", "dgrad")),
         (["verify", "--all"], "--impl", "mkl", ("onednn", "cudnn", "cutlass")),
         (STEP, "--impl", "mkl", ("kernel", "onednn", "cudnn", "cutlass")),
         (BUILD, "--bn", "off", options.BATCH_NORMS),
+        *((BUILD, "--lr", lr, ("is not a finite float32 number",)) for lr in ("inf", "1e+39")),
+        *((BUILD, option, "inf", ("float32",)) for option in ("--weight-decay", "--loss-scale")),
         (BUILD, "--dropout", "0.5", options.DROPOUTS),
         (BUILD, "--batch", "some", ("dynamic",)),
         (BUILD, "--model-output", "logits=much", ("NAME=WEIGHT",)),
@@ -243,11 +258,9 @@ def test_settings_are_checked_before_the_model_is_read(convgrad: Command, argume
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert tuple(LOSSES) == options.LOSSES
-    assert tuple(_DEFAULTS) == options.OPTIMIZERS
-    assert tuple(precision.DTYPES) == options.DTYPES
-    assert tuple(precision.RESULTS) == options.RESULTS
-    assert tuple(LAYOUTS) == options.LAYOUTS
+    assert tuple(LOSS_FUNCTIONS) == options.LOSSES
+    assert tuple(UPDATE_RULES) == tuple(OPTIMIZER_DEFAULTS) == options.OPTIMIZERS
+    assert ("NCHW", *KERNEL_LAYOUTS) == options.LAYOUTS
 
 
 FUNCTIONS = """
@@ -338,7 +351,7 @@ def test_a_defect_without_a_message_has_a_place(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("tvm_convgrad.training.lower.compile_with_plan", fail)
+    monkeypatch.setattr("tvm_convgrad.training.compile.lower.compile_with_plan", fail)
     done = convgrad("build", tiny_model, "-o", tmp_path / "s.so")
     assert (done.code, done.out) == (1, "")
     (line,) = done.err.splitlines()

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_convgrad import reference
-from tvm_convgrad.geometry import effective_kernel
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.geometry import effective_kernel
+from tvm_convgrad.core.problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
 

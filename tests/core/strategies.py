@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from tvm_convgrad.fuzz import random_problem
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.operators import random_problem
 
 
 def problems(rank: int | None = None, dtypes: Sequence[str] | None = None) -> st.SearchStrategy[ConvProblem]:
-    """Small valid problems, see tvm_convgrad.fuzz.random_problem."""
+    """Small valid problems, see tvm_convgrad.verify.operators.random_problem."""
     return st.randoms(use_true_random=False).map(lambda rng: random_problem(rng, rank, dtypes))

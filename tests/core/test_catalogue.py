@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given, settings
 
 from tests.core.strategies import problems
-from tvm_convgrad.catalogue import (
-    BY_NAME,
-    FACES,
-    NEW_OPS,
+from tvm_convgrad.core.catalogue import BY_NAME, DIRECTIONS, NEW_OPS
+from tvm_convgrad.core.errors import ProblemError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.type_relation import (
     ConvAttributes,
     NumberProver,
     TensorSpec,
     infer_backward_data,
     infer_backward_weight,
 )
-from tvm_convgrad.errors import ProblemError
-from tvm_convgrad.problem import ConvProblem
 
 PROVER = NumberProver()
 
@@ -29,17 +27,17 @@ def test_names() -> None:
     assert [entry.name for entry in NEW_OPS] == [
         f"conv{rank}d_backward_{operand}" for rank in (1, 2, 3) for operand in ("weight", "data")
     ]
-    assert BY_NAME["conv2d"].face is FACES["forward"]
+    assert BY_NAME["conv2d"].direction is DIRECTIONS["forward"]
     assert BY_NAME["conv2d_backward_weight"].attributes[0] == "kernel_size"
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES)
-def test_each_gradient_gives_its_operand_from_the_other_two_tensors(face: object) -> None:
-    for operand, (other_name, operands) in zip(face.operands, face.gradients, strict=True):  # type: ignore[attr-defined]
-        other = FACES[other_name]
+@pytest.mark.parametrize("direction", DIRECTIONS.values(), ids=DIRECTIONS)
+def test_each_gradient_gives_its_operand_from_the_other_two_tensors(direction: object) -> None:
+    for operand, (other_name, operands) in zip(direction.operands, direction.gradients, strict=True):  # type: ignore[attr-defined]
+        other = DIRECTIONS[other_name]
         assert other.result == operand
-        # `result` stands for the incoming gradient, which has the place of the face's own result.
-        names = tuple(face.result if name == "result" else name for name in operands)  # type: ignore[attr-defined]
+        # `result` stands for the incoming gradient, which has the place of the direction's own result.
+        names = tuple(direction.result if name == "result" else name for name in operands)  # type: ignore[attr-defined]
         assert names == other.operands
 
 

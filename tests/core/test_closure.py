@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The closure and convolution_backward on 2,000 random problems in numpy: small integers, equality, no compiler.
 
-A face is linear in each operand, so its gradient g in an operand a is what has <g, a> = <r, face> for the cotangent r.
+A direction is linear in each operand, so its gradient g in an operand a is what has <g, a> = <r, direction> for the
+cotangent r.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import problems
-from tvm_convgrad.backward import OPERANDS, BackwardCall, backward_call
-from tvm_convgrad.catalogue import FACES, Face, NumberProver, TensorSpec
-from tvm_convgrad.geometry import SPATIAL, effective_kernel
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.reference import FACES as REFERENCE
+from tvm_convgrad.core.backward import OPERANDS, BackwardCall, backward_call
+from tvm_convgrad.core.catalogue import DIRECTIONS, Direction
+from tvm_convgrad.core.geometry import SPATIAL, effective_kernel
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.reference import DIRECTIONS as REFERENCE
+from tvm_convgrad.core.type_relation import NumberProver, TensorSpec
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -33,25 +35,27 @@ def inner(a: Any, b: Any) -> float:
     return float((a * b).sum())
 
 
-def gradients(problem: ConvProblem, face: Face, operands: Arrays, cotangent: Any) -> list[tuple[Face, Arrays, Any]]:
-    """For each operand by the catalogue: the face that gives its gradient, that face's operands, and the gradient."""
+def gradients(
+    problem: ConvProblem, direction: Direction, operands: Arrays, cotangent: Any
+) -> list[tuple[Direction, Arrays, Any]]:
+    """For each operand by the catalogue: the direction that gives its gradient, its operands, and the gradient."""
     found = []
-    for name, taken in face.gradients:
+    for name, taken in direction.gradients:
         given_to = [cotangent if each == "result" else operands[each] for each in taken]
-        tensors = dict(zip(FACES[name].operands, given_to, strict=True))
-        found.append((FACES[name], tensors, REFERENCE[name](problem, *given_to)))
+        tensors = dict(zip(DIRECTIONS[name].operands, given_to, strict=True))
+        found.append((DIRECTIONS[name], tensors, REFERENCE[name](problem, *given_to)))
     return found
 
 
 @settings(max_examples=1000, deadline=None, derandomize=True, database=None)
-@given(problems(dtypes=("float64",)), st.sampled_from(list(FACES.values())), st.integers(0, 2**16))
-def test_gradients_of_gradients(problem: ConvProblem, face: Face, seed: int) -> None:
-    """Of every face by the table, and of what the table gives by the table again."""
+@given(problems(dtypes=("float64",)), st.sampled_from(list(DIRECTIONS.values())), st.integers(0, 2**16))
+def test_gradients_of_gradients(problem: ConvProblem, direction: Direction, seed: int) -> None:
+    """Of every direction by the table, and of what the table gives by the table again."""
     tensors, other = numbers(problem, seed), numbers(problem, seed + 1)
-    operands, cotangent = {name: tensors[name] for name in face.operands}, tensors[face.result]
-    value = inner(cotangent, REFERENCE[face.name](problem, *operands.values()))
-    first = gradients(problem, face, operands, cotangent)
-    for operand, (again, taken, gradient) in zip(face.operands, first, strict=True):
+    operands, cotangent = {name: tensors[name] for name in direction.operands}, tensors[direction.result]
+    value = inner(cotangent, REFERENCE[direction.name](problem, *operands.values()))
+    first = gradients(problem, direction, operands, cotangent)
+    for operand, (again, taken, gradient) in zip(direction.operands, first, strict=True):
         assert gradient.shape == operands[operand].shape
         assert inner(gradient, operands[operand]) == value
         second = inner(other[operand], gradient)
@@ -126,7 +130,7 @@ def evaluated(call: BackwardCall, tensors: Arrays) -> list[Any]:
         kernel_layout=layouts["weight"],
         grad_layout=layouts[call.roles["grad"]],
     )
-    return [REFERENCE[face.name](problem, tensors[a], tensors[b]) for face, (a, b) in call.gradients]
+    return [REFERENCE[direction.name](problem, tensors[a], tensors[b]) for direction, (a, b) in call.gradients]
 
 
 @settings(max_examples=1000, deadline=None, derandomize=True, database=None)

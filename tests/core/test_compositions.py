@@ -14,10 +14,10 @@ from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, comp
 from legalize.rearrange import rearrange
 from tests.core.numpy_builder import NumpyBuilder
 from tests.core.strategies import problems
-from tvm_convgrad import reference
-from tvm_convgrad.errors import ProblemError, UnsupportedError
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.errors import ProblemError, UnsupportedError
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 
 BUILDER = NumpyBuilder()
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import problems
-from tvm_convgrad.errors import DescriptorError
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.errors import DescriptorError
+from tvm_convgrad.core.problem import ConvProblem
 
 
 @settings(max_examples=500, deadline=None)
@@ -78,7 +78,7 @@ def test_what_benchdnn_cannot_say() -> None:
         ("mb2ic3oc4kh3", "no data extent"),
         ("mb2ih5oc4kh3", "lacks 'ic'"),
         ("mb2ic3ih5oc4kh3kh3", "'kh' twice"),
-        ("mb2ic3ih5oc4oh9kh3rh1", "says output (9, 9)"),
+        ("mb2ic3ih5oc4oh9kh3rh1", "states output (9, 9)"),
         ("mb2ic3ih5oc4oh1kh3", "trailing elements"),
         ("mb2ic3ih5oc4kh3zz4", "zz not understood"),
         ("mb2ic3ih5oc4kh{k}", "must be a number"),

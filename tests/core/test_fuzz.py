@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_convgrad import bulk, fuzz
-from tvm_convgrad.geometry import effective_kernel
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import compare, numbers_of, reduction_length
+from tvm_convgrad.core.exact import compare, numbers_of, reduction_length
+from tvm_convgrad.core.geometry import effective_kernel
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify import bulk
+from tvm_convgrad.verify import operators as fuzz
 
 PLAIN = ConvProblem.from_descriptor("g2mb2ic4ih5iw4oc6kh3kw2sh2sw1ph1pw0")
 
@@ -58,12 +59,12 @@ def test_rank_and_dtypes_can_be_given() -> None:
     assert {(p.rank, p.data_dtype, p.kernel_dtype, p.grad_dtype) for p in drawn} == {(3,) + ("float16",) * 3}
 
 
-@pytest.mark.parametrize("face", fuzz.ALL_FACES)
-def test_numbers_are_exact(face: str) -> None:
+@pytest.mark.parametrize("direction", fuzz.ALL_DIRECTIONS)
+def test_numbers_are_exact(direction: str) -> None:
     for problem in fuzz.random_problems(100, 3):
-        operands, wanted = numbers_of(problem, face)
+        operands, wanted = numbers_of(problem, direction)
         largest = [float(np.abs(array.astype("float64")).max()) for array in operands]
-        assert reduction_length(problem, face) * largest[0] * largest[1] < 2**24
+        assert reduction_length(problem, direction) * largest[0] * largest[1] < 2**24
         assert np.isfinite(wanted.astype("float64")).all()
 
 
@@ -84,9 +85,9 @@ def test_compare() -> None:
     assert compare(off, one) == ("wrong", "1 of 6 elements differ, the first at [1, 2]: 2.0 instead of 1.0")
 
 
-def test_all_faces_and_forms_of_a_problem_are_right() -> None:
+def test_all_directions_and_forms_of_a_problem_are_right() -> None:
     verdicts = list(fuzz.check_problems([PLAIN], impls=("auto", "composition:tiled", "composition:dilated")))
-    assert [(v.op, v.impl) for v in verdicts] == [
+    assert [(v.direction, v.impl) for v in verdicts] == [
         ("forward", "auto"),
         ("wgrad", "auto"),
         ("wgrad", "composition:tiled"),
@@ -106,8 +107,8 @@ def test_a_wrong_composition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return builder.flip(value, [2])
 
     monkeypatch.setitem(forms.DATA_FORMS, "transposed", forms.Form(shifted))
-    found = fuzz.check_problem(PLAIN, impls=("composition:transposed",), faces=("backward_data",))
-    assert [(v.op, v.status) for v in found] == [("dgrad", "wrong")]
+    found = fuzz.check_problem(PLAIN, impls=("composition:transposed",), directions=("backward_data",))
+    assert [(v.direction, v.status) for v in found] == [("dgrad", "wrong")]
     assert "elements differ" in found[0].detail
 
 
@@ -123,7 +124,7 @@ def test_a_raising_composition_is_pinned_on_its_problem(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(forms.WEIGHT_FORMS, "swapped", forms.Form(fussy))
     line = ConvProblem.from_descriptor("mb1ic1iw5oc1kw3")
-    verdicts = list(fuzz.check_problems([PLAIN, line], impls=("composition:swapped",), faces=("backward_weight",)))
+    verdicts = list(fuzz.check_problems([PLAIN, line], impls=("composition:swapped",), directions=("backward_weight",)))
     assert [(v.descriptor, v.status) for v in verdicts] == [(PLAIN.descriptor, "right"), (line.descriptor, "wrong")]
     assert "no lines, please" in verdicts[1].detail
 

@@ -8,9 +8,9 @@ import pickle
 
 import pytest
 
-from tvm_convgrad.errors import ConvGradError, DTypeError, ProblemError
-from tvm_convgrad.geometry import flat_padding, normalize_padding, same_padding
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.errors import ConvGradError, DTypeError, ProblemError
+from tvm_convgrad.core.geometry import flat_padding, normalize_padding, same_padding
+from tvm_convgrad.core.problem import ConvProblem
 
 
 def make(**changes: object) -> ConvProblem:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import tvm_convgrad
+from tvm_convgrad import training
 
 
 def test_names_survive_importing_every_module() -> None:
@@ -19,6 +20,13 @@ def test_names_survive_importing_every_module() -> None:
     assert callable(tvm_convgrad.convert_layout)
     assert callable(tvm_convgrad.op.conv2d_backward_weight)
     assert all(hasattr(tvm_convgrad, name) for name in tvm_convgrad.__all__)
+
+
+def test_training_offers_what_it_says() -> None:
+    """`ensemble` is a function and the name of a folder's module: importing that must not take its place."""
+    for name in training.__all__:
+        assert callable(getattr(training, name)), name
+    assert sorted(training.__all__) == training.__all__
 
 
 NOTHING_OF_RELAY = """

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from tests.core.strategies import problems
-from tvm_convgrad import reference
-from tvm_convgrad.errors import ProblemError
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.errors import ProblemError
+from tvm_convgrad.core.problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,7 @@ def numbers(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
 
 
 def loops(problem: ConvProblem, arrays: dict[str, Array]) -> dict[str, Array]:
-    """The three faces from the definition: one pass over every product x * w that belongs to an output element."""
+    """The three directions from the definition: one pass over every product x * w that belongs to an output element."""
     rank = problem.rank
     axes = "DHW"[3 - rank :]
     out = {name: np.zeros(array.shape) for name, array in arrays.items()}
@@ -78,7 +78,7 @@ def test_equals_the_definition(descriptor: str) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_the_three_faces_are_adjoint(problem: ConvProblem) -> None:
+def test_the_three_directions_are_adjoint(problem: ConvProblem) -> None:
     arrays = numbers(problem)
     x, w, dy = arrays["data"], arrays["weight"], arrays["grad"]
     inner = (dy * reference.forward(problem, x, w)).sum()

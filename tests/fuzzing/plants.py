@@ -25,7 +25,7 @@ PACKAGES = ("tvm_convgrad", "relax_ops", "relay_ops", "legalize", "tests")
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault: in a file of tvm_convgrad/kernels, `right` is replaced by `wrong`; it stands there once."""
+    """A fault: in a file of tvm_convgrad, `right` is replaced by `wrong`; it stands there once."""
 
     name: str
     file: str
@@ -36,85 +36,85 @@ class Plant:
 PLANTS = (
     Plant(
         "pointwise by equal extents (a fault of 0.1.0's first months)",
-        "weight_spec.py",
+        "kernels/wgrad/spec.py",
         "return self.kernel == (1, 1, 1)",
         "return self.kernel == (1, 1, 1) and self.x.extents == self.dy.extents  #",
     ),
     Plant(
         "the ragged block once more in pieces beyond the last (another one)",
-        "depthwise_weight.py",
-        "chunks = -(-self.blocks // per_chunk)",
-        "chunks = tiling.chunks",
+        "kernels/depthwise/channels_wgrad.py",
+        "splits = -(-self.blocks // per_split)",
+        "splits = tiling.channel_splits",
     ),
     Plant(
         "off by one at the border: a tap's last row of dY is left out",
-        "weight_spec.py",
-        "-((offset - self.x.extents[axis]) // stride)",
-        "-((offset - self.x.extents[axis] + 1) // stride)",
+        "kernels/wgrad/spec.py",
+        "valid_range(offset, stride, count, self.x.extents[axis])",
+        "valid_range(offset, stride, count, self.x.extents[axis] - 1)",
     ),
     Plant(
         "a forgotten tail: channels that do not fill a vector",
-        "depthwise_gather.py",
+        "kernels/depthwise/channels.py",
         "if self.channels % lanes:",
         "if self.channels % lanes > 1:",
     ),
     Plant(
         "swapped steps of rows and columns",
-        "wgrad.py",
-        "spec.line_step * panel.line_size, spec.column_step * self.width",
-        "spec.column_step * panel.line_size, spec.line_step * self.width",
+        "kernels/wgrad/kernel.py",
+        "spec.step_h * panel.row_size, spec.step_w * self.width",
+        "spec.step_w * panel.row_size, spec.step_h * self.width",
     ),
     Plant(
         "a stale accumulator: the second slab sets the sums, too",
-        "weight_panels.py",
+        "kernels/wgrad/panels.py",
         "first = slab_number < 1",
         "first = slab_number < 2",
     ),
     Plant(
         "relu before the bias",
-        "epilogue.py",
+        "kernels/epilogue.py",
         "        if self.bias:\n            total = total + bias()\n",
         "        if self.bias:\n            total = at_least(total, zero(dtype, lanes_of(total))) + bias()\n",
     ),
     Plant(
         "padding of a packed row counted from the panel's start",
-        "gather_source.py",
-        'first = loops.let(expr(slab.column * gather.in_step[2] + shape.low[2]), "column0")',
-        'first = loops.let(expr(slab.column + shape.low[2]), "column0")',
+        "kernels/gemm/source.py",
+        'first = loops.let(expr(block.w * spec.in_step[2] + blocking.panel_first[2]), "column0")',
+        'first = loops.let(expr(block.w + blocking.panel_first[2]), "column0")',
     ),
     Plant(
         "a sign in Winograd's transform of dY",
-        "winograd_tiles.py",
+        "kernels/winograd/tiles.py",
         "_half(y[0] - y[1]), -y[1]]",
         "_half(y[0] - y[1]), y[1]]",
     ),
     Plant(
         "odd columns of a stride of two read one too far",
-        "lines.py",
+        "kernels/depthwise/row_vectors.py",
         "range(1, 2 * lanes, 2)",
         "[*range(3, 2 * lanes, 2), 1]",
     ),
     Plant(
         "masked lanes of the last channels read beyond the tensor",
-        "depthwise_gather.py",
-        "self._direct_block(n, qd, slab, whole, lanes_below(0, self.channels % lanes, lanes))",
-        "self._direct_block(n, qd, slab, whole, lanes_below(0, self.channels % lanes + 1, lanes))",
+        "kernels/depthwise/channels.py",
+        "self._block_in_place(n, qd, slab, whole, lanes_below(0, self.channels % lanes, lanes))",
+        "self._block_in_place(n, qd, slab, whole, lanes_below(0, self.channels % lanes + 1, lanes))",
     ),
     Plant(
         "two work items share their sums",
-        "wgrad.py",
-        "block = (part * spec.groups + group) * self.in_blocks",
-        "block = group * self.in_blocks",
+        "kernels/wgrad/kernel.py",
+        "block = (part * spec.groups + group) * blocks.in_blocks",
+        "block = group * blocks.in_blocks",
     ),
     Plant(
         "the tile's second row where its second column is",
-        "gather.py",
-        "i // shape.tile_columns * shape.step_line +",
-        "i // shape.tile_columns * shape.step_x +",
+        "kernels/gemm/kernel.py",
+        "i // blocking.tile_w * blocking.step_h +",
+        "i // blocking.tile_w * blocking.step_w +",
     ),
     Plant(
         "bfloat16 rounded half away from zero",
-        "loops.py",
+        "codegen/loops.py",
         "0x7FFF, 1, 16",
         "0x8000, 0, 16",
     ),
@@ -125,7 +125,7 @@ def plant(fault: Plant, folder: Path) -> None:
     """Copy the packages into a folder, with the fault."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    path = folder / "tvm_convgrad" / "kernels" / fault.file
+    path = folder / "tvm_convgrad" / fault.file
     text = path.read_text()
     assert text.count(fault.right) == 1, (fault.name, text.count(fault.right))
     path.write_text(text.replace(fault.right, fault.wrong))

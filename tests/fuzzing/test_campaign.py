@@ -12,72 +12,100 @@ from pathlib import Path
 import coverage
 import pytest
 
-import tvm_convgrad.kernels
-from tvm_convgrad.fuzzing.families import FAMILIES
-from tvm_convgrad.kernels.target import CPUS
+import tvm_convgrad
+from tvm_convgrad.codegen.hardware import CPUS
+from tvm_convgrad.kernels.registry import all_kernels
 
 CASES, SEED, PROCESSES = 3000, 20261122, 2
 
-KERNELS = Path(tvm_convgrad.kernels.__file__).parent
+PACKAGE = Path(tvm_convgrad.__file__).parent
+MEASURED = ("codegen", "kernels")
+"""Folders of which every branch is to be reached."""
 
 OTHERS = {
-    "candidates.py": "the tuner's other tilings: tests/tuning",
-    "extrema.py": "most of it is for pools and steps: tests/gradients/test_nonfinite.py",
-    "max_pool.py": "no convolution: tests/kernels/test_max_pool.py",
-    "max_pool_channels.py": "no convolution: tests/kernels/test_max_pool.py",
-    "plan.py": "it refuses what no kernel takes, which is no case: tests/relax/test_default_kernels.py",
-    "target.py": "it reads TVM's targets: tests/kernels/test_targets.py",
-    "transforms.py": "a context, which tests/cli/test_transforms.py enters",
-    "tuned.py": "it reads the tuner's files: tests/tuning",
+    "codegen/extrema.py": "most of it is for pools and steps: tests/gradients/test_nonfinite.py",
+    "codegen/hardware.py": "it reads TVM's targets: tests/kernels/test_targets.py",
+    "kernels/candidates.py": "the tuner's other plans: tests/tuning",
+    "kernels/pool/channels.py": "no convolution: tests/kernels/test_max_pool.py",
+    "kernels/pool/planes.py": "no convolution: tests/kernels/test_max_pool.py",
+    "kernels/tuned.py": "it reads the tuner's files: tests/tuning",
+    "kernels/version.py": "a key of the tuner's files: tests/tuning",
 }
 """Files of which the fuzzer is not to reach every branch, and why."""
 
 TOO_LARGE = "problems of the fuzzer are small"
-SELDOM = "other draws of 3,000 cases reach it, those of CI's seed do not"
 TUNER = "the tuner's: tests/tuning"
+NO_CASE = "what no kernel takes is no case: tests/relax/test_default_kernels.py, tests/kernels/test_targets.py"
+OTHER_PLAN = "plans of the fuzzer are of the kernel: tests/fuzzing/test_cases.py"
 UNREACHED = {
-    "depthwise_plan.py": {
-        'return replace(choice, refused={other.kind: "estimated to be slower"})': SELDOM,
-        'return f"parts is {tiling.parts}; it must be at most {MOST_PIECES}"': TUNER,
+    "kernels/chooser.py": {
+        'return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")': NO_CASE,
+        "return found[0]": NO_CASE,
+        "continue": "a kernel is forced by impl: tests/kernels/test_extension.py",
+        "reasons = list(dict.fromkeys(refused.values()))": NO_CASE,
+        'return (Choice(COMPOSITION, "; ".join(reasons) or "no kernel computes it", refused=refused),)': NO_CASE,
+        'return "the batch is known only at run time"': NO_CASE,
+        'return "a batch known only at run time must be the outermost axis"': NO_CASE,
+        'return "the height or width is known only at run time"': NO_CASE,
+        'return f"{name} has no elements"': NO_CASE,
+        'return f"{name} has more than {MAX_INDEX // 2} elements, half of what an int32 index reaches"': TOO_LARGE,
+        'raise UnsupportedError(f"{direction} of {problem.descriptor}: {reason}; apply it to the result")': (
+            "cases have the epilogues of their kernels: tests/kernels/test_gemm.py"
+        ),
+    },
+    "kernels/contract.py": {
+        'raise TypeError(f"a plan of {type(tiling).__name__}; this kernel takes {kind.__name__}")': OTHER_PLAN,
+        "Kernel.form": "the value of impl: tests/kernels/test_extension.py",
+        "Kernel.tilings": TUNER,
+        "variants": TUNER,
+    },
+    "kernels/depthwise/channels_plan.py": {
+        "return reason": OTHER_PLAN,
+        'return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"': TUNER,
         'return f"borders and phases would take {products} multiply-adds of code"': TOO_LARGE,
         "dy_pages, x_pages = (": TOO_LARGE,
-        "return max(1, int((NEAR_PAGES * 3 / 4 - x_pages) / (dy_pages + strides[1] * x_pages)))": TOO_LARGE,
+        "return max(1, int((Machine.near_pages * 3 / 4 - x_pages) / (dy_pages + strides[1] * x_pages)))": TOO_LARGE,
     },
-    "depthwise_planes_plan.py": {
-        "lines -= 1": TOO_LARGE,
-        'return f"borders and phases would take {emitted} multiply-adds of code"': TOO_LARGE,
+    "kernels/depthwise/columns_plan.py": {
+        "return reason": OTHER_PLAN,
+        "not_one_tiling": OTHER_PLAN,
+        "tile_h -= 1": TOO_LARGE,
         'return f"the code would have more than {MAX_PRODUCTS} multiply-adds"': TOO_LARGE,
     },
-    "gather.py": {"self.tile_ahead.channel(panel, s)": SELDOM},
-    "gather_result.py": {
-        "mask = _lanes_from(j * lanes, place.fresh, lanes)": SELDOM,
-        "return ramp(first, lanes) >= splat(expr(limit), lanes)": SELDOM,
+    "kernels/gemm/plan.py": {
+        'return f"region is {plan.region}; it must be from 0 to {len(regions) - 1}"': OTHER_PLAN,
+        'return f"there are {len(plan.tilings)} tilings for {len(spec.phases)} loop nests of region {plan.region}"': (
+            OTHER_PLAN
+        ),
+        "ImplicitGemm.tilings": TUNER,
+        'raise TypeError(f"{plan} is a plan of another kernel than the implicit GEMM")': OTHER_PLAN,
+        'return f"the panel of the whole source takes {size} bytes, more than {MAX_PANEL_BYTES}"': TOO_LARGE,
+        "if not invalid(spec, phases, tiling, machine):": TOO_LARGE,
+        "work += arithmetic * SAME_SET_PENALTY": TOO_LARGE,
     },
-    "gather_source.py": {
-        "for i in range(self._width, 2 * self._width, self._line):": SELDOM,
-        "self.loops.prefetch(source, at + i)": SELDOM,
+    "kernels/registry.py": {
+        "raise SetupError(": "all names are unique: tests/kernels/test_extension.py",
+        'known = ", ".join(kernel.name for kernel in kernels_of(direction))': OTHER_PLAN,
+        'raise UnsupportedError(f"kernels: {name!r} computes no {direction}; there are {known}")': OTHER_PLAN,
+        "forms_of": "values of impl: tests/kernels/test_extension.py",
     },
-    "gather_plan.py": {
-        "if rows >= 1:  # the tuner has fewer registers than there are": SELDOM,
-        "if gather.source.channel * element % 64:": SELDOM,
-        'return "the panel of the whole source is too large"': TOO_LARGE,
-        "if not invalid(gather, phases, tiling, machine):": TOO_LARGE,
-        "work += arithmetic * 0.3  # all rows fall into the same sets of the cache": TOO_LARGE,
-        "other_cuts": TUNER,
+    "kernels/roofline.py": {"roofline": "a column of explain: tests/kernels/test_extension.py"},
+    "kernels/wgrad/plan.py": {
+        'return f"there are {len(plan.tilings)} tilings of region {plan.region}; there must be one, of region 0"': (
+            OTHER_PLAN
+        ),
+        "ImplicitGemmWgrad.tilings": TUNER,
+        'return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"': TUNER,
     },
-    "weight_plan.py": {
-        "invalid_cut": TUNER,
-        "other_cuts": TUNER,
-        'return f"parts is {tiling.parts}; it must be at most {MOST_PIECES}"': TUNER,
-    },
-    "winograd_plan.py": {
-        'return f"the transformed weight would take more than {LARGEST_WEIGHT >> 20} MiB"': TOO_LARGE,
-        'return f"the tiles of one line would take more than {LARGEST >> 20} MiB"': TOO_LARGE,
+    "kernels/winograd/plan.py": {
+        'return f"the transformed weight would take more than {MAX_WEIGHT_BYTES >> 20} MiB"': TOO_LARGE,
+        'return f"the tiles of one row would take more than {MAX_SLAB_BYTES >> 20} MiB"': TOO_LARGE,
+        "Winograd.tilings": TUNER,
         "continue": TOO_LARGE,
-        "if _chunk_bytes(gather, problem, tiling, machine) <= LARGEST:": TOO_LARGE,
+        "if _slab_bytes(spec, problem, tiling, machine) <= MAX_SLAB_BYTES:": TOO_LARGE,
     },
 }
-"""Lines, or whole functions, that CI's cases do not reach or do not leave by every branch, and why not."""
+"""Lines and functions that CI's cases do not reach, or do not leave by every branch, and why not."""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +115,8 @@ def share(tmp_path_factory):
     each = CASES // PROCESSES
     processes = []
     for number in range(PROCESSES):
-        options = ["--branch", f"--source={tvm_convgrad.kernels.__name__}", f"--data-file={folder / f'data.{number}'}"]
+        sources = ",".join(f"tvm_convgrad.{name}" for name in MEASURED)
+        options = ["--branch", f"--source={sources}", f"--data-file={folder / f'data.{number}'}"]
         arguments = ["-m", "tests.fuzzing.run_share", str(number * each), str(each), str(SEED)]
         command = [sys.executable, "-m", "coverage", "run", *options, *arguments]
         processes.append(
@@ -104,11 +133,21 @@ def share(tmp_path_factory):
     measured.combine([str(folder)])
     measured.json_report(outfile=str(folder / "report.json"))
     files = json.loads((folder / "report.json").read_text())["files"]
-    return wrong, kinds, {Path(name).name: found for name, found in files.items()}
+    return wrong, kinds, {_place(Path(name).resolve()): found for name, found in files.items()}
 
 
 def _root() -> Path:
     return Path(__file__).parents[2]
+
+
+def _place(path: Path) -> str:
+    """Where a file lies in the package."""
+    return path.relative_to(PACKAGE.resolve()).as_posix()
+
+
+def _sources() -> dict[str, Path]:
+    """The files of the measured folders, by their places."""
+    return {_place(path.resolve()): path for name in MEASURED for path in sorted((PACKAGE / name).rglob("*.py"))}
 
 
 def test_no_case_is_wrong(share):
@@ -123,12 +162,10 @@ def test_every_family_has_its_share_on_every_instruction_set(share):
     for kind, count in kinds.items():
         name, _, cpu = kind.rpartition(", ")
         by_family[name, cpu] += count
-    names = {
-        family.kind(direction) for family in FAMILIES for direction in ("forward", "backward_weight", "backward_data")
-    }
+    names = {kernel.label(direction) for kernel in all_kernels() for direction in kernel.directions}
     for name in names:
         for cpu in CPUS.values():
-            masked = name.startswith(("winograd", "depthwise planes"))
+            masked = name.startswith(("winograd", "depthwise columns"))
             wanted = 0 if masked and not cpu.has_masks else 3
             assert by_family[name, cpu.name] >= wanted, (name, cpu.name)
             assert not (masked and not cpu.has_masks and by_family[name, cpu.name])
@@ -137,31 +174,32 @@ def test_every_family_has_its_share_on_every_instruction_set(share):
 def test_every_branch_is_reached(share):
     _, _, files = share
     unreached = {}
-    for path in sorted(KERNELS.glob("*.py")):
-        if path.name in OTHERS or path.name not in files:
-            assert path.name in OTHERS or not path.read_text().count("def "), path.name
+    for name, path in _sources().items():
+        if name in OTHERS or name not in files:
+            assert name in OTHERS or not path.read_text().count("def "), name
             continue
-        allowed = UNREACHED.get(path.name, {})
+        allowed = UNREACHED.get(name, {})
         lines = path.read_text().splitlines()
-        of_tuner = {
+        of_functions = {
             line
-            for name, function in files[path.name].get("functions", {}).items()
-            if allowed.get(name) == TUNER
+            for function_name, function in files[name]["functions"].items()
+            if function_name in allowed
             for line in [*function["missing_lines"], *(pair[0] for pair in function["missing_branches"])]
         }
-        missing = set(files[path.name]["missing_lines"])
+        missing = set(files[name]["missing_lines"])
         # A branch to a line that is never reached is that line's matter.
-        missing |= {start for start, end in files[path.name]["missing_branches"] if end not in missing}
-        left = sorted(n for n in missing - of_tuner if lines[n - 1].strip() not in allowed)
+        missing |= {start for start, end in files[name]["missing_branches"] if end not in missing}
+        left = sorted(n for n in missing - of_functions if lines[n - 1].strip() not in allowed)
         if left:
-            unreached[path.name] = [f"{n}: {lines[n - 1].strip()}" for n in left]
+            unreached[name] = [f"{n}: {lines[n - 1].strip()}" for n in left]
     assert unreached == {}
 
 
 def test_every_exception_is_still_in_the_code():
-    """A line that was deleted or changed leaves the table above, too."""
+    """A line or function that was deleted or changed leaves the table above, too."""
     for name, allowed in UNREACHED.items():
-        text = (KERNELS / name).read_text()
+        text = (PACKAGE / name).read_text()
         for line in allowed:
-            assert line in text, (name, line)
-    assert set(OTHERS) <= {path.name for path in KERNELS.glob("*.py")}
+            function = line.rpartition(".")[2]
+            assert line in text if " " in line or line == "continue" else f"def {function}(" in text, (name, line)
+    assert set(OTHERS) <= set(_sources())

@@ -14,16 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvm_convgrad.errors import ProblemError, UnsupportedError
-from tvm_convgrad.fuzzing import campaign, compiled
-from tvm_convgrad.fuzzing.campaign import case_number
-from tvm_convgrad.fuzzing.check import check_case, draw_case, numbers_of, read_case
-from tvm_convgrad.fuzzing.families import FAMILIES
-from tvm_convgrad.fuzzing.guarded import GuardedMemory
-from tvm_convgrad.fuzzing.problems import REGIMES, Axis, draw_problem
-from tvm_convgrad.fuzzing.shrink import shrink
-from tvm_convgrad.kernels.weight_spec import WeightTiling
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.errors import ProblemError, UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.contract import Plan
+from tvm_convgrad.kernels.registry import all_kernels
+from tvm_convgrad.kernels.wgrad.spec import WgradTiling
+from tvm_convgrad.verify.fuzzing import campaign, compiled
+from tvm_convgrad.verify.fuzzing.campaign import case_number
+from tvm_convgrad.verify.fuzzing.check import check_case, draw_case, numbers_of, read_case
+from tvm_convgrad.verify.fuzzing.guarded import GuardedMemory
+from tvm_convgrad.verify.fuzzing.problems import REGIMES, Axis, draw_problem
+from tvm_convgrad.verify.fuzzing.shrink import shrink
 
 SEED = 20261122
 
@@ -47,7 +48,7 @@ def test_a_seed_is_a_list_of_cases(drawn):
 def test_every_field_of_every_tiling_varies():
     values: dict[tuple[str, str], Counter[object]] = {}
     for number in range(1500):
-        for tiling in case_number(number, SEED).tilings:
+        for tiling in case_number(number, SEED).plan.tilings:
             for item in fields(tiling):
                 seen = values.setdefault((type(tiling).__name__, item.name), Counter())
                 seen[getattr(tiling, item.name)] += 1
@@ -88,14 +89,15 @@ def test_problems_reach_what_networks_do_not_have():
     ("text", "words"),
     [
         ("isa=AVX2", "kernel is missing"),
-        ("kernel=implicit_GEMM_wgrad", "isa is missing"),
-        ("isa=MMX kernel=implicit_GEMM_wgrad", "isa=MMX is unknown; use AVX-512"),
-        ("isa=AVX2 kernel=magic", "kernel=magic computes no backward_weight; use implicit_GEMM_wgrad"),
-        ("isa=AVX2 kernel=implicit_GEMM_wgrad colour=red", "'colour' is unknown"),
-        ("isa=AVX2 kernel=implicit_GEMM_wgrad tiling=rows:1", "WeightTiling has the fields rows, columns"),
-        ("isa=AVX2 kernel=implicit_GEMM_wgrad epilogue=softmax", "epilogue=softmax is unknown; use bias, relu"),
-        ("isa=AVX2 l2=much kernel=implicit_GEMM_wgrad", "l2=much is no number that a machine has"),
-        ("isa=AVX2 parts=-3 kernel=implicit_GEMM_wgrad", "parts=-3 is no number that a machine has"),
+        ("kernel=implicit_GEMM", "isa is missing"),
+        ("isa=MMX kernel=implicit_GEMM", "isa=MMX is unknown; use AVX-512"),
+        ("isa=AVX2 kernel=magic", "'magic' computes no backward_weight; there are depthwise, small groups"),
+        ("isa=AVX2 kernel=implicit_GEMM colour=red", "'colour' is unknown"),
+        ("isa=AVX2 kernel=implicit_GEMM tiling=tile_m:1", "WgradTiling has the fields tile_m, tile_n"),
+        ("isa=AVX2 kernel=implicit_GEMM epilogue=softmax", "epilogue=softmax is unknown; use bias, relu"),
+        ("isa=AVX2 l2=much kernel=implicit_GEMM", "l2=much is no number that a machine has"),
+        ("isa=AVX2 parts=-3 kernel=implicit_GEMM", "parts=-3 is no number that a machine has"),
+        ("isa=AVX2 kernel=implicit_GEMM region=first", "region=first is no number"),
     ],
 )
 def test_a_malformed_string_is_refused(text, words):
@@ -108,13 +110,28 @@ def test_a_tiling_that_the_kernel_refuses_is_refused(drawn):
     """So are tilings of a tuner's file: every family has numbers that it refuses, with the field's name."""
     refused = set()
     for case in drawn:
-        names = [item.name for item in fields(case.tilings[0]) if type(getattr(case.tilings[0], item.name)) is int]
-        wild = replace(case.tilings[0], **dict.fromkeys(names, 0))
-        text = replace(case, tilings=(wild, *case.tilings[1:])).tiling_text
-        with pytest.raises(UnsupportedError, match=case.kind):
+        names = [
+            item.name for item in fields(case.plan.tilings[0]) if type(getattr(case.plan.tilings[0], item.name)) is int
+        ]
+        wild = replace(case.plan.tilings[0], **dict.fromkeys(names, 0))
+        text = replace(case, plan=replace(case.plan, tilings=(wild, *case.plan.tilings[1:]))).tiling_text
+        with pytest.raises(UnsupportedError, match=case.kernel.label(case.direction)):
             read_case(case.problem, case.direction, text)
-        refused.add(case.kind)
-    assert refused == {family.kind(case.direction) for family in FAMILIES for case in drawn} & {c.kind for c in drawn}
+        refused.add(case.kernel)
+    assert refused == set(all_kernels())
+
+
+def test_a_plan_of_another_kernel_is_refused(drawn):
+    """So are plans of another number of loop nests, and of a region that there is not."""
+    for case in drawn:
+        twice, nowhere = Plan(2 * case.plan.tilings, case.plan.region), replace(case.plan, region=99)
+        for plan in (twice, nowhere):
+            with pytest.raises(UnsupportedError, match=case.kernel.label(case.direction)):
+                read_case(case.problem, case.direction, replace(case, plan=plan).tiling_text)
+        other = next(each.plan for each in drawn if type(each.plan.tilings[0]) is not type(case.plan.tilings[0]))
+        same_number = Plan((other.tilings[0],) * len(case.plan.tilings), case.plan.region)
+        with pytest.raises(TypeError, match="a plan of"):
+            case.kernel.invalid(case.planned_problem, case.direction, same_number, case.machine)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -132,7 +149,7 @@ def test_a_wrong_case_shrinks(drawn):
         return "planted" if case.problem.in_channels // case.problem.groups >= 2 else ""
 
     case = next(
-        c for c in drawn if c.direction == "backward_weight" and isinstance(c.tilings[0], WeightTiling) and fault(c)
+        c for c in drawn if c.direction == "backward_weight" and isinstance(c.plan.tilings[0], WgradTiling) and fault(c)
     )
     small = shrink(case, fault)
     assert fault(small)
@@ -163,7 +180,7 @@ def test_compiled_cases_are_right(drawn):
 def test_guarded_memory_ends_the_process(at_end, index):
     program = f"""
 import ctypes, numpy as np
-from tvm_convgrad.fuzzing.guarded import GuardedMemory
+from tvm_convgrad.verify.fuzzing.guarded import GuardedMemory
 memory = GuardedMemory(at_end={at_end})
 array = memory.copy(np.arange(5, dtype="float32"))
 assert array.tolist() == [0, 1, 2, 3, 4]

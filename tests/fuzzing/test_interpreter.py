@@ -11,8 +11,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from tvm_convgrad.interpreter import execute
-from tvm_convgrad.kernels.loops import (
+from tvm_convgrad.codegen.loops import (
     Loops,
     choose,
     convert,
@@ -24,6 +23,7 @@ from tvm_convgrad.kernels.loops import (
     splat,
     zero,
 )
+from tvm_convgrad.verify.interpreter import execute
 
 
 def _function(body, *parameters):

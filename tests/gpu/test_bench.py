@@ -30,15 +30,15 @@ def test_layers(convgrad: Command, tmp_path: Path, impl: str, dtype: str, suffix
     file = tmp_path / "out.json"
     problem = PROBLEM + suffix + LAST
     done = convgrad(
-        "bench", "--target", "cuda", "--impl", impl, "--problem", problem, "--dtype", dtype, "--face", "all",
-        "--against", _rivals("cudnn"), "--seconds", 0.1, "--json", file,
+        "bench", "--target", "cuda", "--impl", impl, "--problem", problem, "--dtype", dtype, "--direction", "all",
+        "--against", _baselines("cudnn"), "--seconds", 0.1, "--json", file,
     )  # fmt: skip
     assert done.code == 0, done.err
     content = json.loads(file.read_text())
     assert content["environment"]["gpu"]
-    assert len(content["measurements"]) == 3 * len(_rivals("cudnn").split(","))
+    assert len(content["measurements"]) == 3 * len(_baselines("cudnn").split(","))
     for found in content["measurements"]:
-        assert 0 < found["gflops"] < content["roof"]["gflops"] * 1.5
+        assert 0 < found["gflops"] < content["roofline"]["gflops"] * 1.5
         assert found["pairs"] >= 5
 
 
@@ -46,7 +46,7 @@ def test_layers(convgrad: Command, tmp_path: Path, impl: str, dtype: str, suffix
 def test_step(convgrad: Command, tmp_path: Path, tiny_model: str, dtype: str) -> None:
     """Beside PyTorch where that is installed; the losses of the first step agree, or the command fails."""
     file = tmp_path / "step.json"
-    model = "resnet18_cifar" if "torch" in _rivals() else tiny_model
+    model = "resnet18_cifar" if "torch" in _baselines() else tiny_model
     arguments: list[Any] = ["--layout", "NHWC", "--dtype", dtype, "--seconds", 0.5, "--json", file]
     done = convgrad("bench", "--target", "cuda", "--step", model, *arguments)
     assert done.code == 0, done.err
@@ -57,7 +57,7 @@ def test_step(convgrad: Command, tmp_path: Path, tiny_model: str, dtype: str) ->
     assert entry["memory"] >= 0
 
 
-def _rivals(*more: str) -> str:
+def _baselines(*more: str) -> str:
     """What can be compared with: PyTorch, if it is installed and has CUDA."""
     try:
         import torch

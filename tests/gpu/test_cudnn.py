@@ -15,16 +15,18 @@ import tvm_ffi
 from tests import tiny
 from tests.conftest import build_tiny
 from tvm_convgrad import evaluate
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.offload.common import Engine, backend, load_runtime
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.cuda import local_target
 from tvm_convgrad.offload.cudnn.devices import arch_of
 from tvm_convgrad.offload.cudnn.settings import VARIABLE
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.session import Session
-from tvm_convgrad.verification import SUITE, numbers_of
+from tvm_convgrad.offload.registry import backend, load_runtime
+from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.verify.suite import SUITE
 
 pytestmark = pytest.mark.gpu
 
@@ -45,18 +47,18 @@ def target() -> Any:
 class Call:
     """One call of the runtime, with tensors of the test's own, results full of NaN."""
 
-    def __init__(self, target: Any, face: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> None:
+    def __init__(self, target: Any, direction: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> None:
         cudnn = backend("cudnn")
-        self.problem, self.face = problem, face
+        self.problem, self.direction = problem, direction
         load_runtime("cudnn", cudnn.library())
-        numbers = cudnn.numbers(face, problem, epilogue, target)
+        numbers = cudnn.numbers(direction, problem, epilogue, target)
         self._block = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._run = tvm_ffi.get_global_func(cudnn.entry)
+        self._run = tvm_ffi.get_global_func(cudnn.run_function)
 
     def __call__(
         self, operands: list[Any], problem: ConvProblem | None = None, in_place: bool = False, stream: Any = None
     ) -> Any:
-        shape, dtype = (problem or self.problem).tensors[FACES[self.face].result]
+        shape, dtype = (problem or self.problem).tensors[DIRECTIONS[self.direction].result]
         given = [tvm.runtime.tensor(operand, tvm.cuda(0)) for operand in operands]
         nothing = np.full(shape, np.nan).astype(numpy_dtype(dtype))
         result = given[-1] if in_place else tvm.runtime.tensor(nothing, tvm.cuda(0))
@@ -65,9 +67,9 @@ class Call:
         return result.numpy()
 
 
-def refused(target: Any, face: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> str:
+def refused(target: Any, direction: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> str:
     cudnn = backend("cudnn")
-    found = cudnn.refusal(face, problem, epilogue, target) or cudnn.engine(face, problem, epilogue, target)
+    found = cudnn.refusal(direction, problem, epilogue, target) or cudnn.engine(direction, problem, epilogue, target)
     return "" if isinstance(found, Engine) else found
 
 
@@ -76,13 +78,13 @@ def test_exact(target: Any) -> None:
     right = 0
     for descriptor in (*SUITE, *MORE):
         problem = ConvProblem.from_descriptor(descriptor)
-        for face in FACES:
-            if refused(target, face, problem):
+        for direction in DIRECTIONS:
+            if refused(target, direction, problem):
                 continue
-            operands, wanted = numbers_of(problem, face)
-            call = Call(target, face, problem)
+            operands, wanted = numbers_of(problem, direction)
+            call = Call(target, direction, problem)
             for _ in range(2):
-                assert np.array_equal(call(operands), wanted), f"{face} {descriptor}"
+                assert np.array_equal(call(operands), wanted), f"{direction} {descriptor}"
             right += 1
     assert right >= 2 * len(SUITE)
 
@@ -92,14 +94,14 @@ def test_sums_and_epilogues(target: Any) -> None:
     for descriptor in ("mb2ic32ih9oc16kh3ph1", MORE[0], MORE[1], "g2mb2ic8ih9oc8kh3ph1"):
         problem = ConvProblem.from_descriptor(descriptor)
         rng = np.random.default_rng(0)
-        for face in FACES:
-            operands, wanted = numbers_of(problem, face)
+        for direction in DIRECTIONS:
+            operands, wanted = numbers_of(problem, direction)
             acc = rng.integers(-9, 9, wanted.shape).astype(wanted.dtype)
-            if not refused(target, face, problem, Epilogue(accumulate=True)):
-                call = Call(target, face, problem, Epilogue(accumulate=True))
+            if not refused(target, direction, problem, Epilogue(accumulate=True)):
+                call = Call(target, direction, problem, Epilogue(accumulate=True))
                 for in_place in (False, True):
                     assert np.array_equal(call([*operands, acc], in_place=in_place), wanted + acc)
-                done.add((face, "accumulate"))
+                done.add((direction, "accumulate"))
         operands, wanted = numbers_of(problem, "forward")
         bias = rng.integers(-9, 9, problem.out_channels).astype(wanted.dtype)
         wide = bias.reshape([-1 if letter == "C" else 1 for letter in problem.grad_layout])
@@ -115,9 +117,9 @@ def test_sums_and_epilogues(target: Any) -> None:
 def test_bitwise_repeatable(target: Any) -> None:
     problem = ConvProblem.from_descriptor("mb16ic40ih15oc24kh3ph1")
     rng = np.random.default_rng(0)
-    for face in FACES:
-        operands = [rng.standard_normal(problem.tensors[name][0], "float32") for name in FACES[face].operands]
-        call = Call(target, face, problem)
+    for direction in DIRECTIONS:
+        operands = [rng.standard_normal(problem.tensors[name][0], "float32") for name in DIRECTIONS[direction].operands]
+        call = Call(target, direction, problem)
         assert len({call(operands).tobytes() for _ in range(10)}) == 1
 
 
@@ -163,8 +165,8 @@ def test_the_current_stream(target: Any) -> None:
 def test_workspace_limit(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "workspace=0")
     problem = ConvProblem.from_descriptor("mb2ic32ih14oc48kh3ph1")
-    for face in FACES:
-        found = backend("cudnn").engine(face, problem, NO_EPILOGUE, target)
+    for direction in DIRECTIONS:
+        found = backend("cudnn").engine(direction, problem, NO_EPILOGUE, target)
         assert not isinstance(found, Engine) or found.workspace == 0
 
 

@@ -12,25 +12,30 @@ import pytest
 
 from tests import tiny
 from tests.cli.command import Command
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.offload.cuda import local_target
-from tvm_convgrad.offload.cudnn.bench import Call, EngineError, Place, Tensor
+from tvm_convgrad.offload.cudnn.call import Call, Tensor
 from tvm_convgrad.offload.cudnn.devices import arch_of
 from tvm_convgrad.offload.cudnn.gpu import Gpu
 from tvm_convgrad.offload.cudnn.guarded import Guarded
 from tvm_convgrad.offload.cudnn.settings import VARIABLE, settings
 from tvm_convgrad.offload.cudnn.store import EngineStore
 from tvm_convgrad.offload.cudnn.tuner import tune
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.session import Session
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.offload.cudnn.tuning_device import EngineError, Place
+from tvm_convgrad.training.runtime.session import Session
 
 pytestmark = pytest.mark.gpu
 
 CONV = ConvProblem.from_descriptor("mb8ic32ih28oc48kh3ph1")
 HALF = ConvProblem.from_descriptor("mb8ic32ih28oc48kh3ph1_dt=f16:f16:f16_lay=NHWC:OHWI:NHWC")
 CALLS = (
-    *(Call(face, problem) for face in ("forward", "backward_weight", "backward_data") for problem in (CONV, HALF)),
+    *(
+        Call(direction, problem)
+        for direction in ("forward", "backward_weight", "backward_data")
+        for problem in (CONV, HALF)
+    ),
     Call("forward", HALF, Epilogue(bias=True, relu=True)),
     Call("backward_weight", CONV, Epilogue(accumulate=True)),
     Call("backward_data", ConvProblem.from_descriptor("g32mb4ic32ih14oc32kh3sh2ph1")),
@@ -74,7 +79,7 @@ def test_every_call_is_tuned(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.Monke
 def test_engines_are_exact(gpu: Gpu, call: Call) -> None:
     memory, plan = guarded(gpu, call)
     assert memory.run(plan, 1) > 0
-    assert np.array_equal(memory.result(), numbers_of(call.problem, call.face)[1])
+    assert np.array_equal(memory.result(), numbers_of(call.problem, call.direction)[1])
     assert memory.trespass(plan) == memory.changed_operand() == ""
 
 

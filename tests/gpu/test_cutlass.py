@@ -15,9 +15,10 @@ import tvm_ffi
 
 from tests.offload.cutlass.emulation import Case, expected
 from tests.offload.test_cutlass_kernels import cases
-from tvm_convgrad.offload.common import Engine, backend, load_runtime
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.cuda import local_target
 from tvm_convgrad.offload.cutlass.backend import VARIABLE, kernel_library
+from tvm_convgrad.offload.registry import backend, load_runtime
 
 pytestmark = pytest.mark.gpu
 
@@ -44,12 +45,12 @@ def test_exact(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     load_runtime("cutlass", cutlass.library())
     for case in every:
         monkeypatch.setenv(VARIABLE, case.float32)
-        assert isinstance(cutlass.engine(case.face, case.problem, case.epilogue, target), Engine)
-        numbers = cutlass.numbers(case.face, case.problem, case.epilogue, target)
+        assert isinstance(cutlass.engine(case.direction, case.problem, case.epilogue, target), Engine)
+        numbers = cutlass.numbers(case.direction, case.problem, case.epilogue, target)
         block = (ctypes.c_int64 * len(numbers))(*numbers)
         operands, wanted = expected(case)
         result = tvm.runtime.tensor(np.full(wanted.shape, np.nan).astype(wanted.dtype), tvm.cuda(0))
         given = [tvm.runtime.tensor(operand, tvm.cuda(0)) for operand in operands]
         for _ in range(2):
-            tvm_ffi.get_global_func(cutlass.entry)(ctypes.c_void_p(ctypes.addressof(block)), *given, result)
+            tvm_ffi.get_global_func(cutlass.run_function)(ctypes.c_void_p(ctypes.addressof(block)), *given, result)
             assert np.array_equal(result.numpy(), wanted), (case, case.choice.instance.name)

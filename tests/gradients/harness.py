@@ -24,11 +24,8 @@ Build = Callable[..., Any]
 
 
 def register() -> None:
-    """Put the gradient rules in: through the package where it has its registration, directly otherwise."""
-    if importlib.util.find_spec("relax_ops.register") is not None:
-        importlib.import_module("tvm_convgrad").register()
-    else:
-        importlib.import_module("relax_ops.gradients").register_gradients()
+    """Put the gradient rules in, whether or not importing TVM has done it."""
+    importlib.import_module("tvm_convgrad").register()
 
 
 register()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gradients.harness import batch, check, gradients, integers, relax, sample
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError
 
 op = relax.op
 SHAPE = (3, 4, 5)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relax_ops.dropout import dropout_mask, philox, reference_mask, seed_dropouts
+from relax_ops.dropout import dropout_mask, philox, reference_mask
+from relax_ops.passes.dropout import seed_dropouts
 from tests.gradients.harness import load, relax, sample, tvm
-from tvm_convgrad.errors import DTypeError, ProblemError
+from tvm_convgrad.core.errors import DTypeError, ProblemError
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tvm import relax
 from tests.gradients.harness import variable, weights_for
 from tests.linked import linked, quick_module
 from tvm_convgrad.kernels.transforms import allow_transforms
-from tvm_convgrad.training.lower import compile_module
+from tvm_convgrad.training.compile.lower import compile_module
 
 op = relax.op
 NAN, INF = float("nan"), float("inf")

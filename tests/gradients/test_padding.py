@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.gradients.harness import batch, check, gradients, integers, relax
-from tvm_convgrad.errors import ProblemError, UnsupportedError
+from tvm_convgrad.core.errors import ProblemError, UnsupportedError
 
 op = relax.op
 MODES = ["constant", "reflect", "replicate", "circular"]

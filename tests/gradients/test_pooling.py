@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relax_ops.gradients.pooling import adaptive_matrix
+from relax_ops.rules.pooling import adaptive_matrix
 from tests.gradients.harness import batch, check, gradients, integers, load, relax, sample, tvm
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError
 
 op = relax.op
 SHAPES = {1: (2, 3, 9), 2: (2, 2, 7, 6), 3: (1, 2, 5, 6, 4)}

@@ -8,9 +8,9 @@ import itertools
 import numpy as np
 import pytest
 
-from relax_ops.gradients.resize import _MODES, resize_matrix
+from relax_ops.rules.resize import _MODES, resize_matrix
 from tests.gradients.harness import batch, check, gradients, load, relax, sample, tvm
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError
 
 op = relax.op
 ROUNDINGS = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")

@@ -128,9 +128,9 @@ def tolerance(entry: Entry) -> float:
 
 def check(entry: Entry, form: str, target: str = "native") -> dict[str, Any]:
     """Import, compile, run and compare: what came of it, as plain values."""
-    from tvm_convgrad.errors import ConvGradError
+    from tvm_convgrad.core.errors import ConvGradError
     from tvm_convgrad.importer import import_relay
-    from tvm_convgrad.training.cpu import parse_target
+    from tvm_convgrad.training.compile.targets import parse_target
 
     path, params = entry.path(form), entry.path("params_file")
     assert path is not None

@@ -99,7 +99,7 @@ def outcome(path: Path, seed: int, number: int) -> str:
     """
     from tvm import relax
 
-    from tvm_convgrad.errors import ConvGradError
+    from tvm_convgrad.core.errors import ConvGradError
     from tvm_convgrad.importer.convert import convert
     from tvm_convgrad.importer.sources import parse
     from tvm_convgrad.importer.tensors import read_params

@@ -15,9 +15,9 @@ import tvm
 
 from tests.importer import corpus
 from tests.linked import linked
-from tvm_convgrad.bulk import quick_executable
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import from_relay, import_relay
+from tvm_convgrad.verify.bulk import quick_executable
 
 ENTRIES = corpus.entries()
 pytestmark = pytest.mark.skipif(not ENTRIES, reason=corpus.ABSENT)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.importer import corpus
 from tests.importer.test_programs import HEADER
-from tvm_convgrad import ConvProblem, reference
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import from_relay, import_relay
 
 RNG = np.random.default_rng(3)

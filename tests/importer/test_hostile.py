@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.importer import corpus, mutations
-from tvm_convgrad.errors import ConvGradError
+from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.importer.convert import convert
 from tvm_convgrad.importer.listing import updated
 from tvm_convgrad.importer.sources import parse

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.importer import corpus
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import from_relay, import_relay
 from tvm_convgrad.importer.tensors import PARAMS_MAGIC, TENSOR_MAGIC, decode_tensor, read_params
 
@@ -194,7 +194,7 @@ def test_all_unknown_operators_are_named_at_once() -> None:
         ("nn.conv2d(%x, %x, strides=[0, 0])", "strides"),
         ("nn.conv2d(%x, %x, groups=0)", "groups"),
         ("nn.max_pool2d(%x, pool_size=[2])", "axes"),
-        ("nn.batch_flatten(%x) /* ty=Tensor[(2, 5), float32] */", "the program says"),
+        ("nn.batch_flatten(%x) /* ty=Tensor[(2, 5), float32] */", "the program states"),
         ("meta[relay.Constant][0]", "metadata"),
         ("ref(%x)", "RefCreate"),
         ("fn (%z: float32) { %z }", "closures"),

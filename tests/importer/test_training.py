@@ -12,15 +12,15 @@ import pytest
 from tests.cli.command import Command
 from tests.importer import corpus
 from tests.importer.test_programs import HEADER, params_bytes
-from tvm_convgrad.errors import ModelError, UnsupportedError
-from tvm_convgrad.training.artifact import make_manifest, save_artifact
-from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.core.errors import ModelError, UnsupportedError
+from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+from tvm_convgrad.training.compile.lower import compile_step
+from tvm_convgrad.training.compile.targets import parse_target
 from tvm_convgrad.training.frontends import load_model
-from tvm_convgrad.training.lower import compile_step
-from tvm_convgrad.training.model import Model
-from tvm_convgrad.training.program import TrainingProgram
-from tvm_convgrad.training.session import Session
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.model.model import Model
+from tvm_convgrad.training.model.program import TrainingProgram
+from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.step.build import build_step
 
 RNG = np.random.default_rng(5)
 W = RNG.standard_normal((2, 3)).astype("float32")

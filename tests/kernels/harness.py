@@ -4,26 +4,36 @@
 import numpy as np
 import tvm
 
-from tvm_convgrad.bulk import QUICK_CONFIG
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.dtypes import numpy_dtype
-from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.registry import kernel_named
+from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 NATIVE = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
 ZONE = 64  # elements before and after each buffer: NaN around operands, a sign around the result
 
 
-def kernel_of(problem: ConvProblem, face: str, target=None, chooser=plan.choose):
-    """(choice, compiled function) of a face on a target, this machine's by default."""
+def kernel_of(problem: ConvProblem, direction: str, target=None, choose=chooser.choose):
+    """(choice, compiled function) of a direction on a target, this machine's by default."""
     target = tvm.target.Target(target or NATIVE)
     machine = machine_of(target)
-    choice = chooser(problem, face, machine)
+    choice = choose(problem, direction, machine)
     assert choice.is_kernel, choice
-    function = plan.build(problem, face, machine, choice, "main")
+    function = chooser.build(problem, direction, machine, choice, "main")
     return choice, compiled(function, target)
+
+
+def forced(name: str):
+    """A chooser that considers one kernel only."""
+
+    def choose(problem: ConvProblem, direction: str, machine):
+        return chooser.choose(problem, direction, machine, kernel_named(name, direction))
+
+    return choose
 
 
 def compiled(function, target):
@@ -32,10 +42,10 @@ def compiled(function, target):
         return tvm.compile(tvm.IRModule({"main": function}), target)
 
 
-def run_in_red_zones(problem: ConvProblem, face: str, library, operands, before=None) -> np.ndarray:
+def run_in_red_zones(problem: ConvProblem, direction: str, library, operands, before=None) -> np.ndarray:
     """The result, which holds `before` or NaN when the kernel is called; asserts that nothing around it was written."""
     tensors = [_zoned(array, np.nan)[1] for array in operands]
-    shape, dtype = problem.tensors[FACES[face].result]
+    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
     blank = np.full(shape, np.nan, numpy_dtype(dtype)) if before is None else before
     zone, result = _zoned(blank, 77.0)
     library["main"](*tensors, result)
@@ -58,14 +68,14 @@ def _zoned(array: np.ndarray, around: float):
     return zone, tvm.runtime.from_dlpack(inside)
 
 
-def check_exact(problem: ConvProblem, face: str, target=None) -> None:
+def check_exact(problem: ConvProblem, direction: str, target=None) -> None:
     """The kernel equals the float64 reference, rounded once, on small integers; bfloat16 without red zones."""
-    _, library = kernel_of(problem, face, target)
-    operands, wanted = numbers_of(problem, face, 0)
+    _, library = kernel_of(problem, direction, target)
+    operands, wanted = numbers_of(problem, direction, 0)
     if "bfloat16" in {dtype for _, dtype in problem.tensors.values()}:
         result = tvm.runtime.tensor(np.full_like(wanted, np.nan))
         library["main"](*map(tvm.runtime.tensor, operands), result)
         found = result.numpy()
     else:
-        found = run_in_red_zones(problem, face, library, operands)
+        found = run_in_red_zones(problem, direction, library, operands)
     np.testing.assert_array_equal(found, wanted)

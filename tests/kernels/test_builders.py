@@ -9,11 +9,11 @@ import sys
 import pytest
 import tvm
 
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.kernels import target as target_module
-from tvm_convgrad.kernels.target import DEFAULT_CORES, cores_of, machine_of, native_target, with_cores
-from tvm_convgrad.training.artifact import built_for_of
-from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.codegen import hardware as target_module
+from tvm_convgrad.codegen.hardware import DEFAULT_CORES, cores_of, machine_of, native_target, with_cores
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.compile.artifact_writer import built_for_of
+from tvm_convgrad.training.compile.targets import parse_target
 
 PROGRAM = """
 import hashlib, os, sys
@@ -23,13 +23,13 @@ os.sched_getaffinity = lambda _process: set(range(cores))
 import tvm, tvm_ffi
 from tests.linked import PLAIN
 from tests.training.small_models import relax_module, weights
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.lower import compile_with_plan
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.training.compile.lower import compile_with_plan
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
 
 TEXTS = (
     "mb8ic64ih28oc16oh28kh3ph1", "mb4ic3ih32oc32oh16kh3sh2ph1", "g32mb8ic32ih14oc32oh14kh3ph1_lay=NHWC:OHWI:NHWC",
@@ -39,13 +39,13 @@ X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 for described in ({**X86, "mcpu": "haswell"}, {**X86, "mcpu": "skylake-avx512", "num-cores": 4}):
     machine = machine_of(tvm.target.Target(described))
     for problem in map(ConvProblem.from_descriptor, TEXTS):
-        for face in FACES:
-            choice = plan.choose(problem, face, machine)
-            function = plan.build(problem, face, machine, choice, "main")
-            print(problem.descriptor, face, plan.in_words(choice), tvm_ffi.structural_hash(function))
+        for direction in DIRECTIONS:
+            choice = chooser.choose(problem, direction, machine)
+            function = chooser.build(problem, direction, machine, choice, "main")
+            print(problem.descriptor, direction, choice.plan, tvm_ffi.structural_hash(function))
 step = build_step(from_module(relax_module(4), parameters=weights()), accumulate=2)
 executable, lowered = compile_with_plan(step, PLAIN, ("auto",))
-print([plan.in_words(entry.choice) for entry in lowered])
+print([str(entry.choice.plan) for entry in lowered])
 (code,) = [module for module in executable.mod.imports if module.kind == "llvm"]
 code.write_to_file(sys.argv[2], "o")
 print(hashlib.sha256(open(sys.argv[2], "rb").read()).hexdigest())
@@ -70,7 +70,7 @@ def test_the_machine_that_builds_does_not_count(tmp_path) -> None:
     few, many = _built(2, 1, tmp_path), _built(64, 3, tmp_path)
     assert len(few) == 2 * 5 * 3 + 2
     assert few == many
-    assert any("parts" in line for line in few)
+    assert any("split k" in line for line in few)
 
 
 @pytest.mark.parametrize(("stated", "parts"), [(None, DEFAULT_CORES), (1, 2), (2, 2), (5, 5), (64, 64), (1000, 64)])

@@ -7,13 +7,15 @@ import pytest
 import tvm
 
 from tests.kernels.harness import NATIVE, check_exact
-from tvm_convgrad.fuzz import check_problems
-from tvm_convgrad.geometry import effective_kernel
-from tvm_convgrad.kernels import plan, weight_plan
-from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.kernels.weight_spec import weight_spec
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.geometry import effective_kernel
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.choice import Choice
+from tvm_convgrad.kernels.contract import Plan
+from tvm_convgrad.kernels.wgrad import plan as weight_plan
+from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
+from tvm_convgrad.verify.operators import check_problems
 
 ONE_TAP = {
     "strides and padding": "mb1ic48ih3iw3oc48oh3ow3kh1kw1sh2sw2dh1dw0ph2pw1rh1rw1_lay=NHWC:OIHW:NHWC",
@@ -25,12 +27,12 @@ ONE_TAP = {
     "depth": "mb2ic17id2ih2iw3oc18od2oh2ow3kd1kh1kw1sd2sh1sw1pd1ph0pw0rd0rh0rw0_lay=NDHWC:ODHWI:NDHWC",
     "all extents alike": "mb3ic3ih3iw3oc3oh3ow3kh1kw1sh3sw3ph3pw3rh1rw1",
 }
-"""One tap meets X, and X and dY have equal extents, but not each pixel of dY meets the pixel of X at its place."""
+"""One tap is in bounds, X and dY have equal extents, but not each pixel of dY goes with the pixel of X at its place."""
 
 
 def test_one_tap_wgrad_with_equal_extents():
     problems = list(map(ConvProblem.from_descriptor, ONE_TAP.values()))
-    verdicts = list(check_problems(problems, impls=("kernel", "auto"), faces=("backward_weight",)))
+    verdicts = list(check_problems(problems, impls=("kernel", "auto"), directions=("backward_weight",)))
     assert len(verdicts) == 2 * len(problems)
     assert [v for v in verdicts if v.status != "right"] == []
 
@@ -40,12 +42,13 @@ def test_each_way_to_tile_a_one_tap_wgrad(name, monkeypatch):
     """Operands swapped, read in place and packed, wherever a tiling of that form is allowed."""
     problem = ConvProblem.from_descriptor(ONE_TAP[name])
     machine = machine_of(tvm.target.Target(NATIVE))
-    spec = weight_spec(problem)
+    spec = wgrad_spec(problem)
+    (kernel,) = weight_plan.KERNELS
     forms = {}
     for tiling in weight_plan.candidates(spec, machine, True):
-        forms.setdefault((tiling.swapped, tiling.direct, tiling.packed, tiling.prefetched), tiling)
+        forms.setdefault((tiling.transposed, tiling.vectors_in_place, tiling.scalars_packed, tiling.prefetch), tiling)
     for tiling in forms.values():
-        monkeypatch.setattr(plan, "choose", lambda *_, t=tiling: Choice(weight_plan.KIND, "", detail=(spec, t)))
+        monkeypatch.setattr(chooser, "choose", lambda *_, t=tiling: Choice("", "", kernel=kernel, plan=Plan((t,))))
         check_exact(problem, "backward_weight")
 
 
@@ -136,7 +139,7 @@ def test_pointwise_means_that_pixels_are_multiplied_in_order():
         problem = ConvProblem(
             2, 5, 4, (3, x), (1, kernel), (1, stride), ((0, 0), padding), (1, dilation), data_layout="NHWC"
         )
-        spec = weight_spec(problem)
+        spec = wgrad_spec(problem)
         if not spec.is_pointwise:
             continue
         (extent,) = problem.grad_extents[1:]

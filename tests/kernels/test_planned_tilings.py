@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.kernels import candidates, plan
-from tvm_convgrad.kernels.target import CPUS
+from tvm_convgrad.codegen.hardware import CPUS
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import candidates, chooser
 from tvm_convgrad.kernels.transforms import allow_transforms
-from tvm_convgrad.problem import ConvProblem
 
 PROBLEMS = (
     "g64mb32ic64ih57oc128oh28kh3sh2",
@@ -31,12 +31,12 @@ PROBLEMS = (
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_no_choice_is_refused(text: str, cpu: str) -> None:
     problem = ConvProblem.from_descriptor(text)
-    for face in FACES:
+    for direction in DIRECTIONS:
         for parts in (2, 8, 64):
             machine = replace(CPUS[cpu], parts=parts)
             with allow_transforms():
-                chosen = plan.kernels(problem, face, machine)
+                chosen = chooser.choices(problem, direction, machine)
             for choice in chosen:
-                assert candidates.refusal(problem, face, choice, machine) == ""
-        for choice in candidates.candidates(problem, face, replace(CPUS[cpu], parts=8)):
-            assert candidates.refusal(problem, face, choice, machine) == "", plan.in_words(choice)
+                assert choice.kernel.invalid(problem, direction, choice.plan, machine) == ""
+        for choice in candidates.candidates(problem, direction, replace(CPUS[cpu], parts=8)):
+            assert choice.kernel.invalid(problem, direction, choice.plan, machine) == "", str(choice.plan)

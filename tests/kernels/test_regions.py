@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dilations so large that taps meet only parts of the source: each region of the result computes with its own taps."""
+"""Dilations so large that taps are in bounds for parts of the result only: each region computes with its own taps."""
 
 import dataclasses
 import itertools
@@ -7,99 +7,99 @@ import itertools
 import pytest
 
 from tests.kernels.harness import NATIVE, check_exact, kernel_of
-from tvm_convgrad.fuzz import ALL_FACES
-from tvm_convgrad.kernels.regions import by_regions, products
-from tvm_convgrad.kernels.spec import data_gather, forward_gather
-from tvm_convgrad.kernels.weight_spec import weight_spec
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.gemm.regions import by_regions, products
+from tvm_convgrad.kernels.spec import dgrad_spec, forward_spec
+from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
+from tvm_convgrad.verify.operators import ALL_DIRECTIONS
 
 PROBLEMS = [
-    "mb2ic18ih13iw11oc17kh3kw3ph12pw10dh11dw9",  # a border tap meets one line and one column
-    "mb2ic18ih9iw11oc20kh3kw3ph17pw22dh16dw21",  # only the middle tap meets anything
-    "mb1ic16ih12iw12oc33kh3kw3ph6pw6dh5dw5",  # the first taps meet nearly all, the others half
+    "mb2ic18ih13iw11oc17kh3kw3ph12pw10dh11dw9",  # an outer tap is in bounds at one row and one column
+    "mb2ic18ih9iw11oc20kh3kw3ph17pw22dh16dw21",  # only the middle tap is ever in bounds
+    "mb1ic16ih12iw12oc33kh3kw3ph6pw6dh5dw5",  # the first taps are in bounds nearly everywhere, the others at half
     "mb2ic7ih20iw17oc9kh5kw3sh2sw1ph16pw6dh7dw5",  # forward with strides
     "mb2ic20iw40oc20kw3pw30dw29",  # 1-d
     "mb1ic5id6ih7iw9oc6kd3kh3kw3pd5ph6pw8dd4dh5dw7",  # 3-d, as many regions as it may have or more
     "g2mb2ic12ih10iw10oc14kh3kw3ph9pw9dh8dw8",  # groups
-    "mb1ic4ih5iw5oc6kh1kw1ph3pw3",  # borders that no tap meets
+    "mb1ic4ih5iw5oc6kh1kw1ph3pw3",  # results that read only padding
 ]
 
 
-def _gathers(text: str):
+def _specs(text: str):
     problem = ConvProblem.from_descriptor(text)
-    return [make(problem) for make in (forward_gather, data_gather)]
+    return [make(problem) for make in (forward_spec, dgrad_spec)]
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_regions_hold_each_position_once_with_the_taps_that_meet_it(text):
-    for gather in _gathers(text):
-        if gather.out_step != (1, 1, 1):
-            assert not list(by_regions(gather))
+def test_regions_hold_each_position_once_with_its_taps_in_bounds(text):
+    for spec in _specs(text):
+        if spec.out_step != (1, 1, 1):
+            assert not list(by_regions(spec))
             continue
-        wanted = _meetings(gather)
-        for cut in by_regions(gather):
-            found = _meetings(cut)
+        wanted = _products_of(spec)
+        for split in by_regions(spec):
+            found = _products_of(split)
             assert sorted(found) == sorted(wanted)
             assert sum(map(len, found.values())) == sum(map(len, wanted.values()))
-            assert products(cut) < products(gather)
+            assert products(split) < products(spec)
 
 
-def _meetings(gather):
+def _products_of(spec):
     """For each place in the result the (place in the source, kernel) pairs that it sums; each place occurs once."""
-    met = {}
-    for phases in gather.phases:
+    sums = {}
+    for phases in spec.phases:
         for phase in phases:
             for q in itertools.product(*(range(axis.count) for axis in phase)):
-                at = sum((n + a.base) * s for n, a, s in zip(q, phase, gather.result.spatial, strict=True))
-                assert at not in met
-                met[at] = []
+                at = sum((n + a.base) * s for n, a, s in zip(q, phase, spec.result.spatial, strict=True))
+                assert at not in sums
+                sums[at] = []
                 for taps in itertools.product(*(axis.taps for axis in phase)):
-                    places = [n * step + o for n, step, (_, o) in zip(q, gather.in_step, taps, strict=True)]
-                    if all(0 <= p < size for p, size in zip(places, gather.source.extents, strict=True)):
-                        place = sum(p * s for p, s in zip(places, gather.source.spatial, strict=True))
-                        met[at].append((place, tuple(k for k, _ in taps)))
-    return met
+                    places = [n * step + o for n, step, (_, o) in zip(q, spec.in_step, taps, strict=True)]
+                    if all(0 <= p < size for p, size in zip(places, spec.source.extents, strict=True)):
+                        place = sum(p * s for p, s in zip(places, spec.source.spatial, strict=True))
+                        sums[at].append((place, tuple(k for k, _ in taps)))
+    return sums
 
 
-def test_taps_that_meet_nothing_are_left_out():
-    forward, _ = _gathers("mb8ic64ih28oc32oh28kh3dh35ph36")
+def test_taps_that_are_never_in_bounds_are_skipped():
+    forward, _ = _specs("mb8ic64ih28oc32oh28kh3dh35ph36")
     (pointwise,) = by_regions(forward)
     assert products(pointwise) == 28 * 28
     assert [axis.count for axis in pointwise.phases[0][0]] == [1, 1, 28 * 28], "H and W are one axis of a 1x1"
 
 
-def test_wgrad_leaves_them_out_too():
+def test_wgrad_skips_them_too():
     for low, high, kernel in ((36, 36, (1, 1, 1)), (0, 72, (1, 1, 1)), (0, 36, (1, 2, 2))):
         problem = ConvProblem.from_descriptor("mb1ic18ih28oc17oh28kh3dh35ph36")
         dilation = (low + high) // 2
         padding = ((low, high),) * 2
         problem = dataclasses.replace(problem, dilation=(dilation,) * 2, padding=padding)
-        spec = weight_spec(problem)
+        spec = wgrad_spec(problem)
         assert spec.kernel == kernel
-        assert not spec.is_whole
+        assert not spec.has_all_taps
         check_exact(problem, "backward_weight")
 
 
 def test_the_border_of_a_common_layer_is_not_worth_regions():
-    for gather in _gathers("mb8ic64ih28oc64oh28kh3ph1"):
-        assert not list(by_regions(gather))
+    for spec in _specs("mb8ic64ih28oc64oh28kh3ph1"):
+        assert not list(by_regions(spec))
 
 
-@pytest.mark.parametrize("face", ALL_FACES)
+@pytest.mark.parametrize("direction", ALL_DIRECTIONS)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_regions_are_exact(text, channels_last, face):
+def test_regions_are_exact(text, channels_last, direction):
     problem = ConvProblem.from_descriptor(text)
     if channels_last:
         axes = problem.data_layout[2:]
         problem = problem.with_layouts(f"N{axes}C", f"O{axes}I", f"N{axes}C")
-    check_exact(problem, face)
+    check_exact(problem, direction)
 
 
-@pytest.mark.parametrize("face", ["forward", "backward_data"])
-def test_the_plan_takes_regions_where_dilation_is_large(face):
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
+def test_the_plan_takes_regions_where_dilation_is_large(direction):
     choice, _ = kernel_of(
-        ConvProblem.from_descriptor("mb2ic64ih28oc64oh28kh3dh23ph24"), face, {**NATIVE, "num-cores": 2}
+        ConvProblem.from_descriptor("mb2ic64ih28oc64oh28kh3dh23ph24"), direction, {**NATIVE, "num-cores": 2}
     )
-    gather, tilings = choice.detail
-    assert len(gather.phases) == len(tilings) > 1
+    assert choice.plan.region > 0
+    assert len(choice.plan.tilings) > 1

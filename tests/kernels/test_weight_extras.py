@@ -9,12 +9,12 @@ import tvm
 
 from tests.kernels.harness import NATIVE, ZONE, _zoned, compiled
 from tests.threads import run_with_threads
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.kernels import plan
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
 
 SHAPES = [
     "mb5ic40ih11iw9oc37oh11ow9kh3kw3ph1pw1",
@@ -24,7 +24,7 @@ SHAPES = [
     "mb2ic9id5ih6iw7oc17od5oh6ow7kd3kh3kw3pd1ph1pw1",
     "mb4ic3ih21iw19oc21oh11ow10kh7kw7sh2sw2ph3pw3",
     "mb2ic64ih24iw24oc48oh24ow24kh3kw3ph1pw1",
-    "mb2ic18ih9iw11oc20kh3kw3ph17pw5dh16dw4",  # two lines of taps meet only padding
+    "mb2ic18ih9iw11oc20kh3kw3ph17pw5dh16dw4",  # two rows of taps read only padding
     "mb2ic8ih6iw7oc300oh6ow7kh1kw1",  # bias gradients of several vectors of channels at once
 ]
 LAYOUTS = {"NCHW": None, "NHWC": "O{}I", "HWIO": "{}IO"}
@@ -42,9 +42,9 @@ def built(problem: ConvProblem, epilogue: Epilogue, name: str | None = None):
     target = tvm.target.Target(NATIVE)
     machine = machine_of(target)
     asked = replace(problem, batch=name) if name else problem
-    choice = plan.choose(asked, "backward_weight", machine)
-    assert choice.kind == "implicit GEMM wgrad"
-    function = plan.build(asked, "backward_weight", machine, choice, "main", epilogue)
+    choice = chooser.choose(asked, "backward_weight", machine)
+    assert choice.name == "implicit GEMM wgrad"
+    function = chooser.build(asked, "backward_weight", machine, choice, "main", epilogue)
     return compiled(function, target)
 
 
@@ -110,11 +110,11 @@ def test_empty_batch_gives_zeros():
 def test_what_is_not_covered_is_refused():
     machine = machine_of(tvm.target.Target(NATIVE))
     problem = problem_of(SHAPES[0], "NCHW")
-    choice = plan.choose(problem, "backward_weight", machine)
+    choice = chooser.choose(problem, "backward_weight", machine)
     with pytest.raises(UnsupportedError, match="relu"):
-        plan.build(problem, "backward_weight", machine, choice, "main", Epilogue(relu=True))
+        chooser.build(problem, "backward_weight", machine, choice, "main", Epilogue(relu=True))
     inside = replace(problem.with_layouts("CNHW", "OIHW", "NCHW"), batch="n")
-    choice = plan.choose(inside, "backward_weight", machine)
+    choice = chooser.choose(inside, "backward_weight", machine)
     assert not choice.is_kernel
     assert "outermost" in choice.reason
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""wgrad is exact however it is cut, by each knob of the tiling and by several; cuts that are refused say why."""
+"""wgrad is exact with every tiling, by each field of it and by several; refusals of tilings have reasons."""
 
 from dataclasses import replace
 
@@ -7,10 +7,12 @@ import pytest
 import tvm
 
 from tests.kernels.harness import NATIVE, check_exact
-from tvm_convgrad.kernels import weight_plan
-from tvm_convgrad.kernels.plan import Choice
-from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.choice import Choice
+from tvm_convgrad.kernels.contract import Plan
+from tvm_convgrad.kernels.wgrad import plan as weight_plan
+from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
 
 POINTWISE = [
     "mb3ic40ih10iw10oc37oh10ow10kh1kw1",
@@ -27,69 +29,77 @@ FEW = [
     "mb2ic5ih13iw11oc37oh13ow11kh4kw3dh1dw2ph3pw3",
     "mb2ic3ih19iw19oc33oh10ow10kh7kw7sh2sw2ph3pw3",
 ]
-CUTS = [
-    {"inner": 99},
-    {"inner": 2, "splits": 2},
-    {"parts": 3},
-    {"lines": 4, "planes": 1},
-    {"planes": 2},
-    {"packed": True},
-    {"packed": True, "inner": 2, "splits": 2, "parts": 2},
-    {"prefetched": True},
-    {"rows": 5, "columns": 1, "packed": True},
-    {"rows": 18, "columns": 1, "packed": True},
-    {"swapped": True, "rows": 6},
-    {"swapped": True, "rows": 18, "columns": 1, "packed": True, "parts": 2},
-    {"direct": True, "prefetched": True, "inner": 2},
-    {"direct": True, "swapped": True, "rows": 7, "parts": 2, "packed": True},
+CHANGES = [
+    {"n_blocks": 99},
+    {"n_blocks": 2, "split_m": 2},
+    {"split_k": 3},
+    {"slab_h": 4, "slab_d": 1},
+    {"slab_d": 2},
+    {"scalars_packed": True},
+    {"scalars_packed": True, "n_blocks": 2, "split_m": 2, "split_k": 2},
+    {"prefetch": True},
+    {"tile_m": 5, "tile_n": 1, "scalars_packed": True},
+    {"tile_m": 18, "tile_n": 1, "scalars_packed": True},
+    {"transposed": True, "tile_m": 6},
+    {"transposed": True, "tile_m": 18, "tile_n": 1, "scalars_packed": True, "split_k": 2},
+    {"vectors_in_place": True, "prefetch": True, "n_blocks": 2},
+    {"vectors_in_place": True, "transposed": True, "tile_m": 7, "split_k": 2, "scalars_packed": True},
 ]
 
-FEW_CUTS = [
-    {"rows": 7, "columns": 3, "parts": 2},
-    {"rows": 21, "columns": 1, "inner": 2, "prefetched": True},
-    {"rows": 13, "columns": 2, "lines": 2},
-    {"rows": 3, "columns": 1, "parts": 3, "planes": 2},
+FEW_CHANGES = [
+    {"tile_m": 7, "tile_n": 3, "split_k": 2},
+    {"tile_m": 21, "tile_n": 1, "n_blocks": 2, "prefetch": True},
+    {"tile_m": 13, "tile_n": 2, "slab_h": 2},
+    {"tile_m": 3, "tile_n": 1, "split_k": 3, "slab_d": 2},
 ]
 
 
 CASES = [
-    (cut, layout, texts[(number + turn) % 3])
-    for number, cut in enumerate(CUTS)
+    (changes, layout, texts[(number + turn) % 3])
+    for number, changes in enumerate(CHANGES)
     for turn, (layout, texts) in enumerate((("NCHW", POINTWISE), ("NHWC", POINTWISE), ("HWIO", DENSE), ("NCHW", DENSE)))
-    if texts is POINTWISE or not cut.keys() & {"swapped", "direct"}
+    if texts is POINTWISE or not changes.keys() & {"transposed", "vectors_in_place"}
 ] + [
-    ({**cut, "swapped": True, "direct": direct and layout != "NCHW"}, layout, text)
-    for cut, direct in zip(FEW_CUTS, (True, False, True, False), strict=True)
+    ({**changes, "transposed": True, "vectors_in_place": in_place and layout != "NCHW"}, layout, text)
+    for changes, in_place in zip(FEW_CHANGES, (True, False, True, False), strict=True)
     for layout, text in zip(("NCHW", "NHWC", "HWIO"), FEW, strict=True)
 ]
 
 
-@pytest.mark.parametrize(("cut", "layout", "text"), CASES, ids=str)
-def test_every_cut_is_exact(text, layout, cut, monkeypatch):
+(KERNEL,) = weight_plan.KERNELS
+
+
+def _own(problem, machine):
+    """The problem as a contraction, and the kernel's own tiling of it."""
+    (tiling,) = KERNEL.plan(problem, "backward_weight", machine).tilings
+    return wgrad_spec(problem), tiling
+
+
+@pytest.mark.parametrize(("changes", "layout", "text"), CASES, ids=str)
+def test_every_tiling_is_exact(text, layout, changes, monkeypatch):
     problem = ConvProblem.from_descriptor(text)
     if layout != "NCHW":
         problem = problem.with_layouts("NHWC", "OHWI" if layout == "NHWC" else "HWIO", "NHWC")
     machine = machine_of(tvm.target.Target(NATIVE))
-    choice = weight_plan.plan_weight(problem, machine)
-    spec, tiling = choice.detail
-    tiling = replace(tiling, **cut)
-    if tiling.lines < spec.dy.extents[1] and "planes" not in cut:
-        tiling = replace(tiling, planes=1)
+    spec, tiling = _own(problem, machine)
+    tiling = replace(tiling, **changes)
+    if tiling.slab_h < spec.dy.extents[1] and "slab_d" not in changes:
+        tiling = replace(tiling, slab_d=1)
     reason = weight_plan.refusal(spec, tiling, machine)
     if reason:
         pytest.skip(reason)
-    chosen = Choice(choice.kind, "", detail=(spec, tiling))
-    monkeypatch.setattr("tvm_convgrad.kernels.plan.choose", lambda *_: chosen)
+    chosen = Choice("implicit GEMM wgrad", "", kernel=KERNEL, plan=Plan((tiling,)))
+    monkeypatch.setattr("tvm_convgrad.kernels.chooser.choose", lambda *_: chosen)
     check_exact(problem, "backward_weight")
 
 
 def test_refusals_name_the_knob():
     machine = machine_of(tvm.target.Target(NATIVE))
-    spec, tiling = weight_plan.plan_weight(ConvProblem.from_descriptor(DENSE[0]), machine).detail
+    spec, tiling = _own(ConvProblem.from_descriptor(DENSE[0]), machine)
     assert not weight_plan.refusal(spec, tiling, machine)
-    for knob, value in (("rows", 0), ("rows", 99), ("columns", 31), ("direct", True)):
+    for knob, value in (("tile_m", 0), ("tile_m", 99), ("tile_n", 31), ("vectors_in_place", True)):
         assert knob in weight_plan.refusal(spec, replace(tiling, **{knob: value}), machine) or value == 31
-    assert "lie in" in weight_plan.refusal(spec, replace(tiling, rows=19, columns=1, swapped=True), machine)
-    grouped, _ = weight_plan.plan_weight(ConvProblem.from_descriptor(DENSE[2]), machine).detail
-    assert "swapped" in weight_plan.refusal(grouped, replace(tiling, swapped=True), machine)
-    assert "height" in weight_plan.refusal(spec, replace(tiling, planes=2, lines=2), machine)
+    assert "lie in" in weight_plan.refusal(spec, replace(tiling, tile_m=19, tile_n=1, transposed=True), machine)
+    grouped, _ = _own(ConvProblem.from_descriptor(DENSE[2]), machine)
+    assert "transposed" in weight_plan.refusal(grouped, replace(tiling, transposed=True), machine)
+    assert "height" in weight_plan.refusal(spec, replace(tiling, slab_d=2, slab_h=2), machine)

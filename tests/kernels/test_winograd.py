@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import NATIVE, run_in_red_zones
+from tests.kernels.harness import NATIVE, forced, run_in_red_zones
 from tvm_convgrad import allow_transforms, evaluate
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import evaluate_problem
-from tvm_convgrad.kernels import plan
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.target import machine_of
-from tvm_convgrad.kernels.winograd_plan import cuts
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.kernels.winograd.plan import tilings
 
 MACHINE = machine_of(tvm.target.Target(NATIVE))
 pytestmark = pytest.mark.skipif(
@@ -34,46 +35,49 @@ SHAPES = [
 ]
 
 
-def _library(problem, face, choice, epilogue=None):
+winograd = forced("winograd")
+
+
+def _library(problem, direction, choice, epilogue=None):
     arguments = (epilogue,) if epilogue else ()
-    function = plan.build(problem, face, MACHINE, choice, "main", *arguments)
+    function = chooser.build(problem, direction, MACHINE, choice, "main", *arguments)
     return tvm.compile(tvm.IRModule({"main": function}), tvm.target.Target(NATIVE))
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", SHAPES)
-def test_small_integers_are_exact(text, layout, face):
+def test_small_integers_are_exact(text, layout, direction):
     problem = ConvProblem.from_descriptor(text).with_layouts(*LAYOUTS[layout])
     if problem.in_channels == 40:
         problem = problem.with_layouts(layout, "HWIO", layout)
-    choice = plan.choose_winograd(problem, face, MACHINE)
-    assert choice.kind.startswith(plan.WINOGRAD), choice.reason
-    operands, wanted = numbers_of(problem, face, 0)
-    found = run_in_red_zones(problem, face, _library(problem, face, choice), operands)
+    choice = winograd(problem, direction, MACHINE)
+    assert choice.is_kernel, choice.reason
+    operands, wanted = numbers_of(problem, direction, 0)
+    found = run_in_red_zones(problem, direction, _library(problem, direction, choice), operands)
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_every_kind_of_cut_is_exact(face):
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_kind_of_tiling_is_exact(direction):
     problem = ConvProblem.from_descriptor("mb4ic24ih12iw9oc40oh12ow9kh3kw3ph1pw1")
-    choice = plan.choose_winograd(problem, face, MACHINE)
-    operands, wanted = numbers_of(problem, face, 1)
+    choice = winograd(problem, direction, MACHINE)
+    operands, wanted = numbers_of(problem, direction, 1)
     kinds = {}
-    for tiling in cuts(problem, face, MACHINE):
-        whole = "images" if tiling.images > 1 else "lines" if tiling.lines > 1 else "line"
-        kinds.setdefault((whole, tiling.together), replace(tiling, columns=1 + len(kinds) % 2))
+    for tiling in tilings(problem, direction, MACHINE):
+        whole = "images" if tiling.slab_images > 1 else "rows" if tiling.slab_rows > 1 else "row"
+        kinds.setdefault((whole, tiling.cores_share_slab), replace(tiling, tile_n=1 + len(kinds) % 2))
     assert len(kinds) == 6
     for tiling in kinds.values():
-        library = _library(problem, face, plan.Choice(choice.kind, "", detail=tiling))
-        np.testing.assert_array_equal(run_in_red_zones(problem, face, library, operands), wanted, str(tiling))
+        library = _library(problem, direction, replace(choice, plan=Plan((tiling,))))
+        np.testing.assert_array_equal(run_in_red_zones(problem, direction, library, operands), wanted, str(tiling))
 
 
 def test_float64_is_exact_too():
     problem = ConvProblem.from_descriptor(SHAPES[1]).with_dtypes("float64", "float64", "float64")
-    for face in FACES:
-        operands, wanted = numbers_of(problem, face, 2)
-        found = evaluate_problem(face, problem, *operands, impl="winograd", target=NATIVE)
+    for direction in DIRECTIONS:
+        operands, wanted = numbers_of(problem, direction, 2)
+        found = evaluate_problem(direction, problem, *operands, impl="winograd", target=NATIVE)
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -85,13 +89,13 @@ def test_what_is_fused_is_exact(layout):
     def tensor(values):
         return tvm.runtime.tensor(values.astype("float32"))
 
-    for face in ("forward", "backward_data"):
-        operands, wanted = numbers_of(problem, face, 3)
+    for direction in ("forward", "backward_data"):
+        operands, wanted = numbers_of(problem, direction, 3)
         axis = layout.index("C")
         bias = rng.integers(-9, 9, wanted.shape[axis])
         before = rng.integers(-9, 9, wanted.shape)
         epilogue = Epilogue(bias=True, relu=True, accumulate=True)
-        library = _library(problem, face, plan.choose_winograd(problem, face, MACHINE), epilogue)
+        library = _library(problem, direction, winograd(problem, direction, MACHINE), epilogue)
         result = tensor(before)
         library["main"](*map(tvm.runtime.tensor, operands), tensor(bias), result)
         along = bias.reshape([-1 if a == axis else 1 for a in range(4)])
@@ -99,7 +103,7 @@ def test_what_is_fused_is_exact(layout):
     operands, wanted = numbers_of(problem, "backward_weight", 3)
     before, bias = rng.integers(-9, 9, wanted.shape), rng.integers(-9, 9, problem.out_channels)
     epilogue = Epilogue(accumulate=True, bias_grad=True, bias_accumulate=True)
-    library = _library(problem, "backward_weight", plan.choose_winograd(problem, "backward_weight", MACHINE), epilogue)
+    library = _library(problem, "backward_weight", winograd(problem, "backward_weight", MACHINE), epilogue)
     result, bias_grad = tensor(before), tensor(bias)
     library["main"](*map(tvm.runtime.tensor, operands), result, bias_grad)
     np.testing.assert_array_equal(result.numpy(), wanted + before)
@@ -142,17 +146,17 @@ def test_rounding_stays_within_the_bound_of_the_transform():
 
 def test_the_plan_takes_it_only_where_it_is_allowed():
     problem = ConvProblem.from_descriptor("mb8ic64ih28iw28oc64oh28ow28kh3kw3ph1pw1")
-    for face in FACES:
-        before = plan.choose(problem, face, MACHINE)
+    for direction in DIRECTIONS:
+        before = chooser.choose(problem, direction, MACHINE)
         with allow_transforms():
-            inside = plan.choose(problem, face, MACHINE)
+            inside = chooser.choose(problem, direction, MACHINE)
             with allow_transforms(False):
-                assert plan.choose(problem, face, MACHINE) == before
-        assert inside.kind.startswith(plan.WINOGRAD)
+                assert chooser.choose(problem, direction, MACHINE) == before
+        assert inside.kernel.name == "winograd"
         assert inside.estimate < before.estimate
-        assert inside.refused[before.kind] == "estimated to be slower"
-        assert not before.kind.startswith(plan.WINOGRAD)
-        assert plan.choose(problem, face, MACHINE) == before
+        assert inside.refused[before.name] == "estimated to be slower"
+        assert before.kernel.name == "implicit GEMM"
+        assert chooser.choose(problem, direction, MACHINE) == before
 
 
 REFUSED = {
@@ -167,7 +171,7 @@ REFUSED = {
 
 def test_wgrad_of_one_pixel_is_refused():
     problem = ConvProblem.from_descriptor("mb1ic64ih1iw1oc32oh1ow1kh3kw3ph1pw1")
-    assert plan.choose_winograd(problem, "backward_weight", MACHINE).reason == "some of the taps meet no pixel"
+    assert winograd(problem, "backward_weight", MACHINE).reason == "some of the taps read padding only"
     operands, wanted = numbers_of(problem, "backward_data", 0)
     found = evaluate_problem("backward_data", problem, *operands, impl="winograd", target=NATIVE)
     np.testing.assert_array_equal(found, wanted)
@@ -176,21 +180,21 @@ def test_wgrad_of_one_pixel_is_refused():
 @pytest.mark.parametrize("layouts", [("NCWH", "OIWH", "NHCW"), ("NHCW", "IHWO", "NCWH"), ("NWHC", "WHIO", "NWCH")])
 def test_other_orders_of_axes_are_exact_or_refused(layouts):
     problem = ConvProblem.from_descriptor(SHAPES[0]).with_layouts(*layouts)
-    for face in FACES:
-        choice = plan.choose_winograd(problem, face, MACHINE)
-        result = problem.data_layout if face == "backward_data" else problem.grad_layout
-        if face != "backward_weight" and result[-1] not in "CW":
-            assert choice.reason == "neither channels nor columns of the result are neighbours"
+    for direction in DIRECTIONS:
+        choice = winograd(problem, direction, MACHINE)
+        result = problem.data_layout if direction == "backward_data" else problem.grad_layout
+        if direction != "backward_weight" and result[-1] not in "CW":
+            assert choice.reason == "neither channels nor columns of the result are contiguous"
             continue
-        operands, wanted = numbers_of(problem, face, 5)
-        found = run_in_red_zones(problem, face, _library(problem, face, choice), operands)
+        operands, wanted = numbers_of(problem, direction, 5)
+        found = run_in_red_zones(problem, direction, _library(problem, direction, choice), operands)
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_large_weights_are_refused(face):
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_large_weights_are_refused(direction):
     problem = ConvProblem.from_descriptor("mb1ic2064ih4iw4oc2064oh4ow4kh3kw3ph1pw1")
-    choice = plan.choose_winograd(problem, face, MACHINE)
+    choice = winograd(problem, direction, MACHINE)
     assert choice.reason == "the transformed weight would take more than 256 MiB"
 
 
@@ -201,9 +205,9 @@ def test_what_it_does_not_cover_is_refused_with_the_reason(text):
     with pytest.raises(UnsupportedError, match=REFUSED[text]):
         evaluate_problem("forward", problem, *operands, impl="winograd", target=NATIVE)
     with allow_transforms():
-        choice = plan.choose(problem, "forward", MACHINE)
-    assert REFUSED[text] in choice.refused[plan.WINOGRAD]
-    assert not choice.kind.startswith(plan.WINOGRAD)
+        choice = chooser.choose(problem, "forward", MACHINE)
+    assert REFUSED[text] in choice.refused["winograd forward"]
+    assert choice.kernel.name != "winograd"
 
 
 def test_float16_is_refused():

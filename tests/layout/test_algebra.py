@@ -14,7 +14,7 @@ from relax_ops.layouts import algebra
 
 
 def store(array, layout):
-    return array.transpose(algebra.axes_of(layout))
+    return array.transpose(algebra.storage_order(layout))
 
 
 def numbered(shape):
@@ -79,7 +79,7 @@ def test_trailing_broadcasts(layout, data):
     if own is not None:
         np.testing.assert_array_equal(store(array, layout) + store(small, own), store(array + small, layout))
     else:
-        assert set(algebra.axes_of(layout)[len(layout) - ndim :]) != set(range(len(layout) - ndim, len(layout)))
+        assert set(algebra.storage_order(layout)[len(layout) - ndim :]) != set(range(len(layout) - ndim, len(layout)))
 
 
 @given(layouts)

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.layout_cleanup import converted, simplify_transposes
+from relax_ops.passes.layout import ConvertLayout, SimplifyTransposes
 from tests.layout.models import calls, run
 
 CYCLE = [0, 2, 3, 1]
@@ -51,7 +51,7 @@ FIXED_SHAPES = {"constant": (2, 3)}
 def test_count_and_value(name):
     shape, make, count = CASES[name]
     module = module_of(FIXED_SHAPES.get(name, shape), make)
-    simple = simplify_transposes()(module)
+    simple = SimplifyTransposes()(module)
     assert len(calls(simple, "main", "permute_dims")) == count
     x = np.random.default_rng(0).integers(-5, 6, FIXED_SHAPES.get(name, shape)).astype("float32")
     for have, want in zip(run(simple, "main", [x]), run(module, "main", [x]), strict=True):
@@ -60,7 +60,7 @@ def test_count_and_value(name):
 
 def test_symbolic_extents_are_not_taken_for_one():
     n = tvm.tirx.Var("n", "int64")
-    module = simplify_transposes()(
+    module = SimplifyTransposes()(
         module_of((n, 1, 3), lambda b, x: [permute(b, x, [1, 0, 2]), permute(b, x, [2, 1, 0])])
     )
     assert len(calls(module, "main", "permute_dims")) == 1
@@ -78,14 +78,14 @@ def test_what_another_block_binds_is_left_alone():
         with builder.dataflow():
             second = builder.emit_output(op.permute_dims(first, [2, 0, 1]))
         builder.emit_func_output(relax.Tuple([second, size]))
-    simple = simplify_transposes()(builder.get())
+    simple = SimplifyTransposes()(builder.get())
     relax.analysis.well_formed(simple)  # raises if it is not
     assert len(calls(simple, "main", "permute_dims")) == 2
 
 
 def test_functions_without_transposes_stay():
     module = module_of((2, 3), lambda b, x: [op.exp(x)])
-    tvm.ir.assert_structural_equal(simplify_transposes()(module), module)
+    tvm.ir.assert_structural_equal(SimplifyTransposes()(module), module)
 
 
 def test_tuple_parameters_are_read_in_the_dataflow_block():
@@ -99,7 +99,7 @@ def test_tuple_parameters_are_read_in_the_dataflow_block():
             y = builder.emit(op.nn.conv2d(x, w))
             outputs = [builder.emit_output(y), builder.emit_output(op.negative(x))]
         builder.emit_func_output(relax.Tuple([*outputs, state]))
-    module = converted({"relax.nn.conv2d": ["NHWC", "OHWI"]})(builder.get())
+    module = ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]})(builder.get())
     relax.analysis.well_formed(module)
     (block,) = module["main"].body.blocks
     assert isinstance(block, relax.DataflowBlock)

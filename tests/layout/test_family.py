@@ -13,11 +13,11 @@ from tvm.relax import op
 
 from relax_ops.ops import make_call
 from tests.layout.models import calls, run
-from tvm_convgrad import reference
-from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, OpEntry
-from tvm_convgrad.errors import ProblemError, UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, flat_padding
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, OpEntry
+from tvm_convgrad.core.errors import ProblemError, UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, flat_padding
+from tvm_convgrad.core.problem import ConvProblem
 
 DESCRIPTORS = {
     1: "g2mb2ic4iw9oc6kw3sw2dw1pw1",
@@ -95,7 +95,8 @@ def test_any_layouts_to_any_layouts(rank, seed):
     rng = random.Random(100 * rank + seed)
     module, arrays, want = family_module(problem_in(rank, *layouts(rng, rank)))
     desired = {
-        f"relax.nn.conv{rank}d_{face}": list(layouts(rng, rank)) for face in ("backward_weight", "backward_data")
+        f"relax.nn.conv{rank}d_{direction}": list(layouts(rng, rank))
+        for direction in ("backward_weight", "backward_data")
     }
     converted = relax.transform.ConvertLayout(desired)(module)
     for name, wanted in desired.items():
@@ -110,7 +111,7 @@ def test_any_layouts_to_any_layouts(rank, seed):
 def test_two_layouts_give_grad_the_one_of_the_data(rank):
     data, kernel = "N" + SPATIAL[rank] + "C", "O" + SPATIAL[rank] + "I"
     module, arrays, want = family_module(ConvProblem.from_descriptor(DESCRIPTORS[rank]))
-    names = [f"relax.nn.conv{rank}d_{face}" for face in ("backward_weight", "backward_data")]
+    names = [f"relax.nn.conv{rank}d_{direction}" for direction in ("backward_weight", "backward_data")]
     converted = relax.transform.ConvertLayout({name: [data, kernel] for name in names})(module)
     for call in calls(converted, "main", *(name.removeprefix("relax.") for name in names)):
         assert (str(call.attrs.grad_layout), str(call.attrs.data_layout)) == (data, data)

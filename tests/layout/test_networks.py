@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from relax_ops.compat import Constant
-from relax_ops.layout_cleanup import converted
+from relax_ops.passes.layout import ConvertLayout
 from tests.layout.models import (
     Net,
     arguments,
@@ -23,8 +23,8 @@ from tests.layout.models import (
     training_module,
     transforms,
 )
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
 
 MODELS = {
     "resnet18": (resnet18, (4, 3, 16, 16)),
@@ -62,7 +62,7 @@ def test_stock_pass_leaves_transposes_at_the_borders(graph, kernel):
 @pytest.mark.parametrize("kernel", ["OHWI", "HWIO"])
 def test_one_transpose_more_for_each_weight_gradient(graph, kernel):
     module, net, own = graph
-    module = converted(desired(kernel))(module)
+    module = ConvertLayout(desired(kernel))(module)
     forward, both = transforms(module, "main"), transforms(module, "main_adjoint")
     if kernel == "HWIO":
         assert forward == 1 + net.convolutions + own
@@ -77,9 +77,9 @@ def test_one_transpose_more_for_each_weight_gradient(graph, kernel):
 @pytest.mark.parametrize("kernel", ["OHWI", "HWIO"])
 def test_every_convolution_is_converted(graph, kernel):
     module, net, _ = graph
-    module = converted(desired(kernel))(module)
-    for face, count in (("", net.convolutions), ("_backward_weight", net.convolutions)):
-        found = calls(module, "main_adjoint", f"nn.conv2d{face}")
+    module = ConvertLayout(desired(kernel))(module)
+    for direction, count in (("", net.convolutions), ("_backward_weight", net.convolutions)):
+        found = calls(module, "main_adjoint", f"nn.conv2d{direction}")
         assert len(found) == count
         assert {(str(c.attrs.data_layout), str(c.attrs.kernel_layout)) for c in found} == {("NHWC", kernel)}
     assert len(calls(module, "main_adjoint", "nn.conv2d_backward_data")) == net.convolutions - 1
@@ -100,7 +100,9 @@ def test_gradients_match_torch_in_float64(name, kernel):
     module, net = training_module(model, shape)
     arrays = arguments(net, shape)
     compare(
-        run(converted(desired(kernel))(module), "main_adjoint", arrays), torch_gradients(model, torch, arrays), 1e-12
+        run(ConvertLayout(desired(kernel))(module), "main_adjoint", arrays),
+        torch_gradients(model, torch, arrays),
+        1e-12,
     )
 
 
@@ -108,7 +110,7 @@ def test_gradients_match_the_unconverted_graph_in_float32():
     module, net = training_module(*MODELS["mixed"], dtype="float32")
     arrays = arguments(net, MODELS["mixed"][1])
     want = run(module, "main_adjoint", arrays)
-    compare(run(converted(desired("OHWI"))(module), "main_adjoint", arrays), want, 1e-5)
+    compare(run(ConvertLayout(desired("OHWI"))(module), "main_adjoint", arrays), want, 1e-5)
 
 
 def compare(have, want, bound):

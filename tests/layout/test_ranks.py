@@ -8,9 +8,9 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.layout_cleanup import converted
+from relax_ops.passes.layout import ConvertLayout
 from tests.layout.models import calls, run, transforms
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.core.geometry import SPATIAL
 
 CONV = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
 TRANSPOSED = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose}
@@ -60,7 +60,7 @@ def test_u_net_with_channels_last(rank, kernel):
     # The weight of the transposed convolution is that of its gradient, a convolution, with I and O changed.
     desired[f"relax.nn.conv{rank}d_transpose"] = [data, kernel.translate(str.maketrans("IO", "OI"))]
     module, arrays = u_net(rank)
-    changed = converted(desired)(module)
+    changed = ConvertLayout(desired)(module)
     layouts = {str(c.attrs.data_layout) for c in calls(changed, "main_adjoint", *(n[6:] for n in desired))}
     assert layouts == {data}
     forward, both = transforms(changed, "main"), transforms(changed, "main_adjoint")

@@ -10,8 +10,8 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops import pooling
-from relax_ops.layout_cleanup import converted
+from relax_ops import pool_backward as pooling
+from relax_ops.passes.layout import ConvertLayout
 from tests.layout.models import calls, run, transforms
 
 N, C, H, W = SHAPE = (2, 4, 3, 5)
@@ -201,7 +201,7 @@ def test_operand_is_transposed_where_elements_move(name):
 
 def test_a_program_s_own_transposes_are_absorbed():
     cases = {"permute_back_and_forth": TRANSPOSES["permute_back_and_forth"]}
-    module = converted({"relax.nn.conv2d_backward_data": ["NHWC", "OIHW"]})(program(cases))
+    module = ConvertLayout({"relax.nn.conv2d_backward_data": ["NHWC", "OIHW"]})(program(cases))
     assert transforms(module, "main") == 2  # x and the result
     np.testing.assert_array_equal(run(module, "main", inputs())[0], abs(inputs()[0]))
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tvm_convgrad.dtypes import numpy_dtype
-from tvm_convgrad.errors import SetupError
-from tvm_convgrad.offload.cudnn.bench import Bytes, Call, EngineError, Place
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.reference import DIRECTIONS
+from tvm_convgrad.offload.cudnn.call import Call
 from tvm_convgrad.offload.cudnn.engines import Listed
-from tvm_convgrad.reference import FACES
+from tvm_convgrad.offload.cudnn.tuning_device import Bytes, EngineError, Place
 
 FLAWS = (
     "",  # none
@@ -105,7 +106,7 @@ class Engine:
         assert (workspace is None) == (kind.workspace == 0)
         *operands, result = tensors
         wide = [_array(place).astype(np.float64) for place in operands]
-        found = FACES[call.face](call.problem, *wide[:2])
+        found = DIRECTIONS[call.direction](call.problem, *wide[:2])
         if call.epilogue.accumulate:
             found += wide[-1]
         if call.epilogue.bias:

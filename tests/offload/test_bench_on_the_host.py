@@ -18,13 +18,15 @@ def bench(folder: str) -> None:
     """What runs in a process of its own: the command, without the limits of a GPU, which take the host an hour."""
     from tests.offload import host_gpu
     from tvm_convgrad.bench import layers
-    from tvm_convgrad.bench.roof import Roof
+    from tvm_convgrad.bench.roofline import Roofline
     from tvm_convgrad.cli import main
 
     host_gpu.load()
-    layers.measure_gpu_roof = lambda place: Roof(100.0, 10.0, 1, str(place.target.attrs["arch"]), "matrix product")
+    layers.measure_gpu_roofline = lambda place: Roofline(
+        100.0, 10.0, 1, str(place.target.attrs["arch"]), "matrix product"
+    )
     files = [option for name in ("json", "markdown") for option in (f"--{name}", f"{folder}/out.{name}")]
-    sys.argv = ["convgrad", "bench", "--target", "cuda", "--problem", PROBLEM, "--face", "all", "--seconds", "0"]
+    sys.argv = ["convgrad", "bench", "--target", "cuda", "--problem", PROBLEM, "--direction", "all", "--seconds", "0"]
     sys.argv += ["--against", "cudnn", *files]
     main()
 
@@ -38,8 +40,8 @@ def test_on_the_host(tmp_path: Path) -> None:
     where, found = content["environment"], content["measurements"]
     assert (where["gpu"], where["impl"], where["numbers"]) == ("the host", "cudnn", "float32")
     assert where["nvidia-cudnn-cu13"]
-    assert [(m["face"], m["rival"]) for m in found] == [
-        (face, "cudnn") for face in ("backward_weight", "backward_data", "forward")
+    assert [(m["direction"], m["baseline"]) for m in found] == [
+        (direction, "cudnn") for direction in ("backward_weight", "backward_data", "forward")
     ]
     assert all(m["pairs"] >= 5 and min(m["ours"], m["theirs"], m["ratio"]) > 0 for m in found)
     assert all(m["kernel"] for m in found)

@@ -15,25 +15,27 @@ import pytest
 import tvm
 import tvm_ffi
 
-from relax_ops.program import faces_module
+from relax_ops.program import directions_module
 from tests.cli.command import Command
 from tests.conftest import build_tiny
 from tests.relax.net import Net, module_of
 from tvm_convgrad import evaluate, partition
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.offload.common import Engine, require
+from tvm_convgrad.offload import contract
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.cuda import local_target
 from tvm_convgrad.offload.cudnn import backend, rules
 from tvm_convgrad.offload.cudnn.devices import DEVICES, arch_of
 from tvm_convgrad.offload.cudnn.settings import VARIABLE, Settings, parse_settings
 from tvm_convgrad.offload.partition import offload
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.artifact import read_artifact
-from tvm_convgrad.training.cpu import parse_target
-from tvm_convgrad.training.session import Session
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.offload.registry import require
+from tvm_convgrad.training.compile.targets import parse_target
+from tvm_convgrad.training.runtime.artifact import read_artifact
+from tvm_convgrad.training.runtime.session import Session
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 PLAIN = ConvProblem.from_descriptor("mb2ic16ih9oc32kh3ph1")
@@ -48,7 +50,7 @@ FIXED = 53
 
 
 @pytest.mark.parametrize(
-    ("face", "descriptor", "epilogue", "version", "reason"),
+    ("direction", "descriptor", "epilogue", "version", "reason"),
     [
         ("forward", "g4mb{n}ic4ih9oc12kh3sh2ph0rh1", Epilogue(bias=True, relu=True, accumulate=True), 75, ""),
         ("backward_weight", "mb2ic3ih9oc4kh3_lay=CNHW:IHWO:NCHW", Epilogue(accumulate=True), 75, ""),
@@ -61,8 +63,8 @@ FIXED = 53
         ("backward_weight", "mb2ic4ih9oc4kh3", Epilogue(bias_grad=True), 90, "backward_weight takes no bias_grad"),
     ],
 )
-def test_rules(face: str, descriptor: str, epilogue: Epilogue, version: int, reason: str) -> None:
-    found = rules.refusal(face, ConvProblem.from_descriptor(descriptor), epilogue, version)
+def test_rules(direction: str, descriptor: str, epilogue: Epilogue, version: int, reason: str) -> None:
+    found = rules.refusal(direction, ConvProblem.from_descriptor(descriptor), epilogue, version)
     assert reason in found
     assert bool(found) == bool(reason)
 
@@ -88,10 +90,15 @@ def test_targets() -> None:
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_find", lambda package, file: None if package == "nvidia-cublas" else Path(file))
+    monkeypatch.setattr(
+        contract, "installed_file", lambda package, file: None if package == "nvidia-cublas" else Path(file)
+    )
     with pytest.raises(SetupError, match=r"cudnn: not installed \(the package nvidia-cublas with .*\[cuda\]'"):
         require(["cudnn"], TARGET)
-    with pytest.raises(SetupError, match=r"needs packages \(nvidia-cublas\): pip install 'tvm-convgrad\[cuda\]'"):
+    with pytest.raises(
+        SetupError,
+        match=r"cannot be built: not installed \(the package nvidia-cublas.*\): pip install 'tvm-convgrad\[cuda\]'",
+    ):
         backend.CuDnn().library()
     assert backend.CuDnn().digest() == ""
 
@@ -134,11 +141,11 @@ def test_plans_are_made_again_from_what_a_program_carries(arch: str) -> None:
     """All of them, with the workspace that they had, as the program will on the GPU."""
     cudnn, target = backend.CuDnn(), tvm.target.Target({"kind": "cuda", "arch": arch})
     sizes = set()
-    for descriptor, face in itertools.product((PLAIN.descriptor, *CARRIED), FACES):
+    for descriptor, direction in itertools.product((PLAIN.descriptor, *CARRIED), DIRECTIONS):
         problem = ConvProblem.from_descriptor(descriptor)
-        found = cudnn.engines(face, problem, NO_EPILOGUE, arch, backend.RANKED)
+        found = cudnn.engines(direction, problem, NO_EPILOGUE, arch, backend.RANKED)
         listed = [each for each in found if not each.refusal]
-        numbers = cudnn.numbers(face, problem, NO_EPILOGUE, target)
+        numbers = cudnn.numbers(direction, problem, NO_EPILOGUE, target)
         block = (ctypes.c_int64 * len(numbers))(*numbers)
         remade = tvm_ffi.get_global_func("convgrad.cudnn.1.remade")
         lines = str(remade(ctypes.c_void_p(ctypes.addressof(block)), DEVICES[arch].json())).splitlines()
@@ -180,7 +187,7 @@ def test_what_becomes_a_call() -> None:
         assert [entry.fused for entry in done.lowered] == fused
         assert all(entry.form.startswith("cudnn engine ") for entry in done.lowered)
         assert all("deterministic" in entry.choice.detail.detail for entry in done.lowered)
-    double = faces_module([("main", FACES["forward"], PLAIN.with_dtypes("float16", "float16", "float32"))])
+    double = directions_module([("main", DIRECTIONS["forward"], PLAIN.with_dtypes("float16", "float16", "float32"))])
     with pytest.raises(UnsupportedError, match=r"no convolution can be; .* refused by cudnn: types float16, float32"):
         partition(double, ["cudnn"], TARGET)
 
@@ -198,7 +205,7 @@ machine["main"](*(tvm.runtime.tensor(arrays[name]) for name in ("a", "b")))
 @pytest.mark.cuda
 def test_an_exported_program_comes_as_far_as_the_gpu(tmp_path: Path) -> None:
     """Its code finds the runtime, which reads the call and refuses memory that is no GPU's."""
-    module = partition(faces_module([("main", FACES["forward"], PLAIN)]), ["cudnn"], TARGET)
+    module = partition(directions_module([("main", DIRECTIONS["forward"], PLAIN)]), ["cudnn"], TARGET)
     tvm.compile(module, tvm.target.Target(TARGET, host="llvm")).export_library(str(tmp_path / "program.so"))
     operands, _ = numbers_of(PLAIN, "forward")
     np.savez(tmp_path / "arrays.npz", a=operands[0], b=operands[1])

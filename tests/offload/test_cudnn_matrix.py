@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from tests.cases.load import ABSENT, FILES, FOLDER, cases
-from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.offload.cudnn import rules
 from tvm_convgrad.offload.cudnn.backend import CuDnn
 from tvm_convgrad.offload.cudnn.devices import DEVICES, version_of
-from tvm_convgrad.problem import ConvProblem
 
 pytestmark = pytest.mark.cuda
 
@@ -32,9 +32,9 @@ EPILOGUES = {
 Question = tuple[str, ConvProblem, Epilogue]
 
 
-def answer(face: str, problem: ConvProblem, epilogue: Epilogue, arch: str) -> tuple[bool, str]:
+def answer(direction: str, problem: ConvProblem, epilogue: Epilogue, arch: str) -> tuple[bool, str]:
     """Whether cuDNN has an engine, and what it says if not."""
-    found = CuDnn().engines(face, problem, epilogue, arch, 1)
+    found = CuDnn().engines(direction, problem, epilogue, arch, 1)
     if isinstance(found, str):
         return False, found
     return any(not each.refusal for each in found), "; ".join(sorted({each.refusal for each in found}))
@@ -43,13 +43,15 @@ def answer(face: str, problem: ConvProblem, epilogue: Epilogue, arch: str) -> tu
 def disagreements(questions: Iterator[Question], arch: str) -> tuple[list[str], Counter[bool]]:
     """Where rules and library differ, and how many yes and no both say."""
     wrong, agreed = [], Counter[bool]()
-    for face, problem, epilogue in questions:
-        reason = rules.refusal(face, problem, epilogue, version_of(arch))
-        has, why = answer(face, problem, epilogue, arch)
+    for direction, problem, epilogue in questions:
+        reason = rules.refusal(direction, problem, epilogue, version_of(arch))
+        has, why = answer(direction, problem, epilogue, arch)
         if has == (not reason):
             agreed[has] += 1
         else:
-            wrong.append(f"{face} {problem.descriptor} {epilogue} on {arch}: rules {reason or 'yes'!r}, cuDNN {why!r}")
+            wrong.append(
+                f"{direction} {problem.descriptor} {epilogue} on {arch}: rules {reason or 'yes'!r}, cuDNN {why!r}"
+            )
     return wrong, agreed
 
 
@@ -78,21 +80,25 @@ LAYOUTS = {
 def grid() -> Iterator[Question]:
     for descriptor in GRID:
         plain = ConvProblem.from_descriptor(descriptor)
-        for layouts, dtype, face in itertools.product(LAYOUTS[plain.rank], TYPES, FACES):
+        for layouts, dtype, direction in itertools.product(LAYOUTS[plain.rank], TYPES, DIRECTIONS):
             problem = plain.with_layouts(*layouts.split(":")).with_dtypes(dtype, dtype, dtype)
-            some = EPILOGUES[face] if descriptor == GRID[0] else EPILOGUES[face][:: 7 if face == "forward" else 1]
+            some = (
+                EPILOGUES[direction]
+                if descriptor == GRID[0]
+                else EPILOGUES[direction][:: 7 if direction == "forward" else 1]
+            )
             for epilogue in some:
-                yield face, problem, epilogue
+                yield direction, problem, epilogue
     plain = ConvProblem.from_descriptor(GRID[0])
-    for dtype, face in itertools.product(("float16", "bfloat16"), FACES):  # a wider result
-        types = {name: "float32" if name == FACES[face].result else dtype for name in plain.tensors}
+    for dtype, direction in itertools.product(("float16", "bfloat16"), DIRECTIONS):  # a wider result
+        types = {name: "float32" if name == DIRECTIONS[direction].result else dtype for name in plain.tensors}
         mixed = plain.with_dtypes(types["data"], types["weight"], types["grad"])
-        for epilogue in EPILOGUES[face]:
-            yield face, mixed, epilogue
-            yield face, mixed.with_layouts("NHWC", "OHWI", "NHWC"), epilogue
+        for epilogue in EPILOGUES[direction]:
+            yield direction, mixed, epilogue
+            yield direction, mixed.with_layouts("NHWC", "OHWI", "NHWC"), epilogue
     for extremes in ("mb40000ic64ih32oc8kh1sh4", "mb0ic64ih9oc8kh3"):  # more elements than an int32 counts, and none
-        for dtype, face in itertools.product(TYPES, FACES):
-            yield face, ConvProblem.from_descriptor(extremes).with_dtypes(dtype, dtype, dtype), NO_EPILOGUE
+        for dtype, direction in itertools.product(TYPES, DIRECTIONS):
+            yield direction, ConvProblem.from_descriptor(extremes).with_dtypes(dtype, dtype, dtype), NO_EPILOGUE
 
 
 @pytest.mark.parametrize("arch", DEVICES)
@@ -112,12 +118,12 @@ def others() -> list[ConvProblem]:
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
 @pytest.mark.parametrize("arch", DEVICES)
 def test_the_shapes_of_others(arch: str) -> None:
-    """Each problem as it is on every architecture; its face, type, layout and epilogue differ from one to the next."""
+    """Each problem as it is on every architecture; direction, type, layout and epilogue differ from one to the next."""
     first = list(DEVICES).index(arch)
 
     def questions() -> Iterator[Question]:
         for number, plain in enumerate(others(), first):
-            face = list(FACES)[number % 3]
+            direction = list(DIRECTIONS)[number % 3]
             dtype = TYPES[number // 3 % 4]
             problem = plain.with_dtypes(dtype, dtype, dtype)
             if number // 12 % 2 and plain.rank == 2:
@@ -127,7 +133,7 @@ def test_the_shapes_of_others(arch: str) -> None:
                     if last
                     else (problem.with_layouts())
                 )
-            yield face, problem, EPILOGUES[face][number // 24 % len(EPILOGUES[face])]
+            yield direction, problem, EPILOGUES[direction][number // 24 % len(EPILOGUES[direction])]
 
     wrong, agreed = disagreements(questions(), arch)
     assert wrong == []

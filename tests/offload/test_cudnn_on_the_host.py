@@ -22,29 +22,29 @@ DESCRIPTORS = (
 
 
 def calls() -> str:
-    """What runs in a process of its own: calls of every face and epilogue against float64, then the tuner."""
+    """What runs in a process of its own: calls of every direction and epilogue against float64, then the tuner."""
     import tests.gpu.test_cudnn as gpu_tests
     from tests.offload import host_gpu
-    from tvm_convgrad.catalogue import FACES
+    from tvm_convgrad.core.catalogue import DIRECTIONS
+    from tvm_convgrad.core.exact import numbers_of
+    from tvm_convgrad.core.problem import ConvProblem
     from tvm_convgrad.kernels.epilogue import Epilogue
     from tvm_convgrad.offload.cuda import local_target
-    from tvm_convgrad.problem import ConvProblem
-    from tvm_convgrad.verification import numbers_of
 
     host_gpu.load()
     target = local_target()
-    for descriptor, face in itertools.product(DESCRIPTORS, FACES):
+    for descriptor, direction in itertools.product(DESCRIPTORS, DIRECTIONS):
         problem = ConvProblem.from_descriptor(descriptor)
-        operands, wanted = numbers_of(problem, face)
-        assert np.array_equal(gpu_tests.Call(target, face, problem)(operands), wanted), (face, descriptor)
+        operands, wanted = numbers_of(problem, direction)
+        assert np.array_equal(gpu_tests.Call(target, direction, problem)(operands), wanted), (direction, descriptor)
         acc = np.random.default_rng(0).integers(-9, 9, wanted.shape).astype(wanted.dtype)
-        call = gpu_tests.Call(target, face, problem, Epilogue(accumulate=True))
+        call = gpu_tests.Call(target, direction, problem, Epilogue(accumulate=True))
         for in_place in (False, True):
-            assert np.array_equal(call([*operands, acc], in_place=in_place), wanted + acc), (face, descriptor)
-        if face == "forward":
+            assert np.array_equal(call([*operands, acc], in_place=in_place), wanted + acc), (direction, descriptor)
+        if direction == "forward":
             bias = acc.ravel()[: problem.out_channels].copy()
             wide = bias.reshape([-1 if letter == "C" else 1 for letter in problem.grad_layout])
-            call = gpu_tests.Call(target, face, problem, Epilogue(bias=True, relu=True, accumulate=True))
+            call = gpu_tests.Call(target, direction, problem, Epilogue(bias=True, relu=True, accumulate=True))
             assert np.array_equal(call([*operands, bias, acc]), np.maximum(wanted + wide + acc, 0)), descriptor
     check_gradients_summed_in_place(target)
     gpu_tests.test_any_batch(target)
@@ -57,8 +57,9 @@ def check_gradients_summed_in_place(target: object) -> None:
     import tvm
     from tvm import relax
 
-    from tvm_convgrad import op, partition, reference
-    from tvm_convgrad.problem import ConvProblem
+    from tvm_convgrad import op, partition
+    from tvm_convgrad.core import reference
+    from tvm_convgrad.core.problem import ConvProblem
 
     problem = ConvProblem.from_descriptor(DESCRIPTORS[0])
     builder, names = relax.BlockBuilder(), ("grad", "data") * 2
@@ -83,13 +84,14 @@ def tuned(target: object) -> str:
     """What the tuner finds, as JSON."""
     import tempfile
 
+    from tvm_convgrad.core.problem import ConvProblem
     from tvm_convgrad.kernels.epilogue import Epilogue
-    from tvm_convgrad.offload.cudnn.bench import Call, EngineError, Place, Tensor
+    from tvm_convgrad.offload.cudnn.call import Call, Tensor
     from tvm_convgrad.offload.cudnn.gpu import Gpu
     from tvm_convgrad.offload.cudnn.settings import settings
     from tvm_convgrad.offload.cudnn.store import EngineStore, use_engines
     from tvm_convgrad.offload.cudnn.tuner import tune
-    from tvm_convgrad.problem import ConvProblem
+    from tvm_convgrad.offload.cudnn.tuning_device import EngineError, Place
 
     gpu, problem = Gpu(target), ConvProblem.from_descriptor(DESCRIPTORS[0])
     work = [(Call("backward_weight", problem), 1), (Call("forward", problem, Epilogue(bias=True, relu=True)), 1)]

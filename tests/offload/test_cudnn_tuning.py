@@ -13,26 +13,27 @@ import numpy as np
 import pytest
 import tvm
 
-from relax_ops.program import faces_module
+from relax_ops.program import directions_module
 from tests.cli.command import Command
 from tests.offload.cudnn_device import BREAKS, FLAWS, Device, Kind
 from tests.relax.net import Net, module_of
 from tvm_convgrad import partition
-from tvm_convgrad.catalogue import FACES
 from tvm_convgrad.commands.tune_engines import calls_of_plan, calls_of_work
-from tvm_convgrad.errors import ArtifactError, SetupError
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import ArtifactError, SetupError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.offload.common import Engine
-from tvm_convgrad.offload.cudnn.agreement import Parties, bound
+from tvm_convgrad.offload.contract import Engine
+from tvm_convgrad.offload.cudnn.agreement import Agreement, bound
 from tvm_convgrad.offload.cudnn.backend import CuDnn
-from tvm_convgrad.offload.cudnn.bench import Call, EngineError
+from tvm_convgrad.offload.cudnn.call import Call
 from tvm_convgrad.offload.cudnn.engines import Listed
 from tvm_convgrad.offload.cudnn.gpu import TensorMemory
 from tvm_convgrad.offload.cudnn.settings import VARIABLE, Settings
 from tvm_convgrad.offload.cudnn.store import EngineStore, use_engines
 from tvm_convgrad.offload.cudnn.tuner import MOST, Outcome, tune
+from tvm_convgrad.offload.cudnn.tuning_device import EngineError
 from tvm_convgrad.offload.partition import offload
-from tvm_convgrad.problem import ConvProblem
 from tvm_convgrad.report.gradients import describe_convolutions
 from tvm_convgrad.tuning.search import Work
 
@@ -63,13 +64,13 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(("face", "descriptor", "epilogue"), EVERY)
-def test_every_flaw_is_found(tmp_path: Path, face: str, descriptor: str, epilogue: Epilogue) -> None:
+@pytest.mark.parametrize(("direction", "descriptor", "epilogue"), EVERY)
+def test_every_flaw_is_found(tmp_path: Path, direction: str, descriptor: str, epilogue: Epilogue) -> None:
     """The fastest engines are wrong, each in its way; each is named with its reason; the best right one wins."""
     flawed = [Kind(1e-4, flaw, workspace=96) for flaw in FLAWS[1:]]
     right = [Kind(4e-4), Kind(2e-4, workspace=100), Kind(3e-4)]
     device = Device(right[0], *flawed, *right[1:], Kind(1e-5, refusal="not deterministic"))
-    call = Call(face, ConvProblem.from_descriptor(descriptor), epilogue)
+    call = Call(direction, ConvProblem.from_descriptor(descriptor), epilogue)
     outcome, store = tuned(device, tmp_path, call)
     best = 1 + len(flawed)
     assert (outcome.status, outcome.gain, outcome.tried) == ("better", pytest.approx(2.0), 3)
@@ -100,8 +101,8 @@ def test_small_errors_of_narrow_sums_are_found() -> None:
     """The bound of the result's type is far below what one product lost makes, and above two roundings."""
     for dtype in ("float32", "float16", "bfloat16"):
         for descriptor in ("mb2ic8ih9oc8kh3ph1", "mb8ic16ih28oc16kh3ph1"):
-            for face in ("forward", "backward_weight"):
-                call = Call(face, ConvProblem.from_descriptor(descriptor).with_dtypes(dtype, dtype, dtype))
+            for direction in ("forward", "backward_weight"):
+                call = Call(direction, ConvProblem.from_descriptor(descriptor).with_dtypes(dtype, dtype, dtype))
                 operands, limit = call.numbers()
                 assert max(np.abs(each.astype("float32")).max() for each in operands) == limit
                 allowed = bound(call, limit, STRICT)
@@ -155,7 +156,7 @@ def test_the_majority_decides(tmp_path: Path) -> None:
     alone, store = tuned(Device(Kind(1e-4)), tmp_path / "alone")
     assert (alone.status, len(store)) == ("own", 1)
     assert "no other engine computes it" in alone.detail
-    parties: Parties[str] = Parties(bound(CALL, 3, STRICT))
+    parties: Agreement[str] = Agreement(bound(CALL, 3, STRICT))
     assert (parties.majority(), parties.others()) == ([], [])
 
 
@@ -214,7 +215,7 @@ def test_what_an_engine_is_kept_for(tmp_path: Path) -> None:
     assert found().gain == pytest.approx(2.0)
     assert found(cached=True) is not None, "says who may choose, not what engines may do"
     others = [
-        found(replace(CALL, face="backward_data")),
+        found(replace(CALL, direction="backward_data")),
         found(replace(CALL, epilogue=Epilogue(accumulate=True))),
         found(replace(CALL, problem=replace(SMALL, batch=3))),
         found(replace(CALL, problem=SMALL.with_dtypes("float16", "float16", "float16"))),
@@ -270,7 +271,7 @@ CALL_OF_CONV = Call("backward_weight", CONV)
 def keep(path: Path, number: int, device: str = "Abacus", **change: Any) -> tuple[EngineStore, Listed]:
     """Put one of cuDNN's own engines into a store, as the tuned one; its first is thrown out."""
     cudnn, call = CuDnn(), CALL_OF_CONV
-    listed = cudnn.engines(call.face, CONV, NO_EPILOGUE, "sm_90", 4)
+    listed = cudnn.engines(call.direction, CONV, NO_EPILOGUE, "sm_90", 4)
     engine = replace([each for each in listed if not each.refusal][number], **change)
     bench = Device(name=device)
     bench.version = cudnn.number()
@@ -282,39 +283,39 @@ def keep(path: Path, number: int, device: str = "Abacus", **change: Any) -> tupl
 @pytest.mark.cuda
 def test_calls_take_the_tuned_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number and knobs are a program's first; what was thrown out is in none; without tuning all is as it was."""
-    face, cudnn = "backward_weight", CuDnn()
-    plain = cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET)
+    direction, cudnn = "backward_weight", CuDnn()
+    plain = cudnn.numbers(direction, CONV, NO_EPILOGUE, TARGET)
     store, engine = keep(tmp_path / "t.json", 2)
     with use_engines(store):
-        found = cudnn.engine(face, CONV, NO_EPILOGUE, TARGET)
+        found = cudnn.engine(direction, CONV, NO_EPILOGUE, TARGET)
         assert isinstance(found, Engine)
         assert found.implementation == str(engine)
         assert found.detail.startswith("tuned: 1.50x the heuristics' first on Abacus; deterministic")
-        numbers = cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET)
-        others = [cudnn.numbers("forward", CONV, NO_EPILOGUE, TARGET), cudnn.numbers(face, CONV, SUM, TARGET)]
-        (lowered,) = offload(faces_module([("main", FACES[face], CONV)]), ["cudnn"], TARGET).lowered
+        numbers = cudnn.numbers(direction, CONV, NO_EPILOGUE, TARGET)
+        others = [cudnn.numbers("forward", CONV, NO_EPILOGUE, TARGET), cudnn.numbers(direction, CONV, SUM, TARGET)]
+        (lowered,) = offload(directions_module([("main", DIRECTIONS[direction], CONV)]), ["cudnn"], TARGET).lowered
         assert describe_convolutions([lowered])[0]["plan"].startswith("tuned: 1.50x")
         monkeypatch.setenv(VARIABLE, "tf32")
-        assert "tuned" not in str(cudnn.engine(face, CONV, NO_EPILOGUE, TARGET))
+        assert "tuned" not in str(cudnn.engine(direction, CONV, NO_EPILOGUE, TARGET))
         monkeypatch.delenv(VARIABLE)
     knobs = [number for knob in engine.knobs for number in knob]
     at = numbers.index(90, 40)  # the SM, behind cuDNN's version
     assert numbers[at + 1 : at + 4 + len(knobs)] == [3, engine.index, len(engine.knobs), *knobs]
-    assert plain == cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET)
+    assert plain == cudnn.numbers(direction, CONV, NO_EPILOGUE, TARGET)
     assert plain[at + 1] == 4
-    assert others == [cudnn.numbers("forward", CONV, NO_EPILOGUE, TARGET), cudnn.numbers(face, CONV, SUM, TARGET)]
+    assert others == [cudnn.numbers("forward", CONV, NO_EPILOGUE, TARGET), cudnn.numbers(direction, CONV, SUM, TARGET)]
     other = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
     with use_engines(store):
-        assert "tuned" not in str(cudnn.engine(face, CONV, NO_EPILOGUE, other))
+        assert "tuned" not in str(cudnn.engine(direction, CONV, NO_EPILOGUE, other))
         twice, _ = keep(tmp_path / "t.json", 1, "Slide rule")
     with use_engines(twice):
-        said = str(cudnn.engine(face, CONV, NO_EPILOGUE, TARGET))
+        said = str(cudnn.engine(direction, CONV, NO_EPILOGUE, TARGET))
         assert "tuned on Abacus and on Slide rule, of which none is here" in said
     wrong, _ = keep(tmp_path / "wrong.json", 1, index=9999)
     with use_engines(wrong):
-        assert "the tuned engine 9999" in (said := str(cudnn.engine(face, CONV, NO_EPILOGUE, TARGET)))
+        assert "the tuned engine 9999" in (said := str(cudnn.engine(direction, CONV, NO_EPILOGUE, TARGET)))
         assert "is refused: " in said
-        assert cudnn.numbers(face, CONV, NO_EPILOGUE, TARGET) == plain
+        assert cudnn.numbers(direction, CONV, NO_EPILOGUE, TARGET) == plain
 
 
 @pytest.mark.cuda
@@ -352,8 +353,8 @@ def test_calls_do_not_take_an_engine_that_broke_a_gpu(tmp_path: Path) -> None:
 def test_cached_takes_tuned_engines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVGRAD_TUNINGS", str(tmp_path / "t.json"))
     keep(tmp_path / "t.cudnn.json", 2)
-    module = faces_module([("main", FACES["backward_weight"], CONV)])
-    other = faces_module([("main", FACES["forward"], CONV)])
+    module = directions_module([("main", DIRECTIONS["backward_weight"], CONV)])
+    other = directions_module([("main", DIRECTIONS["forward"], CONV)])
     partition(other, ["cudnn"], TARGET)
     monkeypatch.setenv(VARIABLE, "cached")
     partition(module, ["cudnn"], TARGET)
@@ -372,7 +373,7 @@ def test_tune_build_explain(
 
     class Described(Device):
         def candidates(self, call: Call, most: int) -> Any:
-            return tuple(CuDnn().engines(call.face, call.problem, call.epilogue, "sm_90", 3))
+            return tuple(CuDnn().engines(call.direction, call.problem, call.epilogue, "sm_90", 3))
 
         def plan(self, call: Call, engine: Listed) -> Any:
             usable = [each for each in self.candidates(call, 3) if not each.refusal]
@@ -380,7 +381,7 @@ def test_tune_build_explain(
 
     bench = Described(Kind(3e-3, workspace=64), Kind(1e-3, "nan"), Kind(2e-3))
     bench.version = CuDnn().number()
-    monkeypatch.setattr("tvm_convgrad.commands.tune_engines.bench_for", lambda target: bench)
+    monkeypatch.setattr("tvm_convgrad.commands.tune_engines.device_for", lambda target: bench)
     monkeypatch.setattr("tvm_convgrad.offload.cudnn.tuner.TURN_SECONDS", 1e-3)
     convgrad, path = Command(monkeypatch, capfd), tmp_path / "t.json"
     gpu = ["--target", "cuda:sm_90", "--store", path]
@@ -405,7 +406,7 @@ def test_tune_build_explain(
     monkeypatch.setenv(VARIABLE, "cached")
     assert convgrad(*build[:-2], "--offload", "cudnn", "--no-tuned").code == 2
     bench.kinds = (Kind(1e-3, "nan"),) * 3
-    problem = ["--problem", "mb1ic4ih5oc4oh3kh3", "--face", "forward"]
+    problem = ["--problem", "mb1ic4ih5oc4oh3kh3", "--direction", "forward"]
     failed = convgrad("tune", *problem, *gpu, "--cudnn", "--json")
     assert failed.code == 1
     assert "1 of 1 calls have no engine of cuDNN that can be trusted; forward of mb1ic4ih5oc4oh3kh3: " in failed.err

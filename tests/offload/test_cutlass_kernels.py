@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 import tvm
 
-from relax_ops.program import faces_module
+from relax_ops.program import directions_module
 from tests.cases.load import ABSENT, FOLDER
 from tests.cases.load import cases as problems_of
 from tests.offload.cutlass.emulation import Case, Emulated
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.offload.common import Engine, backend
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.cutlass.backend import arch_number, kernel_library
 from tvm_convgrad.offload.cutlass.kernels import FORMS, MATHS, Choice, Instance, choose
 from tvm_convgrad.offload.libraries import installed_file
 from tvm_convgrad.offload.partition import offload, partition
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.registry import backend
 
 pytestmark = pytest.mark.cutlass
 
@@ -53,34 +54,36 @@ def cases() -> list[Case]:
     """A few problems for each kernel of the set: every form with every math and alignment that it may have."""
     found = []
 
-    def add(face: str, geometry: str, c: int, k: int, dtypes: str, **options: object) -> None:
-        found.append(Case(face, f"{geometry.format(c=c, k=k)}_dt={dtypes}{NHWC}", **options))
+    def add(direction: str, geometry: str, c: int, k: int, dtypes: str, **options: object) -> None:
+        found.append(Case(direction, f"{geometry.format(c=c, k=k)}_dt={dtypes}{NHWC}", **options))
 
     for form in FORMS:
         strided = form.is_strided_dgrad
         kinds = ["strided"] if strided else ["unity"]
-        if form.face != "backward_data":
+        if form.direction != "backward_data":
             kinds.append("strided")
         if form.iterator == "Analytic":
             geometries = GEOMETRIES["analytic"][1:] if strided else GEOMETRIES["analytic"][:1]
         else:
             geometries = tuple(each for kind in kinds for each in GEOMETRIES[kind])
-        if form.face == "backward_weight":
+        if form.direction == "backward_weight":
             geometries += GEOMETRIES["sums"]
         for geometry in geometries:
             for c, k in CHANNELS["f16"]:
                 if not (strided and (c % 2 or k % 2)):
-                    add(form.face, geometry, c, k, "f16:f16:f16")
+                    add(form.direction, geometry, c, k, "f16:f16:f16")
                 if not (strided and (c % 8 or k % 8)):
-                    add(form.face, geometry, c, k, "f16:f16:f16", arch=75)
-            add(form.face, geometry, 16, 24, "bf16:bf16:bf16")
+                    add(form.direction, geometry, c, k, "f16:f16:f16", arch=75)
+            add(form.direction, geometry, 16, 24, "bf16:bf16:bf16")
             for c, k in CHANNELS["f32"]:
-                add(form.face, geometry, c, k, "f32:f32:f32", float32="3xtf32")
-            add(form.face, geometry, 8, 12, "f32:f32:f32", float32="tf32")
-            add(form.face, geometry, 5, 3, "f32:f32:f32")
-        wide = {"forward": "f16:f16:f32", "backward_weight": "f16:f32:f16", "backward_data": "f32:f16:f16"}[form.face]
-        add(form.face, geometries[-1], 16, 24, wide, epilogue=Epilogue(accumulate=True))
-        add(form.face, geometries[0], 16, 24, "f16:f16:f16", epilogue=Epilogue(accumulate=True))
+                add(form.direction, geometry, c, k, "f32:f32:f32", float32="3xtf32")
+            add(form.direction, geometry, 8, 12, "f32:f32:f32", float32="tf32")
+            add(form.direction, geometry, 5, 3, "f32:f32:f32")
+        wide = {"forward": "f16:f16:f32", "backward_weight": "f16:f32:f16", "backward_data": "f32:f16:f16"}[
+            form.direction
+        ]
+        add(form.direction, geometries[-1], 16, 24, wide, epilogue=Epilogue(accumulate=True))
+        add(form.direction, geometries[0], 16, 24, "f16:f16:f16", epilogue=Epilogue(accumulate=True))
     for dtypes in ("f16:f16:f16", "f32:f32:f32"):
         add("forward", GEOMETRIES["unity"][0], 16, 24, dtypes, epilogue=Epilogue(bias=True, relu=True))
     add("backward_weight", "mb1ic24ih5oc136kh3ph1", 0, 0, "f16:f32:f16")  # two tiles of both axes
@@ -119,14 +122,14 @@ def test_indices_on_the_problems_of_others(emulated: Emulated) -> None:
         if isinstance(plain, str) or plain.rank != 2 or plain.groups > 1 or plain.macs > MOST_PRODUCTS:
             continue
         problem = replace(plain, data_layout="NHWC", kernel_layout="OHWI", grad_layout="NHWC")
-        for face, dtype in product(FACES, ("float16", "float32")):
-            case = Case(face, problem.with_dtypes(dtype, dtype, dtype).descriptor)
+        for direction, dtype in product(DIRECTIONS, ("float16", "float32")):
+            case = Case(direction, problem.with_dtypes(dtype, dtype, dtype).descriptor)
             if isinstance(case.found, str):
                 assert case.found.endswith(("no kernel of CUTLASS has both", "grad has no elements"))
                 continue
             found, wanted = emulated.run(case)
             assert np.array_equal(found, wanted), (case, case.choice.instance.name)
-            right[face, dtype] += 1
+            right[direction, dtype] += 1
     assert len(right) == 6
     assert min(right.values()) >= 20
 
@@ -154,10 +157,10 @@ BUILT = {
 
 
 def built(name: str) -> Path:
-    face, descriptor, target = BUILT[name]
+    direction, descriptor, target = BUILT[name]
     arch = arch_number(target)
     assert arch is not None
-    found = choose(face, ConvProblem.from_descriptor(descriptor), NO_EPILOGUE, arch, "simt", 8)
+    found = choose(direction, ConvProblem.from_descriptor(descriptor), NO_EPILOGUE, arch, "simt", 8)
     assert isinstance(found, Choice)
     assert found.instance.math == name
     return kernel_library(found.instance)
@@ -176,11 +179,11 @@ def built(name: str) -> Path:
 )
 def test_kernels_say_what_they_can(name: str, engine: Engine) -> None:
     """The built kernel's can_implement, on this machine, without a GPU."""
-    face, descriptor, target = BUILT[name]
+    direction, descriptor, target = BUILT[name]
     cutlass = backend("cutlass")
     problem = ConvProblem.from_descriptor(descriptor)
-    assert cutlass.engine(face, problem, NO_EPILOGUE, target) == engine
-    numbers = cutlass.numbers(face, problem, NO_EPILOGUE, target)
+    assert cutlass.engine(direction, problem, NO_EPILOGUE, target) == engine
+    numbers = cutlass.numbers(direction, problem, NO_EPILOGUE, target)
     numbers[3:5] = [12, 12] if name != "simt" else [1 << 16, 1 << 16]  # channels
     library = ctypes.CDLL(str(built(name)))
     library.convgrad_cutlass_check.restype = ctypes.c_char_p
@@ -189,8 +192,8 @@ def test_kernels_say_what_they_can(name: str, engine: Engine) -> None:
 
 
 def test_a_launch_without_a_gpu_is_an_error() -> None:
-    face, descriptor, target = BUILT["f16"]
-    numbers = backend("cutlass").numbers(face, ConvProblem.from_descriptor(descriptor), NO_EPILOGUE, target)
+    direction, descriptor, target = BUILT["f16"]
+    numbers = backend("cutlass").numbers(direction, ConvProblem.from_descriptor(descriptor), NO_EPILOGUE, target)
     library = ctypes.CDLL(str(built("f16")))
     library.convgrad_cutlass_launch.restype = ctypes.c_char_p
     tensors = (ctypes.c_void_p * 3)(0, 0, 0)
@@ -217,16 +220,16 @@ def test_machine_code_uses_tensor_cores(name: str, instruction: str) -> None:
 
 def test_programs() -> None:
     """Calls in a compiled program reach the runtime, which wants a GPU's tensors; what was refused is told."""
-    face, descriptor, _ = BUILT["f16"]
+    direction, descriptor, _ = BUILT["f16"]
     problem = ConvProblem.from_descriptor(descriptor)
     grouped = ConvProblem.from_descriptor(f"g32mb2ic32ih9oc32kh3{NHWC}")
-    faces = [("main", FACES[face], problem), ("grouped", FACES[face], grouped)]
-    done = offload(faces_module(faces), ("cutlass",), AMPERE)
+    directions = [("main", DIRECTIONS[direction], problem), ("grouped", DIRECTIONS[direction], grouped)]
+    done = offload(directions_module(directions), ("cutlass",), AMPERE)
     (entry,) = done.lowered
     assert entry.form == "cutlass wgrad_optimized_f16_128x128x32_8x8x4_float32"
-    assert done.refused == {(face, grouped.descriptor): {"cutlass": "groups=32; the kernel has no groups"}}
+    assert done.refused == {(direction, grouped.descriptor): {"cutlass": "groups=32; the kernel has no groups"}}
     with pytest.raises(UnsupportedError, match=r"refused by cutlass: groups=32; the kernel has no groups"):
-        partition(faces_module(faces[1:]), ["cutlass"], AMPERE)
+        partition(directions_module(directions[1:]), ["cutlass"], AMPERE)
 
 
 PROGRAM = """
@@ -239,9 +242,11 @@ machine["main"](*(tvm.runtime.tensor(np.zeros(shape, "float16")) for shape in ((
 
 
 def test_an_exported_library_finds_the_runtime_by_itself(tmp_path: Path) -> None:
-    face, descriptor, target = BUILT["f16"]
+    direction, descriptor, target = BUILT["f16"]
     module = partition(
-        faces_module([("main", FACES[face], ConvProblem.from_descriptor(descriptor))]), ["cutlass"], target
+        directions_module([("main", DIRECTIONS[direction], ConvProblem.from_descriptor(descriptor))]),
+        ["cutlass"],
+        target,
     )
     tvm.compile(module, "llvm").export_library(str(tmp_path / "program.so"))
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "program.so")]

@@ -6,23 +6,23 @@ from __future__ import annotations
 import pytest
 import tvm
 
-from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.offload.cutlass import backend, rules, toolchain
 from tvm_convgrad.offload.cutlass.kernels import Choice, choose
-from tvm_convgrad.problem import ConvProblem
 
 NHWC = "_lay=NHWC:OHWI:NHWC"
 F16 = "_dt=f16:f16:f16"
 PLAIN = f"mb2ic16ih9oc32kh3ph1{NHWC}{F16}"
-FACES = ("forward", "backward_weight", "backward_data")
+DIRECTIONS = ("forward", "backward_weight", "backward_data")
 
 
 def problem(descriptor: str) -> ConvProblem:
     return ConvProblem.from_descriptor(descriptor)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     "descriptor",
     [
@@ -34,12 +34,12 @@ def problem(descriptor: str) -> ConvProblem:
         f"mb2ic16iw9oc32kw3_lay=NWC:OWI:NWC{F16}",
     ],
 )
-def test_taken(face: str, descriptor: str) -> None:
-    assert rules.refusal(face, problem(descriptor), NO_EPILOGUE) == ""
+def test_taken(direction: str, descriptor: str) -> None:
+    assert rules.refusal(direction, problem(descriptor), NO_EPILOGUE) == ""
 
 
 @pytest.mark.parametrize(
-    ("face", "descriptor", "reason"),
+    ("direction", "descriptor", "reason"),
     [
         ("forward", f"g32mb2ic32ih9oc32kh3{NHWC}", "groups=32; the kernel has no groups"),
         ("forward", f"g2mb2ic32ih9oc32kh3{NHWC}", "groups=2; the kernel has no groups"),
@@ -55,12 +55,12 @@ def test_taken(face: str, descriptor: str) -> None:
         ("forward", f"mb20000ic64ih32oc4kh1sh4{NHWC}", "data has more bytes than an int32 counts"),
     ],
 )
-def test_refused(face: str, descriptor: str, reason: str) -> None:
-    assert reason in rules.refusal(face, problem(descriptor), NO_EPILOGUE)
+def test_refused(direction: str, descriptor: str, reason: str) -> None:
+    assert reason in rules.refusal(direction, problem(descriptor), NO_EPILOGUE)
 
 
 @pytest.mark.parametrize(
-    ("face", "epilogue", "reason"),
+    ("direction", "epilogue", "reason"),
     [
         ("forward", Epilogue(bias=True, relu=True), ""),
         ("forward", Epilogue(accumulate=True, relu=True), ""),
@@ -71,8 +71,8 @@ def test_refused(face: str, descriptor: str, reason: str) -> None:
         ("backward_data", Epilogue(relu=True), "backward_data takes no relu"),
     ],
 )
-def test_epilogues(face: str, epilogue: Epilogue, reason: str) -> None:
-    found = rules.refusal(face, problem(PLAIN), epilogue)
+def test_epilogues(direction: str, epilogue: Epilogue, reason: str) -> None:
+    found = rules.refusal(direction, problem(PLAIN), epilogue)
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
 
@@ -81,7 +81,7 @@ WGRAD = f"mb8ic64ih56oc64kh3ph1{NHWC}"
 
 
 @pytest.mark.parametrize(
-    ("face", "descriptor", "arch", "float32", "name", "slices"),
+    ("direction", "descriptor", "arch", "float32", "name", "slices"),
     [
         ("forward", PLAIN, 90, "simt", "fprop_optimized_f16_128x128x32_8x8x8_float16", 1),
         ("forward", PLAIN, 75, "simt", "fprop_optimized_f16_turing_128x128x32_8x8x8_float16", 1),
@@ -111,8 +111,8 @@ WGRAD = f"mb8ic64ih56oc64kh3ph1{NHWC}"
         ("backward_weight", PLAIN, 80, "simt", "wgrad_optimized_f16_128x128x32_8x8x8_float16", 1),
     ],
 )
-def test_kernels(face: str, descriptor: str, arch: int, float32: str, name: str, slices: int) -> None:
-    found = choose(face, problem(descriptor), NO_EPILOGUE, arch, float32, 8)
+def test_kernels(direction: str, descriptor: str, arch: int, float32: str, name: str, slices: int) -> None:
+    found = choose(direction, problem(descriptor), NO_EPILOGUE, arch, float32, 8)
     assert isinstance(found, Choice)
     assert (found.instance.name, found.slices) == (name, slices)
 
@@ -163,7 +163,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         why = backend.Cutlass().unavailable(tvm.target.Target({"kind": "cuda", "arch": "sm_90"}))
         assert why.startswith("not installed (nvcc and its headers: the packages nvidia-cuda-nvcc, ")
-        assert why.endswith("): pip install 'tvm-convgrad[cuda]'")
+        assert why.endswith("): pip install 'tvm-convgrad[cutlass]'")
         with pytest.raises(SetupError, match=r"the kernels of cutlass cannot be compiled: not installed"):
             toolchain.required()
     finally:

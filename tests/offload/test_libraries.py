@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_convgrad.errors import SetupError
+from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.offload import libraries
 
 

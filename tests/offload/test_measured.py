@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import tvm
 
-from relax_ops.program import faces_module
+from relax_ops.program import directions_module
 from tests.cli.command import Command
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.kernels.target import cores_of, machine_of
+from tvm_convgrad.codegen.hardware import cores_of, machine_of
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.entries import VARIABLE
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.measured import Measured, default_path
 from tvm_convgrad.offload.partition import offload
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.tuning.store import VARIABLE
 
 PROBLEM = ConvProblem.from_descriptor("mb2ic16ih9oc32kh3ph1")
 TARGET = tvm.target.Target("llvm")
@@ -57,7 +57,7 @@ def test_damaged(path: Path, content: str) -> None:
 @pytest.mark.onednn
 @pytest.mark.parametrize("faster", ["kernel", "onednn"])
 def test_auto_takes_what_was_faster(path: Path, faster: str) -> None:
-    module = faces_module([("main", FACES["forward"], PROBLEM)])
+    module = directions_module([("main", DIRECTIONS["forward"], PROBLEM)])
     assert not offload(module, ("auto",), TARGET).lowered
     record(path, *((1e-3, 2e-3) if faster == "kernel" else (2e-3, 1e-3)), cores_of(TARGET))
     done = offload(module, ("auto",), TARGET)
@@ -73,7 +73,7 @@ def test_auto_takes_what_was_faster(path: Path, faster: str) -> None:
 def test_tune_measures(path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("tvm_convgrad.commands.tune.COMPARE_SECONDS", 0.01)
     convgrad = Command(monkeypatch, capfd)
-    arguments = ["--face", "forward", "--budget", "0s", "--offload", "onednn", "--json", "--target", "llvm"]
+    arguments = ["--direction", "forward", "--budget", "0s", "--offload", "onednn", "--json", "--target", "llvm"]
     found = convgrad("tune", "--problem", PROBLEM.descriptor, "--problem", "mb2ic16ih{h}oc4kh3", *arguments).json
     first, second = found["compared"]
     assert first["onednn"] > 0

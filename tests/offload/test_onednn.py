@@ -12,14 +12,16 @@ import pytest
 import tvm
 import tvm_ffi
 
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.offload import libraries
-from tvm_convgrad.offload.common import Engine, backend
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.libraries import installed_file
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import SUITE, numbers_of
+from tvm_convgrad.offload.registry import backend
+from tvm_convgrad.verify.suite import SUITE
 
 pytestmark = pytest.mark.onednn
 
@@ -58,15 +60,15 @@ def dirty(size: int) -> None:
 class Call:
     """One call of the runtime, with tensors of the test's own."""
 
-    def __init__(self, face: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> None:
+    def __init__(self, direction: str, problem: ConvProblem, epilogue: Epilogue = NO_EPILOGUE) -> None:
         onednn = backend("onednn")
-        assert onednn.refusal(face, problem, epilogue, None) == ""
-        engine = onednn.engine(face, problem, epilogue, None)
+        assert onednn.refusal(direction, problem, epilogue, None) == ""
+        engine = onednn.engine(direction, problem, epilogue, None)
         assert isinstance(engine, Engine), engine
         self.engine = engine
-        numbers = onednn.numbers(face, problem, epilogue, None)
+        numbers = onednn.numbers(direction, problem, epilogue, None)
         self._block = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._run = tvm_ffi.get_global_func(onednn.entry)
+        self._run = tvm_ffi.get_global_func(onednn.run_function)
 
     def __call__(self, operands: list[Any], results: list[tuple[tuple[int, ...], str]]) -> list[np.ndarray]:
         found = [tvm.runtime.tensor(np.full(shape, np.nan).astype(numpy_dtype(dtype))) for shape, dtype in results]
@@ -78,29 +80,29 @@ class Call:
         self._run(ctypes.c_void_p(ctypes.addressof(self._block)), *tensors)
 
 
-def result_of(face: str, problem: ConvProblem) -> tuple[tuple[int, ...], str]:
-    return problem.tensors[FACES[face].result]
+def result_of(direction: str, problem: ConvProblem) -> tuple[tuple[int, ...], str]:
+    return problem.tensors[DIRECTIONS[direction].result]
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("descriptor", PROBLEMS)
-def test_exact(face: str, descriptor: str) -> None:
+def test_exact(direction: str, descriptor: str) -> None:
     problem = ConvProblem.from_descriptor(descriptor)
-    operands, wanted = numbers_of(problem, face)
-    call = Call(face, problem)
-    (found,) = call(operands, [result_of(face, problem)])
+    operands, wanted = numbers_of(problem, direction)
+    call = Call(direction, problem)
+    (found,) = call(operands, [result_of(direction, problem)])
     assert np.array_equal(found, wanted)
-    assert np.array_equal(call(operands, [result_of(face, problem)])[0], wanted)
+    assert np.array_equal(call(operands, [result_of(direction, problem)])[0], wanted)
 
 
 @pytest.mark.parametrize("descriptor", ["mb2ic16ih9oc16kh3ph1", "mb2ic16ih9oc16kh1_lay=NHWC:OHWI:NHWC"])
-@pytest.mark.parametrize("face", FACES)
-def test_bfloat16_with_a_float32_result(face: str, descriptor: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_bfloat16_with_a_float32_result(direction: str, descriptor: str) -> None:
     plain = ConvProblem.from_descriptor(descriptor)
-    types = {name: "float32" if name == FACES[face].result else "bfloat16" for name in plain.tensors}
+    types = {name: "float32" if name == DIRECTIONS[direction].result else "bfloat16" for name in plain.tensors}
     problem = plain.with_dtypes(types["data"], types["weight"], types["grad"])
-    operands, wanted = numbers_of(problem, face)
-    assert np.array_equal(Call(face, problem)(operands, [result_of(face, problem)])[0], wanted)
+    operands, wanted = numbers_of(problem, direction)
+    assert np.array_equal(Call(direction, problem)(operands, [result_of(direction, problem)])[0], wanted)
 
 
 EPILOGUES = (
@@ -113,14 +115,14 @@ EPILOGUES = (
 
 
 @pytest.mark.parametrize("descriptor", EPILOGUES)
-@pytest.mark.parametrize("face", FACES)
-def test_sums(face: str, descriptor: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_sums(direction: str, descriptor: str) -> None:
     """In memory of their own, and in the place of the summand, more than once."""
     problem = ConvProblem.from_descriptor(descriptor)
-    operands, wanted = numbers_of(problem, face)
+    operands, wanted = numbers_of(problem, direction)
     acc = np.random.default_rng(0).integers(-9, 9, wanted.shape).astype(wanted.dtype)
-    call = Call(face, problem, Epilogue(accumulate=True))
-    (found,) = call([*operands, acc], [result_of(face, problem)])
+    call = Call(direction, problem, Epilogue(accumulate=True))
+    (found,) = call([*operands, acc], [result_of(direction, problem)])
     assert np.array_equal(found, wanted + acc)
     place, given = tvm.runtime.tensor(acc), [tvm.runtime.tensor(operand) for operand in operands]
     for _ in range(2):
@@ -164,35 +166,38 @@ def test_bias_gradient(descriptor: str) -> None:
     assert np.array_equal(sums[1].numpy(), wanted_bias + wanted_bias)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_bitwise_repeatable(face: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_bitwise_repeatable(direction: str) -> None:
     problem = ConvProblem.from_descriptor("mb3ic40ih15oc24kh3ph1")
     rng = np.random.default_rng(0)
-    operands = [rng.standard_normal(problem.tensors[name][0], "float32") for name in FACES[face].operands]
-    call = Call(face, problem)
-    first = call(operands, [result_of(face, problem)])[0]
+    operands = [rng.standard_normal(problem.tensors[name][0], "float32") for name in DIRECTIONS[direction].operands]
+    call = Call(direction, problem)
+    first = call(operands, [result_of(direction, problem)])[0]
     for _ in range(5):
-        assert call(operands, [result_of(face, problem)])[0].tobytes() == first.tobytes()
+        assert call(operands, [result_of(direction, problem)])[0].tobytes() == first.tobytes()
 
 
 def test_threads_call_at_the_same_time() -> None:
     """Primitives for a batch are made by whoever meets it first, sums go to a place of each thread's own."""
     text, batches = "mb{}ic32ih14oc48kh3ph1", (2, 3)
     calls = {
-        face: Call(face, ConvProblem.from_descriptor(text.format("{n}")), Epilogue(accumulate=True)) for face in FACES
+        direction: Call(direction, ConvProblem.from_descriptor(text.format("{n}")), Epilogue(accumulate=True))
+        for direction in DIRECTIONS
     }
     known = {
-        (face, n): numbers_of(ConvProblem.from_descriptor(text.format(n)), face) for n in batches for face in FACES
+        (direction, n): numbers_of(ConvProblem.from_descriptor(text.format(n)), direction)
+        for n in batches
+        for direction in DIRECTIONS
     }
     together, right = threading.Barrier(4), []
 
     def work() -> None:
-        for (face, n), (operands, wanted) in known.items():
+        for (direction, n), (operands, wanted) in known.items():
             given, place = [tvm.runtime.tensor(o) for o in operands], tvm.runtime.tensor(np.zeros_like(wanted))
             together.wait(60)
             for times in range(1, 6):
-                calls[face].run(*given, place, place)
-                right.append((face, n, times, np.array_equal(place.numpy(), times * wanted)))
+                calls[direction].run(*given, place, place)
+                right.append((direction, n, times, np.array_equal(place.numpy(), times * wanted)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

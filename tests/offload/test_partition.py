@@ -16,19 +16,19 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from relax_ops.program import faces_module
+from relax_ops.program import directions_module
 from tests.relax.net import Net, module_of
 from tests.relax.programs import tensor
 from tvm_convgrad import evaluate, partition
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload import libraries
-from tvm_convgrad.offload.common import names_for
 from tvm_convgrad.offload.partition import offload
+from tvm_convgrad.offload.registry import names_for
 from tvm_convgrad.op import conv2d_backward_weight
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.verify.bulk import quick_machine
 
 TARGET = tvm.target.Target("llvm")
 NAMES = names_for(TARGET)
@@ -214,7 +214,7 @@ def test_unknown_backends_are_refused() -> None:
 
 
 def test_a_backend_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvm_convgrad.offload.onednn.backend._find", lambda package, file: None)
+    monkeypatch.setattr("tvm_convgrad.offload.contract.installed_file", lambda package, file: None)
     with pytest.raises(SetupError, match=r"pip install 'tvm-convgrad\[onednn\]'"):
         partition(module_of(PLAIN, forward)[0], ["onednn"])
     done = offload(module_of(PLAIN, forward)[0], ("auto",), TARGET)  # never is one there
@@ -231,7 +231,7 @@ def test_modules_without_convolutions_pass_through(monkeypatch: pytest.MonkeyPat
 @pytest.mark.onednn
 def test_a_module_of_which_nothing_can_be_offloaded_is_an_error() -> None:
     problem = PLAIN.with_dtypes("float64", "float64", "float64")
-    module = faces_module([("main", FACES["forward"], problem)])
+    module = directions_module([("main", DIRECTIONS["forward"], problem)])
     with pytest.raises(
         UnsupportedError, match=r"no convolution can be; forward of .* refused by onednn: types float64"
     ):
@@ -246,7 +246,7 @@ machine = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1]), tvm.cpu())
 arrays = np.load(sys.argv[2])
 found = machine["main"](*(tvm.runtime.tensor(arrays[name]) for name in ("a", "b"))).numpy()
 assert np.array_equal(found, arrays["wanted"])
-assert "tvm_convgrad.offload.common" not in sys.modules
+assert "tvm_convgrad.offload.registry" not in sys.modules
 """
 
 
@@ -255,7 +255,7 @@ def test_an_exported_library_finds_the_runtime_by_itself(tmp_path: Path, monkeyp
     ours = libraries.cache_folder()
     monkeypatch.setenv(libraries.VARIABLE, str(tmp_path / "runtimes"))
     shutil.copytree(ours, tmp_path / "runtimes")
-    module = partition(faces_module([("main", FACES["forward"], PLAIN)]), ["onednn"])
+    module = partition(directions_module([("main", DIRECTIONS["forward"], PLAIN)]), ["onednn"])
     tvm.compile(module, "llvm").export_library(str(tmp_path / "program.so"))
     operands, wanted = numbers_of(PLAIN, "forward")
     np.savez(tmp_path / "arrays.npz", a=operands[0], b=operands[1], wanted=wanted)
@@ -270,10 +270,10 @@ def test_an_exported_library_finds_the_runtime_by_itself(tmp_path: Path, monkeyp
 
 @pytest.mark.onednn
 def test_a_module_can_be_partitioned_twice() -> None:
-    faces = [(name, FACES[name], PLAIN) for name in ("forward", "backward_data")]
-    once = partition(faces_module(faces[:1]), ["onednn"])
-    once.update_func(tvm.ir.GlobalVar("backward_data"), faces_module(faces[1:])["backward_data"])
+    directions = [(name, DIRECTIONS[name], PLAIN) for name in ("forward", "backward_data")]
+    once = partition(directions_module(directions[:1]), ["onednn"])
+    once.update_func(tvm.ir.GlobalVar("backward_data"), directions_module(directions[1:])["backward_data"])
     machine = quick_machine(partition(once, ["onednn"]), "llvm")
-    for name, _, problem in faces:
+    for name, _, problem in directions:
         operands, wanted = numbers_of(problem, name)
         assert np.array_equal(machine[name](*map(tvm.runtime.tensor, operands)).numpy(), wanted)

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 import tvm
 
-from tvm_convgrad.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.offload.common import call_source, parse_offload, require
+from tvm_convgrad.offload import contract
+from tvm_convgrad.offload.call_source import call_source
 from tvm_convgrad.offload.onednn import backend, rules
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.registry import parse_offload, require
 
 PLAIN = "mb2ic16ih9oc32kh3ph1"
-FACES = ("forward", "backward_weight", "backward_data")
+DIRECTIONS = ("forward", "backward_weight", "backward_data")
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     "descriptor",
     [
@@ -31,8 +33,8 @@ FACES = ("forward", "backward_weight", "backward_data")
         f"{PLAIN}_dt=bf16:bf16:bf16",
     ],
 )
-def test_taken(face: str, descriptor: str) -> None:
-    assert rules.refusal(face, ConvProblem.from_descriptor(descriptor), NO_EPILOGUE) == ""
+def test_taken(direction: str, descriptor: str) -> None:
+    assert rules.refusal(direction, ConvProblem.from_descriptor(descriptor), NO_EPILOGUE) == ""
 
 
 @pytest.mark.parametrize(
@@ -50,14 +52,14 @@ def test_refused(descriptor: str, reason: str) -> None:
     assert reason in rules.refusal("forward", ConvProblem.from_descriptor(descriptor), NO_EPILOGUE)
 
 
-def test_mixed_precision_goes_by_face() -> None:
+def test_mixed_precision_goes_by_direction() -> None:
     wide = ConvProblem.from_descriptor(f"{PLAIN}_dt=bf16:f32:bf16")  # a float32 weight gradient of bfloat16 operands
     assert rules.refusal("backward_weight", wide, NO_EPILOGUE) == ""
     assert "types bfloat16, float32" in rules.refusal("forward", wide, NO_EPILOGUE)
 
 
 @pytest.mark.parametrize(
-    ("face", "epilogue", "reason"),
+    ("direction", "epilogue", "reason"),
     [
         ("forward", Epilogue(bias=True, accumulate=True), ""),
         ("forward", Epilogue(bias=True, relu=True), "relu turns NaN into zero in oneDNN"),
@@ -67,14 +69,14 @@ def test_mixed_precision_goes_by_face() -> None:
         ("backward_data", Epilogue(bias=True, relu=True), "backward_data takes no bias, relu"),
     ],
 )
-def test_epilogues(face: str, epilogue: Epilogue, reason: str) -> None:
-    found = rules.refusal(face, ConvProblem.from_descriptor(PLAIN), epilogue)
+def test_epilogues(direction: str, epilogue: Epilogue, reason: str) -> None:
+    found = rules.refusal(direction, ConvProblem.from_descriptor(PLAIN), epilogue)
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
 
 
 @pytest.mark.parametrize(
-    ("descriptor", "face", "formats"),
+    ("descriptor", "direction", "formats"),
     [
         (PLAIN, "forward", rules.ANY),
         (f"{PLAIN}_lay=NHWC:OHWI:NHWC", "forward", rules.PLAIN_DATA),
@@ -88,8 +90,8 @@ def test_epilogues(face: str, epilogue: Epilogue, reason: str) -> None:
         (f"{PLAIN}_lay=CNHW:OIHW:NCHW", "forward", rules.ANY),
     ],
 )
-def test_formats(descriptor: str, face: str, formats: str) -> None:
-    assert rules.formats(face, ConvProblem.from_descriptor(descriptor)) == formats
+def test_formats(descriptor: str, direction: str, formats: str) -> None:
+    assert rules.formats(direction, ConvProblem.from_descriptor(descriptor)) == formats
 
 
 def test_offload_option() -> None:
@@ -101,7 +103,7 @@ def test_offload_option() -> None:
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_find", lambda package, file: None)
+    monkeypatch.setattr(contract, "installed_file", lambda package, file: None)
     with pytest.raises(SetupError, match=r"onednn: not installed \(the package onednn-cpu-gomp.*\): pip install '"):
         require(["onednn"], tvm.target.Target("llvm"))
 

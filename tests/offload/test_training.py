@@ -10,9 +10,9 @@ import pytest
 
 from tests import tiny
 from tests.conftest import build_tiny
-from tvm_convgrad.errors import SetupError
-from tvm_convgrad.training.artifact import load_module, read_artifact
-from tvm_convgrad.training.session import Session
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.training.runtime.artifact import load_module, read_artifact
+from tvm_convgrad.training.runtime.session import Session
 
 pytestmark = pytest.mark.onednn
 
@@ -47,9 +47,9 @@ def test_what_is_reported(offloaded_step: Path) -> None:
     assert {entry["op"] for entry in entries} == {"conv2d", "conv2d_backward_weight"}
     for entry in entries:
         assert entry["kernel"].startswith("onednn ")
-        assert entry["reason"] == "asked for"
+        assert entry["reason"] == "requested"
         assert "workspace" in entry["plan"]
-        assert any("onednn is asked for" in other["reason"] for other in entry["refused"])
+        assert any("onednn is requested" in other["reason"] for other in entry["refused"])
     assert Path(artifact.manifest["runtimes"]["onednn"]).name == "libconvgrad_onednn.so.2"
 
 
@@ -57,6 +57,6 @@ def test_a_runtime_that_is_gone(offloaded_step: Path, monkeypatch: pytest.Monkey
     artifact = read_artifact(offloaded_step)
     artifact.manifest["runtimes"]["onednn"] = "/no/such/library.so"
     load_module(artifact)  # the one of this machine
-    monkeypatch.setattr("tvm_convgrad.offload.onednn.backend._find", lambda package, file: None)
-    with pytest.raises(SetupError, match=r"the runtime for onednn needs packages: pip install"):
+    monkeypatch.setattr("tvm_convgrad.offload.contract.installed_file", lambda package, file: None)
+    with pytest.raises(SetupError, match=r"the runtime for onednn cannot be built: not installed .*: pip install"):
         load_module(artifact)

@@ -9,9 +9,9 @@ from typing import Any
 from tvm import relax
 
 from tests.relax.programs import tensor
-from tvm_convgrad.geometry import flat_padding
+from tvm_convgrad.core.geometry import flat_padding
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.op import conv2d_backward_data, conv2d_backward_weight
-from tvm_convgrad.problem import ConvProblem
 
 
 class Net:

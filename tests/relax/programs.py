@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad import op as ops
-from tvm_convgrad.catalogue import BY_NAME
+from tvm_convgrad.core.catalogue import BY_NAME
 
 
 def tensor(name: str, shape: tuple[Any, ...] | list[Any], dtype: str = "float32") -> Any:

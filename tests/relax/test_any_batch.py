@@ -12,12 +12,12 @@ import tvm
 from tvm import relax
 
 from relax_ops.lowering import recorded_choices
-from relax_ops.program import face_call
+from relax_ops.program import direction_call
 from tests.relax.programs import tensor
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import quick_machine
 
 PROBLEMS = [
     "mb{n}ic17ih9iw11oc11kh3kw3ph1pw1",  # ragged channels
@@ -32,26 +32,26 @@ PROBLEMS = [
 ]
 
 
-def module_of(face: str, problem: ConvProblem) -> Any:
-    """The face with a symbolic batch."""
+def module_of(direction: str, problem: ConvProblem) -> Any:
+    """The direction with a symbolic batch."""
     n = tvm.tirx.Var("n", "int64")
 
     def operand(name: str) -> Any:
         shape, dtype = problem.tensors[name]
         return tensor(name, [extent if isinstance(extent, int) else n for extent in shape], dtype)
 
-    operands = [operand(name) for name in FACES[face].operands]
+    operands = [operand(name) for name in DIRECTIONS[direction].operands]
     named = _Named(problem, n)
     builder = relax.BlockBuilder()
     with builder.function("main", operands):
         with builder.dataflow():
-            result = builder.emit_output(face_call(builder, FACES[face], named, *operands))
+            result = builder.emit_output(direction_call(builder, DIRECTIONS[direction], named, *operands))
         builder.emit_func_output(result)
     return builder.get()
 
 
 class _Named:
-    """A problem whose symbolic batch is a variable of the program, for `face_call`."""
+    """A problem whose symbolic batch is a variable of the program, for `direction_call`."""
 
     def __init__(self, problem: ConvProblem, batch: Any) -> None:
         self._problem = problem
@@ -61,31 +61,31 @@ class _Named:
         return getattr(self._problem, name)
 
 
-def check(face: str, problem: ConvProblem) -> None:
+def check(direction: str, problem: ConvProblem) -> None:
     with recorded_choices() as record:
-        machine = quick_machine(module_of(face, problem), "native")
+        machine = quick_machine(module_of(direction, problem), "native")
     (entry,) = record
     assert entry.choice.is_kernel, entry.choice
     for batch in (1, 3, 8, 17):
-        operands, wanted = numbers_of(replace(problem, batch=batch), face)
+        operands, wanted = numbers_of(replace(problem, batch=batch), direction)
         found = machine["main"](*map(tvm.runtime.tensor, operands)).numpy()
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_one_kernel_for_every_batch(text: str, channels_last: bool, face: str) -> None:
+def test_one_kernel_for_every_batch(text: str, channels_last: bool, direction: str) -> None:
     problem = ConvProblem.from_descriptor(text)
     if channels_last:
         axes = problem.data_layout[2:]
         problem = problem.with_layouts(f"N{axes}C", f"O{axes}I", f"N{axes}C")
-    check(face, problem)
+    check(direction, problem)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_half_precision_for_every_batch(face: str) -> None:
-    check(face, ConvProblem.from_descriptor(PROBLEMS[0]).with_dtypes("float16", "float16", "float16"))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_half_precision_for_every_batch(direction: str) -> None:
+    check(direction, ConvProblem.from_descriptor(PROBLEMS[0]).with_dtypes("float16", "float16", "float16"))
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,12 @@ def test_half_precision_for_every_batch(face: str) -> None:
 )
 def test_what_else_is_symbolic_is_refused(text: str, reason: str) -> None:
     from tests.relax.test_default_kernels import TARGETS
-    from tvm_convgrad.kernels import plan
-    from tvm_convgrad.kernels.target import machine_of
+    from tvm_convgrad.codegen.hardware import machine_of
+    from tvm_convgrad.kernels import chooser
 
-    for face in FACES:
-        choice = plan.choose(ConvProblem.from_descriptor(text), face, machine_of(tvm.target.Target(TARGETS["AVX2"])))
+    for direction in DIRECTIONS:
+        choice = chooser.choose(
+            ConvProblem.from_descriptor(text), direction, machine_of(tvm.target.Target(TARGETS["AVX2"]))
+        )
         assert not choice.is_kernel
         assert reason in choice.reason

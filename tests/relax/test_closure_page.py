@@ -8,25 +8,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tvm_convgrad.catalogue import FACES, FORWARD, Face
+from tvm_convgrad.core.catalogue import DIRECTIONS, FORWARD, Direction
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "CLOSURE.md").read_text()
 
 
-def operator(face: Face) -> str:
-    return "conv{r}d" if face is FORWARD else f"conv{{r}}d_{face.name}"
+def operator(direction: Direction) -> str:
+    return "conv{r}d" if direction is FORWARD else f"conv{{r}}d_{direction.name}"
 
 
-def row(face: Face) -> str:
-    cells = [f"`{operator(face)}({', '.join(face.operands)})`"]
-    for operand, (name, (first, second)) in zip(face.operands, face.gradients, strict=True):
-        cells.append(f"{operand}: `{operator(FACES[name])}({first}, {second})`")
+def row(direction: Direction) -> str:
+    cells = [f"`{operator(direction)}({', '.join(direction.operands)})`"]
+    for operand, (name, (first, second)) in zip(direction.operands, direction.gradients, strict=True):
+        cells.append(f"{operand}: `{operator(DIRECTIONS[name])}({first}, {second})`")
     return f"| {' | '.join(cells)} |"
 
 
 def test_the_table_is_the_catalogue_s() -> None:
-    assert [line for line in PAGE.splitlines() if line.startswith("| `conv")] == [row(face) for face in FACES.values()]
+    assert [line for line in PAGE.splitlines() if line.startswith("| `conv")] == [
+        row(direction) for direction in DIRECTIONS.values()
+    ]
 
 
 def test_the_examples_run() -> None:

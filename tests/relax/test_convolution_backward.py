@@ -2,7 +2,7 @@
 """convolution_backward: all gradients of forward and transposed convolutions, of every rank, layout and mask.
 
 Small integers, so that equality is exact. The oracle is float64 numpy: a transposed convolution is dgrad of a problem,
-so that its gradients are that problem's forward face and wgrad.
+so that its gradients are that problem's forward direction and wgrad.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from hypothesis import given, settings
 from tvm import relax
 
 import tvm_convgrad
-from relax_ops.fusion import fuse_epilogues
 from relax_ops.ir import AnalyzerProver
 from relax_ops.lowering import recorded_choices
+from relax_ops.passes.fusion import fuse_epilogues
 from tests.core.strategies import problems
 from tests.relax.programs import tensor
-from tvm_convgrad import evaluate, reference
-from tvm_convgrad.bulk import native_target, quick_machine
-from tvm_convgrad.dtypes import numpy_dtype
-from tvm_convgrad.errors import ConvGradError, DTypeError, ProblemError, UnsupportedError
-from tvm_convgrad.geometry import hidden_extent
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad import evaluate
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.errors import ConvGradError, DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.geometry import hidden_extent
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import native_target, quick_machine
 
 Array = np.ndarray[Any, Any]
 PROBLEM = ConvProblem.from_descriptor("g2mb2ic4ih6iw5oc4kh3kw2sh2sw1ph1pw0_lay=NHWC:HWIO:NHWC")

@@ -12,13 +12,13 @@ import tvm
 from tvm import relax
 
 from relax_ops.lowering import forced_forms, recorded_choices
-from relax_ops.program import faces_module
+from relax_ops.program import directions_module
 from tests.relax.programs import call, module, tensor
-from tvm_convgrad import reference
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.geometry import SPATIAL
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.geometry import SPATIAL
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import quick_machine
 
 PROBLEM = ConvProblem.from_descriptor("g2mb2ic4ih7iw6oc6kh3kw2sh2sw1ph1pw0")
 TARGETS = {
@@ -47,20 +47,20 @@ def legalized(mod: Any, target: Any) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("face", FACES)
-def test_every_instruction_set_gets_kernels(face: str, target: str) -> None:
-    mod, record = legalized(faces_module([("main", FACES[face], PROBLEM)]), TARGETS[target])
-    assert functions_of(mod) == [f"conv2d_{face}_kernel"]
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_instruction_set_gets_kernels(direction: str, target: str) -> None:
+    mod, record = legalized(directions_module([("main", DIRECTIONS[direction], PROBLEM)]), TARGETS[target])
+    assert functions_of(mod) == [f"conv2d_{direction}_kernel"]
     (entry,) = record
-    assert (entry.face, entry.problem, entry.choice.is_kernel) == (face, PROBLEM, True)
-    assert entry.op == ("conv2d" if face == "forward" else f"conv2d_{face}")
+    assert (entry.direction, entry.problem, entry.choice.is_kernel) == (direction, PROBLEM, True)
+    assert entry.op == ("conv2d" if direction == "forward" else f"conv2d_{direction}")
 
 
 @pytest.mark.parametrize("target", [*OTHERS, None])
-@pytest.mark.parametrize("face", FACES)
-def test_other_targets_get_the_composition_and_the_reason(face: str, target: str | None) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_other_targets_get_the_composition_and_the_reason(direction: str, target: str | None) -> None:
     described = OTHERS[target] if target else None
-    mod, record = legalized(faces_module([("main", FACES[face], PROBLEM)]), described)
+    mod, record = legalized(directions_module([("main", DIRECTIONS[direction], PROBLEM)]), described)
     assert not [name for name in functions_of(mod) if "kernel" in name]
     (entry,) = record  # the composition's own convolutions are not in the record
     assert not entry.choice.is_kernel
@@ -74,14 +74,14 @@ def test_symbolic_height_and_empty_tensors_get_the_composition_and_the_reason() 
     _, (entry,) = legalized(module(lambda _: made, [grad, data]), TARGETS["AVX2"])
     assert entry.choice.reason == "the height or width is known only at run time"
     empty = replace(PROBLEM, batch=0)
-    _, (entry,) = legalized(faces_module([("main", FACES["backward_weight"], empty)]), TARGETS["AVX2"])
+    _, (entry,) = legalized(directions_module([("main", DIRECTIONS["backward_weight"], empty)]), TARGETS["AVX2"])
     assert "has no elements" in entry.choice.reason
 
 
-@pytest.mark.parametrize("face", ["backward_weight", "backward_data"])
-def test_a_forced_composition_is_made_of_stock_operations_alone(face: str) -> None:
-    with forced_forms(**{face: "composition"}):
-        mod, (entry,) = legalized(faces_module([("main", FACES[face], PROBLEM)]), TARGETS["AVX2"])
+@pytest.mark.parametrize("direction", ["backward_weight", "backward_data"])
+def test_a_forced_composition_is_made_of_stock_operations_alone(direction: str) -> None:
+    with forced_forms(**{direction: "composition"}):
+        mod, (entry,) = legalized(directions_module([("main", DIRECTIONS[direction], PROBLEM)]), TARGETS["AVX2"])
     assert entry.choice.reason == "composition is forced"
     assert not [name for name in functions_of(mod) if "kernel" in name]
     assert [name for name in functions_of(mod) if name.startswith("conv2d")]
@@ -97,18 +97,23 @@ def test_equal_problems_compile_once_and_others_do_not_share() -> None:
         PROBLEM.with_dtypes("float64", "float64", "float64"),
         replace(PROBLEM, strides=(1, 1), data_extents=(4, 6)),  # dW and dY of the same shapes as the first
     ]
-    faces = [(f"f{i}_{face}", FACES[face], p) for i, p in enumerate(variants) for face in FACES if face != "forward"]
-    mod, _ = legalized(faces_module(faces), "llvm")
+    directions = [
+        (f"f{i}_{direction}", DIRECTIONS[direction], p)
+        for i, p in enumerate(variants)
+        for direction in DIRECTIONS
+        if direction != "forward"
+    ]
+    mod, _ = legalized(directions_module(directions), "llvm")
     assert len(functions_of(mod)) == 2 * (len(variants) - 1)
-    machine = quick_machine(faces_module(faces))
+    machine = quick_machine(directions_module(directions))
     rng = np.random.default_rng(0)
-    for name, face, problem in faces:
+    for name, direction, problem in directions:
         operands = [
             rng.integers(-3, 4, [int(e) for e in problem.tensors[operand][0]]).astype(problem.tensors[operand][1])
-            for operand in face.operands
+            for operand in direction.operands
         ]
         found = machine[name](*map(tvm.runtime.tensor, operands)).numpy()
-        np.testing.assert_array_equal(found, reference.FACES[face.name](problem, *operands))
+        np.testing.assert_array_equal(found, reference.DIRECTIONS[direction.name](problem, *operands))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
@@ -134,7 +139,7 @@ def test_transposed_convolutions_take_dgrads_kernel(rank: int, groups: int, hidd
     )
     mod = module(lambda _: made, [grad, weight])
     _, (entry,) = legalized(mod, "llvm")
-    assert (entry.op, entry.face, entry.problem) == (f"conv{rank}d_transpose", "backward_data", problem)
+    assert (entry.op, entry.direction, entry.problem) == (f"conv{rank}d_transpose", "backward_data", problem)
     rng = np.random.default_rng(0)
     arrays = [rng.integers(-3, 4, problem.tensors[name][0]).astype("float32") for name in ("grad", "weight")]
     wanted = reference.backward_data(problem, *arrays)

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import doctest
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.relax.programs import tensor
-from tvm_convgrad import evaluate, op, reference
-from tvm_convgrad.catalogue import BY_NAME
-from tvm_convgrad.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad import evaluate, evaluation, op
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BY_NAME
+from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import COMPOSITIONS, _compiled, evaluate_problem
-from tvm_convgrad.problem import ConvProblem
 
 RNG = np.random.default_rng(0)
 SAME = ConvProblem.from_shapes(
@@ -30,6 +32,18 @@ LAYOUTS = {"data_layout": "NHWC", "kernel_layout": "HWIO", "grad_layout": "NHWC"
 
 def ints(*shape: int, dtype: str = "float32") -> Any:
     return RNG.integers(-4, 5, shape).astype(dtype)
+
+
+def test_the_examples_of_the_docstrings() -> None:
+    found = doctest.testmod(evaluation)
+    assert found.attempted >= 12
+    assert found.failed == 0
+
+
+def test_operands_may_be_lists() -> None:
+    data = [[[1.0, 2.0, 3.0]]]
+    found = evaluate("conv1d", data, [[[1.0, 1.0]]])
+    assert (found.dtype, found.tolist()) == (np.float64, [[[3.0, 5.0]]])
 
 
 def test_the_example_of_the_documentation() -> None:
@@ -53,14 +67,14 @@ def test_the_example_of_the_documentation() -> None:
     np.testing.assert_array_equal(found, reference.forward(SAME, data, weight))
 
 
-@pytest.mark.parametrize("face", COMPOSITIONS)
-def test_every_implementation(face: str) -> None:
+@pytest.mark.parametrize("direction", COMPOSITIONS)
+def test_every_implementation(direction: str) -> None:
     operands = {"grad": ints(2, 4, 5, 6), "weight": ints(3, 3, 2, 6), "data": ints(2, 7, 9, 4)}
     names = {"forward": ("data", "weight"), "backward_weight": ("grad", "data"), "backward_data": ("grad", "weight")}
-    arrays = [operands[name] for name in names[face]]
-    want = reference.FACES[face](SAME, *arrays)
-    for impl in ("auto", "kernel", "composition", *COMPOSITIONS[face]):
-        np.testing.assert_array_equal(evaluate_problem(face, SAME, *arrays, impl=impl), want)
+    arrays = [operands[name] for name in names[direction]]
+    want = reference.DIRECTIONS[direction](SAME, *arrays)
+    for impl in ("auto", "kernel", "composition", *COMPOSITIONS[direction]):
+        np.testing.assert_array_equal(evaluate_problem(direction, SAME, *arrays, impl=impl), want)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -18,14 +18,14 @@ import tvm
 from hypothesis import given, settings
 from tvm import relax
 
-from relax_ops.program import face_call
+from relax_ops.program import direction_call
 from tests.cases.load import ABSENT, FOLDER, cases, small_problems
 from tests.core.strategies import problems
 from tests.relax.programs import tensor
-from tvm_convgrad import reference
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.catalogue import FORWARD
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import FORWARD
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import quick_machine
 
 Array = np.ndarray[Any, Any]
 Loss = Callable[[Any, Any, Any, Any], Any]
@@ -77,7 +77,7 @@ def derived(problem: ConvProblem, loss: Loss, order: int, name: str = "main") ->
 
 def trilinear(problem: ConvProblem) -> Loss:
     def loss(builder: Any, data: Any, weight: Any, grad: Any) -> Any:
-        result = builder.emit(face_call(builder, FORWARD, problem, data, weight))
+        result = builder.emit(direction_call(builder, FORWARD, problem, data, weight))
         return relax.op.sum(relax.op.multiply(result, grad))
 
     return loss
@@ -146,7 +146,7 @@ def test_second_derivatives_are_symmetric(descriptor: str) -> None:
 
 def quadratic(problem: ConvProblem) -> Loss:
     def loss(builder: Any, data: Any, weight: Any, grad: Any) -> Any:
-        y = builder.emit(face_call(builder, FORWARD, problem, data, weight))
+        y = builder.emit(direction_call(builder, FORWARD, problem, data, weight))
         return relax.op.sum(relax.op.multiply(builder.emit(relax.op.multiply(y, y)), grad))
 
     return loss

@@ -13,11 +13,11 @@ from tvm import relax
 
 from relax_ops.lowering import forced_forms
 from tests.relax.programs import module, tensor
-from tvm_convgrad.bulk import Case, quick_machine, run_cases
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.fuzz import random_problems
-from tvm_convgrad.geometry import SPATIAL, data_layout_of, effective_kernel, flat_padding
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, effective_kernel, flat_padding
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import Case, quick_machine, run_cases
+from tvm_convgrad.verify.operators import random_problems
 
 Array = np.ndarray[Any, Any]
 
@@ -35,23 +35,24 @@ def numbers(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
 
 
 def compute(items: list[tuple[str, ConvProblem, dict[str, Array]]]) -> list[Array]:
-    """Faces of problems, compiled together, by kernels and compositions in turns: what must agree is of both kinds."""
-    operands = [[arrays[name] for name in FACES[face].operands] for face, _, arrays in items]
+    """Directions of problems, compiled together, by kernels and compositions in turns: both kinds must agree."""
+    operands = [[arrays[name] for name in DIRECTIONS[direction].operands] for direction, _, arrays in items]
     impls = [("kernel", "composition")[(place + place // 3) % 2] for place in range(len(items))]
     return run_cases(
-        [Case(face, problem, impl) for impl, (face, problem, _) in zip(impls, items, strict=True)], operands
+        [Case(direction, problem, impl) for impl, (direction, problem, _) in zip(impls, items, strict=True)], operands
     )
 
 
-def test_the_three_faces_are_adjoint() -> None:
+def test_the_three_directions_are_adjoint() -> None:
     """⟨dY, conv(X, W)⟩ = ⟨dX, X⟩ = ⟨dW, W⟩, exactly: the numbers are integers below 2^24."""
     drawn = [single(p) for p in random_problems(30, 21)]
     arrays = [numbers(p) for p in drawn]
-    found = compute([(face, p, a) for p, a in zip(drawn, arrays, strict=True) for face in FACES])
+    found = compute([(direction, p, a) for p, a in zip(drawn, arrays, strict=True) for direction in DIRECTIONS])
     for i, (problem, tensors) in enumerate(zip(drawn, arrays, strict=True)):
-        results = dict(zip(FACES, found[3 * i : 3 * i + 3], strict=True))
+        results = dict(zip(DIRECTIONS, found[3 * i : 3 * i + 3], strict=True))
         products = {
-            face: float((results[face].astype("float64") * tensors[FACES[face].result]).sum()) for face in FACES
+            direction: float((results[direction].astype("float64") * tensors[DIRECTIONS[direction].result]).sum())
+            for direction in DIRECTIONS
         }
         assert len(set(products.values())) == 1, (problem.descriptor, products)
 
@@ -72,10 +73,10 @@ def test_groups_are_a_concatenation_of_their_parts(descriptor: str) -> None:
     whole = numbers(problem)
     split = {name: np.split(array, g, axis=0 if name == "weight" else 1) for name, array in whole.items()}
     pieces = [{name: split[name][i] for name in split} for i in range(g)]
-    for face in FACES:
-        (together,) = compute([(face, problem, whole)])
-        parts = compute([(face, part, piece) for piece in pieces])
-        axis = 0 if FACES[face].result == "weight" else 1
+    for direction in DIRECTIONS:
+        (together,) = compute([(direction, problem, whole)])
+        parts = compute([(direction, part, piece) for piece in pieces])
+        axis = 0 if DIRECTIONS[direction].result == "weight" else 1
         np.testing.assert_array_equal(together, np.concatenate(parts, axis))
 
 
@@ -173,10 +174,13 @@ def test_layouts_are_transposes() -> None:
             name: np.ascontiguousarray(array.transpose([layouts[name][1].index(a) for a in layouts[name][0]]))
             for name, array in arrays.items()
         }
-        faces = ("backward_weight", "backward_data")
-        found = compute([(face, problem, moved) for face in faces] + [(face, plain, arrays) for face in faces])
-        for face, in_layout, in_plain in zip(faces, found[:2], found[2:], strict=True):
-            source, target = layouts[FACES[face].result]
+        directions = ("backward_weight", "backward_data")
+        found = compute(
+            [(direction, problem, moved) for direction in directions]
+            + [(direction, plain, arrays) for direction in directions]
+        )
+        for direction, in_layout, in_plain in zip(directions, found[:2], found[2:], strict=True):
+            source, target = layouts[DIRECTIONS[direction].result]
             np.testing.assert_array_equal(
                 in_layout.transpose([source.index(a) for a in target]), in_plain, err_msg=problem.descriptor
             )

@@ -16,17 +16,17 @@ from tvm import relax
 from tvm.s_tir import dlight
 
 from relax_ops.lowering import chosen_form, forced_forms
-from relax_ops.program import faces_module
+from relax_ops.program import directions_module
 from tests.relax.programs import call, module, sizes, tensor
-from tvm_convgrad import reference
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.fuzz import check_problems, random_problems
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import quick_machine
+from tvm_convgrad.verify.operators import check_problems, random_problems
 
 PROBLEM = ConvProblem.from_descriptor("g2mb2ic4ih7iw6oc6kh3kw2sh2sw1ph1pw0")
-BOTH = [("a", FACES["backward_weight"], PROBLEM), ("b", FACES["backward_data"], PROBLEM)]
+BOTH = [("a", DIRECTIONS["backward_weight"], PROBLEM), ("b", DIRECTIONS["backward_data"], PROBLEM)]
 
 
 def ops_of(mod: Any) -> set[str]:
@@ -67,9 +67,11 @@ STOCK = {
 )
 def test_the_forced_composition_is_the_one_emitted(forms: dict[str, str], present: set[str], absent: set[str]) -> None:
     with forced_forms(**forms):
-        for face, form in forms.items():
-            assert chosen_form(face) == form
-        found = ops_of(relax.transform.LegalizeOps(skip_ops=[f"relax.{name}" for name in STOCK])(faces_module(BOTH)))
+        for direction, form in forms.items():
+            assert chosen_form(direction) == form
+        found = ops_of(
+            relax.transform.LegalizeOps(skip_ops=[f"relax.{name}" for name in STOCK])(directions_module(BOTH))
+        )
     assert present <= found
     assert not absent & found
     assert not {"conv2d_backward_weight", "conv2d_backward_data"} & found
@@ -152,11 +154,11 @@ def stock_fuses_formulas() -> bool:
     return True
 
 
-def unrelated_module(face: str) -> Any:
+def unrelated_module(direction: str) -> Any:
     """grad's height has a name of its own: nothing says at compile time that it is the right one."""
     y, h = (tvm.tirx.Var(name, "int64") for name in "yh")
     grad, data, weight = tensor("grad", [2, 4, y, 4]), tensor("data", [2, 2, h, 4]), tensor("weight", [4, 2, 3, 1])
-    if face == "backward_weight":
+    if direction == "backward_weight":
         made = call("conv2d_backward_weight", grad, data, kernel_size=(3, 1))
         return module(lambda _: made, [grad, data])
     attributes = {"data_shape": [2, 2, h, 4]}
@@ -164,19 +166,19 @@ def unrelated_module(face: str) -> Any:
     return module(lambda _: made, [grad, weight, *sizes(attributes)])
 
 
-@pytest.mark.parametrize("face", ["backward_weight", "backward_data"])
-def test_extents_that_contradict_at_run_time_are_refused(face: str) -> None:
-    machine = quick_machine(unrelated_module(face))
+@pytest.mark.parametrize("direction", ["backward_weight", "backward_data"])
+def test_extents_that_contradict_at_run_time_are_refused(direction: str) -> None:
+    machine = quick_machine(unrelated_module(direction))
 
     def run(y: int, h: int) -> Any:
-        other = np.ones((2, 2, h, 4) if face == "backward_weight" else (4, 2, 3, 1), "float32")
+        other = np.ones((2, 2, h, 4) if direction == "backward_weight" else (4, 2, 3, 1), "float32")
         arguments = [tvm.runtime.tensor(a) for a in (np.ones((2, 4, y, 4), "float32"), other)]
-        if face == "backward_data":
+        if direction == "backward_data":
             arguments.append(tvm.runtime.ShapeTuple([h]))
         return machine["main"](*arguments).numpy()
 
     result = run(5, 7)
-    assert result.shape == ((4, 2, 3, 1) if face == "backward_weight" else (2, 2, 7, 4))
+    assert result.shape == ((4, 2, 3, 1) if direction == "backward_weight" else (2, 2, 7, 4))
     for y, h in ((4, 7), (6, 7), (5, 8)):
         with pytest.raises((RuntimeError, ValueError), match=r"(?i)match_?cast|mismatch"):
             run(y, h)
@@ -265,8 +267,8 @@ NVCC = pytest.mark.skipif(nvcc() is None, reason="building CUDA kernels needs nv
 @NVCC
 def test_cuda_kernels_build_without_a_device() -> None:
     depthwise = ConvProblem.from_descriptor("g4mb2ic4id4oc4kd2_dt=f16:f16:f16")
-    faces = [*BOTH, ("c", FACES["backward_weight"], depthwise), ("d", FACES["backward_data"], depthwise)]
-    check_kernels(tvm.compile(faces_module(faces), cuda_target()), least=8)
+    directions = [*BOTH, ("c", DIRECTIONS["backward_weight"], depthwise), ("d", DIRECTIONS["backward_data"], depthwise)]
+    check_kernels(tvm.compile(directions_module(directions), cuda_target()), least=8)
 
 
 @NVCC
@@ -274,7 +276,7 @@ def test_the_other_compositions_build_for_cuda() -> None:
     """With dlight's fallback schedule: its reduction schedule fails on stock's own grouped conv2d as well."""
     target = cuda_target()
     with forced_forms(backward_weight="tiled", backward_data="dilated"), target:
-        mod = relax.transform.LegalizeOps()(faces_module(BOTH))
+        mod = relax.transform.LegalizeOps()(directions_module(BOTH))
         mod = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(mod)
         check_kernels(tvm.compile(mod, target), least=8)
 

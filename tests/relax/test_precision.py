@@ -12,12 +12,13 @@ import tvm
 from tvm import relax
 
 from tests.relax.programs import call, module, tensor
-from tvm_convgrad import evaluate, reference
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.dtypes import numpy_dtype
+from tvm_convgrad import evaluate
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import evaluate_problem
-from tvm_convgrad.fuzz import check_problems, random_problems
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.verify.bulk import quick_machine
+from tvm_convgrad.verify.operators import check_problems, random_problems
 
 LONG = ConvProblem.from_descriptor("mb8ic2ih56oc2kh1")  # wgrad sums 8 * 56 * 56 = 25,088 products
 
@@ -57,7 +58,7 @@ def test_every_pair_of_operand_types(grad: str, other: str) -> None:
     problem = ConvProblem.from_descriptor("g2mb2ic4ih5iw4oc6kh3kw2sh2sw1ph1pw0")
     problem = problem.with_dtypes(other, other, grad)
     assert [
-        v for v in check_problems([problem], faces=("backward_weight", "backward_data")) if v.status != "right"
+        v for v in check_problems([problem], directions=("backward_weight", "backward_data")) if v.status != "right"
     ] == []
 
 
@@ -143,4 +144,6 @@ def test_mixed_types_of_random_problems() -> None:
     """Random problems whose three tensors have three types."""
     drawn = [p for p in random_problems(400, 11) if len({p.data_dtype, p.kernel_dtype, p.grad_dtype}) == 3][:20]
     assert len(drawn) == 20
-    assert [v for v in check_problems(drawn, faces=("backward_weight", "backward_data")) if v.status != "right"] == []
+    assert [
+        v for v in check_problems(drawn, directions=("backward_weight", "backward_data")) if v.status != "right"
+    ] == []

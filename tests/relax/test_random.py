@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """2,000 random problems against float64, to the last bit: of each, compiled, one gradient in one of its compositions.
 
-Drawn by hypothesis with a fixed seed; `convgrad verify --fuzz N --seed S` draws others and compiles every face.
+Drawn by hypothesis with a fixed seed; `convgrad verify --fuzz N --seed S` draws others and compiles every direction.
 tests/core/test_compositions.py runs every composition without a compiler. 16 problems are one example, as compiling is
 what costs.
 """
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import problems
-from tvm_convgrad.fuzz import check_problems
+from tvm_convgrad.verify.operators import check_problems
 
 GRADIENTS = ("backward_weight", "backward_data")  # of the problems in even and in odd places
 TOGETHER = 16
@@ -49,8 +49,8 @@ def test_random_problems(rank: int, dtypes: tuple[str, ...], count: int) -> None
     def run(batch: list) -> None:  # type: ignore[type-arg]
         nonlocal seen
         seen += len(batch)
-        for place, face in enumerate(GRADIENTS):
-            assert [v for v in check_problems(batch[place::2], faces=(face,)) if v.status != "right"] == []
+        for place, direction in enumerate(GRADIENTS):
+            assert [v for v in check_problems(batch[place::2], directions=(direction,)) if v.status != "right"] == []
 
     run()
     assert seen >= count

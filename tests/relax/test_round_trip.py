@@ -16,11 +16,11 @@ from tvm import relax
 
 import tvm_convgrad
 from relax_ops.ir import problem_of
-from relax_ops.program import face_call, faces_module
+from relax_ops.program import direction_call, directions_module
 from tests.relax.programs import NAMES, call, module, operands_of, sizes, tensor
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.fuzz import random_problems
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.operators import random_problems
 
 
 def program(name: str, symbolic: bool) -> Any:
@@ -41,18 +41,23 @@ def test_text_and_json(name: str, symbolic: bool) -> None:
 
 def test_text_of_random_problems() -> None:
     drawn = random_problems(60, 5)
-    faces = [(f"f{i}_{face}", FACES[face], p) for i, p in enumerate(drawn) for face in FACES if face != "forward"]
-    mod = faces_module(faces)
+    directions = [
+        (f"f{i}_{direction}", DIRECTIONS[direction], p)
+        for i, p in enumerate(drawn)
+        for direction in DIRECTIONS
+        if direction != "forward"
+    ]
+    mod = directions_module(directions)
     tvm.ir.assert_structural_equal(tvm.script.from_source(mod.script()), mod)
     tvm.ir.assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(mod)), mod)
 
 
 def test_the_problem_can_be_read_back_from_a_call() -> None:
     for problem in random_problems(60, 6):
-        for face in (FACES["backward_weight"], FACES["backward_data"]):
+        for direction in (DIRECTIONS["backward_weight"], DIRECTIONS["backward_data"]):
             builder = relax.BlockBuilder()
-            operands = [tensor(name, *problem.tensors[name]) for name in face.operands]
-            found = problem_of(builder.normalize(face_call(builder, face, problem, *operands)))
+            operands = [tensor(name, *problem.tensors[name]) for name in direction.operands]
+            found = problem_of(builder.normalize(direction_call(builder, direction, problem, *operands)))
             assert found == problem
 
 

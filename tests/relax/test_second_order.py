@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of gradients: relax.transform.Gradient applied to its own result, against the table of faces and PyTorch.
+"""Gradients of gradients: relax.transform.Gradient applied to its own result, against the table and PyTorch.
 
 Of the loss L = <dx, u> + <dw, v>, where dx and dw are the gradients of <conv(x, w), dy>, the gradients are again
 convolutions of the family (PyTorch's double backward):
@@ -16,15 +16,15 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_ops.program import face_call
+from relax_ops.program import direction_call
 from tests.cases.load import ABSENT, FOLDER, cases
 from tests.relax.programs import tensor
-from tvm_convgrad import reference
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.fuzz import random_problems
-from tvm_convgrad.geometry import flat_padding
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.geometry import flat_padding
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.verify.bulk import quick_machine
+from tvm_convgrad.verify.operators import random_problems
 
 Array = np.ndarray[Any, Any]
 
@@ -140,18 +140,18 @@ def _against_torch(problem: ConvProblem) -> None:
         np.testing.assert_array_equal(found, want.numpy())
 
 
-@pytest.mark.parametrize("face", [name for name in FACES if name != "forward"])
-def test_each_operator_s_own_gradient_on_random_problems(face: str) -> None:
-    """The table of faces, for one face at a time, with every layout, group, dilation and mixed element types."""
+@pytest.mark.parametrize("direction", [name for name in DIRECTIONS if name != "forward"])
+def test_each_operator_s_own_gradient_on_random_problems(direction: str) -> None:
+    """The table of directions, one at a time, with every layout, group, dilation and mixed element types."""
     drawn = [p for p in random_problems(200, 41) if "bfloat16" not in (p.data_dtype, p.kernel_dtype, p.grad_dtype)]
     mod = tvm.IRModule()
     for i, problem in enumerate(drawn[:12]):
         builder = relax.BlockBuilder()
-        operands = [tensor(name, *problem.tensors[name]) for name in FACES[face].operands]
-        upstream = tensor("upstream", *problem.tensors[FACES[face].result])
+        operands = [tensor(name, *problem.tensors[name]) for name in DIRECTIONS[direction].operands]
+        upstream = tensor("upstream", *problem.tensors[DIRECTIONS[direction].result])
         with builder.function(f"f{i}"):
             with builder.dataflow():
-                result = builder.emit(face_call(builder, FACES[face], problem, *operands))
+                result = builder.emit(direction_call(builder, DIRECTIONS[direction], problem, *operands))
                 loss = builder.emit_output(relax.op.sum(relax.op.multiply(result, upstream)))
             builder.emit_func_output(loss, [*operands, upstream])
         made = relax.transform.Gradient(f"f{i}", require_grads=operands)(builder.get())
@@ -163,14 +163,14 @@ def test_each_operator_s_own_gradient_on_random_problems(face: str) -> None:
             name: rng.integers(-1, 2, [int(e) for e in shape]).astype(dtype)
             for name, (shape, dtype) in problem.tensors.items()
         }
-        order = (*FACES[face].operands, FACES[face].result)
+        order = (*DIRECTIONS[direction].operands, DIRECTIONS[direction].result)
         gradients = machine[f"f{i}_adjoint"](*(tvm.runtime.tensor(arrays[name]) for name in order))[1]
-        for operand, found in zip(FACES[face].operands, gradients, strict=True):
-            rest = [arrays[name] for name in FACES[_face_of(operand)].operands]
-            want = reference.FACES[_face_of(operand)](problem, *rest).astype(arrays[operand].dtype)
+        for operand, found in zip(DIRECTIONS[direction].operands, gradients, strict=True):
+            rest = [arrays[name] for name in DIRECTIONS[_direction_of(operand)].operands]
+            want = reference.DIRECTIONS[_direction_of(operand)](problem, *rest).astype(arrays[operand].dtype)
             assert str(found.dtype) == problem.tensors[operand][1]
             np.testing.assert_array_equal(found.numpy(), want, err_msg=f"{operand} {problem}")
 
 
-def _face_of(result: str) -> str:
-    return next(name for name, face in FACES.items() if face.result == result)
+def _direction_of(result: str) -> str:
+    return next(name for name, direction in DIRECTIONS.items() if direction.result == result)

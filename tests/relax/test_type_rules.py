@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from tests.relax.programs import NAMES, call, operands_of, tensor, typed
-from tvm_convgrad.errors import ConvGradError, DTypeError, ProblemError
+from tvm_convgrad.core.errors import ConvGradError, DTypeError, ProblemError
 
 GRAD, DATA, WEIGHT = (2, 6, 5, 4), (2, 4, 7, 6), (6, 4, 3, 3)
 
@@ -61,7 +61,7 @@ def test_same_padding_by_name() -> None:
 # -------------------------------------------------------------------------------------------------- refusals
 
 REFUSALS = [
-    # face, changes, exception, parts of the sentence
+    # direction, changes, exception, parts of the sentence
     ("weight", {"grad": (2, 6, 5)}, ProblemError, ["grad has 3 axes", "NCHW has 4", "rank"]),
     ("weight", {"data": (2, 4, 7, 6, 1)}, ProblemError, ["data has 5 axes", "NCHW has 4"]),
     ("data", {"weight": (6, 4, 3)}, ProblemError, ["weight has 3 axes", "OIHW has 4"]),
@@ -117,12 +117,12 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("face", "changes", "kind", "parts"), REFUSALS, ids=lambda v: str(v)[:50])
-def test_refused(face: str, changes: dict[str, Any], kind: type[ConvGradError], parts: list[str]) -> None:
+@pytest.mark.parametrize(("direction", "changes", "kind", "parts"), REFUSALS, ids=lambda v: str(v)[:50])
+def test_refused(direction: str, changes: dict[str, Any], kind: type[ConvGradError], parts: list[str]) -> None:
     with pytest.raises(kind) as caught:
-        (weight_call if face == "weight" else data_call)(**changes)
+        (weight_call if direction == "weight" else data_call)(**changes)
     message = str(caught.value)
-    assert f"conv2d_backward_{face}: " in message
+    assert f"conv2d_backward_{direction}: " in message
     for part in parts:
         assert part in message
 

@@ -14,8 +14,8 @@ from tvm import relay
 from tvm.contrib import graph_executor
 
 from relay_ops.ir import call_of
-from tvm_convgrad.catalogue import Face
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.catalogue import Direction
+from tvm_convgrad.core.problem import ConvProblem
 
 
 def load_grid() -> ModuleType:
@@ -36,9 +36,9 @@ def typed(function: Any) -> Any:
     return relay.transform.InferType()(tvm.IRModule.from_expr(function))
 
 
-def call_program(face: Face, problem: ConvProblem) -> Any:
-    operands = variables(problem, *face.operands)
-    return typed(relay.Function(operands, call_of(face, problem, *operands)))
+def call_program(direction: Direction, problem: ConvProblem) -> Any:
+    operands = variables(problem, *direction.operands)
+    return typed(relay.Function(operands, call_of(direction, problem, *operands)))
 
 
 def run(module: Any, arrays: dict[str, Any], opt_level: int = 3) -> list[Any]:

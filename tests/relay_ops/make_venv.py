@@ -30,6 +30,8 @@ PARTS = (PREFIX + "python/tvm/", PREFIX + "build/libtvm.so", PREFIX + "build/lib
 REQUIREMENTS = (
     "numpy>=1.26",
     "ml_dtypes>=0.4",
+    "platformdirs>=4",
+    "filelock>=3.13",
     "attrs",
     "cloudpickle",
     "decorator",

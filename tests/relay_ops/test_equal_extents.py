@@ -20,14 +20,15 @@ from relay_ops.differentiate import value_and_gradients
 from relay_ops.ir import call_of, multiplied_problem_of, problem_of, types_of
 from relay_ops.partition import NAME, partition
 from tests.relay_ops.harness import assert_equal, calls, execute, integers, run, typed, variables
-from tvm_convgrad import ConvProblem, reference
-from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FORWARD, Face
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, flat_padding, hidden_extent
+from tvm_convgrad import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FORWARD, Direction
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, flat_padding, hidden_extent
 
 CONVOLUTIONS = {1: relay.nn.conv1d, 2: relay.nn.conv2d, 3: relay.nn.conv3d}
 TRANSPOSED = {1: relay.nn.conv1d_transpose, 2: relay.nn.conv2d_transpose, 3: relay.nn.conv3d_transpose}
-FACES = (FORWARD, BACKWARD_WEIGHT, BACKWARD_DATA)
+DIRECTIONS = (FORWARD, BACKWARD_WEIGHT, BACKWARD_DATA)
 
 
 def coinciding(rank: int) -> dict[str, ConvProblem]:
@@ -99,16 +100,19 @@ def together(cases: Sequence[Case]) -> tuple[Any, dict[str, Any], list[Any]]:
 
 
 def gradient_cases(
-    rank: int, layout: str, faces: Sequence[Face] = (BACKWARD_WEIGHT, BACKWARD_DATA), names: Sequence[str] = ()
+    rank: int,
+    layout: str,
+    directions: Sequence[Direction] = (BACKWARD_WEIGHT, BACKWARD_DATA),
+    names: Sequence[str] = (),
 ) -> Iterator[Case]:
     for name, problem in zip(coinciding(rank), problems(rank, layout), strict=True):
         if names and name not in names:
             continue
         arrays = integers(problem)
-        for face in faces:
-            operands = variables(problem, *face.operands)
-            want = reference.FACES[face.name](problem, *(arrays[operand] for operand in face.operands))
-            yield call_of(face, problem, *operands), operands, arrays, [want]
+        for direction in directions:
+            operands = variables(problem, *direction.operands)
+            want = reference.DIRECTIONS[direction.name](problem, *(arrays[operand] for operand in direction.operands))
+            yield call_of(direction, problem, *operands), operands, arrays, [want]
 
 
 def compare(found: Sequence[Any], wanted: Sequence[Any]) -> None:
@@ -129,12 +133,12 @@ def differentiated(expr: Any, operands: list[Any], upstream: Any) -> list[Any]:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_types_and_texts(rank: int, layout: str) -> None:
     for problem in problems(rank, layout):
-        for face in FACES:
-            if face is FORWARD and layout == "any":
+        for direction in DIRECTIONS:
+            if direction is FORWARD and layout == "any":
                 continue  # Relay has no type for nn.conv in such layouts
-            operands = variables(problem, *face.operands)
-            module = typed(relay.Function(operands, call_of(face, problem, *operands)))
-            assert module["main"].ret_type.concrete_shape == problem.tensors[face.result][0]
+            operands = variables(problem, *direction.operands)
+            module = typed(relay.Function(operands, call_of(direction, problem, *operands)))
+            assert module["main"].ret_type.concrete_shape == problem.tensors[direction.result][0]
             again = relay.parse(module.astext())
             tvm.ir.assert_structural_equal(module, again)
             call = again["main"].body
@@ -157,11 +161,11 @@ def test_gradients_are_right(rank: int, opt_level: int, layout: str) -> None:
 def test_gradients_are_calls_on_the_right_operands(rank: int, layout: str) -> None:
     """Identities are compared, as extents do not say which operand is which."""
     for problem in problems(rank, layout):
-        for face in FACES:
-            if face is FORWARD and layout == "any":
+        for direction in DIRECTIONS:
+            if direction is FORWARD and layout == "any":
                 continue
-            operands = variables(problem, *face.operands)
-            check_partials(face, problem, call_of(face, problem, *operands), operands)
+            operands = variables(problem, *direction.operands)
+            check_partials(direction, problem, call_of(direction, problem, *operands), operands)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -186,13 +190,13 @@ def test_gradients_of_transposed_convolutions(rank: int) -> None:
         check_partials(BACKWARD_DATA, problem, stock, operands)
 
 
-def check_partials(face: Face, problem: ConvProblem, expr: Any, operands: list[Any]) -> None:
+def check_partials(direction: Direction, problem: ConvProblem, expr: Any, operands: list[Any]) -> None:
     """The rule's partials are the catalogue's operators of the same problem on the very operands."""
-    upstream = relay.var("upstream", shape=problem.tensors[face.result][0])
+    upstream = relay.var("upstream", shape=problem.tensors[direction.result][0])
     found = differentiated(expr, operands, upstream)
-    named = {**dict(zip(face.operands, operands, strict=True)), "result": upstream}
+    named = {**dict(zip(direction.operands, operands, strict=True)), "result": upstream}
     typed_partials = typed(relay.Function([*operands, upstream], relay.Tuple(found)))["main"].body.fields
-    for partial, checked, (name, of) in zip(found, typed_partials, face.gradients, strict=True):
+    for partial, checked, (name, of) in zip(found, typed_partials, direction.gradients, strict=True):
         assert all(have.same_as(named[want]) for have, want in zip(partial.args, of, strict=True))
         assert partial.op.name.removeprefix(f"nn.conv{problem.rank}d") == ("" if name == "forward" else f"_{name}")
         assert problem_of(partial.op, partial.attrs, types_of(checked)) == problem
@@ -204,7 +208,7 @@ def test_c_loops_are_right(rank: int, tmp_path: Any) -> None:
     wanted: dict[str, tuple[Case, Any]] = {}
     sources: list[str] = []
     for layout in {1: ("any",), 2: ("NC", "last"), 3: ("any",)}[rank]:
-        for case in gradient_cases(rank, layout, FACES if layout != "any" else FACES[1:]):
+        for case in gradient_cases(rank, layout, DIRECTIONS if layout != "any" else DIRECTIONS[1:]):
             made, operands, _, _ = case
             module = partition(typed(relay.Function(operands, made)), forward=True)
             (region,) = (f for f in module.functions.values() if f.attrs and "Compiler" in f.attrs)
@@ -254,7 +258,7 @@ def test_layouts_are_converted(rank: int, start: str, tmp_path: Any) -> None:
     axes = SPATIAL[rank]
     goal = (f"NC{axes}", f"OI{axes}") if start == "last" else (f"N{axes}C", f"O{axes}I")
     module, values, wanted = together(list(gradient_cases(rank, start, names=("depthwise",))))
-    desired = {f"nn.conv{rank}d_backward_{face}": list(goal) for face in ("weight", "data")}
+    desired = {f"nn.conv{rank}d_backward_{direction}": list(goal) for direction in ("weight", "data")}
     with tvm.transform.PassContext(opt_level=3):
         converted = relay.transform.ConvertLayout(desired)(module)
     for call in calls(converted, f"nn.conv{rank}d_backward_data"):

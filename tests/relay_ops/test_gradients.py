@@ -10,10 +10,11 @@ from tvm import relay
 from relay_ops.differentiate import value_and_gradients
 from relay_ops.ir import call_of
 from tests.relay_ops.harness import assert_equal, calls, integers, run, variables
-from tvm_convgrad import ConvProblem, reference
-from tvm_convgrad.catalogue import BACKWARD_DATA, FACES, FORWARD, NEW_OPS, OpEntry
-from tvm_convgrad.errors import ModelError, UnsupportedError
-from tvm_convgrad.geometry import SPATIAL, hidden_extent
+from tvm_convgrad import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, DIRECTIONS, FORWARD, NEW_OPS, OpEntry
+from tvm_convgrad.core.errors import ModelError, UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, hidden_extent
 
 ENTRIES = [*NEW_OPS, *(OpEntry(FORWARD, rank) for rank in SPATIAL)]
 
@@ -24,24 +25,26 @@ def problem_of_rank(rank: int) -> ConvProblem:
     return ConvProblem(2, 4, 6, extents, (2,) * rank, (2,) * rank, ((0, 1),) * rank, (2,) * rank, groups=2)
 
 
-def check(problem, face, call, operands, upstream):
+def check(problem, direction, call, operands, upstream):
     """The gradients of <call, upstream> in both operands, against the reference of the catalogue's table."""
     program = value_and_gradients(relay.Function([*operands, upstream], relay.multiply(call, upstream)))
-    arrays = {**integers(problem), "upstream": integers(problem, 1)[face.result]}
-    arrays.pop(face.result)
+    arrays = {**integers(problem), "upstream": integers(problem, 1)[direction.result]}
+    arrays.pop(direction.result)
     _, *found = run(program, arrays)
     values = {**arrays, "result": arrays["upstream"]}
-    for partial, (name, of) in zip(found, face.gradients, strict=False):
-        assert_equal(partial, reference.FACES[name](problem, *(values[operand] for operand in of)))
-    assert_equal(found[2], reference.FACES[face.name](problem, *(arrays[name] for name in face.operands)))
+    for partial, (name, of) in zip(found, direction.gradients, strict=False):
+        assert_equal(partial, reference.DIRECTIONS[name](problem, *(values[operand] for operand in of)))
+    assert_equal(
+        found[2], reference.DIRECTIONS[direction.name](problem, *(arrays[name] for name in direction.operands))
+    )
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_family(entry):
-    problem, face = problem_of_rank(entry.rank), entry.face
-    operands = variables(problem, *face.operands)
-    upstream = relay.var("upstream", shape=problem.tensors[face.result][0])
-    check(problem, face, call_of(face, problem, *operands), operands, upstream)
+    problem, direction = problem_of_rank(entry.rank), entry.direction
+    operands = variables(problem, *direction.operands)
+    upstream = relay.var("upstream", shape=problem.tensors[direction.result][0])
+    check(problem, direction, call_of(direction, problem, *operands), operands, upstream)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -69,7 +72,7 @@ def test_stock_transposed_convolutions(rank, groups):
     found = run(tvm.IRModule.from_expr(relay.Function(program["main"].params, relay.Tuple(partials))), arrays)
     values = {**arrays, "result": arrays["upstream"]}
     for partial, (name, of) in zip(found, BACKWARD_DATA.gradients, strict=True):
-        assert_equal(partial, reference.FACES[name](problem, *(values[operand] for operand in of)))
+        assert_equal(partial, reference.DIRECTIONS[name](problem, *(values[operand] for operand in of)))
 
 
 def test_gradients_are_the_dedicated_operators():
@@ -99,4 +102,4 @@ def test_what_is_not_served_says_so():
 def test_every_entry_of_the_catalogue_has_a_rule():
     for entry in ENTRIES:
         assert tvm.ir.Op.get(f"nn.{entry.name}").get_attr("FPrimalGradient") is not None, entry.name
-    assert set(FACES) == {"forward", "backward_weight", "backward_data"}
+    assert set(DIRECTIONS) == {"forward", "backward_weight", "backward_data"}

@@ -141,7 +141,7 @@ def test_backward_graph(network, way, tmp_path):
     assert len(calls(program, "nn.conv2d_backward_weight", "nn.conv2d_backward_data")) == 2 * convolutions
     arrays = numbers(typed["main"])
     if way == "NHWC":
-        wanted = {f"nn.conv2d{face}": ["NHWC", "HWIO"] for face in ("", "_backward_weight", "_backward_data")}
+        wanted = {f"nn.conv2d{direction}": ["NHWC", "HWIO"] for direction in ("", "_backward_weight", "_backward_data")}
         with tvm.transform.PassContext(opt_level=3):
             program = relay.transform.ConvertLayout(wanted)(program)
     if way == "library":

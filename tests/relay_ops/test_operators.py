@@ -15,9 +15,10 @@ from legalize.forms import DATA_FORMS, WEIGHT_FORMS
 from relay_ops.layout import convert_rules
 from relay_ops.lowering import composed, formula
 from tests.relay_ops.harness import assert_equal, call_program, calls, integers, run, typed, variables
-from tvm_convgrad import ConvProblem, op, reference
-from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FACES, NEW_OPS
-from tvm_convgrad.errors import ConvGradError, DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad import ConvProblem, op
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, NEW_OPS
+from tvm_convgrad.core.errors import ConvGradError, DTypeError, ProblemError, UnsupportedError
 
 PROBLEMS = [
     ConvProblem.from_descriptor(text)
@@ -37,41 +38,41 @@ PROBLEMS = [
 GRADIENTS = (BACKWARD_WEIGHT, BACKWARD_DATA)
 
 
-def wanted(face, problem, arrays):
-    return reference.FACES[face.name](problem, *(arrays[name] for name in face.operands))
+def wanted(direction, problem, arrays):
+    return reference.DIRECTIONS[direction.name](problem, *(arrays[name] for name in direction.operands))
 
 
 @pytest.mark.parametrize("opt_level", [0, 3], ids=["strategy", "legalized"])
-@pytest.mark.parametrize("face", GRADIENTS, ids=lambda face: face.name)
+@pytest.mark.parametrize("direction", GRADIENTS, ids=lambda direction: direction.name)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_equal_to_float64(problem, face, opt_level):
+def test_equal_to_float64(problem, direction, opt_level):
     arrays = integers(problem)
-    (found,) = run(call_program(face, problem), {name: arrays[name] for name in face.operands}, opt_level)
-    assert_equal(found, wanted(face, problem, arrays))
+    (found,) = run(call_program(direction, problem), {name: arrays[name] for name in direction.operands}, opt_level)
+    assert_equal(found, wanted(direction, problem, arrays))
 
 
-@pytest.mark.parametrize("face", GRADIENTS, ids=lambda face: face.name)
-def test_float16_is_summed_in_float32(face):
+@pytest.mark.parametrize("direction", GRADIENTS, ids=lambda direction: direction.name)
+def test_float16_is_summed_in_float32(direction):
     problem = ConvProblem.from_descriptor("mb2ic4ih9oc6kh3ph1_dt=f16:f16:f16")
-    program = call_program(face, problem)
+    program = call_program(direction, problem)
     legal = relay.transform.Legalize()(program)
     assert {str(call.checked_type.dtype) for call in calls(legal, "nn.conv2d")} == {"float32"}
     assert legal["main"].ret_type.dtype == "float16"
 
 
 @pytest.mark.parametrize(
-    ("face", "form"),
+    ("direction", "form"),
     [*((BACKWARD_WEIGHT, form) for form in WEIGHT_FORMS), *((BACKWARD_DATA, form) for form in DATA_FORMS)],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 @pytest.mark.parametrize("text", ["g2mb2ic4ih9oc6kh3sh2ph1rh0", "mb2ic3iw17oc4kw5sw2pw2", "mb1ic2id5oc3kd3sd2pd1"])
-def test_every_composition(text, face, form):
+def test_every_composition(text, direction, form):
     problem = ConvProblem.from_descriptor(text)
-    operands = variables(problem, *face.operands)
+    operands = variables(problem, *direction.operands)
     arrays = integers(problem)
-    module = typed(relay.Function(operands, composed(face, problem, *operands, form)))
-    (found,) = run(module, {name: arrays[name] for name in face.operands})
-    assert_equal(found, wanted(face, problem, arrays))
+    module = typed(relay.Function(operands, composed(direction, problem, *operands, form)))
+    (found,) = run(module, {name: arrays[name] for name in direction.operands})
+    assert_equal(found, wanted(direction, problem, arrays))
 
 
 def test_transposed_form_refuses_what_relay_cannot():
@@ -85,10 +86,10 @@ def test_text_and_json_round_trips(entry):
     problem = ConvProblem(2, 4, 6, (9,) * entry.rank, (3,) * entry.rank, (2,) * entry.rank, groups=2)
     layout = "N" + {1: "W", 2: "HW", 3: "DHW"}[entry.rank] + "C"
     for told in (problem, problem.with_layouts(layout, None, layout)):
-        module = call_program(entry.face, told)
+        module = call_program(entry.direction, told)
         for again in (relay.parse(module.astext()), tvm.ir.load_json(tvm.ir.save_json(module))):
             tvm.ir.assert_structural_equal(module, again)
-            assert again["main"].ret_type.concrete_shape == told.tensors[entry.face.result][0]
+            assert again["main"].ret_type.concrete_shape == told.tensors[entry.direction.result][0]
 
 
 def test_upstreams_operator_is_kept():
@@ -223,13 +224,13 @@ def test_layout_conversion_refuses_packed_layouts_and_too_many():
     assert (kept.attrs.data_layout, kept.attrs.kernel_layout, kept.attrs.out_layout) == ("NHWC", "NHWC", "OIHW")
 
 
-@pytest.mark.parametrize("face", GRADIENTS, ids=lambda face: face.name)
-def test_gpu_schedule_gives_each_element_a_thread(face):
+@pytest.mark.parametrize("direction", GRADIENTS, ids=lambda direction: direction.name)
+def test_gpu_schedule_gives_each_element_a_thread(direction):
     problem = replace(PROBLEMS[0], grad_dtype="float16", data_dtype="float16", kernel_dtype="float16")
-    tensors = [te.placeholder(problem.tensors[n][0], problem.tensors[n][1], n) for n in face.operands]
+    tensors = [te.placeholder(problem.tensors[n][0], problem.tensors[n][1], n) for n in direction.operands]
     from relay_ops.lowering import _schedule
 
-    out = formula(FACES[face.name], problem, *tensors)
+    out = formula(DIRECTIONS[direction.name], problem, *tensors)
     target = tvm.target.Target("cuda -arch=sm_80")
     text = str(tvm.lower(_schedule(None, [out], target), [*tensors, out]))
     assert text.count('"blockIdx.x"') == text.count('"threadIdx.x"') == 2  # the sum, and its cast

@@ -16,8 +16,9 @@ from tvm import relay
 from relay_ops.ir import call_of
 from relay_ops.partition import NAME, partition, verdict
 from tests.relay_ops.harness import assert_equal, call_program, calls, execute, integers, typed, variables
-from tvm_convgrad import ConvProblem, reference
-from tvm_convgrad.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FACES, FORWARD
+from tvm_convgrad import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD
 
 STRIDED = ConvProblem.from_descriptor("g2mb2ic4ih9oc6kh3sh2dh1ph1")
 
@@ -37,7 +38,7 @@ def test_table_is_registered_under_the_compilers_name():
     assert sorted(names) == sorted(f"{NAME}.conv{r}d_backward_{f}" for r in (1, 2, 3) for f in ("weight", "data"))
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=lambda face: face.name)
+@pytest.mark.parametrize("direction", DIRECTIONS.values(), ids=lambda direction: direction.name)
 @pytest.mark.parametrize(
     "text",
     [
@@ -51,13 +52,13 @@ def test_table_is_registered_under_the_compilers_name():
         "mb1ic1ih2oc1kh3ph2",
     ],
 )
-def test_c_loops_are_right(text, face, tmp_path):
+def test_c_loops_are_right(text, direction, tmp_path):
     problem = ConvProblem.from_descriptor(text)
-    module = partition(call_program(face, problem), forward=True)
+    module = partition(call_program(direction, problem), forward=True)
     assert len(regions(module)) == 1
     arrays = integers(problem)
-    (found,) = execute(exported(module, tmp_path / "region.so"), {n: arrays[n] for n in face.operands})
-    assert_equal(found, reference.FACES[face.name](problem, *(arrays[n] for n in face.operands)))
+    (found,) = execute(exported(module, tmp_path / "region.so"), {n: arrays[n] for n in direction.operands})
+    assert_equal(found, reference.DIRECTIONS[direction.name](problem, *(arrays[n] for n in direction.operands)))
 
 
 def chain():

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from tests.linked import quick_step
-from tvm_convgrad.training.lower import compile_with_plan
+from tvm_convgrad.training.compile.lower import compile_with_plan
 
 
 class Runner:

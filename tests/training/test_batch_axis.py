@@ -9,9 +9,9 @@ import tvm
 from tvm import relax
 
 from tests.training.harness import Runner
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
 
 onnx = pytest.importorskip("onnx")
 from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402

@@ -15,12 +15,12 @@ from tvm.relax import op
 from tests.linked import linked, quick_step
 from tests.training.harness import relative_error
 from tests.training.small_models import relax_module, weights
-from tvm_convgrad.bulk import quick_executable
-from tvm_convgrad.errors import ModelError, UnsupportedError
-from tvm_convgrad.training.ensemble import ensemble, member
-from tvm_convgrad.training.model import Model, from_module
-from tvm_convgrad.training.per_sample import per_sample_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.core.errors import ModelError, UnsupportedError
+from tvm_convgrad.training.model.ensemble import ensemble, member
+from tvm_convgrad.training.model.model import Model, from_module
+from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.training.step.per_sample import per_sample_module
+from tvm_convgrad.verify.bulk import quick_executable
 
 MEMBERS = 3
 

@@ -18,10 +18,10 @@ from tvm import relax
 from relax_ops.lowering import recorded_choices
 from relax_ops.ops import make_call
 from tests.linked import quick_module
-from tvm_convgrad import reference
-from tvm_convgrad.catalogue import BY_NAME
-from tvm_convgrad.geometry import flat_padding
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core import reference
+from tvm_convgrad.core.catalogue import BY_NAME
+from tvm_convgrad.core.geometry import flat_padding
+from tvm_convgrad.core.problem import ConvProblem
 
 LAYOUTS = {"NCHW": ("NCHW", "OIHW", "NCHW"), "NHWC": ("NHWC", "OHWI", "NHWC"), "CNHW": ("CNHW", "IOHW", "CNHW")}
 

@@ -11,11 +11,11 @@ import tvm
 
 from tests.training.harness import Runner
 from tests.training.small_models import data, onnx_model, relax_module, weights
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.frontends.onnx import from_onnx
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
 
 FUNCTION = """
 import numpy as np
@@ -214,7 +214,7 @@ def test_pt2_errors(tmp_path):
 
 def test_pt2_file_batch_and_dropout(tmp_path):
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.step import build_step
+    from tvm_convgrad.training.step.build import build_step
 
     network = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.Dropout(0.25), torch.nn.ReLU(), torch.nn.Linear(8, 3)

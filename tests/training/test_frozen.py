@@ -9,8 +9,8 @@ import tvm
 
 from tests.training.harness import Runner
 from tests.training.small_models import data, relax_module, weights
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
 
 FROZEN = ("conv_weight", "bn_weight", "bn_bias")
 STATISTICS = ("bn_mean", "bn_var")

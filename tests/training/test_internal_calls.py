@@ -12,9 +12,9 @@ import tvm_ffi
 from tvm import relax
 
 from tests.linked import PLAIN
-from tvm_convgrad.kernels.loops import MAX_INDEX, Loops, load, make_parameter
-from tvm_convgrad.training.internal_calls import without_checks
-from tvm_convgrad.training.lower import compile_module
+from tvm_convgrad.codegen.loops import MAX_INDEX, Loops, load, make_parameter
+from tvm_convgrad.training.compile.lower import compile_module
+from tvm_convgrad.training.passes.internal_calls import without_checks
 
 SHAPES = ((2, 4, 9, 9), (8, 4, 3, 3))
 

@@ -9,8 +9,8 @@ import tvm
 from tvm import relax
 
 from tests.threads import run_with_threads
-from tvm_convgrad.training.differentiate import RULE
-from tvm_convgrad.training.lower import pipeline
+from tvm_convgrad.training.autodiff.differentiate import RULE
+from tvm_convgrad.training.compile.lower import LowerStep
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 EPSILON = 1e-3
@@ -51,7 +51,7 @@ def wanted(x, gamma, beta, dy):
 
 
 def names(module: tvm.IRModule) -> set[str]:
-    return {variable.name_hint for variable in pipeline(TARGET)(module).get_global_vars()}
+    return {variable.name_hint for variable in LowerStep(TARGET)(module).get_global_vars()}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -59,7 +59,7 @@ def names(module: tvm.IRModule) -> set[str]:
 def test_norms_and_gradients_are_close_to_float64(shape, dtype):
     module = program(shape, dtype)
     assert {"norm_rows", "norm_rows_gradient", "norm_sums"} <= names(module)
-    machine = relax.VirtualMachine(tvm.compile(module, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET, relax_pipeline=LowerStep(TARGET)), tvm.cpu())
     given = operands(shape, dtype)
     found = [tensor.numpy() for tensor in machine["main"](*map(tvm.runtime.tensor, given))]
     terms = (shape[-1], shape[-1], np.prod(shape[:-1]), np.prod(shape[:-1]))
@@ -105,9 +105,9 @@ import tvm
 from tests.threads import check_same_bits
 from tests.training.test_layer_norm import TARGET, operands, program
 from tvm import relax
-from tvm_convgrad.training.lower import pipeline
+from tvm_convgrad.training.compile.lower import LowerStep
 for shape in ((8, 28, 28, 96), (3, 7, 5, 99)):
-    executable = tvm.compile(program(shape), TARGET, relax_pipeline=pipeline(TARGET))
+    executable = tvm.compile(program(shape), TARGET, relax_pipeline=LowerStep(TARGET))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     given = list(map(tvm.runtime.tensor, operands(shape)))
     check_same_bits(lambda: [tensor.numpy() for tensor in machine["main"](*given)])

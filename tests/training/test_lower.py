@@ -9,9 +9,9 @@ from tvm import relax
 
 from relax_ops.lowering import forced_forms
 from tests.training.harness import Runner, relative_error
-from tvm_convgrad.training.lower import plan_of
-from tvm_convgrad.training.model import Model, from_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.compile.lower import plan_of
+from tvm_convgrad.training.model.model import Model, from_module
+from tvm_convgrad.training.step.build import build_step
 
 SHAPES = {"x": (4, 12, 9, 7), "w1": (24, 12, 3, 3), "b1": (24,), "w2": (24, 24, 3, 3), "b2": (24,), "last": (5, 24)}
 

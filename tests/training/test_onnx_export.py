@@ -176,12 +176,12 @@ def test_signs_of_an_exporter(rules, names, sentences):
 
 
 def test_opset_that_onnx_does_not_know(tmp_path):
-    from tvm_convgrad.errors import ModelError
+    from tvm_convgrad.core.errors import ModelError
     from tvm_convgrad.training.frontends import load_model
 
     proto = optimised("", ["conv1.weight", "conv1.bias"])
     newest = onnx.defs.onnx_opset_version()
     proto.opset_import[0].version = newest + 1
     onnx.save(proto, tmp_path / "net.onnx")
-    with pytest.raises(ModelError, match=f"uses opset {newest + 1}, but onnx .* knows those up to {newest}"):
+    with pytest.raises(ModelError, match=f"uses opset {newest + 1}, but onnx .* has those up to {newest}"):
         load_model(tmp_path / "net.onnx")

@@ -11,9 +11,9 @@ from tvm import relax
 
 from tests.training.harness import Runner
 from tests.training.test_lower import SHAPES, model
-from tvm_convgrad.training.graph import bindings_of
-from tvm_convgrad.training.order import ordered
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.ir.graph import bindings_of
+from tvm_convgrad.training.passes.order import OrderCalls
+from tvm_convgrad.training.step.build import build_step
 
 N = 64
 
@@ -32,7 +32,7 @@ def step_of(body: Any) -> Any:
 
 
 def operators(module: Any) -> list[str]:
-    values = [binding.value for binding in bindings_of(ordered(module)["step"])]
+    values = [binding.value for binding in bindings_of(OrderCalls()(module)["step"])]
     return [value.op.name.removeprefix("relax.") for value in values if isinstance(value, tvm.ir.Call)]
 
 
@@ -89,7 +89,7 @@ def test_a_step_is_the_same_in_either_order(monkeypatch: Any) -> None:
     x, y = rng.standard_normal(SHAPES["x"], "float32"), rng.integers(0, 5, 4)
     one = Runner(step)
     nothing = tvm.transform.module_pass(lambda module, _: module, opt_level=0, name="Nothing")
-    monkeypatch.setattr("tvm_convgrad.training.lower.ordered", nothing)
+    monkeypatch.setattr("tvm_convgrad.training.compile.lower.OrderCalls", lambda: nothing)
     other = Runner(step)
     for _ in range(3):
         losses = [runner.step(x, y, lr=0.1)[0] for runner in (one, other)]

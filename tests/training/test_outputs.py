@@ -8,12 +8,12 @@ import pytest
 from tvm import relax
 
 from tests.training.harness import Runner, relative_error
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.ensemble import ensemble
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.frontends import load_model
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.per_sample import per_sample_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.model.ensemble import ensemble
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.training.step.per_sample import per_sample_module
 
 BATCH, FEATURES, CLASSES = 4, 6, 3
 RNG = np.random.default_rng(3)

@@ -12,16 +12,17 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.samples import sums
+from relax_ops.per_sample import gram
 from tests.linked import quick_module
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import data, relax_module, weights
-from tvm_convgrad.bulk import quick_machine
-from tvm_convgrad.errors import ModelError, UnsupportedError
-from tvm_convgrad.training.differentiate import emit_with_gradients
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.per_sample import PerSampleGradients, per_sample_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.core.errors import ModelError, UnsupportedError
+from tvm_convgrad.training.autodiff.differentiate import emit_with_gradients
+from tvm_convgrad.training.autodiff.per_sample import PerSampleGradients
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.training.step.per_sample import per_sample_module
+from tvm_convgrad.verify.bulk import quick_machine
 
 Make = Callable[..., Any]
 """make(emit, x, *parameters) -> y: a network, without its loss."""
@@ -205,7 +206,7 @@ def test_norms_by_gram_matrices_where_that_is_cheaper(monkeypatch: pytest.Monkey
     assert "relax.nn.conv2d_backward_weight" not in operators(network.per_sample("norms"))
     assert operators(network.per_sample("gradients")).count("relax.nn.conv2d_backward_weight") == 2
     ghosts = network.run("norms")[1]
-    monkeypatch.setattr(sums, "GHOST", 10**6)
+    monkeypatch.setattr(gram, "GHOST", 10**6)
     assert operators(network.per_sample("norms")).count("relax.nn.conv2d_backward_weight") == 2
     np.testing.assert_allclose(network.run("norms")[1], ghosts, rtol=1e-6)
 

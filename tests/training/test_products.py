@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_convgrad.training.lower import pipeline
+from tvm_convgrad.training.compile.lower import LowerStep
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 SHAPES = [(8, 512, 100), (196, 96, 61), (1, 700, 97), (392, 40, 80)]
@@ -34,12 +34,12 @@ def test_products_are_exact(form, shape):
                 result = builder.emit(relax.op.permute_dims(result, [1, 0]))
             output = builder.emit_output(result)
         builder.emit_func_output(output)
-    lowered = pipeline(TARGET)(builder.get())
+    lowered = LowerStep(TARGET)(builder.get())
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     assert any(name.startswith("matmul_") and name.endswith("_kernel") for name in names)
     # An operand is never transposed in memory; a result is where nothing asks for its transpose.
     assert not any("transpose" in name for name in names)
-    machine = relax.VirtualMachine(tvm.compile(builder.get(), TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(builder.get(), TARGET, relax_pipeline=LowerStep(TARGET)), tvm.cpu())
     rng = np.random.default_rng(0)
     x, y = (rng.integers(-4, 5, extents).astype("float32") for extents in (left, right))
     found = machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y)).numpy()
@@ -69,13 +69,13 @@ def linear(m: int, k: int, n: int, late: bool) -> tvm.IRModule:
 @pytest.mark.parametrize("shape", [(196, 48, 61), (100, 33, 300), (392, 40, 512)], ids=str)
 def test_bias_and_its_gradient_are_parts_of_the_kernels(shape, late):
     module = linear(*shape, late)
-    lowered = pipeline(TARGET)(module)
+    lowered = LowerStep(TARGET)(module)
     names = {variable.name_hint for variable in lowered.get_global_vars()} - {"main"}
     assert {name for name in names if "reshape" not in name and not name.startswith("convgrad_entry")} == {
         f"matmul_{f}_kernel" for f in ("forward", "backward_weight")
     }
     assert not any(word in name for name in names for word in ("add", "sum", "transpose"))
-    machine = relax.VirtualMachine(tvm.compile(module, TARGET, relax_pipeline=pipeline(TARGET)), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET, relax_pipeline=LowerStep(TARGET)), tvm.cpu())
     rng = np.random.default_rng(0)
     m, k, n = shape
     x, w, b, dy = (rng.integers(-4, 5, e).astype("float32") for e in ((m, k), (n, k), (n,), (m, n)))

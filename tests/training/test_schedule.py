@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from tvm_convgrad.training.cpu_schedule import scheduled
+from tvm_convgrad.training.schedule.cpu import scheduled
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 SHAPES = [

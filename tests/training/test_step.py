@@ -14,12 +14,12 @@ from tests.threads import run_with_threads
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import Reference, data, onnx_model, relax_module, weights
 from tvm_convgrad import ConvProblem
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.errors import ModelError, UnsupportedError
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.errors import ModelError, UnsupportedError
+from tvm_convgrad.training.compile.lower import plan_of
 from tvm_convgrad.training.frontends import load_model
-from tvm_convgrad.training.lower import plan_of
-from tvm_convgrad.training.model import from_module
-from tvm_convgrad.training.step import build_step
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
 
 
 def small(batch="n", **options):
@@ -104,7 +104,7 @@ def test_half_precision_stays_near_float32(dtype, bound, results):
     exact, gradients, _ = Reference().loss_and_gradients(x, labels)
     step = build_step(small(8), lr=1.0, dtype=dtype, results=results)
     assert all(schema.dtype == "float32" for schema in step.state)
-    stored = {entry.problem.tensors[FACES[entry.face].result][1] for entry in plan_of(step)}
+    stored = {entry.problem.tensors[DIRECTIONS[entry.direction].result][1] for entry in plan_of(step)}
     assert stored == {"float32" if results == "float32" else dtype}
     assert dtype in step.module["step"].script(show_meta=False)
     runner = Runner(step)
@@ -240,8 +240,8 @@ def test_gradients_are_listed_by_descriptor():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"loss": "hinge"}, "loss 'hinge' is unknown"),
-        ({"optimizer": "lamb"}, "optimizer 'lamb' is unknown"),
+        ({"loss": "hinge"}, "loss = 'hinge' is unknown"),
+        ({"optimizer": "lamb"}, "optimizer = 'lamb' is unknown"),
         ({"optimizer": "adam", "momentum": 0.9}, "adam has no setting 'momentum'"),
         ({"momentum": -0.1}, "momentum >= 0"),
         ({"lr": float("nan")}, "lr >= 0"),

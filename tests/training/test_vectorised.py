@@ -12,8 +12,8 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_convgrad.training.lower import pipeline
-from tvm_convgrad.training.vectorised import FUNCTIONS, SMALL
+from tvm_convgrad.training.compile.lower import LowerStep
+from tvm_convgrad.training.passes.vectorised import FUNCTIONS, SMALL
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 BOUND = 4e-7
@@ -49,7 +49,7 @@ def program(name: str, count: int, dtype: str = "float32") -> Any:
 
 
 def run(name: str, x: np.ndarray) -> np.ndarray:
-    executable = tvm.compile(program(name, len(x)), TARGET, relax_pipeline=pipeline(TARGET))
+    executable = tvm.compile(program(name, len(x)), TARGET, relax_pipeline=LowerStep(TARGET))
     return relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
 
 
@@ -79,5 +79,5 @@ def test_not_a_number_stays_one(name: str) -> None:
     [(SMALL + 1, "float32", True), (SMALL, "float32", False), (SMALL + 1, "float64", False)],
 )
 def test_only_large_float32_tensors_are_changed(count: int, dtype: str, is_replaced: bool) -> None:
-    text = pipeline(TARGET)(program("relax.erf", count, dtype)).script()
+    text = LowerStep(TARGET)(program("relax.erf", count, dtype)).script()
     assert ("T.erf" not in text) == is_replaced

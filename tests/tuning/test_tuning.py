@@ -21,17 +21,19 @@ from relax_ops.lowering import choose as lowering_choice
 from relax_ops.lowering import forced_forms
 from tests.cli.command import Command
 from tests.kernels.harness import compiled
-from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.candidates import candidates, refusal
-from tvm_convgrad.kernels.target import Machine, machine_of
+from tvm_convgrad.codegen.hardware import Machine, machine_of
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.candidates import candidates
+from tvm_convgrad.kernels.choice import COMPOSITION
 from tvm_convgrad.kernels.transforms import allow_transforms
-from tvm_convgrad.kernels.tuned import plain_tilings, tilings_of, use_winners, with_plain_tilings, with_tilings
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.training.cpu import parse_target
+from tvm_convgrad.kernels.tuned import plain_tilings, use_winners, with_plain_tilings
+from tvm_convgrad.kernels.version import kernels_version
+from tvm_convgrad.training.compile.targets import parse_target
 from tvm_convgrad.tuning import search
-from tvm_convgrad.tuning.store import Store, kernels_version
-from tvm_convgrad.verification import numbers_of
+from tvm_convgrad.tuning.store import Store
 
 PROBLEMS = (
     "mb2ic20ih13iw11oc40kh3kw3ph1pw1",
@@ -39,7 +41,7 @@ PROBLEMS = (
     "g2mb2ic16ih12oc24kh1",
     "g8mb2ic8ih12oc8kh3ph1_lay=NHWC:OHWI:NHWC",
 )
-FACES = ("backward_weight", "backward_data", "forward")
+DIRECTIONS = ("backward_weight", "backward_data", "forward")
 PROBLEM = ConvProblem.from_descriptor(PROBLEMS[0])
 TARGET = parse_target("native")
 
@@ -50,14 +52,14 @@ def this_machine() -> Machine:
     return machine
 
 
-def other_cut(face: str = "backward_weight") -> plan.Choice:
-    return list(candidates(PROBLEM, face, this_machine()))[1]
+def other_tiling(direction: str = "backward_weight") -> chooser.Choice:
+    return list(candidates(PROBLEM, direction, this_machine()))[1]
 
 
-def keep(store: Store, face: str = "backward_weight") -> plan.Choice:
-    """Put another cut than the plan's own into a store."""
-    choice = other_cut(face)
-    store.record(PROBLEM, face, this_machine(), choice, seconds=1.0, own_seconds=1.5, candidates=3)
+def keep(store: Store, direction: str = "backward_weight") -> chooser.Choice:
+    """Put another tiling than the plan's own into a store."""
+    choice = other_tiling(direction)
+    store.record(PROBLEM, direction, this_machine(), choice, seconds=1.0, own_seconds=1.5, candidates=3)
     return choice
 
 
@@ -72,29 +74,29 @@ def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
 # ------------------------------------------------------------------------------------------------- candidates
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("descriptor", PROBLEMS)
-def test_candidates_compute_exactly(face: str, descriptor: str) -> None:
+def test_candidates_compute_exactly(direction: str, descriptor: str) -> None:
     """All of them, on operands of small integers and a result full of NaN."""
     problem, machine = ConvProblem.from_descriptor(descriptor), this_machine()
-    operands, wanted = numbers_of(problem, face)
+    operands, wanted = numbers_of(problem, direction)
     tensors = [tvm.runtime.tensor(operand) for operand in operands]
-    cuts = []
-    for choice in list(candidates(problem, face, machine))[:6]:
-        assert tilings_of(choice.detail) not in cuts
-        cuts.append(tilings_of(choice.detail))
-        function = plan.build(problem, face, machine, choice, "main")
+    tilings = []
+    for choice in list(candidates(problem, direction, machine))[:6]:
+        assert choice.plan not in tilings
+        tilings.append(choice.plan)
+        function = chooser.build(problem, direction, machine, choice, "main")
         result = tvm.runtime.tensor(np.full_like(wanted, np.nan))
         compiled(function, TARGET)["main"](*tensors, result)
         np.testing.assert_array_equal(result.numpy(), wanted)
-    assert cuts
+    assert tilings
 
 
 def test_candidates_begin_with_the_plans_own() -> None:
     found = list(candidates(PROBLEM, "backward_weight", this_machine()))
-    assert found[0] == plan.choose(PROBLEM, "backward_weight", this_machine())
+    assert found[0] == chooser.choose(PROBLEM, "backward_weight", this_machine())
     assert len(found) > 1
-    assert {choice.kind for choice in found} == {found[0].kind}
+    assert {choice.name for choice in found} == {found[0].name}
 
 
 def test_no_candidates_without_a_kernel() -> None:
@@ -108,66 +110,73 @@ needs_masks = pytest.mark.skipif(not this_machine().has_masks, reason="Winograd'
 
 
 @needs_masks
-@pytest.mark.parametrize("face", FACES)
-def test_candidates_are_of_both_kernels_where_transforms_are_allowed(face: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_candidates_are_of_both_kernels_where_transforms_are_allowed(direction: str) -> None:
     machine = this_machine()
     with allow_transforms():
-        found = list(itertools.islice(candidates(SQUARE, face, machine), 6))
-        assert found[0] == plan.choose(SQUARE, face, machine)
-    assert len({choice.kind for choice in found[:2]}) == len({choice.kind for choice in found}) == 2
-    assert len({(choice.kind, str(choice.detail)) for choice in found}) == 6
-    operands, wanted = numbers_of(SQUARE, face)
+        found = list(itertools.islice(candidates(SQUARE, direction, machine), 6))
+        assert found[0] == chooser.choose(SQUARE, direction, machine)
+    assert len({choice.name for choice in found[:2]}) == len({choice.name for choice in found}) == 2
+    assert len({(choice.name, choice.plan) for choice in found}) == 6
+    operands, wanted = numbers_of(SQUARE, direction)
     for choice in found[2:4]:
         result = tvm.runtime.tensor(np.full_like(wanted, np.nan))
-        main = compiled(plan.build(SQUARE, face, machine, choice, "main"), TARGET)["main"]
+        main = compiled(chooser.build(SQUARE, direction, machine, choice, "main"), TARGET)["main"]
         main(*(tvm.runtime.tensor(operand) for operand in operands), result)
         np.testing.assert_array_equal(result.numpy(), wanted)
-    assert len({choice.kind for choice in candidates(SQUARE, face, machine)}) == 1
+    assert len({choice.name for choice in candidates(SQUARE, direction, machine)}) == 1
 
 
 @needs_masks
 @pytest.mark.parametrize("kind", ["winograd wgrad", "implicit GEMM wgrad"])
 def test_a_winner_of_two_kernels_is_for_builds_with_transforms(tmp_path: Path, kind: str) -> None:
-    path, machine, face = tmp_path / "t.json", this_machine(), "backward_weight"
+    path, machine, direction = tmp_path / "t.json", this_machine(), "backward_weight"
     store = Store(path, 1)
     with allow_transforms():
-        every = candidates(SQUARE, face, machine)
-        won = next(choice for choice in list(itertools.islice(every, 6))[2:] if choice.kind == kind)
-        store.record(SQUARE, face, machine, won, seconds=1.0, own_seconds=1.5, candidates=6)
-    own = plan.choose(SQUARE, face, machine)
+        every = candidates(SQUARE, direction, machine)
+        won = next(choice for choice in list(itertools.islice(every, 6))[2:] if choice.name == kind)
+        store.record(SQUARE, direction, machine, won, seconds=1.0, own_seconds=1.5, candidates=6)
+    own = chooser.choose(SQUARE, direction, machine)
     with use_winners(Store(path, 1)):
-        assert plan.choose(SQUARE, face, machine) == own
+        assert chooser.choose(SQUARE, direction, machine) == own
         with allow_transforms():
-            found = plan.choose(SQUARE, face, machine)
-    assert (found.kind, found.detail) == (kind, won.detail)
-    assert found.reason == "tuned: 1.50x the cost model's cut"
+            found = chooser.choose(SQUARE, direction, machine)
+    assert (found.name, found.plan) == (kind, won.plan)
+    assert found.reason == "tuned: 1.50x the cost model's plan"
     assert "measured to be slower" in found.refused.values()
 
 
 @needs_masks
 def test_a_cut_that_winograd_cannot_have(tmp_path: Path) -> None:
-    path, machine, face = tmp_path / "t.json", this_machine(), "forward"
+    path, machine, direction = tmp_path / "t.json", this_machine(), "forward"
     with allow_transforms():
-        (_, made) = plan.kernels(SQUARE, face, machine)
-        Store(path, 1).record(SQUARE, face, machine, made, seconds=1.0, own_seconds=1.5, candidates=6)
+        (_, made) = chooser.choices(SQUARE, direction, machine)
+        Store(path, 1).record(SQUARE, direction, machine, made, seconds=1.0, own_seconds=1.5, candidates=6)
         content = json.loads(path.read_text())
         (entry,) = content["entries"].values()
-        entry["tilings"][0]["rows"] = 77
+        entry["tilings"][0]["tile_m"] = 77
         path.write_text(json.dumps(content))
-        with use_winners(Store(path, 1)), pytest.raises(ArtifactError, match="cannot be cut as tile of 77 x"):
-            plan.choose(SQUARE, face, machine)
+        with use_winners(Store(path, 1)), pytest.raises(ArtifactError, match="tile of 77 x"):
+            chooser.choose(SQUARE, direction, machine)
 
 
 # ------------------------------------------------------------------------------------------------- plain values
 
 
 def test_tilings_survive_json() -> None:
-    own, other = plan.choose(PROBLEM, "backward_weight", this_machine()), other_cut()
-    plain = json.loads(json.dumps(plain_tilings(other)))
-    again = with_plain_tilings(own, plain, "tuned")
-    assert again.detail == other.detail != own.detail
-    assert again.reason == "tuned"
-    assert with_tilings(own.detail, tilings_of(other.detail)) == other.detail
+    own, other = chooser.choose(PROBLEM, "backward_weight", this_machine()), other_tiling()
+    plain = json.loads(json.dumps(plain_tilings(other.plan)))
+    assert with_plain_tilings(own.plan, plain) == other.plan != own.plan
+
+
+def test_tunings_of_an_older_format_are_replaced(tmp_path: Path) -> None:
+    """Their entries are of other versions of the kernels, and would not be looked up."""
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"format": 1, "entries": {"old": {"kind": "implicit GEMM wgrad"}}}))
+    assert len(Store(path, 1)) == 0
+    keep(Store(path, 1))
+    assert len(Store(path, 1)) == 1
+    assert "old" not in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -176,15 +185,15 @@ def test_tilings_survive_json() -> None:
         lambda tilings: tilings * 2,
         lambda tilings: [],
         lambda tilings: [{**tilings[0], "type": "OtherTiling"}],
-        lambda tilings: [{**tilings[0], "rows": "7"}],
+        lambda tilings: [{**tilings[0], "tile_m": "7"}],
         lambda tilings: [{**tilings[0], "more": 1}],
-        lambda tilings: [{name: value for name, value in tilings[0].items() if name != "rows"}],
+        lambda tilings: [{name: value for name, value in tilings[0].items() if name != "tile_m"}],
     ],
 )
 def test_tilings_of_something_else(change: Any) -> None:
-    own = plan.choose(PROBLEM, "backward_weight", this_machine())
+    own = chooser.choose(PROBLEM, "backward_weight", this_machine())
     with pytest.raises(ValueError, match=r"tiling|field"):
-        with_plain_tilings(own, change(plain_tilings(own)), "tuned")
+        with_plain_tilings(own.plan, change(plain_tilings(own.plan)))
 
 
 # ------------------------------------------------------------------------------------------------- lookup order
@@ -193,30 +202,30 @@ def test_tilings_of_something_else(change: Any) -> None:
 def test_forced_then_tuned_then_cost_model(tmp_path: Path) -> None:
     store = Store(tmp_path / "t.json", 2)
     kept = keep(store)
-    op, face = "conv2d_backward_weight", "backward_weight"
+    op, direction = "conv2d_backward_weight", "backward_weight"
     with TARGET:
-        own, _ = lowering_choice(op, face, PROBLEM)
+        own, _ = lowering_choice(op, direction, PROBLEM)
         assert "tuned" not in own.reason
         with use_winners(store):
-            tuned, _ = lowering_choice(op, face, PROBLEM)
-            assert tuned.detail == kept.detail != own.detail
+            tuned, _ = lowering_choice(op, direction, PROBLEM)
+            assert tuned.plan == kept.plan != own.plan
             assert tuned.reason.startswith("tuned: 1.50x")
             with forced_forms(backward_weight="composition"):
-                assert lowering_choice(op, face, PROBLEM)[0].kind == plan.COMPOSITION
+                assert lowering_choice(op, direction, PROBLEM)[0].name == COMPOSITION
             with forced_forms(backward_weight="kernel"):
-                assert lowering_choice(op, face, PROBLEM)[0] == tuned
+                assert lowering_choice(op, direction, PROBLEM)[0] == tuned
             other = replace(PROBLEM, batch=3)
-            assert "tuned" not in lowering_choice(op, face, other)[0].reason
-        assert lowering_choice(op, face, PROBLEM)[0] == own
+            assert "tuned" not in lowering_choice(op, direction, other)[0].reason
+        assert lowering_choice(op, direction, PROBLEM)[0] == own
     assert len(store.used) == 1
 
 
-@pytest.mark.parametrize("what", ["threads", "machine", "version", "face"])
+@pytest.mark.parametrize("what", ["threads", "machine", "version", "direction"])
 def test_winners_of_others_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     path = tmp_path / "t.json"
     keep(Store(path, 2))
-    machine, threads, face = this_machine(), 2, "backward_weight"
-    assert Store(path, threads).entry(PROBLEM, face, machine) is not None
+    machine, threads, direction = this_machine(), 2, "backward_weight"
+    assert Store(path, threads).entry(PROBLEM, direction, machine) is not None
     if what == "threads":
         threads = 3
     elif what == "machine":
@@ -224,8 +233,8 @@ def test_winners_of_others_are_not_found(tmp_path: Path, monkeypatch: pytest.Mon
     elif what == "version":
         monkeypatch.setattr("tvm_convgrad.tuning.store.kernels_version", lambda: kernels_version() + "x")
     else:
-        face = "forward"
-    assert Store(path, threads).entry(PROBLEM, face, machine) is None
+        direction = "forward"
+    assert Store(path, threads).entry(PROBLEM, direction, machine) is None
 
 
 # ------------------------------------------------------------------------------------------------- the file
@@ -273,18 +282,18 @@ def test_killed_while_writing(tmp_path: Path, place: str) -> None:
 
 def damaged_files() -> Iterator[tuple[str, str]]:
     yield "empty", ""
-    yield "cut", '{"format": 1, "entries": {"a": '
+    yield "cut", '{"format": 2, "entries": {"a": '
     yield "list", "[]"
     yield "format", '{"format": 99, "entries": {}}'
-    yield "no entries", '{"format": 1}'
-    good = {"kind": "k", "tilings": [{}], "seconds": 1.0, "own_seconds": 1.0, "candidates": 1}
+    yield "no entries", '{"format": 2}'
+    good = {"kernel": "k", "tilings": [{}], "seconds": 1.0, "own_seconds": 1.0, "candidates": 1}
     for name, change in {
         "field": {"more": 1},
         "type": {"seconds": "1"},
         "zero": {"seconds": 0.0},
         "tilings": {"tilings": [1]},
     }.items():
-        yield name, json.dumps({"format": 1, "entries": {"key": good | change}})
+        yield name, json.dumps({"format": 2, "entries": {"key": good | change}})
 
 
 @pytest.mark.parametrize("text", [text for _, text in damaged_files()], ids=[name for name, _ in damaged_files()])
@@ -302,15 +311,15 @@ def test_an_entry_of_another_kernel(tmp_path: Path) -> None:
     keep(Store(path, 1))
     content = json.loads(path.read_text())
     (entry,) = content["entries"].values()
-    entry["kind"] = "another"
+    entry["kernel"] = "another"
     path.write_text(json.dumps(content))
     with use_winners(Store(path, 1)), pytest.raises(ArtifactError, match="another"):
-        plan.choose(PROBLEM, "backward_weight", this_machine())
+        chooser.choose(PROBLEM, "backward_weight", this_machine())
 
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
-    [("orientation", "sideways", "sideways"), ("lines", 5, "do not divide"), ("rows", 31, "do not fit")],
+    [("vector_axis", "sideways", "sideways"), ("block_h", 5, "must divide"), ("tile_m", 31, "do not fit")],
 )
 def test_a_cut_that_cannot_be_built(tmp_path: Path, field: str, value: Any, reason: str) -> None:
     path = tmp_path / "t.json"
@@ -320,31 +329,34 @@ def test_a_cut_that_cannot_be_built(tmp_path: Path, field: str, value: Any, reas
     entry["tilings"][0][field] = value
     path.write_text(json.dumps(content))
     with use_winners(Store(path, 1)), pytest.raises(ArtifactError, match=reason):
-        plan.choose(PROBLEM, "forward", this_machine())
+        chooser.choose(PROBLEM, "forward", this_machine())
 
 
-def test_other_cuts_are_valid_and_differ() -> None:
+def test_other_tilings_are_valid_and_differ() -> None:
     """Those of a strided dgrad, whose phases are several groups."""
     machine = this_machine()
     problem = ConvProblem.from_descriptor("mb2ic20ih13oc40kh3sh2ph1")
     found = list(candidates(problem, "backward_data", machine))
     assert len(found) > 10
-    cuts = [tuple(tilings_of(choice.detail)) for choice in found]
-    assert len(set(cuts)) == len(cuts)
-    assert all(refusal(problem, "backward_data", choice, machine) == "" and choice.estimate > 0 for choice in found)
+    plans = [choice.plan for choice in found]
+    assert len(set(plans)) == len(plans)
+    assert all(
+        choice.kernel.invalid(problem, "backward_data", choice.plan, machine) == "" and choice.estimate > 0
+        for choice in found
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the commands
 
 
 @pytest.fixture
-def few_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_tilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handful of candidates for each problem: what is kept of them is tested, not how many there are."""
-    for name in ("gather_plan", "weight_plan"):
-        monkeypatch.setattr(f"tvm_convgrad.kernels.{name}.MOST_CUTS", 3)
+    for name in ("gemm", "wgrad"):
+        monkeypatch.setattr(f"tvm_convgrad.kernels.{name}.plan.MAX_CANDIDATES", 3)
 
 
-@pytest.mark.usefixtures("few_cuts")
+@pytest.mark.usefixtures("few_tilings")
 def test_tune_then_build(convgrad: Command, tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each candidate is made to win over the one before, so that the last one is kept, whatever the clock says."""
     monkeypatch.setattr(search, "_gain", lambda _reference, _call: 2.0)
@@ -370,11 +382,11 @@ def test_tune_then_build(convgrad: Command, tmp_path: Path, tiny_model: str, mon
     assert "tuned" not in json.dumps(convgrad("explain", step, "--json").json)
 
 
-@pytest.mark.usefixtures("few_cuts")
+@pytest.mark.usefixtures("few_tilings")
 def test_the_environment_names_the_store(convgrad: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_gain", lambda _reference, _call: 1.0)
     monkeypatch.setenv("CONVGRAD_TUNINGS", str(tmp_path / "mine.json"))
-    arguments = ["tune", "--problem", "mb1ic8ih6oc16kh1", "--face", "backward_weight", "--budget", "5m", "--json"]
+    arguments = ["tune", "--problem", "mb1ic8ih6oc16kh1", "--direction", "backward_weight", "--budget", "5m", "--json"]
     report = convgrad(*arguments).json
     assert report["counts"] == {"own": 1}
     assert report["store"] == str(tmp_path / "mine.json")
@@ -382,16 +394,16 @@ def test_the_environment_names_the_store(convgrad: Command, tmp_path: Path, monk
 
 @needs_masks
 def test_tuned_with_transforms(convgrad: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The candidate that is not the plan's is made to win, so that it is the other kernel's own cut."""
+    """The candidate that is not the plan's is made to win, so that it is the other kernel's own tiling."""
     monkeypatch.setattr(search, "_gain", lambda _reference, _call: 2.0)
     with allow_transforms():
-        own = plan.choose(SQUARE, "forward", this_machine())
-        (other,) = (each for each in plan.kernels(SQUARE, "forward", this_machine()) if each.kind != own.kind)
-    arguments = ["tune", "--problem", SQUARE.descriptor, "--face", "forward", "--budget", "0.01s", "--transforms"]
+        own = chooser.choose(SQUARE, "forward", this_machine())
+        (other,) = (each for each in chooser.choices(SQUARE, "forward", this_machine()) if each.name != own.name)
+    arguments = ["tune", "--problem", SQUARE.descriptor, "--direction", "forward", "--budget", "0.01s", "--transforms"]
     (outcome,) = convgrad(*arguments, "--store", tmp_path / "t.json", "--json").json["outcomes"]
     assert (outcome["status"], outcome["tried"]) == ("better", 2)
     ((key, entry),) = json.loads((tmp_path / "t.json").read_text())["entries"].items()
-    assert entry["kind"] == other.kind
+    assert entry["kernel"] == other.name
     assert key.endswith(" or winograd forward")
     done = convgrad(*arguments, "--offload", "onednn")
     assert done.code == 2
@@ -411,12 +423,12 @@ def test_budget_and_refusals(convgrad: Command, tmp_path: Path) -> None:
 def test_wrong_candidates_are_a_defect(convgrad: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is timed or kept before it has computed exactly."""
     monkeypatch.setattr(
-        search, "numbers_of", lambda problem, face: (numbers_of(problem, face)[0], wrong(problem, face))
+        search, "numbers_of", lambda problem, direction: (numbers_of(problem, direction)[0], wrong(problem, direction))
     )
     monkeypatch.setattr(search, "_turn", lambda _call: pytest.fail("timed"))
 
-    def wrong(problem: ConvProblem, face: str) -> Any:
-        return numbers_of(problem, face)[1] + 1
+    def wrong(problem: ConvProblem, direction: str) -> Any:
+        return numbers_of(problem, direction)[1] + 1
 
     done = convgrad("tune", "--problem", PROBLEMS[0], "--store", tmp_path / "t.json")
     done.assert_sentence("defect of the kernel")
@@ -429,7 +441,7 @@ def test_wrong_candidates_are_a_defect(convgrad: Command, tmp_path: Path, monkey
         [],
         ["x.onnx", "--suite", "vgg16"],
         ["--problem", PROBLEMS[0], "--budget", "soon"],
-        ["--problem", PROBLEMS[0], "--face", "sideways"],
+        ["--problem", PROBLEMS[0], "--direction", "sideways"],
         ["--suite", "vgg17"],
         ["--suite", "vgg16", "--batch", "dynamic"],
     ],

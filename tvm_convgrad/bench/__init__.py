@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of the generated kernels on the convolutions of known networks, against PyTorch or stock TVM."""
+"""`convgrad bench`: layers, training steps and per-sample gradients, timed in turns with PyTorch and others."""

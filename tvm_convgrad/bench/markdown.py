@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements as a Markdown document: where and how, the means, and a line for every layer."""
+"""The Markdown document of measurements of layers: machine and command, geometric means, a line for every layer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 from tvm_convgrad.bench.measure import Measurement
 from tvm_convgrad.bench.results import Results, means
-from tvm_convgrad.bench.roof import Roof
-from tvm_convgrad.training.envelope import write_atomic
+from tvm_convgrad.bench.roofline import Roofline
+from tvm_convgrad.core.catalogue import WORDS
+from tvm_convgrad.core.files import write_atomic
+from tvm_convgrad.offload.registry import library_packages
 
 LOW = 0.95
-"""How many ratios are under this is said below the means."""
+"""The document counts the ratios under this."""
 
-FACES = {"backward_weight": "wgrad", "backward_data": "dgrad", "forward": "forward"}
-"""What the columns are called."""
+DIRECTIONS = ("backward_weight", "backward_data", "forward")
+"""The directions in the order of their columns."""
 
 
 def save_markdown(path: Path, results: Results, command: str) -> None:
@@ -31,15 +33,16 @@ def save_markdown(path: Path, results: Results, command: str) -> None:
 
 
 def document(results: Results, command: str) -> str:
-    """The text: ratios are time of the rival / ours, so more is better; rates are ours, in GFLOP/s."""
-    where, roof = results.environment, results.roof
+    """The text of the document: ratios are time of the baseline / ours, so more is better; rates are ours."""
+    where, roofline = results.environment, results.roofline
+    measured = f"{roofline.of} {roofline.gflops:.0f} GFLOP/s"
     versions = ", ".join(
-        f"{name} {where[name]}" for name in ("apache-tvm", "torch", "jax", "nvidia-cudnn-cu13") if where.get(name)
+        f"{name} {where[name]}" for name in ("apache-tvm", "torch", "jax", *library_packages("cuda")) if where.get(name)
     )
-    threads = "" if where.get("gpu") else f"{roof.threads} threads, "
+    threads = "" if where.get("gpu") else f"{roofline.threads} threads, "
     peaks = results.peaks
     spread = (
-        f" at the start, {results.held.gflops:.0f} ({min(peaks):.0f} to {max(peaks):.0f}) beside layers"
+        f" at the start, {results.sustained.gflops:.0f} ({min(peaks):.0f} to {max(peaks):.0f}) beside layers"
         if peaks
         else ""
     )
@@ -47,55 +50,62 @@ def document(results: Results, command: str) -> str:
         "# Layers, measured",
         "Written by",
         f"    {command}",
-        f"on {results.device} ({roof.machine}), {threads}{versions}: {roof.of} {roof.gflops:.0f} GFLOP/s"
-        f"{spread}, memory {roof.bandwidth:.1f} GB/s, both measured. Ratios are the rival's time / ours, medians of "
-        "interleaved pairs; percentages are parts of the peak, ours and the rival's. `docs/BENCH.md` says what the "
-        "columns are.",
+        f"on {results.device} ({roofline.machine}), {threads}{versions}: {measured}{spread}, memory "
+        f"{roofline.bandwidth:.1f} GB/s, both measured. Ratios are the baseline's time / ours, medians of interleaved "
+        "pairs; percentages are parts of the peak, ours and the baseline's. `docs/BENCH.md` explains the columns.",
     ]
-    for rival in dict.fromkeys(m.rival for m in results.measurements):
-        of_rival = [m for m in results.measurements if m.rival == rival]
-        parts += [f"## Against {rival}: geometric means", _means(of_rival, results), _low(of_rival)]
-        parts += [f"## Against {rival}: every layer", _layers(of_rival, roof)]
+    for baseline in dict.fromkeys(m.baseline for m in results.measurements):
+        of_baseline = [m for m in results.measurements if m.baseline == baseline]
+        parts += [f"## Against {baseline}: geometric means", _means(of_baseline, results), _low(of_baseline)]
+        parts += [f"## Against {baseline}: every layer", _layers(of_baseline, roofline)]
     if results.failures:
-        failures = [(f["face"], f["descriptor"], f["reason"]) for f in results.failures]
-        parts += ["## Not measured", _table(("face", "problem", "reason"), failures)]
+        failures = [(WORDS[f["direction"]], f["descriptor"], f["reason"]) for f in results.failures]
+        parts += ["## Not measured", _table(("direction", "problem", "reason"), failures)]
     return "\n\n".join(parts) + "\n"
 
 
 def _means(measurements: Sequence[Measurement], results: Results) -> str:
-    names = ("suite", "layout", "batch", "face", "layers")
+    names = ("suite", "layout", "batch", "direction", "layers")
     numbers = ("ratio", "worst", "total", "bound")
     rows = [
         (
-            *(str(row[name]) for name in names),
+            *(WORDS.get(str(row[name]), str(row[name])) for name in names),
             *(f"{row[n]:.2f}" for n in numbers),
-            *(f"{row[n]:.0%}" for n in ("peak", "rival_peak")),
+            *(f"{row[n]:.0%}" for n in ("peak", "baseline_peak")),
         )
-        for row in means(measurements, results.roof)
+        for row in means(measurements, results.roofline)
     ]
     return _table((*names, *numbers, "peak", "its peak"), rows)
 
 
 def _low(measurements: Sequence[Measurement]) -> str:
-    """How many are clearly slower than the rival, counted as the table prints them."""
+    """The sentence that counts the ratios under LOW, rounded as the table prints them."""
     low = sum(round(m.ratio, 2) < LOW for m in measurements)
     return f"{low} of {len(measurements)} measurements are under {LOW}."
 
 
-def _layers(measurements: Sequence[Measurement], roof: Roof) -> str:
-    found = {(m.suite, m.descriptor, m.face): m for m in measurements}
-    faces = [face for face in FACES if any(m.face == face for m in measurements)]
+def _layers(measurements: Sequence[Measurement], roofline: Roofline) -> str:
+    found = {(m.suite, m.descriptor, m.direction): m for m in measurements}
+    directions = [direction for direction in DIRECTIONS if any(m.direction == direction for m in measurements)]
     rows = []
     for suite, descriptor in dict.fromkeys((m.suite, m.descriptor) for m in measurements):
-        of_layer = {face: found.get((suite, descriptor, face)) for face in faces}
+        of_layer = {direction: found.get((suite, descriptor, direction)) for direction in directions}
         count = next(m.count for m in of_layer.values() if m is not None)
-        cells = ["–" if m is None else _cell(m, roof.at(m.peak)) for m in of_layer.values()]
+        cells = ["–" if m is None else _cell(m, roofline.with_peak(m.peak)) for m in of_layer.values()]
         rows.append((suite, f"`{descriptor}`", str(count), *cells))
-    return _table(("suite", "problem", "count", *(f"{FACES[face]} (GFLOP/s, peak, its peak)" for face in faces)), rows)
+    return _table(
+        (
+            "suite",
+            "problem",
+            "count",
+            *(f"{WORDS[direction]} (GFLOP/s, peak, its peak)" for direction in directions),
+        ),
+        rows,
+    )
 
 
-def _cell(m: Measurement, roof: Roof) -> str:
-    parts = (f"{rate / roof.gflops:.0%}" for rate in (m.gflops, m.rival_gflops))
+def _cell(m: Measurement, roofline: Roofline) -> str:
+    parts = (f"{rate / roofline.gflops:.0%}" for rate in (m.gflops, m.baseline_gflops))
     return f"{m.ratio:.2f} ({m.gflops:.0f}, {', '.join(parts)})"
 
 

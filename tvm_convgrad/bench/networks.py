@@ -154,7 +154,7 @@ class ConvNeXtT(nn.Module):
 
 
 class GroupNormCifar(nn.Module):
-    """Three stages of two 3x3 convolutions and one with stride 2, and a group norm: no sample meets another."""
+    """Three stages of two 3x3 convolutions and one with stride 2, and a group norm: samples are independent."""
 
     def __init__(self, classes: int, width: int = 16, stages: int = 3) -> None:
         super().__init__()

@@ -1,46 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FMA peak of this machine's cores: a generated kernel that does multiply-adds in registers, on all threads.
+"""The FMA peak of this machine's cores, by a generated kernel that does multiply-adds in registers on all threads.
 
-What it reaches depends on the clock that the machine holds, which changes by a tenth and more within seconds: the best
-run of a second is that of a burst. So it also takes turns with what it is the measure of.
+The rate depends on the clock of the cores, which changes by a tenth and more within seconds: the best run of a second
+is that of a burst. So the kernel also has a turn in each pair of a measurement (`Peak.turn`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.kernels.loops import Loops, load, make_parameter
-from tvm_convgrad.kernels.target import Machine, machine_of
+import numpy as np
+import tvm
+
+from tvm_convgrad.codegen.hardware import Machine, machine_of
+from tvm_convgrad.codegen.loops import Loops, load, make_parameter
+from tvm_convgrad.core.errors import UnsupportedError
 
 DTYPE = "float32"
 
 STEPS = 400_000
-"""Rounds of the loop a work item: about a millisecond, of which starting the threads is a small part."""
+"""Iterations of the loop of a work item: about a millisecond, of which starting the threads is a small part."""
 
 TURN = 0.005
 """Seconds of a turn beside layers, at the least: a few runs."""
 
 
 class Peak:
-    """The kernel, compiled.
+    """The compiled kernel of multiply-adds.
 
     Attributes:
-        target: TVM's, that it is compiled for; machine: what it is; threads: how many there are of TVM's pool.
-        flop: of a run; a multiply-add is two.
+        target: the TVM target that it is compiled for.
+        machine: the instruction set of the target.
+        threads: threads of TVM's pool.
+        flop: FLOP of a run; a multiply-add is two.
     """
 
-    def __init__(self, target: Any, threads: int) -> None:
-        """Compile it.
+    def __init__(self, target: tvm.target.Target, threads: int) -> None:
+        """Compile the kernel for a target and a number of threads.
 
         Raises:
             UnsupportedError: kernels are not made for the target.
         """
-        import numpy as np
-        import tvm
-
         machine = machine_of(target)
         if machine is None:
             raise UnsupportedError(
@@ -55,7 +56,7 @@ class Peak:
         self._kernel = tvm.compile(tvm.IRModule({"main": peak_kernel(machine, threads)}), target)["main"]
 
     def run(self) -> None:
-        """Once, of `flop`."""
+        """One run, of `flop`."""
         self._kernel(self._factors, self._sums)
 
     def burst(self, seconds: float) -> float:
@@ -63,9 +64,9 @@ class Peak:
         return self.flop / best(self.run, seconds) * 1e-9
 
     def turn(self) -> float:
-        """GFLOP/s of a few runs in a row.
+        """GFLOP/s of a few runs in a row, all of which are counted.
 
-        Nothing is let go uncounted before: to be called behind a kernel of TVM's own pool, whose threads it has.
+        Call it behind a kernel that ran on TVM's pool, whose threads are still awake.
         """
         runs, begin, elapsed = 0, time.perf_counter(), 0.0
         while elapsed < TURN:
@@ -76,14 +77,14 @@ class Peak:
 
 
 def registers_of_sums(machine: Machine) -> int:
-    """Independent sums: more than latency (4 cycles) times units (2), and few enough for registers."""
+    """How many vectors are summed independently: more than latency (4 cycles) times units (2); all fit in registers."""
     return min(24, machine.registers - 4)
 
 
-def peak_kernel(machine: Machine, items: int) -> Any:
-    """sum = sum * a + b, STEPS times in each of `items` parallel items; (factors, sums).
+def peak_kernel(machine: Machine, items: int) -> tvm.tirx.PrimFunc:
+    """The PrimFunc of sum = sum * a + b, STEPS times in each of `items` parallel items; parameters (factors, sums).
 
-    The factor stands with the sum, as LLVM would take a product of two constants out of the loop and leave an addition.
+    The factor multiplies the sum: LLVM would move a product of two constants out of the loop and leave an addition.
     """
     lanes, count = machine.lanes(DTYPE), registers_of_sums(machine)
     loops = Loops()
@@ -102,8 +103,8 @@ def peak_kernel(machine: Machine, items: int) -> Any:
     return loops.finish([factors, result], "main")
 
 
-def best(call: Callable[[], Any], seconds: float) -> float:
-    """Seconds of the fastest of some calls."""
+def best(call: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest of as many calls as `seconds` allow; a first call is not counted."""
     call()
     least, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end or least == float("inf"):

@@ -1,40 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-sample gradients: compiled ones (training.per_sample) against torch.func.vmap(grad), interleaved."""
+"""Measurements of per-sample gradients: compiled ones (training.autodiff.per_sample) against torch.func.vmap(grad)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm import relax
+from tvm.target import Target
 
-from tvm_convgrad.bench.parties import BUILT_IN, Step
-from tvm_convgrad.bench.place import KERNEL, Place
-from tvm_convgrad.bench.results import FORMAT, environment
-from tvm_convgrad.bench.rivals import prepare_rivals
+from tvm_convgrad.bench.baselines import prepare_baselines
+from tvm_convgrad.bench.contenders import BUILT_IN, Step
+from tvm_convgrad.bench.results import save_measurements
+from tvm_convgrad.bench.run_options import RunOptions
 from tvm_convgrad.bench.steps import rounds
-from tvm_convgrad.errors import ModelError, SetupError
+from tvm_convgrad.core.errors import ModelError, SetupError
+from tvm_convgrad.report.tables import print_table, quantity
 from tvm_convgrad.threads import use_threads
-from tvm_convgrad.training.cpu import parse_target
-from tvm_convgrad.training.envelope import write_atomic
-from tvm_convgrad.training.lower import compile_module
-from tvm_convgrad.training.per_sample import Result, per_sample_module
+from tvm_convgrad.training.autodiff.per_sample import Result
+from tvm_convgrad.training.compile.lower import compile_module
+from tvm_convgrad.training.step.per_sample import per_sample_module
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 RESULTS: tuple[Result, ...] = get_args(Result)
-"""What is computed: all gradients, their norms, or norms and the sum of the gradients times min(1, 1 / norm)."""
+"""The results that are measured: gradients; their norms; norms and the sum of the gradients times min(1, 1 / norm)."""
 
 TOLERANCE = 1e-3
 
-Arrays = list[Any]
+Arrays = list[npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class PerSampleMeasurement:
-    """Per-sample gradients of a network.
+    """The measurement of the per-sample gradients of a network.
 
     Attributes:
         model, batch: the network in evaluation mode (no batch statistics, no dropout), and its samples.
@@ -50,42 +55,33 @@ class PerSampleMeasurement:
     ratio: float
     pairs: int
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
+def run_per_sample(model: str, batches: Sequence[int] | None, options: RunOptions) -> list[PerSampleMeasurement]:
+    """Measure each of RESULTS for every batch.
 
-def run_per_sample(
-    model: str,
-    batches: Sequence[int] | None,
-    *,
-    target: str,
-    seconds: float,
-    threads: int | None,
-    path: Path | None,
-) -> list[PerSampleMeasurement]:
-    """Measure each of RESULTS for every batch (None is 8); arguments as `steps.run_steps`.
+    Args:
+        model: a name of BUILT_IN; what is exported for a batch PyTorch cannot differentiate sample by sample.
+        batches: batch sizes; None is 8.
+        options: where to measure (on a CPU, by generated kernels), how long, and the file to write.
 
     Raises:
-        ModelError: no network of BUILT_IN; what is exported for a batch PyTorch cannot take sample by sample.
+        ModelError: no network of BUILT_IN.
         SetupError: PyTorch is missing, or the results differ.
     """
     if model not in BUILT_IN:
         raise ModelError(f"bench --per-sample --step {model}: give one of {', '.join(BUILT_IN)}.")
-    count, place = use_threads(threads), Place(parse_target(target), gpu=False, impl=KERNEL)
-    prepare_rivals(["torch"], count, place)
+    count = use_threads(options.threads)
+    prepare_baselines(["torch"], count, options.config)
     found: list[PerSampleMeasurement] = []
     for batch in batches or [8]:
         for result in RESULTS:
-            found.append(_measure(model, batch, result, place.target, seconds))
-            if path is not None:
-                where = environment(place, count, seconds)
-                content = {"format": FORMAT, "environment": where, "per_sample": [m.plain() for m in found]}
-                write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+            found.append(_measure(model, batch, result, options))
+            save_measurements("per_sample", found, options, count)
     return found
 
 
-def _measure(name: str, batch: int, result: Result, target: Any, seconds: float) -> PerSampleMeasurement:
+def _measure(name: str, batch: int, result: Result, options: RunOptions) -> PerSampleMeasurement:
+    """The measurement of one result for one batch."""
     import torch
 
     from tvm_convgrad.bench.networks import network
@@ -96,25 +92,25 @@ def _measure(name: str, batch: int, result: Result, target: Any, seconds: float)
     x = torch.from_numpy(rng.standard_normal((batch, 3, size, size), dtype=np.float32))
     labels = torch.from_numpy(rng.integers(0, 10, batch))
     values: dict[str, Arrays] = {}
-    parties: dict[str, Step] = {
-        "ours": _ours(module, x, labels, result, target, values),
+    contenders: dict[str, Step] = {
+        "ours": _ours(module, x, labels, result, options.config.target, values),
         "torch": _theirs(module, x, labels, result, values),
     }
-    for call in parties.values():
+    for call in contenders.values():
         call()
     _check(f"{name}, {result}", values)
     values.clear()
-    times = rounds(parties, seconds)
+    times = rounds(contenders, options.seconds)
     ratio = median(their / our for our, their in zip(times["ours"], times["torch"], strict=True))
-    ours, theirs = (median(times[party]) for party in parties)
+    ours, theirs = (median(times[contender]) for contender in contenders)
     return PerSampleMeasurement(name, batch, result, ours, theirs, ratio, len(times["ours"]))
 
 
-def _ours(module: Any, x: Any, labels: Any, result: Result, target: Any, values: dict[str, Arrays]) -> Step:
+def _ours(
+    module: nn.Module, x: Tensor, labels: Tensor, result: Result, target: Target, values: dict[str, Arrays]
+) -> Step:
     """The compiled function; the first call leaves its results in `values`."""
     import torch
-    import tvm
-    from tvm import relax
 
     from tvm_convgrad.training.frontends.torch_export import from_exported_program
 
@@ -133,13 +129,13 @@ def _ours(module: Any, x: Any, labels: Any, result: Result, target: Any, values:
     return call
 
 
-def _theirs(module: Any, x: Any, labels: Any, result: str, values: dict[str, Arrays]) -> Step:
+def _theirs(module: nn.Module, x: Tensor, labels: Tensor, result: Result, values: dict[str, Arrays]) -> Step:
     """torch.func.vmap(grad), and sums by hand; the first call leaves its results in `values`."""
     import torch
 
     parameters = {name: value.detach() for name, value in module.named_parameters()}
 
-    def loss(given: Any, image: Any, label: Any) -> Any:
+    def loss(given: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         scores = torch.func.functional_call(module, given, (image[None],))
         return torch.nn.functional.cross_entropy(scores, label[None])
 
@@ -164,6 +160,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _check(what: str, values: dict[str, Arrays]) -> None:
+    """Raise SetupError if the results of the two contenders differ."""
     ours, theirs = values["ours"], values["torch"]
     for mine, their in zip(ours, theirs, strict=True):
         difference = float(np.abs(mine - their).max()) if mine.shape == their.shape else float("inf")
@@ -172,9 +169,7 @@ def _check(what: str, values: dict[str, Arrays]) -> None:
 
 
 def show_per_sample(found: Sequence[PerSampleMeasurement]) -> None:
-    """Print a row for each."""
-    from tvm_convgrad.report.tables import print_table, quantity
-
+    """Print a table of the measurements, a row each."""
     columns = ("model", "batch", "result", "ratio", "ours, ms", "torch, ms", "pairs")
     rows = [
         (m.model, m.batch, m.result, quantity(m.ratio), f"{m.ours * 1e3:.1f}", f"{m.theirs * 1e3:.1f}", m.pairs)

@@ -1,85 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements of a run: written after each of them, read back to go on, and summed up.
+"""The JSON file of a run's measurements: written after each of them, and read back by --resume; geometric means.
 
-The file is JSON: `format`, `environment` (versions, CPU, threads, target, seconds), `roof`, `measurements`, `failures`
-and `means`.
+The file has the keys `format`, `environment` (versions, CPU, threads, target, seconds), `roofline`, `measurements`,
+`failures` and `means`. Numbers that are not finite are null.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm_convgrad
+from tvm_convgrad.bench.configuration import Configuration
 from tvm_convgrad.bench.measure import Measurement, geometric_mean
-from tvm_convgrad.bench.place import Place
-from tvm_convgrad.bench.roof import Roof
-from tvm_convgrad.errors import ArtifactError
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.report.tables import installed_version
-from tvm_convgrad.training.envelope import write_atomic
+from tvm_convgrad.bench.roofline import Roofline
+from tvm_convgrad.bench.run_options import RunOptions
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.files import write_atomic
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.offload.registry import ENTRIES, library_packages
+from tvm_convgrad.report.tables import installed_version, json_text
 
-FORMAT = 3
-"""Of the file. Measurements have the peak of their time since 3."""
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FORMAT = 4
+"""The version of the file's format. Since 4 measurements name their `direction` and `baseline`."""
 
 DENSE, DENSE_CHANNELS = "dense", 64
-"""What layers that multiply-adds bound are called, and the channels that they have at the least."""
+"""The name of the layers that are bound by multiply-adds, and the least number of channels that these have."""
 
 GRADIENTS = ("backward_weight", "backward_data")
-ENGINE_VARIABLES = ("CONVGRAD_CUDNN", "CONVGRAD_CUTLASS")
-"""What engines and kernels of libraries for GPUs may do."""
+ENGINE_VARIABLES = tuple(entry.variable for entry in ENTRIES.values() if entry.variable)
+"""Environment variables that decide which engines and kernels of libraries for GPUs may be used."""
 
 Key = tuple[str, str, int, str, str, str]
 
 
-def environment(place: Place, threads: int, seconds: float) -> dict[str, Any]:
-    """What two runs must share for their measurements to be one table."""
-    names = ("apache-tvm", "torch", "jax", *(["nvidia-cudnn-cu13"] if place.gpu else []))
+def environment(config: Configuration, threads: int, seconds: float) -> dict[str, Any]:
+    """The versions, machine and options that two runs must share for their measurements to be one table."""
+    names = ("apache-tvm", "torch", "jax", *(library_packages("cuda") if config.gpu else []))
     of_gpu: dict[str, Any] = {}
-    if place.gpu:
+    if config.gpu:
         variables = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
-        of_gpu = {"gpu": place.name, "numbers": place.numbers, "variables": variables}
+        of_gpu = {"gpu": config.gpu_name, "numbers": config.numbers, "variables": variables}
     return {
         "tvm_convgrad": tvm_convgrad.__version__,
         **{name: installed_version(name) for name in names},
         "cpu": _cpu(),
         **of_gpu,
         "threads": threads,
-        "target": str(place.target),
+        "target": str(config.target),
         "seconds": seconds,
-        "impl": place.impl,
+        "impl": config.impl,
     }
 
 
 class Results:
-    """Measurements by what they are of, in the order of being made.
+    """The measurements of a run, in order.
 
     Attributes:
+        environment: of the run, by `environment`.
+        roofline: measured at the start.
+        path: the JSON file, or None.
         measurements: all of them.
-        failures: {suite, face, descriptor, reason} of what could not be measured.
+        failures: {suite, direction, descriptor, reason} of what could not be measured.
     """
 
-    def __init__(self, where: dict[str, Any], roof: Roof, path: Path | None = None) -> None:
-        self.environment, self.roof, self.path = where, roof, path
+    def __init__(self, where: dict[str, Any], roofline: Roofline, path: Path | None = None) -> None:
+        self.environment, self.roofline, self.path = where, roofline, path
         self.measurements: list[Measurement] = []
         self.failures: list[dict[str, str]] = []
 
     @property
     def device(self) -> str:
-        """What was measured: the GPU, or the CPU."""
+        """The name of the GPU, or of the CPU."""
         return str(self.environment.get("gpu") or self.environment["cpu"])
 
     @property
-    def held(self) -> Roof:
-        """The roof with the median of the peaks that layers were measured beside, and that of the start without any."""
+    def sustained(self) -> Roofline:
+        """The roofline with the median of the peaks beside layers; without any, that of the start."""
         peaks = self.peaks
-        return self.roof.at(median(peaks) if peaks else None)
+        return self.roofline.with_peak(median(peaks) if peaks else None)
 
     @property
     def peaks(self) -> list[float]:
@@ -88,17 +98,17 @@ class Results:
 
     @classmethod
     def resume(cls, path: Path, where: dict[str, Any]) -> Results | None:
-        """Go on with the run that left `path`; None if there is no such file.
+        """The results that an earlier run left in `path`, to go on with; None if there is no such file.
 
         Raises:
-            ArtifactError: it is no file of measurements, or one of another environment.
+            ArtifactError: it is no file of measurements, or one of another format or environment.
         """
         try:
             content = json.loads(path.read_text())
             written = int(content["format"])
             if written == FORMAT:
-                found = cls(content["environment"], Roof(**content["roof"]), path)
-                found.measurements = [Measurement(**entry) for entry in content["measurements"]]
+                found = cls(content["environment"], Roofline(**content["roofline"]), path)
+                found.measurements = [_measurement(entry) for entry in content["measurements"]]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -107,8 +117,8 @@ class Results:
             ) from error
         if written != FORMAT:
             raise ArtifactError(
-                f"{path}: of format {written}; this version goes on with {FORMAT} only (since 3, each has the "
-                "peak of its time): remove it, or leave out --resume."
+                f"{path}: of format {written}; this version goes on with {FORMAT} only (since 4, measurements name "
+                "their direction and baseline): remove it, or leave out --resume."
             )
         for name, value in where.items():
             if found.environment.get(name) != value:
@@ -138,54 +148,82 @@ class Results:
         content = {
             "format": FORMAT,
             "environment": self.environment,
-            "roof": self.roof.plain(),
-            "measurements": [m.plain() for m in self.measurements],
+            "roofline": asdict(self.roofline),
+            "measurements": [asdict(m) for m in self.measurements],
             "failures": self.failures,
-            "means": means(self.measurements, self.roof),
+            "means": means(self.measurements, self.roofline),
         }
-        write_atomic(self.path, (json.dumps(content, indent=1) + "\n").encode())
+        write_atomic(self.path, (json_text(content, indent=1) + "\n").encode())
+
+
+def save_measurements(name: str, found: Sequence[DataclassInstance], options: RunOptions, threads: int) -> None:
+    """Write a JSON file of measurements of steps or per-sample gradients under the key `name`, if a file is wanted.
+
+    Raises:
+        ArtifactError: it cannot be written.
+    """
+    if options.path is not None:
+        where = environment(options.config, threads, options.seconds)
+        content = {"format": FORMAT, "environment": where, name: [asdict(m) for m in found]}
+        write_atomic(options.path, (json_text(content, indent=1) + "\n").encode())
+
+
+def _measurement(entry: Mapping[str, Any]) -> Measurement:
+    """The measurement of an entry of the file, where null is what was not finite, except for `peak`."""
+    values: dict[str, Any] = {
+        name: math.nan if value is None and name != "peak" else value for name, value in entry.items()
+    }
+    return Measurement(**values)
 
 
 def key_of(m: Measurement) -> Key:
-    """What a measurement is of."""
-    return m.suite, m.layout, m.batch, m.face, m.descriptor, m.rival
+    """What identifies a measurement: suite, layout, batch, direction, descriptor and baseline."""
+    return m.suite, m.layout, m.batch, m.direction, m.descriptor, m.baseline
 
 
-def means(measurements: Sequence[Measurement], roof: Roof) -> list[dict[str, Any]]:
-    """Geometric means by rival: of each suite, layout, batch and face; of each batch over the suites; of all.
+def means(measurements: Sequence[Measurement], roofline: Roofline) -> list[dict[str, Any]]:
+    """Geometric means by baseline: of each suite, layout, batch and direction; of each batch over the suites; of all.
 
-    Each row: rival, suite, layout, batch, face ("gradients" is wgrad and dgrad), `layers` (how many distinct ones),
-    `ratio` (their geometric mean), `worst`, `total` (time of all layers, each as often as it occurs, theirs / ours),
-    `peak` and `rival_peak` (geometric means of ours and the rival's parts of the peak that was measured beside each
-    layer, or at the start on a GPU), and `bound`: the ratio that kernels at the roofline would have, that is, at that
-    peak or at the bandwidth of memory, whichever ends first. A rival that is at nine tenths of it leaves room for 1.1.
-    Layers that caches let go faster than memory count as they were measured.
+    The rows of suite DENSE are of the layers of all suites that are bound by multiply-adds: 3x3 and 1x1, in one group,
+    with 64 channels and more. A group of measurements that has a row already (all layers are dense, or of one layout)
+    has no second one.
 
-    The suites DENSE are those of all suites' layers that are bound by multiply-adds: 3x3 and 1x1, in one group, with
-    64 channels and more. What is a row already (all layers are dense, or of one layout) is not there again.
+    Returns:
+        Rows with the keys
+            baseline, suite, layout, batch, direction: of the group; direction "gradients" is wgrad and dgrad.
+            layers: how many distinct layers.
+            ratio, worst: the geometric mean of their ratios, and the smallest one.
+            total: time of all layers, each as often as it occurs in its network, theirs / ours.
+            peak, baseline_peak: geometric means of the share of the peak that ours and the baseline reach; the peak is
+                that beside each layer, on a GPU that of the start.
+            bound: the ratio that kernels on the roofline would have: at that peak, or at the bandwidth of memory. Where
+                the baseline is at nine tenths of it, bound is 1.1. Layers that caches make faster than memory count as
+                they were measured.
     """
     rows: list[dict[str, Any]] = []
     seen: set[tuple[int, ...]] = set()
-    for rival in dict.fromkeys(m.rival for m in measurements):
-        of_rival = [m for m in measurements if m.rival == rival]
+    for baseline in dict.fromkeys(m.baseline for m in measurements):
+        of_baseline = [m for m in measurements if m.baseline == baseline]
         for keys in _LEVELS:
-            for group in dict.fromkeys(keys(m) for m in of_rival):
+            for group in dict.fromkeys(keys(m) for m in of_baseline):
                 if group is None:
                     continue
-                faces = GRADIENTS if group[3] == "gradients" else None
-                members = [m for m in of_rival if keys(m) == group and (faces is None or m.face in faces)]
+                directions = GRADIENTS if group[3] == "gradients" else None
+                members = [
+                    m for m in of_baseline if keys(m) == group and (directions is None or m.direction in directions)
+                ]
                 identity = tuple(map(id, members))
                 if not members or identity in seen:
                     continue
                 seen.add(identity)
-                names = dict(zip(("suite", "layout", "batch", "face"), group, strict=True))
-                rows.append({"rival": rival, **names, **_mean(members, roof)})
+                names = dict(zip(("suite", "layout", "batch", "direction"), group, strict=True))
+                rows.append({"baseline": baseline, **names, **_mean(members, roofline)})
     return rows
 
 
 @lru_cache(maxsize=4096)
 def dense_kind(descriptor: str) -> str | None:
-    """The kernel, 3x3 or 1x1, of a problem in one group that has DENSE_CHANNELS and more on both sides."""
+    """ "3x3" or "1x1" for a problem in one group with DENSE_CHANNELS and more on both sides; None for others."""
     problem = ConvProblem.from_descriptor(descriptor)
     if problem.groups > 1 or min(problem.in_channels, problem.out_channels) < DENSE_CHANNELS:
         return None
@@ -193,41 +231,41 @@ def dense_kind(descriptor: str) -> str | None:
     return kind if kind in ("3x3", "1x1") else None
 
 
-def _dense(m: Measurement, face: str, of_kind: bool = False) -> tuple[Any, ...] | None:
+def _dense(m: Measurement, direction: str, of_kind: bool = False) -> tuple[Any, ...] | None:
     kind = dense_kind(m.descriptor)
-    return None if kind is None else (f"{DENSE} {kind}" if of_kind else DENSE, "all", m.batch, face)
+    return None if kind is None else (f"{DENSE} {kind}" if of_kind else DENSE, "all", m.batch, direction)
 
 
 _LEVELS: tuple[Callable[[Measurement], tuple[Any, ...] | None], ...] = (
-    lambda m: (m.suite, m.layout, m.batch, m.face),
+    lambda m: (m.suite, m.layout, m.batch, m.direction),
     lambda m: (m.suite, "all", m.batch, "gradients"),
-    lambda m: ("all", m.layout, m.batch, m.face),
+    lambda m: ("all", m.layout, m.batch, m.direction),
     lambda m: ("all", "all", m.batch, "gradients"),
-    lambda m: ("all", "all", "all", m.face),
+    lambda m: ("all", "all", "all", m.direction),
     lambda m: ("all", "all", "all", "gradients"),
     lambda _: ("all", "all", "all", "all"),
     lambda m: _dense(m, "gradients", of_kind=True),
-    lambda m: _dense(m, m.face),
+    lambda m: _dense(m, m.direction),
     lambda m: _dense(m, "gradients"),
 )
 
 
-def _mean(members: list[Measurement], roof: Roof) -> dict[str, Any]:
+def _mean(members: list[Measurement], roofline: Roofline) -> dict[str, Any]:
     ours = sum(m.count * m.ours for m in members)
-    roofs = [(m, roof.at(m.peak)) for m in members]
+    rooflines = [(m, roofline.with_peak(m.peak)) for m in members]
     return {
         "layers": len(members),
         "ratio": geometric_mean(m.ratio for m in members),
         "worst": min(m.ratio for m in members),
         "total": sum(m.count * m.theirs for m in members) / ours,
-        "peak": geometric_mean(m.gflops / its.gflops for m, its in roofs),
-        "rival_peak": geometric_mean(m.rival_gflops / its.gflops for m, its in roofs),
-        "bound": geometric_mean(max(m.ratio, its.attainable(m.intensity) / m.rival_gflops) for m, its in roofs),
+        "peak": geometric_mean(m.gflops / its.gflops for m, its in rooflines),
+        "baseline_peak": geometric_mean(m.baseline_gflops / its.gflops for m, its in rooflines),
+        "bound": geometric_mean(max(m.ratio, its.attainable(m.intensity) / m.baseline_gflops) for m, its in rooflines),
     }
 
 
 def _cpu() -> str:
-    """The model of the CPU, as far as the system says."""
+    """The model of the CPU from /proc/cpuinfo, else what `platform` names."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

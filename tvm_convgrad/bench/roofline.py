@@ -1,65 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roofline picture: each layer at its arithmetic intensity and speed, ours and theirs, under measured limits."""
+"""The roofline of this machine's CPU, measured: the FMA peak, and the bandwidth of memory by a triad.
+
+Both are small generated kernels on all threads of TVM's pool, as the kernels that are compared with them.
+"""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from tvm_convgrad.bench.measure import Measurement
-from tvm_convgrad.bench.roof import Roof
-from tvm_convgrad.training.envelope import write_atomic
+import numpy as np
+import tvm
 
-_COLOURS = {"backward_weight": "tab:blue", "backward_data": "tab:orange", "forward": "tab:green"}
-_MARKERS = ("x", "+", "1", "2")
+from tvm_convgrad.bench.peak import DTYPE, Peak, best
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.loops import Loops, load, make_parameter
+
+TRIAD_ELEMENTS = 1 << 25
+"""Elements of each array of the triad: 128 MiB, more than caches hold."""
 
 
-def save_roofline(path: Path, measurements: Sequence[Measurement], roof: Roof) -> None:
-    """Draw a PNG at `path`: FLOP a byte (each tensor moved once) across, GFLOP/s up, both logarithmic.
+@dataclass(frozen=True)
+class Roofline:
+    """The two limits of the roofline model.
 
-    A layer whose tensors stay in caches may lie above the line of the memory's bandwidth.
-
-    Raises:
-        ArtifactError: `path` cannot be written.
+    Attributes:
+        gflops: the arithmetic peak in GFLOP/s, a multiply-add being two FLOP, on all threads: the best run at the start
+            of a bench.
+        bandwidth: GB/s read and written, by a triad (allocation of written lines not counted) or a GPU's copy.
+        threads: threads of the CPU that were used.
+        machine: the instruction set, or the GPU's architecture.
+        of: what was measured for `gflops`.
     """
-    # The object interface with its own canvas: no global state, and no display is looked for.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    ridge = roof.gflops / roof.bandwidth
-    places = [m.intensity for m in measurements] or [ridge]
-    low, high = min(*places, ridge) / 2, max(*places, ridge) * 2
-    axes.plot([low, ridge], [roof.attainable(low), roof.gflops], color="black", label=f"{roof.bandwidth:.0f} GB/s")
-    axes.plot([ridge, high], [roof.gflops] * 2, color="black", linestyle="--", label=f"{roof.gflops:.0f} GFLOP/s")
-    rivals = list(dict.fromkeys(m.rival for m in measurements))
-    for face, colour in _COLOURS.items():
-        of_face = [m for m in measurements if m.face == face]
-        for rival, marker in zip(rivals, _MARKERS, strict=False):
-            dots = [m for m in of_face if m.rival == rival]
-            if dots:
-                place = [m.intensity for m in dots]
-                axes.scatter(
-                    place, [m.rival_gflops for m in dots], s=22, color=colour, marker=marker, alpha=0.6,
-                    label=f"{face}, {rival}",
-                )  # fmt: skip
-        if of_face:
-            place = [m.intensity for m in of_face]
-            axes.scatter(
-                place, [m.gflops for m in of_face], s=22, facecolors="none", edgecolors=colour, label=f"{face}, ours"
-            )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="FLOP / byte, each tensor moved once",
-        ylabel="GFLOP/s",
-        title=f"{roof.machine}, {roof.threads} threads",
-    )
-    axes.grid(visible=True, which="both", alpha=0.2)
-    axes.legend(fontsize=8)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_atomic(path, picture.getvalue())
+    gflops: float
+    bandwidth: float
+    threads: int
+    machine: str
+    of: str = "FMA peak"
+
+    def attainable(self, intensity: float) -> float:
+        """The greatest GFLOP/s at an arithmetic intensity, in FLOP a byte."""
+        return min(self.gflops, intensity * self.bandwidth)
+
+    def with_peak(self, gflops: float | None) -> Roofline:
+        """The roofline with another arithmetic peak: that measured beside a layer; itself if that is None."""
+        return self if gflops is None else replace(self, gflops=gflops)
+
+
+def measure_roofline(peak: Peak, seconds: float = 1.0) -> Roofline:
+    """The limits of the machine that `peak` is compiled for; each is the best of as many runs as `seconds` allow."""
+    gflops = peak.burst(seconds / 2)
+    arrays = [tvm.runtime.tensor(np.ones(TRIAD_ELEMENTS, DTYPE)) for _ in range(3)]
+    kernel = triad_kernel(peak.machine, TRIAD_ELEMENTS, peak.threads)
+    triad = tvm.compile(tvm.IRModule({"main": kernel}), peak.target)["main"]
+    bandwidth = 3 * 4 * TRIAD_ELEMENTS / best(lambda: triad(*arrays), seconds / 2) * 1e-9
+    return Roofline(gflops, bandwidth, peak.threads, peak.machine.name)
+
+
+def triad_kernel(machine: Machine, elements: int, items: int) -> tvm.tirx.PrimFunc:
+    """The PrimFunc of c = a + first * b, where `first` is the first vector of a; parameters (a, b, c).
+
+    Args:
+        machine: whose vectors are used.
+        elements: of each array; what does not fill whole vectors for each item is left out.
+        items: iterations of the parallel loop.
+    """
+    lanes = machine.lanes(DTYPE)
+    loops = Loops()
+    parameters = [make_parameter(name, (elements,), DTYPE) for name in "abc"]
+    a, b, c = parameters
+    vectors = elements // lanes // items
+    with loops.loop(items, "item", "parallel") as item, loops.loop(vectors, "v") as v:
+        at = loops.let((item * vectors + v) * lanes, "at")
+        loops.store(c, at, load(a, at, lanes) + load(a, 0, lanes) * load(b, at, lanes))
+    return loops.finish(parameters, "main")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The convolutions of known networks at 224 x 224, each distinct one with how often it occurs.
+"""The convolutions of known networks at 224 x 224: each distinct layer, and how often it occurs.
 
 Whole networks: He et al. 2015 (ResNet-50, stride in the 3x3 as torchvision has it), Sandler et al. 2018 (MobileNetV2),
 Simonyan and Zisserman 2014 (VGG-16), Liu et al. 2022 (ConvNeXt-T, its linear layers as 1x1 convolutions).
@@ -14,9 +14,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One problem of a suite.
+
+    Attributes:
+        suite: the name of the suite, "problem" for one that the user names.
+        problem: static.
+        count: how often it occurs in its network.
+    """
+
+    suite: str
+    problem: ConvProblem
+    count: int = 1
 
 
 def suite(name: str, batch: int, layout: str) -> dict[ConvProblem, int]:

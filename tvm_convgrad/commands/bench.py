@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad bench`: the kernels of a network's convolutions, or its whole training step, against others."""
+"""`convgrad bench`: layers, whole training steps or per-sample gradients, timed against baselines."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.errors import ArtifactError
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.offload.registry import ENTRIES, NAMES, names_of_kind
 
-FACES = ("backward_weight", "backward_data", "forward")
+if TYPE_CHECKING:
+    from tvm_convgrad.bench.configuration import Configuration
+    from tvm_convgrad.bench.run_options import RunOptions
+    from tvm_convgrad.bench.suites import Layer
+
+DIRECTIONS = ("backward_weight", "backward_data", "forward")
+"""What --direction all is, in the order of the tables."""
+
 LAYOUTS = ("NCHW", "NHWC")
 STEP_LAYOUTS = (*LAYOUTS, "NHWC:OHWI")
 
-OF_LAYERS = ("suite", "problem", "face", "against", "resume", "roofline", "markdown")
+OF_LAYERS = ("suite", "problem", "direction", "against", "resume", "roofline", "markdown")
 OF_STEPS = ("optimizer", "loss")
 NOT_OF_PROBLEMS = ("suite", "batch", "layout")
 NOT_PER_SAMPLE = ("layout", "optimizer", "loss")
@@ -30,132 +38,144 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            metavar="NAME[,…]|all",
-            help="resnet50, mobilenet_v2, vgg16, convnext_t (all of them: all); "
-            "resnext50 (grouped), deeplab (dilated), i3d (3-D), unet (transposed) (all of them: kinds).",
+            metavar="NAME[,…]|all|kinds",
+            help="Networks whose convolutions are measured. all: resnet50, mobilenet_v2, vgg16, convnext_t. kinds: "
+            "resnext50 (grouped), deeplab (dilated), i3d (3-D), unet (transposed).",
         ),
     ] = "all",
     problem: Annotated[
-        list[str] | None, typer.Option(metavar="DESC", help="This problem instead of a suite; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="DESC", help="Measure this convolution instead, given by its descriptor; repeatable."),
     ] = None,
     step: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A whole training step instead: resnet18_cifar, resnet18, mobilenet_v2, convnext_t, groupnorm_cifar, "
-            "or a model file.",
+            help="Measure a whole training step instead: of resnet18_cifar, resnet18, mobilenet_v2, convnext_t, "
+            "groupnorm_cifar, or of a model file.",
         ),
     ] = None,
     per_sample: Annotated[
-        bool, typer.Option("--per-sample", help="Of --step: gradients of each sample, against torch.func.vmap(grad).")
+        bool,
+        typer.Option(
+            "--per-sample", help="With --step: measure the gradients of each sample, against torch.func.vmap(grad)."
+        ),
     ] = False,
     batch: Annotated[
-        str | None, typer.Option(metavar="N[,…]", help="Batch sizes. Default: 8; for a model file what it says.")
+        str | None, typer.Option(metavar="N[,…]", help="Batch sizes. Default: 8; for a model file its own batch.")
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(metavar="NCHW[,NHWC]", help="Layouts; of a step also NHWC:OHWI. Default: NCHW,NHWC."),
+        typer.Option(
+            metavar="NCHW[,NHWC]",
+            help="Layouts of the data. With --step also NHWC:OHWI, which names the kernels' layout. "
+            "Default: NCHW,NHWC.",
+        ),
     ] = None,
-    face: Annotated[str, typer.Option(metavar="FACE[,…]", help="backward_weight, backward_data, forward, or all.")] = (
-        "backward_weight,backward_data"
-    ),
+    direction: Annotated[
+        str,
+        typer.Option(
+            metavar=f"{options.DIRECTION_METAVAR}[,…]",
+            help="Directions of the convolution: gradient of the weights, gradient of the data, forward.",
+        ),
+    ] = "wgrad,dgrad",
     impl: Annotated[
         str | None,
         typer.Option(
-            metavar="kernel|transforms|onednn|cudnn|cutlass",
-            help="What is measured: generated kernels, these with Winograd's transform allowed, or a vendor library. "
-            "Default: kernel; on a GPU cudnn.",
+            metavar="|".join(("kernel", "transforms", *NAMES)),
+            help="The implementation that is measured. kernel: generated kernels; transforms: these with Winograd's "
+            f"transform allowed; or a vendor library. Default: kernel; on a GPU {names_of_kind('cuda')[0]}.",
         ),
     ] = None,
     dtype: Annotated[
         str,
         typer.Option(
-            metavar="float32|float16|bfloat16", help="Of all tensors of layers, on a GPU; of a step's convolutions."
+            metavar="float32|float16|bfloat16",
+            help="Type of all tensors of a layer; with --step of the operands of convolutions. On CPUs float32 only.",
         ),
     ] = "float32",
     against: Annotated[
         str,
         typer.Option(
-            metavar="torch|torch-same|jax|stock|onednn|cudnn|cutlass[,…]",
-            help="The rivals; torch-same: PyTorch in the same layout, where torch is the better of two.",
+            metavar="|".join(("torch", "torch-same", "jax", "stock", *NAMES)) + "[,…]",
+            help="The baselines. torch: the faster of PyTorch's two layouts; torch-same: PyTorch in the layout of the "
+            "problem; stock: TVM's own operators.",
         ),
     ] = "torch",
-    seconds: Annotated[float, typer.Option(min=0.0, help="Time for the pairs of each measurement.")] = 0.5,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time for each measurement, beyond compiling.")] = 0.5,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of every party. Default: TVM_NUM_THREADS, or all cores.")
+        int | None,
+        typer.Option(min=1, help="Threads of ours and of baselines. Default: TVM_NUM_THREADS, or all cores."),
     ] = None,
     optimizer: options.Optimizer = "sgd",
     loss: options.Loss = "cross_entropy",
     target: options.Target = "native",
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write all measurements as JSON.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what an earlier run left in --json.")] = False,
-    roofline: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a roofline, as PNG.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write tables of all layers.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the measurements that an earlier run left in the file of --json."),
+    ] = False,
+    roofline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the layers under the machine's roofline, as PNG.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write tables of all layers, as Markdown.")
+    ] = None,
 ) -> None:
-    """Interleaved pairs, medians of their ratios; worst first, then geometric means."""
+    """Time convolutions, or whole training steps with --step, in turns with baselines such as PyTorch.
+
+    A ratio is time of the baseline / ours, the median over interleaved pairs: above 1 ours is faster. The slowest
+    layers are listed first, geometric means of groups of layers at the end.
+    """
     _refuse_what_means_nothing(context, step=step is not None, per_sample=per_sample, problem=bool(problem))
-    faces = list(FACES) if face == "all" else _names("--face", face, FACES)
-    own = "NHWC:OHWI" if step is not None and impl == "cutlass" else "NCHW,NHWC"
-    layouts = _names("--layout", layout or own, STEP_LAYOUTS if step is not None else LAYOUTS)
-    sizes = batch.split(",") if batch is not None else []
-    if not all(size.isdecimal() and int(size) for size in sizes):
-        raise typer.BadParameter(f"--batch {batch}: give positive numbers.")
+    directions = options.parse_directions(direction, DIRECTIONS)
+    only = ENTRIES[impl].layout if step is not None and impl is not None and impl in ENTRIES else None
+    layouts = _names("--layout", layout or only or "NCHW,NHWC", STEP_LAYOUTS if step is not None else LAYOUTS)
+    batches = _batches(batch)
     if resume and json is None:
         raise typer.BadParameter("--resume needs --json, the file of the earlier run.")
     for path in (json, roofline, markdown):
         if path is not None and not path.parent.is_dir():
             raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
-    batches = [int(size) for size in sizes]
-    from tvm_convgrad.bench.place import KERNEL, TYPES, place_of
-    from tvm_convgrad.kernels.transforms import TRANSFORMS
-    from tvm_convgrad.offload.common import NAMES
+    from tvm_convgrad.bench.run_options import RunOptions
 
-    if len(_names("--impl", impl or KERNEL, (KERNEL, TRANSFORMS, *NAMES))) > 1:
-        raise typer.BadParameter(f"--impl {impl}: give one.")
-    _names("--dtype", dtype, TYPES)
-    if not per_sample and target != "cuda":  # this machine's GPU, which is looked for where it is needed
-        options.parse_target(target, gpus=True)
-    if per_sample and impl not in (None, KERNEL):
-        raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
-    if per_sample and dtype != TYPES[0]:
-        raise typer.BadParameter(f"--per-sample measures {TYPES[0]}; leave --dtype out.")
+    run = RunOptions(_configuration(target, impl, dtype, per_sample), seconds, threads, json)
     if per_sample and step is not None:
         from tvm_convgrad.bench.per_sample import run_per_sample, show_per_sample
 
-        found = run_per_sample(step, batches or None, target=target, seconds=seconds, threads=threads, path=json)
-        show_per_sample(found)
-        return
-    if step is not None:
-        from tvm_convgrad.bench.steps import run_steps, show_steps
+        show_per_sample(run_per_sample(step, batches or None, run))
+    elif step is not None:
+        from tvm_convgrad.bench.steps import TrainingOptions, run_steps, show_steps
 
-        show_steps(
-            run_steps(
-                step,
-                batches or None,
-                layouts,
-                optimizer=optimizer,
-                loss=loss,
-                place=place_of(target, impl, dtype),
-                seconds=seconds,
-                threads=threads,
-                path=json,
-            )
-        )
-        return
-    from tvm_convgrad.bench.rivals import RIVALS
-    from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES
+        show_steps(run_steps(step, batches or None, TrainingOptions(layouts, optimizer, loss), run))
+    else:
+        from tvm_convgrad.bench.baselines import BASELINES
+        from tvm_convgrad.bench.layers import layers_of, problems_from
 
-    rivals = _names("--against", against, RIVALS)
-    groups = {"all": NETWORKS, "kinds": KINDS}
-    names = list(groups[suite]) if suite in groups else _names("--suite", suite, SUITES)
-    from tvm_convgrad.bench.layers import layers_of, problems_from, run_layers, show
-    from tvm_convgrad.bench.roofline import save_roofline
+        baselines = _names("--against", against, BASELINES)
+        suites = _suites(suite)
+        layers = problems_from(problem, dtype) if problem else layers_of(suites, batches or [8], layouts, dtype)
+        _bench_layers(layers, directions, baselines, run, resume=resume, roofline=roofline, markdown=markdown)
 
-    layers = problems_from(problem, dtype) if problem else layers_of(names, batches or [8], layouts, dtype)
-    place = place_of(target, impl, dtype)
-    results = run_layers(layers, faces, rivals, place=place, seconds=seconds, threads=threads, path=json, resume=resume)
+
+def _bench_layers(
+    layers: list[Layer],
+    directions: list[str],
+    baselines: list[str],
+    run: RunOptions,
+    *,
+    resume: bool,
+    roofline: Path | None,
+    markdown: Path | None,
+) -> None:
+    """Measure layers, write the files that are wanted, and print the tables."""
+    from tvm_convgrad.bench.layers import run_layers, show
+
+    results = run_layers(layers, directions, baselines, run, resume=resume)
     if roofline is not None:
-        save_roofline(roofline, results.measurements, results.held)
+        from tvm_convgrad.bench.roofline_plot import save_roofline
+
+        save_roofline(roofline, results.measurements, results.sustained)
     if markdown is not None:
         from tvm_convgrad.bench.markdown import save_markdown
 
@@ -163,8 +183,58 @@ def bench(
     show(results)
 
 
+def _configuration(target: str, impl: str | None, dtype: str, per_sample: bool) -> Configuration:
+    """The configuration of --target, --impl and --dtype.
+
+    Raises:
+        typer.BadParameter: an unknown value, or one that --per-sample does not take.
+        UnsupportedError, SetupError: as `configuration_of`.
+    """
+    from tvm_convgrad.bench.configuration import DTYPES, KERNEL, Configuration, configuration_of
+    from tvm_convgrad.kernels.transforms import TRANSFORMS
+    from tvm_convgrad.offload.registry import NAMES
+    from tvm_convgrad.training.compile import targets
+
+    if len(_names("--impl", impl or KERNEL, (KERNEL, TRANSFORMS, *NAMES))) > 1:
+        raise typer.BadParameter(f"--impl {impl}: give one.")
+    _names("--dtype", dtype, DTYPES)
+    if not per_sample:
+        if target != "cuda":  # this machine's GPU, which `configuration_of` looks for
+            options.parse_target(target, gpus=True)
+        return configuration_of(target, impl, dtype)
+    if impl not in (None, KERNEL):
+        raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")
+    if dtype != DTYPES[0]:
+        raise typer.BadParameter(f"--per-sample measures {DTYPES[0]}; leave --dtype out.")
+    return Configuration(targets.parse_target(target), gpu=False, impl=KERNEL)
+
+
+def _batches(text: str | None) -> list[int]:
+    """The numbers of --batch; none without it.
+
+    Raises:
+        typer.BadParameter: one is no positive number.
+    """
+    sizes = text.split(",") if text is not None else []
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise typer.BadParameter(f"--batch {text}: give positive numbers.")
+    return [int(size) for size in sizes]
+
+
+def _suites(text: str) -> list[str]:
+    """The suites of --suite.
+
+    Raises:
+        typer.BadParameter: an unknown one.
+    """
+    from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES
+
+    groups = {"all": NETWORKS, "kinds": KINDS}
+    return list(groups[text]) if text in groups else _names("--suite", text, SUITES)
+
+
 def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample: bool, problem: bool) -> None:
-    """Refuse options that were given and would change nothing.
+    """Refuse options that were given and that would change nothing here.
 
     Raises:
         typer.BadParameter: with the first kind of them.
@@ -177,7 +247,7 @@ def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample
         (not step, OF_STEPS, of_steps),
         (step, OF_LAYERS, of_layers),
         (per_sample, NOT_PER_SAMPLE, "not of --per-sample, which has no update and one layout: leave out"),
-        (problem, NOT_OF_PROBLEMS, "said by the descriptor of --problem: leave out --problem, or"),
+        (problem, NOT_OF_PROBLEMS, "part of the descriptor of --problem: leave out --problem, or"),
     ]
     for here, options_of, why in kinds:
         sources = {name: context.get_parameter_source(name) for name in options_of} if here else {}

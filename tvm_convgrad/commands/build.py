@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad build`: a model becomes one shared library with its training step."""
+"""`convgrad build`: compiles the training step of a model into one shared library."""
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.commands.stages import print_warnings, stages
+from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
+from tvm_convgrad.commands.stages import stages
+from tvm_convgrad.training.frontends import shown_formats
+
+if TYPE_CHECKING:
+    from tvm_convgrad.training.runtime.artifact import Artifact
 
 
 def build(
     model: Annotated[
-        str, typer.Argument(help="Model: .onnx, .pt2, file.py:function, .json of a Relax module, or a Relay program.")
+        str,
+        typer.Argument(help=f"The model: {shown_formats()}."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The shared library to write.")],
     target: options.Target = "llvm",
@@ -43,32 +50,28 @@ def build(
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Compile the training step of MODEL into one shared library that Python and C++ load."""
-    size, backends = options.parse_batch(batch), options.parse_offload(offload)
-    outputs = options.parse_outputs(model_output)
+    """Compile the training step of MODEL into one shared library, which Python and C++ load.
+
+    The step is the forward pass, the loss, all gradients and the optimizer's update.
+    """
+    source = ModelOptions(model, options.parse_batch(batch), params, options.parse_outputs(model_output))
+    backends = options.parse_offload(offload)
     start = time.perf_counter()
 
-    from tvm_convgrad.kernels.target import cores_of
-    from tvm_convgrad.kernels.transforms import allow_transforms
-    from tvm_convgrad.kernels.tuned import TUNED, use_winners
-    from tvm_convgrad.offload.cudnn.store import use_engines
+    from tvm_convgrad.core.files import check_destination
+    from tvm_convgrad.kernels.tuned import TUNED
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs
-    from tvm_convgrad.training.artifact import make_manifest, save_artifact
-    from tvm_convgrad.training.envelope import check_destination
-    from tvm_convgrad.training.frontends import load_model
-    from tvm_convgrad.training.lower import compile_with_plan
-    from tvm_convgrad.training.step import build_step
-    from tvm_convgrad.tuning.store import Store, default_path
+    from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+    from tvm_convgrad.training.compile.lower import compile_with_plan
+    from tvm_convgrad.training.step.build import build_step
 
-    compiled_for = options.parse_target(target, gpus=True)
+    compilation = CompileOptions(options.parse_target(target, gpus=True), backends, tuned, transforms, store)
     settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "betas": betas, "weight_decay": weight_decay}
     options.check_optimizer(optimizer, settings)
     check_destination(output)
-    winners = Store(store or default_path(), cores_of(compiled_for)) if tuned else None
-    with stages(f"reading {model}") as enter:
-        loaded = load_model(model, batch=size, params=params, outputs=outputs)
-        print_warnings(loaded.warnings)
+    with compilation.in_force() as winners, stages(f"reading {model}") as enter:
+        loaded = source.load()
         enter("differentiating")
         step = build_step(
             loaded,
@@ -80,7 +83,7 @@ def build(
             betas=betas,
             weight_decay=weight_decay,
             dtype=dtype,
-            results=options.results_for(results, compiled_for),
+            results=options.results_for(results, compilation.target),
             loss_scale=loss_scale,
             bn=bn,
             dropout_mode=dropout,
@@ -89,39 +92,38 @@ def build(
             seed=seed,
         )
         enter("compiling")
-        engines = options.engine_store(tuned, store, compiled_for)
-        with use_winners(winners), allow_transforms(transforms), use_engines(engines):
-            executable, plan = compile_with_plan(step, compiled_for, backends)
+        executable, plan = compile_with_plan(step, compilation.target, backends)
         described = describe_convolutions(plan)
-        manifest = make_manifest(step, compiled_for, described)
+        manifest = make_manifest(step, compilation.target, described)
         enter(f"writing {output}")
         artifact = save_artifact(executable, manifest, output)
     size_bytes = output.stat().st_size
     seconds = time.perf_counter() - start
-    cuts = len(winners.used) if winners is not None else 0
-    cuts += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
+    taken = len(winners.used) if winners is not None else 0
+    taken += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
     if json:
-        report: dict[str, Any] = {
+        report = {
             "output": str(output),
             "id": artifact.id,
             "bytes": size_bytes,
             "seconds": seconds,
-            "tuned": cuts,
+            "tuned": taken,
             "warnings": list(loaded.warnings),
         }
         print_json(report | manifest)
         return
     print_pairs(
         f"training step of {model}",
-        [*_summary(artifact, seconds, byte_count(size_bytes)), ("tuned kernels and engines", cuts)],
+        [*_summary(artifact, seconds, byte_count(size_bytes)), ("tuned kernels and engines", taken)],
     )
 
 
-def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
+def _summary(artifact: Artifact, seconds: float, size: str) -> list[tuple[str, object]]:
+    """The rows of the table: names and values."""
     from tvm_convgrad.report.gradients import cores_in_words
 
     state = artifact.state
-    weights = sum(_count(spec.shape) for spec in state if spec.role == "parameter")
+    weights = sum(math.prod(map(int, spec.shape)) for spec in state if spec.role == "parameter")
     settings = ("loss", "optimizer", "lr", "dtype", "layout")
     outputs = artifact.options.get("outputs", {})
     return [
@@ -141,10 +143,3 @@ def _summary(artifact: Any, seconds: float, size: str) -> list[tuple[str, Any]]:
         ("gradient operators", len(artifact.gradients)),
         ("libraries called", ", ".join(artifact.manifest["runtimes"]) or "none"),
     ]
-
-
-def _count(shape: tuple[int | str, ...]) -> int:
-    product = 1
-    for extent in shape:
-        product *= int(extent)
-    return product

@@ -8,21 +8,21 @@ from typing import Annotated
 import typer
 
 from tvm_convgrad.commands import options
+from tvm_convgrad.offload.registry import NAMES, backend, require
 
 
 def build_runtime(
-    name: Annotated[str, typer.Argument(metavar="BACKEND", help="onednn, cudnn or cutlass.")] = "onednn",
+    name: Annotated[
+        str, typer.Argument(metavar="BACKEND", callback=options.one_of(NAMES), help=f"Of {', '.join(NAMES)}.")
+    ] = NAMES[0],
     json: options.Json = False,
 ) -> None:
     """Compile what calls a vendor library into the user's cache (CONVGRAD_RUNTIMES), and load it once."""
-    from tvm_convgrad.offload.common import NAMES, backend, load_runtime, require
     from tvm_convgrad.report.tables import print_json, print_pairs
 
-    if name not in NAMES:
-        raise typer.BadParameter(f"{name}: use {', '.join(NAMES)}.")
-    chosen = backend(name)
     require([name], None)
+    chosen = backend(name)
     library = chosen.library()
-    load_runtime(name, library)
+    chosen.load(library)
     report = {"backend": name, "runtime": str(library), "library": chosen.version()}
     print_json(report) if json else print_pairs("runtime", list(report.items()))

@@ -8,27 +8,20 @@ import platform
 from typing import Any
 
 from tvm_convgrad.commands import options
+from tvm_convgrad.offload.registry import ENTRIES, NAMES, backend, packages_of
 
 _PACKAGES = ("tvm-convgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "ml_dtypes", "typer", "rich", "matplotlib")
 _EXTRAS = {
     "onnx": ("onnx",),
     "torch": ("torch",),
-    "onednn": ("onednn-cpu-gomp", "onednn-devel-cpu-gomp"),
-    "cutlass": ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvidia-cuda-crt"),
-    "cuda": (
-        "nvidia-cudnn-cu13",
-        "nvidia-cublas",
-        "nvidia-cuda-nvrtc",
-        "nvidia-cuda-cccl",
-        "cuda-bindings",
-    ),
+    **{entry.extra: packages_of(name) for name, entry in ENTRIES.items()},
     "demo": ("onnx", "scikit-learn"),
     "test": ("pytest", "hypothesis"),
 }
 
 
 def env(json: options.Json = False) -> None:
-    """Show versions, CPU, compilation target, cache folder, extras, and what this TVM lacks."""
+    """Show versions, CPU, compilation target, cache folder, extras, backends, and what this TVM lacks."""
     import platformdirs
 
     from tvm_convgrad.report.tables import installed_version, print_json, print_pairs
@@ -40,16 +33,18 @@ def env(json: options.Json = False) -> None:
     report |= _compiler()
     report["cache"] = platformdirs.user_cache_dir("tvm-convgrad")
     report["extras"] = {extra: all(map(installed_version, packages)) for extra, packages in _EXTRAS.items()}
+    report["backends"] = {name: backend(name).unavailable(None) or "ready" for name in NAMES}
     report["gradient rules left out"] = _left_out()
     if json:
         print_json(report)
         return
     report["gradient rules left out"] = report["gradient rules left out"] or "none"
     extras = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in report.pop("extras").items())
+    backends = [(f"backend {name}", state) for name, state in report.pop("backends").items()]
     rows = [
         (name, ", ".join(value) if isinstance(value, list) else value or "missing") for name, value in report.items()
     ]
-    print_pairs("tvm-convgrad environment", [*rows, ("extras", extras)])
+    print_pairs("tvm-convgrad environment", [*rows, ("extras", extras), *backends])
 
 
 def _left_out() -> list[str]:
@@ -57,17 +52,17 @@ def _left_out() -> list[str]:
     import tvm_convgrad
 
     tvm_convgrad.register()
-    from relax_ops.gradients import register_gradients
+    from relax_ops.rules import missing_operators
 
-    return register_gradients()
+    return missing_operators()
 
 
 def _compiler() -> dict[str, Any]:
-    """What TVM says of this machine."""
+    """This machine, as TVM describes it."""
     from tvm.support import cc
     from tvm.target import codegen
 
-    from tvm_convgrad.training.cpu import local_features
+    from tvm_convgrad.training.runtime.cpu_features import local_features
 
     return {
         "cpu": str(codegen.llvm_get_system_cpu()),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad explain`: the convolutions of a step, what computes each, how, and why nothing else does."""
+"""`convgrad explain`: lists the convolutions of a step, what computes each, how, and why nothing else does."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.commands.stages import print_warnings
+from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 
 
 def explain(
-    model: Annotated[str, typer.Argument(metavar="MODEL|STEP.so", help="A model, or a library that build wrote.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|STEP.so", help="A model as `build` takes it, or a library that `build` wrote."),
+    ],
     layout: options.Layout = "NCHW",
     target: options.Target = "llvm",
     offload: options.Offload = "auto",
@@ -26,16 +29,23 @@ def explain(
     results: options.Results = None,
     cudnn: Annotated[
         bool,
-        typer.Option("--cudnn", help="Also ask cuDNN for its engines on the GPU of --target; none is needed here."),
+        typer.Option(
+            "--cudnn",
+            help="Also list the engines that cuDNN has for each convolution on the GPU of --target; this machine "
+            "needs none.",
+        ),
     ] = False,
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """List the convolutions: problem, kernel and its plan, what was not taken, work, estimate. Options need a model."""
-    size, backends = options.parse_batch(batch), options.parse_offload(offload)
-    outputs = options.parse_outputs(model_output)
+    """List the convolutions of a training step: what computes each, how, why nothing else does, and what it costs.
+
+    Of a library that `build` wrote the options are those of the build; those here are for a model.
+    """
+    source = ModelOptions(model, options.parse_batch(batch), params, options.parse_outputs(model_output))
+    backends = options.parse_offload(offload)
     from tvm_convgrad.report.gradients import (
         cores_in_words,
         describe_convolutions,
@@ -43,7 +53,8 @@ def explain(
         show_convolutions,
     )
     from tvm_convgrad.report.tables import print_pairs
-    from tvm_convgrad.training.artifact import built_for_of, read_artifact
+    from tvm_convgrad.training.compile.artifact_writer import built_for_of
+    from tvm_convgrad.training.runtime.artifact import read_artifact
 
     compiled_for = options.parse_target(target, gpus=True)
     warnings: Sequence[str] = ()
@@ -53,28 +64,14 @@ def explain(
         gradients, forward = artifact.gradients, artifact.forward
         built_for = {name: artifact.manifest.get(name) for name in ("target", "cores")}
     else:
-        from tvm_convgrad.kernels.target import cores_of
-        from tvm_convgrad.kernels.transforms import allow_transforms
-        from tvm_convgrad.kernels.tuned import use_winners
-        from tvm_convgrad.offload.cudnn.store import use_engines
-        from tvm_convgrad.training.frontends import load_model
-        from tvm_convgrad.training.lower import plan_of
-        from tvm_convgrad.training.step import build_step
-        from tvm_convgrad.tuning.store import Store, default_path
+        from tvm_convgrad.training.compile.lower import plan_of
+        from tvm_convgrad.training.step.build import build_step
 
-        loaded = load_model(model, batch=size, params=params, outputs=outputs)
+        loaded = source.load()
         warnings = loaded.warnings
-        print_warnings(warnings)
-        step = build_step(
-            loaded,
-            loss=loss,
-            dtype=dtype,
-            results=options.results_for(results, compiled_for),
-            layout=layout,
-        )
-        winners = Store(store or default_path(), cores_of(compiled_for)) if tuned else None
-        engines = options.engine_store(tuned, store, compiled_for)
-        with use_winners(winners), allow_transforms(transforms), use_engines(engines):
+        results_type = options.results_for(results, compiled_for)
+        step = build_step(loaded, loss=loss, dtype=dtype, results=results_type, layout=layout)
+        with CompileOptions(compiled_for, backends, tuned, transforms, store).in_force():
             entries = describe_convolutions(plan_of(step, compiled_for, backends))
         built_for = built_for_of(compiled_for)
         gradients = [entry for entry in entries if "backward" in entry["op"]]

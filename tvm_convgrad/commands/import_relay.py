@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad import`: a Relay program becomes a Relax module, as JSON that today's TVM reads."""
+"""`convgrad import`: converts a Relay program to a Relax module, as JSON that today's TVM reads."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from tvm_convgrad.commands import options
 
 
 def import_program(
-    program: Annotated[Path, typer.Argument(help="Relay program: JSON, text, .gz of these, or a .tar of TVMC.")],
+    program: Annotated[
+        Path, typer.Argument(help="The Relay program: JSON, text, one of these as .gz, or a .tar of TVMC.")
+    ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The .json to write; parameters go beside it, as .npz.")
+        Path,
+        typer.Option("--output", "-o", help="The .json file to write; the values of parameters go beside it, as .npz."),
     ],
     params: options.Params = None,
     json: options.Json = False,
 ) -> None:
-    """Convert a Relay program to Relax. Parameters stay parameters; their values, if given, are written beside."""
+    """Convert a Relay program (TVM up to 0.19) to a Relax module, which `build` and today's TVM read.
+
+    Parameters stay parameters of the function; their values, if there are any, are written beside the module.
+    """
     start = time.perf_counter()
 
     import numpy as np
     import tvm
 
-    from tvm_convgrad.errors import ModelError
+    from tvm_convgrad.core.errors import ModelError
     from tvm_convgrad.importer import import_relay
     from tvm_convgrad.report.tables import print_json, print_pairs
-    from tvm_convgrad.training.graph import operator_counts
+    from tvm_convgrad.training.ir.graph import operator_counts
 
     if output.suffix != ".json" or not output.parent.is_dir():
         raise ModelError(f"{output}: give the name of a .json file in a folder that exists.")
@@ -38,7 +44,7 @@ def import_program(
     output.write_text(tvm.ir.save_json(imported.module), encoding="utf-8")
     values = output.with_suffix(".npz")
     if imported.params:
-        np.savez(values, **imported.params)
+        np.savez(values, allow_pickle=False, **imported.params)
     counts = operator_counts(imported.module["main"])
     report = {
         "program": str(program),

@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, and what their values may be."""
+"""The options that several commands share: their types, help texts and values, and the checks of values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.core.catalogue import BY_SHORT, WORDS
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.offload import registry
+from tvm_convgrad.training.step.names import (
+    BATCH_NORMS,
+    DROPOUTS,
+    DTYPES,
+    LAYOUTS,
+    LOSSES,
+    OPTIMIZERS,
+    RESULTS,
+)
+from tvm_convgrad.training.step.options import optimizer_settings
 
-LAYOUTS = ("NCHW", "NHWC", "NHWC:OHWI")
-DTYPES = ("float32", "float16", "bfloat16")
-RESULTS = ("float32", "operands")
-LOSSES = ("cross_entropy", "mse")
-OPTIMIZERS = ("sgd", "adam", "adamw")
-BATCH_NORMS = ("train", "train-all", "frozen")
-DROPOUTS = ("train", "off")
+if TYPE_CHECKING:
+    from tvm.target import Target as TvmTarget
+
+    from tvm_convgrad.offload.cudnn.store import EngineStore
 
 
 def one_of(allowed: tuple[str, ...]) -> Callable[[str | None], str | None]:
-    """A check of an option's value where the command line is parsed, so before anything is read."""
+    """A typer callback that refuses other values than `allowed`, before anything is read."""
 
     def check(value: str | None) -> str | None:
         if value is not None and value not in allowed:
@@ -32,15 +41,30 @@ def one_of(allowed: tuple[str, ...]) -> Callable[[str | None], str | None]:
     return check
 
 
+DIRECTION_METAVAR = "wgrad|dgrad|forward|all"
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
+
+def finite_float32(value: float | None) -> float | None:
+    """A typer callback that refuses numbers which are not finite in float32, the type of a compiled step's scalars."""
+    if value is not None and not abs(value) <= FLOAT32_MAX:
+        raise typer.BadParameter(f"{value:g} is not a finite float32 number.")
+    return value
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Batch = Annotated[
     str | None,
-    typer.Option(metavar="N|dynamic", help="Samples of a step; dynamic: any number. Default: as the model says."),
+    typer.Option(
+        metavar="N|dynamic",
+        help="Samples in a batch; dynamic: any number, chosen at run time. Default: the model's own batch.",
+    ),
 ]
 Params = Annotated[
     Path | None,
     typer.Option(
-        help="Values of a Relay program's parameters, of relay.save_param_dict. Default: MODEL's .params file."
+        help="Only for a Relay program: the values of its parameters, a file of relay.save_param_dict. Default: the "
+        "file beside the program with the ending .params."
     ),
 ]
 Layout = Annotated[
@@ -48,45 +72,78 @@ Layout = Annotated[
     typer.Option(
         metavar="|".join(LAYOUTS),
         callback=one_of(LAYOUTS),
-        help="Layout of a step's convolutions, and of their kernels.",
+        help="Layout that the data of convolutions is converted to; NHWC:OHWI: their weights are converted, too.",
     ),
 ]
 DType = Annotated[
     str,
-    typer.Option(metavar="|".join(DTYPES), callback=one_of(DTYPES), help="Type that convolutions compute in."),
+    typer.Option(
+        metavar="|".join(DTYPES),
+        callback=one_of(DTYPES),
+        help="Type of the operands of convolutions and matrix products; parameters stay float32.",
+    ),
 ]
 Results = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(RESULTS),
         callback=one_of(RESULTS),
-        help="What 16-bit convolutions store: float32, or their operands' type. Default: float32; on GPUs operands.",
+        help="Type of the results of float16 and bfloat16 convolutions: float32, or that of their operands. Default: "
+        "float32; on GPUs operands.",
     ),
 ]
 Target = Annotated[
     str,
     typer.Option(
-        help="What to compile for: llvm, native (this CPU and its number of cores), TVM's JSON, or a GPU: cuda:sm_90."
+        help="What to compile for. llvm: any CPU of this machine's kind; native: this CPU, with all its instructions "
+        "and cores; cuda:sm_90 and others: a GPU by its architecture; or a target of TVM as JSON."
     ),
 ]
-Loss = Annotated[str, typer.Option(metavar="|".join(LOSSES), callback=one_of(LOSSES), help="Loss of the step.")]
-Optimizer = Annotated[str, typer.Option(metavar="|".join(OPTIMIZERS), callback=one_of(OPTIMIZERS), help="Update rule.")]
+Loss = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(LOSSES),
+        callback=one_of(LOSSES),
+        help="Loss that is minimised; cross_entropy takes class numbers, mse takes values.",
+    ),
+]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(OPTIMIZERS),
+        callback=one_of(OPTIMIZERS),
+        help="Optimizer, with PyTorch's meaning of its settings.",
+    ),
+]
 ModelOutputs = Annotated[
     list[str] | None,
     typer.Option(
         "--model-output",
         metavar="NAME[=WEIGHT]",
-        help="Which output of a model with several is trained; repeatable: the first one is the predictions, and the "
-        "loss is the sum of the losses of all of them, times their weights.",
+        help="For a model with several outputs: one that is trained, and the weight of its loss (1 by default). "
+        "Repeatable: the loss is the weighted sum, and the first output is the predictions.",
     ),
 ]
-Rate = Annotated[float | None, typer.Option(min=0.0, help="Learning rate. Default: the optimizer's.")]
-Momentum = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Momentum of sgd.")]
-Nesterov = Annotated[bool | None, typer.Option("--nesterov/--no-nesterov", help="Nesterov momentum for sgd.")]
-Betas = Annotated[tuple[float, float] | None, typer.Option(help="Decay of the two moments of adam and adamw.")]
+Rate = Annotated[
+    float | None, typer.Option(min=0.0, callback=finite_float32, help="Learning rate. Default: the optimizer's.")
+]
+Momentum = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, callback=finite_float32, help="Momentum, for sgd. Default: 0.")
+]
+Nesterov = Annotated[
+    bool | None, typer.Option("--nesterov/--no-nesterov", help="Nesterov's momentum, for sgd. Default: no.")
+]
+Betas = Annotated[
+    tuple[float, float] | None,
+    typer.Option(help="Decay rates of the two moments, for adam and adamw. Default: 0.9 0.999."),
+]
 LossScale = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Factor on the loss in the backward pass, undone after. Default: 1024 for float16."),
+    typer.Option(
+        min=0.0,
+        callback=finite_float32,
+        help="Factor on the loss in the backward pass, undone before the update. Default: 1024 for float16, else 1.",
+    ),
 ]
 BatchNorm = Annotated[
     str,
@@ -94,90 +151,105 @@ BatchNorm = Annotated[
         "--bn",
         metavar="|".join(BATCH_NORMS),
         callback=one_of(BATCH_NORMS),
-        help="Normalise by the batch, or by the model's statistics; train: by the latter where a layer is frozen.",
+        help="Statistics of batch norms. train: of the batch, but the running ones in layers whose scale and shift "
+        "are frozen; train-all: always of the batch; frozen: always the running ones.",
     ),
 ]
 Dropout = Annotated[
-    str, typer.Option(metavar="|".join(DROPOUTS), callback=one_of(DROPOUTS), help="Seeded dropout, or none.")
+    str,
+    typer.Option(
+        metavar="|".join(DROPOUTS),
+        callback=one_of(DROPOUTS),
+        help="train: dropout as in the model, seeded by --seed; off: none.",
+    ),
 ]
-WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Weight decay.")]
+WeightDecay = Annotated[
+    float | None, typer.Option(min=0.0, callback=finite_float32, help="Weight decay. Default: the optimizer's.")
+]
 Accumulate = Annotated[
-    int, typer.Option(metavar="K", min=1, help="Micro-batches of the model's batch in a step, with one update.")
+    int,
+    typer.Option(
+        metavar="K", min=1, help="Accumulate the gradients of K batches (micro-batches) in a step, and update once."
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and dropout.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and of dropout.")]
 Offload = Annotated[
     str,
     typer.Option(
-        metavar="auto|none|onednn|cudnn|cutlass",
-        help="Vendor libraries for convolutions; auto: where no kernel is generated.",
+        metavar="|".join((registry.AUTO, registry.NONE, *registry.NAMES)),
+        help="Vendor libraries for convolutions, several with commas. auto: a library where no kernel can be made, "
+        "or where `tune --offload` has measured it to be faster; none: generated kernels only.",
     ),
 ]
 Transforms = Annotated[
     bool,
     typer.Option(
         "--transforms",
-        help="Let 3x3 kernels compute by Winograd's transform where it is estimated to be faster; it rounds otherwise.",
+        help="Allow Winograd's transform for 3x3 kernels where it is estimated to be faster; its rounding differs.",
     ),
 ]
 Tuned = Annotated[
     bool,
-    typer.Option("--tuned/--no-tuned", help="Take the cuts and engines that `convgrad tune` has kept, where it has."),
+    typer.Option(
+        "--tuned/--no-tuned", help="Use the tilings and cuDNN engines that `convgrad tune` has found on this machine."
+    ),
 ]
 Store = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Tunings. Default: CONVGRAD_TUNINGS, or a file in the user's cache folder."),
+    typer.Option(
+        metavar="FILE",
+        help="File of `convgrad tune`'s results. Default: CONVGRAD_TUNINGS, or one in the user's cache folder.",
+    ),
 ]
 
 
-def results_for(results: str | None, target: Any) -> str:
-    """The value of --results: PyTorch's and cuDNN's way on GPUs, the more exact one on CPUs, unless it is stated."""
+def results_for(results: str | None, target: TvmTarget) -> str:
+    """The value of --results; without it "operands" on GPUs, as PyTorch and cuDNN store, and "float32" on CPUs."""
     return results or ("operands" if target.kind.name == "cuda" else "float32")
 
 
-def engine_store(tuned: bool, store: Path | None, target: Any) -> Any:
+def engine_store(tuned: bool, store: Path | None, target: TvmTarget) -> EngineStore | None:
     """The tuned engines of cuDNN that calls are to take: those beside the tunings; None for CPUs and with --no-tuned.
 
     Raises:
         typer.BadParameter: --no-tuned, and settings that want tuned engines only.
     """
+    from tvm_convgrad.core.entries import default_path
     from tvm_convgrad.offload.cudnn.settings import VARIABLE, settings
     from tvm_convgrad.offload.cudnn.store import EngineStore, beside
-    from tvm_convgrad.tuning.store import default_path
 
     if target.kind.name != "cuda":
         return None
     if tuned:
         return EngineStore(beside(store or default_path()))
     if settings().cached:
-        raise typer.BadParameter(f"--no-tuned: {VARIABLE} says cached, which takes tuned engines only; leave one out.")
+        raise typer.BadParameter(f"--no-tuned: {VARIABLE}=cached takes tuned engines only; leave one out.")
     return None
 
 
-def parse_target(text: str, gpus: bool = False) -> Any:
-    """The value of --target, a TVM target; arguments as `training.cpu.parse_target`.
+def parse_target(text: str, gpus: bool = False) -> TvmTarget:
+    """The value of --target, a TVM target; arguments as `training.compile.targets.parse_target`.
 
     Raises:
         typer.BadParameter: no such target, or not one that may be.
         SetupError: "cuda" on a machine without a GPU.
     """
-    from tvm_convgrad.training import cpu
+    from tvm_convgrad.training.compile import targets
 
     try:
-        return cpu.parse_target(text, gpus=gpus)
+        return targets.parse_target(text, gpus=gpus)
     except UnsupportedError as error:
         raise typer.BadParameter(f"--target: {error}") from error
 
 
-def check_optimizer(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that an update rule does not have, or that contradict, before a model is read.
+def check_optimizer(name: str, settings: Mapping[str, object]) -> None:
+    """Refuse settings that an optimizer does not have, or that contradict each other, before a model is read.
 
     Raises:
         typer.BadParameter: with the sentence of the rule.
     """
-    from tvm_convgrad.training.optimizers import make_optimizer
-
     try:
-        make_optimizer(name, settings)
+        optimizer_settings(name, settings)
     except UnsupportedError as error:
         raise typer.BadParameter(f"--optimizer {name}: {str(error).removeprefix('build_step: ')}") from error
 
@@ -207,6 +279,25 @@ def parse_outputs(texts: Sequence[str] | None) -> dict[str, float] | None:
     return found
 
 
+def parse_directions(text: str, everything: Sequence[str]) -> list[str]:
+    """The value of --direction: names of the catalogue for wgrad, dgrad and forward (or these names); `all` of them.
+
+    Args:
+        text: the names, with commas between them.
+        everything: what "all" stands for.
+
+    Raises:
+        typer.BadParameter: an unknown name.
+    """
+    if text == "all":
+        return list(everything)
+    names = dict.fromkeys(text.split(","))
+    known = {**{short: direction.name for short, direction in BY_SHORT.items()}, **{name: name for name in WORDS}}
+    if not all(name in known for name in names):
+        raise typer.BadParameter(f"--direction {text}: use {', '.join(WORDS.values())}, or all.")
+    return list(dict.fromkeys(known[name] for name in names))
+
+
 def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
     """The value of --batch: a number, "dynamic", or None for the model's own.
 
@@ -228,9 +319,7 @@ def parse_offload(text: str) -> tuple[str, ...]:
     Raises:
         typer.BadParameter: an unknown name.
     """
-    from tvm_convgrad.offload import common
-
     try:
-        return common.parse_offload(text)
+        return registry.parse_offload(text)
     except UnsupportedError as error:
         raise typer.BadParameter(str(error)) from error

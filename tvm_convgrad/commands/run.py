@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad run`: trains with a compiled step, leaves checkpoints, and goes on from them."""
+"""`convgrad run`: trains with a compiled step, writes checkpoints, and resumes from them."""
 
 from __future__ import annotations
 
@@ -15,71 +15,81 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.errors import ArtifactError, TrainingError
+from tvm_convgrad.core.errors import ArtifactError, TrainingError
 
 if TYPE_CHECKING:
-    from tvm_convgrad.training.checkpoint import Progress
-    from tvm_convgrad.training.data import Samples
-    from tvm_convgrad.training.keeper import Keeper
-    from tvm_convgrad.training.session import Session
+    from tvm_convgrad.training.runtime.checkpoint import Progress
+    from tvm_convgrad.training.runtime.data import Samples
+    from tvm_convgrad.training.runtime.keeper import Keeper
+    from tvm_convgrad.training.runtime.session import Session
 
 SAVED = ("parameter", "frozen", "running_stat")
-"""Roles of the tensors that --save-state writes: those that predictions depend on."""
+"""The roles of the tensors that --save-state writes: those that predictions depend on."""
 
 _INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
 
 
 def run(
     step: Annotated[Path, typer.Argument(help="The library that `convgrad build` wrote.")],
-    data: Annotated[Path, typer.Option(help=".npz with x_train, y_train (or x, y), and perhaps x_test, y_test.")],
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs in all, those before a resume included.")],
-    lr: Annotated[float | None, typer.Option(min=0.0, help="Learning rate. Default: the one of the build.")] = None,
+    data: Annotated[
+        Path,
+        typer.Option(
+            help=".npz with the arrays x_train and y_train (or x and y); x_test and y_test are tested at the end."
+        ),
+    ],
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs in all, those before --resume included.")],
+    lr: Annotated[
+        float | None,
+        typer.Option(min=0.0, callback=options.finite_float32, help="Learning rate. Default: the one of the build."),
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a step, if the batch is dynamic. Default: 32.")
+        int | None, typer.Option(min=1, help="Samples in a batch, for a step with a dynamic batch. Default: 32.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the samples.")] = 0,
     test_data: Annotated[
-        Path | None, typer.Option(help=".npz with x_test, y_test. Default: those of --data, if there.")
+        Path | None, typer.Option(help=".npz with x_test and y_test. Default: those of --data, if it has them.")
     ] = None,
-    checkpoint_dir: Annotated[Path | None, typer.Option(help="Folder for checkpoints; the last two stay.")] = None,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints, of which the last two are kept.")
+    ] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, metavar="STEPS", help="Steps between checkpoints. Default: an epoch.")
+        int | None, typer.Option(min=1, metavar="STEPS", help="Steps between checkpoints. Default: those of an epoch.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --checkpoint-dir, if there is one.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads. Default: TVM_NUM_THREADS, or the cores; losses are the same.")
+        int | None,
+        typer.Option(min=1, help="Threads; losses do not depend on them. Default: TVM_NUM_THREADS, or all cores."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG of the loss curve to write.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the loss curve to this PNG.")] = None,
     save_state: Annotated[
-        Path | None, typer.Option(help=".npz of parameters, frozen ones too, and statistics to write.")
+        Path | None, typer.Option(help="Write all parameters and running statistics to this .npz.")
     ] = None,
     allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Go on when the loss or the state is NaN or infinite.")
+        bool, typer.Option("--allow-nonfinite", help="Do not stop when the loss or the state is NaN or infinite.")
     ] = False,
     require_accuracy: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Fail if the test accuracy is not above this.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Fail if the test accuracy at the end is not above this.")
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Train with the step for a number of epochs; the samples that do not fill a batch sit out (others each epoch)."""
+    """Train with a step that `build` compiled, for a number of epochs.
+
+    Each epoch has its own order of the samples; those at its end that do not fill a batch are left out.
+    """
     if resume and checkpoint_dir is None:
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
 
-    import numpy as np
-
+    from tvm_convgrad.core.files import check_destination
     from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.threads import use_threads
-    from tvm_convgrad.training.checkpoint import claimed
-    from tvm_convgrad.training.data import load_samples
-    from tvm_convgrad.training.envelope import check_destination
-    from tvm_convgrad.training.keeper import Keeper
-    from tvm_convgrad.training.loop import batch_size_of, evaluate_samples
-    from tvm_convgrad.training.session import Session
+    from tvm_convgrad.training.runtime.checkpoint import Progress, claimed
+    from tvm_convgrad.training.runtime.data import load_samples
+    from tvm_convgrad.training.runtime.keeper import Keeper
+    from tvm_convgrad.training.runtime.loop import batch_size_of, evaluate_samples
+    from tvm_convgrad.training.runtime.session import Session
 
-    if lr is not None and lr > np.finfo("float32").max:
-        raise typer.BadParameter(f"--lr {lr:g} is not a finite float32 number.")
     for path in (plot, save_state):
         if path is not None:
             check_destination(path)
@@ -90,10 +100,16 @@ def run(
     test = load_samples(test_data or data, session.inputs, session.target, "test", session.classes)
     if samples is None or (test is None and test_data is not None):
         raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
+    if require_accuracy is not None and (test is None or session.classes is None):
+        raise ArtifactError(
+            "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
+        )
     size = batch_size_of(session, batch_size, len(samples))
     with claimed(checkpoint_dir) if checkpoint_dir is not None else nullcontext():
         keeper = Keeper(checkpoint_dir, checkpoint_every, session.state, allow_nonfinite)
-        progress = _begin(session, samples, size, seed, lr, keeper, resume)
+        rate = float(session.artifact.options["lr"] if lr is None else lr)
+        fresh = Progress(session.artifact.id, samples.digest, seed, size, rate)
+        progress = _begin(session, fresh, keeper, keep_rate=lr is None, resume=resume)
         resumed = len(progress.losses)
         finished = _train(session, samples, progress, epochs, keeper, json)
     if not finished:
@@ -127,10 +143,11 @@ def run(
     else:
         _show(f"{epochs} epochs of {step}", result)
     if require_accuracy is not None:
-        _require(result.get("test_accuracy"), require_accuracy)
+        _require(result["test_accuracy"], require_accuracy)
 
 
 def _show(title: str, result: dict[str, Any]) -> None:
+    """Print the table of a run's results."""
     from tvm_convgrad.report.tables import print_pairs, stderr
 
     print_pairs(title, ((name.replace("_", " "), _shown(value)) for name, value in result.items()))
@@ -138,32 +155,28 @@ def _show(title: str, result: dict[str, Any]) -> None:
         stderr().print("no x_test, y_test in the data, so nothing was tested", markup=False)
 
 
-def _require(found: float | None, wanted: float) -> None:
-    if found is None:
-        raise ArtifactError(
-            "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
-        )
+def _require(found: float, wanted: float) -> None:
+    """Raise TrainingError unless the test accuracy is above what --require-accuracy wants."""
     if found <= wanted:
-        raise TrainingError(
-            f"the test accuracy is {found:.4f}, not above the {wanted:g} that --require-accuracy asks for."
-        )
+        raise TrainingError(f"the test accuracy is {found:.4f}, not above the {wanted:g} of --require-accuracy.")
 
 
-def _begin(
-    session: Session,
-    samples: Samples,
-    size: int,
-    seed: int,
-    lr: float | None,
-    keeper: Keeper,
-    resume: bool,
-) -> Progress:
-    """The progress to start from: that of a checkpoint, whose state the session then has, or a new one."""
+def _begin(session: Session, fresh: Progress, keeper: Keeper, *, keep_rate: bool, resume: bool) -> Progress:
+    """The progress to start from: that of a checkpoint, whose state the session then has, or `fresh`.
+
+    Args:
+        session: of the step that is trained.
+        fresh: the progress of a run that begins, with what this command was given.
+        keeper: of the checkpoints.
+        keep_rate: whether the learning rate of the checkpoint stays, as no other was given.
+        resume: whether to go on from a checkpoint.
+
+    Raises:
+        ArtifactError: there are checkpoints and `resume` is False, or they are of another run.
+    """
     from tvm_convgrad.report.tables import stderr
-    from tvm_convgrad.training.checkpoint import Progress, load_latest
+    from tvm_convgrad.training.runtime.checkpoint import load_latest
 
-    rate = float(session.artifact.options["lr"] if lr is None else lr)
-    fresh = Progress(session.artifact.id, samples.digest, seed, size, rate)
     if keeper.folder is None:
         return fresh
     checkpoint, complaints = load_latest(keeper.folder)
@@ -189,7 +202,7 @@ def _begin(
             )
     keeper.found(checkpoint)
     session.state = checkpoint.state
-    found.lr = found.lr if lr is None else rate
+    found.lr = found.lr if keep_rate else fresh.lr
     stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
     return found
 
@@ -202,12 +215,12 @@ def _train(
     keeper: Keeper,
     quiet: bool,
 ) -> bool:
-    """Train with a progress bar; checkpoints when they are due and at Ctrl-C, which makes it False."""
+    """Train with a progress bar, and write checkpoints when they are due and at Ctrl-C; False after Ctrl-C."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from tvm_convgrad.report.tables import stderr
-    from tvm_convgrad.training.loop import train
+    from tvm_convgrad.training.runtime.loop import train
 
     per_epoch = len(samples) // progress.batch_size
     console = stderr()
@@ -254,9 +267,10 @@ def _interruptions() -> Iterator[threading.Event]:
 
 
 def _save_state(session: Session, path: Path) -> None:
+    """Write the tensors of the session's state that predictions depend on, as .npz."""
     import numpy as np
 
-    from tvm_convgrad.training.envelope import write_atomic
+    from tvm_convgrad.core.files import write_atomic
 
     roles = {spec.name: spec.role for spec in session.artifact.state}
     kept = {name: value for name, value in session.state.items() if roles[name] in SAVED}
@@ -265,5 +279,5 @@ def _save_state(session: Session, path: Path) -> None:
     write_atomic(path, archive.getvalue())
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)

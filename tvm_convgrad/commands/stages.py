@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command is doing: shown while it lasts, and named in the message if it ends in an unexpected error."""
+"""The stages of a command, such as "compiling": shown while they last, and named in the message of a defect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _stage: ContextVar[str] = ContextVar("convgrad_stage", default="")
 
 
 def current_stage() -> str:
-    """What the command was doing when it was last asked, such as "compiling"; empty before the first stage."""
+    """The stage that the command entered last, such as "compiling"; empty before the first one."""
     return _stage.get()
 
 
@@ -23,7 +23,7 @@ def reset_stage() -> None:
 
 @contextmanager
 def stages(first: str) -> Iterator[Callable[[str], None]]:
-    """Show the stages of a command on standard error; the function that is given enters the next one."""
+    """Show the stages of a command on standard error; gives a function that enters the next stage."""
     from tvm_convgrad.report.tables import stderr
 
     with stderr().status(first) as status:

@@ -6,50 +6,68 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tvm.target import Target
+
+from relax_ops.lowering import Lowered
+from tvm_convgrad.commands.tune_work import TuneSources
+from tvm_convgrad.core.entries import default_path
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.offload.cudnn.bench import Call
-from tvm_convgrad.offload.cudnn.gpu import bench_for
+from tvm_convgrad.offload.cudnn.call import Call
+from tvm_convgrad.offload.cudnn.entry import ENTRY
+from tvm_convgrad.offload.cudnn.gpu import device_for
 from tvm_convgrad.offload.cudnn.settings import settings
-from tvm_convgrad.offload.cudnn.store import EngineStore, beside
+from tvm_convgrad.offload.cudnn.store import EngineStore, beside, use_engines
 from tvm_convgrad.offload.cudnn.tuner import Outcome, tune
+from tvm_convgrad.offload.registry import require
 from tvm_convgrad.report.tables import followed, print_json, print_table, stdout
 from tvm_convgrad.tuning.search import TuningError, Work
-from tvm_convgrad.tuning.store import default_path
 
-if TYPE_CHECKING:
-    from relax_ops.lowering import Lowered
+
+def calls_of(sources: TuneSources, target: Target) -> list[tuple[Call, int]]:
+    """The calls of cuDNN, and how often each occurs: of a model's step with their epilogues, of problems without.
+
+    Raises:
+        SetupError: cuDNN is not installed, or not for the target.
+    """
+    require([ENTRY.name], target)
+    if sources.model is None:
+        return calls_of_work(sources.work(target))
+    with use_engines(None):
+        return calls_of_plan(sources.planned(target, (ENTRY.name,)))
 
 
 def calls_of_plan(entries: Iterable[Lowered]) -> list[tuple[Call, int]]:
     """The calls of cuDNN in a plan, and how often each occurs."""
-    taken = (entry for entry in entries if entry.choice.kind == "cudnn")
-    calls = (Call(each.face, each.problem, Epilogue(**dict.fromkeys(each.fused, True))) for each in taken)
+    taken = (entry for entry in entries if entry.choice.name == ENTRY.name)
+    calls = (Call(each.direction, each.problem, Epilogue(**dict.fromkeys(each.fused, True))) for each in taken)
     return list(Counter(calls).items())
 
 
 def calls_of_work(work: Iterable[Work]) -> list[tuple[Call, int]]:
     """Calls without epilogue."""
-    return [(Call(each.face, each.problem), each.count) for each in work]
+    return [(Call(each.direction, each.problem), each.count) for each in work]
 
 
-def tune_engines(calls: Sequence[tuple[Call, int]], target: Any, store: Path | None, budget: float, json: bool) -> None:
+def tune_engines(
+    calls: Sequence[tuple[Call, int]], target: Target, store: Path | None, budget: float, json: bool
+) -> None:
     """Tune, and print what became of each call and which engines were thrown out.
 
     Raises:
         SetupError: there is no GPU, or another than the target's.
         TuningError: for some calls no engine can be trusted; the others are kept.
     """
-    bench, chosen = bench_for(target), settings()
+    device, chosen = device_for(target), settings()
     kept = EngineStore(beside(store or default_path()))
-    outcomes = list(followed(tune(calls, bench, chosen, kept, budget), "tuning", len(calls)))
+    outcomes = list(followed(tune(calls, device, chosen, kept, budget), "tuning", len(calls)))
     counts = Counter(outcome.status for outcome in outcomes)
     if json:
-        about = {"device": bench.device, "cudnn": bench.version, "settings": chosen.allowed, "store": str(kept.path)}
+        about = {"device": device.device, "cudnn": device.version, "settings": chosen.allowed, "store": str(kept.path)}
         print_json({**about, "counts": dict(counts), "outcomes": [_plain(outcome) for outcome in outcomes]})
     else:
-        _show(outcomes, bench.device)
+        _show(outcomes, device.device)
         summary = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
         stdout().print(f"{summary}; kept in {kept.path}", markup=False, soft_wrap=True)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -63,7 +81,7 @@ def tune_engines(calls: Sequence[tuple[Call, int]], target: Any, store: Path | N
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
     return {
-        "face": outcome.call.face,
+        "direction": outcome.call.direction,
         "descriptor": outcome.call.problem.descriptor,
         "fused": list(outcome.call.fused),
         "status": outcome.status,
@@ -83,4 +101,4 @@ def _show(outcomes: Sequence[Outcome], device: str) -> None:
         print_table("thrown out", ("call", "engine", "because it"), thrown)
 
 
-__all__ = ["calls_of_plan", "calls_of_work", "tune_engines"]
+__all__ = ["calls_of", "calls_of_plan", "calls_of_work", "tune_engines"]

@@ -11,9 +11,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tvm_convgrad.errors import ModelError
+import tvm
+from numpy.typing import ArrayLike
+from tvm import relax
+
+from relax_ops.register import register_all
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.importer.convert import convert, unique_names
+from tvm_convgrad.importer.sources import load
+from tvm_convgrad.importer.tensors import Array
+from tvm_convgrad.training.model.model import schema_of
 
 
 @dataclass(frozen=True)
@@ -27,24 +35,20 @@ class Imported:
         lifted: what was recognised as a convolution's gradient, with counts.
     """
 
-    module: Any
-    params: dict[str, Any]
+    module: tvm.IRModule
+    params: dict[str, Array]
     version: str
     lifted: dict[str, int]
 
 
-def import_relay(source: str | Path, params: str | Path | Mapping[str, Any] | None = None) -> Imported:
+def import_relay(source: str | Path, params: str | Path | Mapping[str, ArrayLike] | None = None) -> Imported:
     """Read a Relay program and convert it. Arguments and errors as `from_relay`."""
-    import tvm_convgrad
-    from tvm_convgrad.importer.convert import convert, unique_names
-    from tvm_convgrad.importer.sources import load
-
-    tvm_convgrad.register()
+    register_all()
     loaded = load(source, params)
     converted = convert(loaded.program)
     main = loaded.program.functions["main"]
     names = list(zip((var.name for var in main.params), unique_names(main), strict=True))
-    values: dict[str, Any] = {}
+    values: dict[str, Array] = {}
     for old, new in names:
         found = loaded.params.get(new, loaded.params.get(old))
         if found is not None:
@@ -59,9 +63,7 @@ def import_relay(source: str | Path, params: str | Path | Mapping[str, Any] | No
     return Imported(converted.module, values, loaded.program.version, dict(Counter(converted.lifted)))
 
 
-def _fitting(name: str, value: Any, module: Any) -> Any:
-    from tvm_convgrad.training.model import schema_of
-
+def _fitting(name: str, value: Array, module: tvm.IRModule) -> Array:
     (param,) = [param for param in module["main"].params if str(param.name) == name]
     schema = schema_of(param)
     fixed = all(
@@ -72,7 +74,7 @@ def _fitting(name: str, value: Any, module: Any) -> Any:
     return value
 
 
-def from_relay(source: str | Path, params: str | Path | Mapping[str, Any] | None = None) -> Any:
+def from_relay(source: str | Path, params: str | Path | Mapping[str, ArrayLike] | None = None) -> tvm.IRModule:
     """A Relay program as a Relax IRModule with the function `main`.
 
     Args:
@@ -87,9 +89,6 @@ def from_relay(source: str | Path, params: str | Path | Mapping[str, Any] | None
     Raises:
         ModelError: the program cannot be read, holds what is not imported (all of it is named), or is wrong.
     """
-    import tvm
-    from tvm import relax
-
     imported = import_relay(source, params)
     if not imported.params:
         return imported.module

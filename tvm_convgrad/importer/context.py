@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a converter works with: it emits Relax, and knows of every value its extents, type and origin."""
+"""The context of a converter: it emits Relax, and gives the extents, type and origin of every value."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import tvm_ffi
 from tvm import relax
 
 from relax_ops.compat import Constant, array_of
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.importer.table import MAX_INTEGER
-from tvm_convgrad.importer.tensors import numpy_dtype
-from tvm_convgrad.training.graph import element_type, static_shape
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.importer.attributes import MAX_INTEGER
+from tvm_convgrad.importer.tensors import Array, numpy_dtype
+from tvm_convgrad.training.ir.graph import Extent, Shape, element_type, static_shape
 
 MAX_ELEMENTS = 2**40
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -31,13 +31,13 @@ class Context:
         annotation: the type that the program states for the result of the call at hand, or None.
     """
 
-    def __init__(self, builder: Any) -> None:
+    def __init__(self, builder: relax.BlockBuilder) -> None:
         self.builder = builder
         self.lifted: list[str] = []
         self.annotation: Any = None
         self._made: dict[Any, Any] = {}
 
-    def emit(self, expr: Any) -> Any:
+    def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind an expression. Its type is inferred and its extents are checked.
 
         Raises:
@@ -49,13 +49,13 @@ class Context:
         self._made[var] = expr
         return var
 
-    def check(self, value: Any) -> None:
+    def check(self, value: relax.Expr) -> None:
         """Refuse tensors that cannot be."""
         extents = [extent for extent in self.shape(value) if isinstance(extent, int)]
         if any(extent < 0 for extent in extents) or math.prod(extents) > MAX_ELEMENTS:
             raise ModelError(f"the result would have the extents {extents}, which no tensor can have")
 
-    def fields(self, expr: Any, count: int) -> list[Any]:
+    def fields(self, expr: relax.Expr, count: int) -> list[relax.Var]:
         """Bind an expression of several results, and each of them."""
         var = self.builder.emit(expr)
         values = [self.builder.emit(relax.TupleGetItem(var, index)) for index in range(count)]
@@ -63,20 +63,20 @@ class Context:
             self.check(value)
         return values
 
-    def origin(self, value: Any) -> Any:
+    def origin(self, value: relax.Expr) -> relax.Call | None:
         """The call that made a value, or None."""
         made = self._made.get(value) if isinstance(value, relax.Var) else None
         return made if isinstance(made, tvm.ir.Call) else None
 
-    def shape(self, value: Any) -> tuple[Any, ...]:
+    def shape(self, value: relax.Expr) -> Shape:
         """Extents: ints, or symbolic expressions."""
         return static_shape(value)
 
-    def rank(self, value: Any) -> int:
+    def rank(self, value: relax.Expr) -> int:
         """The number of axes."""
         return len(self.shape(value))
 
-    def static(self, value: Any, what: str) -> tuple[int, ...]:
+    def static(self, value: relax.Expr, what: str) -> tuple[int, ...]:
         """Extents that are all known.
 
         Raises:
@@ -87,19 +87,19 @@ class Context:
             raise ModelError(f"{what} needs known extents, but its operand has {list(map(str, shape))}")
         return shape
 
-    def dtype(self, value: Any) -> str:
+    def dtype(self, value: relax.Expr) -> str:
         """The element type."""
         return element_type(value)
 
-    def is_float(self, value: Any) -> bool:
+    def is_float(self, value: relax.Expr) -> bool:
         """Whether the elements are floating-point numbers."""
         return self.dtype(value) in FLOATS
 
-    def constant(self, value: Any) -> np.ndarray[Any, Any] | None:
+    def constant(self, value: relax.Expr) -> Array | None:
         """What a constant holds, or None if the value is none."""
         return array_of(value) if isinstance(value, Constant) else None
 
-    def const(self, value: Any, dtype: str) -> Any:
+    def const(self, value: relax.Expr, dtype: str) -> relax.Expr:
         """A constant tensor.
 
         Raises:
@@ -112,11 +112,11 @@ class Context:
                 raise ModelError(f"{str(value)[:60]} is no {dtype}") from error
         return relax.const(array, dtype)
 
-    def scalar_like(self, value: float, like: Any) -> Any:
+    def scalar_like(self, value: float, like: relax.Expr) -> relax.Expr:
         """A constant scalar of the element type of `like`."""
         return self.const(value, self.dtype(like))
 
-    def reshape(self, value: Any, shape: Sequence[Any]) -> Any:
+    def reshape(self, value: relax.Expr, shape: Sequence[Extent]) -> relax.Expr:
         """The same elements with other extents; nothing is emitted if they are the same already."""
         if same_extents(self.shape(value), shape):
             return value
@@ -125,25 +125,27 @@ class Context:
             raise ModelError(f"{list(before)} cannot become {list(after)}: other numbers of elements")
         return self.emit(relax.op.reshape(value, relax.ShapeExpr(list(after))))
 
-    def permute(self, value: Any, axes: Sequence[int]) -> Any:
+    def permute(self, value: relax.Expr, axes: Sequence[int]) -> relax.Expr:
         """The axes in another order."""
         if sorted(axes) != list(range(self.rank(value))):
             raise ModelError(f"{list(axes)} is no order of {self.rank(value)} axes")
         return value if list(axes) == sorted(axes) else self.emit(relax.op.permute_dims(value, list(axes)))
 
-    def cast(self, value: Any, dtype: str) -> Any:
+    def cast(self, value: relax.Expr, dtype: str) -> relax.Expr:
         """Another element type; an empty name leaves it as it is."""
         if not dtype or dtype == self.dtype(value):
             return value
         numpy_dtype(dtype)
         return self.emit(relax.op.astype(value, dtype))
 
-    def slice(self, value: Any, axes: Sequence[int], begin: Sequence[Any], end: Sequence[Any]) -> Any:
+    def slice(
+        self, value: relax.Expr, axes: Sequence[int], begin: Sequence[Extent], end: Sequence[Extent]
+    ) -> relax.Expr:
         """A part with step 1."""
         return self.emit(relax.op.strided_slice(value, [int(a) for a in axes], list(begin), list(end), [1] * len(axes)))
 
 
-def same_extents(first: Sequence[Any], second: Sequence[Any]) -> bool:
+def same_extents(first: Sequence[Extent], second: Sequence[Extent]) -> bool:
     """Whether two shapes are surely equal."""
     return len(first) == len(second) and all(
         a == b if isinstance(a, int) and isinstance(b, int) else a is b or tvm_ffi.structural_equal(a, b)
@@ -152,7 +154,7 @@ def same_extents(first: Sequence[Any], second: Sequence[Any]) -> bool:
     )
 
 
-def extent_product(extents: Sequence[Any]) -> Any:
+def extent_product(extents: Sequence[Extent]) -> Extent:
     """The product of extents, of which some may be symbolic."""
     product: Any = 1
     for extent in extents:

@@ -13,15 +13,15 @@ from typing import Any
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_convgrad.errors import ConvGradError, ModelError
+from tvm_convgrad.core.errors import ConvGradError, ModelError
 from tvm_convgrad.importer import program as ir
+from tvm_convgrad.importer.attributes import typed
 from tvm_convgrad.importer.context import MAX_ELEMENTS, Context
 from tvm_convgrad.importer.lift import lifted_weight_gradient
 from tvm_convgrad.importer.operators import TABLE, refuse_unknown
 from tvm_convgrad.importer.program import TensorType, TupleType, Type
-from tvm_convgrad.importer.table import typed
 from tvm_convgrad.importer.tensors import numpy_dtype
-from tvm_convgrad.training.graph import function_scope
+from tvm_convgrad.training.ir.graph import function_scope
 
 MAX_DEPTH = 100
 MAX_EXTRA = 20_000
@@ -106,12 +106,12 @@ def unique_names(function: ir.Function) -> list[str]:
     return names
 
 
-def _parameter(var: ir.Var, name: str, source: str) -> Any:
+def _parameter(var: ir.Var, name: str, source: str) -> relax.Var:
     made = _relax_type(var.type, name, source)
     return relax.Var(name, made)
 
 
-def _relax_type(declared: Type | None, name: str, source: str) -> Any:
+def _relax_type(declared: Type | None, name: str, source: str) -> relax.Type:
     if isinstance(declared, TensorType):
         numpy_dtype(declared.dtype)
         total = 1
@@ -137,7 +137,7 @@ def _identifier(name: str) -> str:
     return text if text[:1].isalpha() else f"n{text}"
 
 
-def _expression(value: Any) -> Any:
+def _expression(value: relax.Expr) -> relax.Expr:
     """A result as a Relax expression: nested lists are tuples."""
     if isinstance(value, list):
         return relax.Tuple([_expression(item) for item in value])
@@ -152,7 +152,7 @@ def _last_line(error: BaseException) -> str:
 
 
 class _Conversion:
-    def __init__(self, program: ir.Program, builder: Any) -> None:
+    def __init__(self, program: ir.Program, builder: relax.BlockBuilder) -> None:
         self.program = program
         self.context = Context(builder)
         self.builder = builder
@@ -163,7 +163,7 @@ class _Conversion:
     def fail(self, what: str) -> ModelError:
         return ModelError(f"{self.program.source}: {what}.")
 
-    def run(self, main: ir.Function, params: Sequence[Any]) -> Any:
+    def run(self, main: ir.Function, params: Sequence[relax.Var]) -> Any:
         scope = _Scope(None)
         for var, param in zip(main.params, params, strict=True):
             scope.values[id(var)] = self.spread(param)
@@ -183,7 +183,7 @@ class _Conversion:
             raise
         return value
 
-    def spread(self, value: Any) -> Any:
+    def spread(self, value: relax.Expr) -> Any:
         """A parameter that is a tuple, as a list of its fields."""
         if not isinstance(value.ty, relax.TupleType):
             return value
@@ -238,7 +238,7 @@ class _Conversion:
                 raise self.fail(f"the operator {name} is a value here; only calls of operators are imported")
         raise self.fail(f"{type(expr).__name__} is not imported")
 
-    def constant(self, expr: ir.Constant) -> Any:
+    def constant(self, expr: ir.Constant) -> relax.Expr:
         if expr.value is None:
             raise self.fail(
                 f"{expr.name} is in the metadata, which this text lacks; save the program as JSON, or its text with "
@@ -295,7 +295,7 @@ class _Conversion:
             inner.values[id(var)] = value
         return (yield self.evaluate(callee.function.body, inner))
 
-    def operator(self, expr: ir.Call, args: list[Any]) -> Any:
+    def operator(self, expr: ir.Call, args: list[relax.Expr]) -> Any:
         """Bind one operator, and compare the result with the type that the program states."""
         name = str(expr.op)
         entry = TABLE[name]
@@ -310,7 +310,7 @@ class _Conversion:
                 raise ModelError("an operand is a function; closures are not imported")
             if name not in ("concatenate", "stack") and any(isinstance(arg, list) for arg in args):
                 raise ModelError("an operand is a tuple")
-            attributes = typed(entry, expr.attributes)
+            attributes = typed(name, entry.attributes, expr.attributes)
             attributes.op_name = name
             value = entry.convert(self.context, args, attributes)
             replaced = (
@@ -324,8 +324,8 @@ class _Conversion:
             raise self.fail(f"{name}: TVM refuses it ({_last_line(error)})") from error
         return value
 
-    def compare(self, value: Any, stated: Type | None) -> None:
-        """What was made must be of the type that Relay inferred, where that is known."""
+    def compare(self, value: relax.Expr, stated: Type | None) -> None:
+        """The result must be of the type that Relay inferred, where that is known."""
         if isinstance(stated, TupleType) and isinstance(value, list) and len(value) == len(stated.fields):
             for item, field in zip(value, stated.fields, strict=True):
                 self.compare(item, field)
@@ -337,8 +337,8 @@ class _Conversion:
                     a is None or not isinstance(b, int) or a == b for a, b in zip(stated.shape, have, strict=True)
                 ):
                     return
-            raise ModelError(f"the result is {_described(value)}, but the program says {stated}")
+            raise ModelError(f"the result is {_described(value)}, but the program states {stated}")
 
 
-def _described(value: Any) -> str:
+def _described(value: relax.Expr) -> str:
     return "a tuple" if isinstance(value, list) else " ".join(str(value.ty).split())

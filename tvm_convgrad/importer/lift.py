@@ -13,15 +13,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tvm import relax
+
 from relax_ops.ops import make_call
-from tvm_convgrad.catalogue import BY_NAME
-from tvm_convgrad.errors import ConvGradError
+from tvm_convgrad.core.catalogue import BY_NAME
+from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.importer.context import Context
 
 OP = "conv2d_backward_weight"
 
 
-def lifted_weight_gradient(context: Context, name: str, value: Any) -> Any:
+def lifted_weight_gradient(context: Context, name: str, value: relax.Expr) -> relax.Expr | None:
     """dW by the dedicated operator, if `value` ends a chain that is one.
 
     Args:
@@ -50,30 +52,30 @@ def lifted_weight_gradient(context: Context, name: str, value: Any) -> Any:
     return result
 
 
-def _name(call: Any) -> str:
+def _name(call: relax.Call) -> str:
     return str(getattr(getattr(call, "op", None), "name", ""))
 
 
-def _of(context: Context, value: Any, name: str) -> Any:
+def _of(context: Context, value: relax.Expr, name: str) -> relax.Call | None:
     """The call that made a value, if it is of this operator."""
     call = context.origin(value)
     return call if call is not None and _name(call) == f"relax.{name}" else None
 
 
-def _ints(context: Context, value: Any) -> tuple[int, ...] | None:
+def _ints(context: Context, value: relax.Expr) -> tuple[int, ...] | None:
     shape = context.shape(value)
     return shape if all(isinstance(extent, int) for extent in shape) else None
 
 
-def _chain(context: Context, call: Any) -> SimpleNamespace | None:
+def _chain(context: Context, call: relax.Call) -> SimpleNamespace | None:
     if call is None or _name(call) != "relax.permute_dims" or [int(a) for a in call.attrs.axes] != [1, 0, 2, 3]:
         return None
     total = _of(context, call.args[0], "sum")
     if total is None or total.attrs.keepdims or [int(axis) for axis in total.attrs.axis] != [0]:
         return None
-    parts_of = context.origin(total.args[0])
+    parts_of = _of(context, total.args[0], "reshape")
     parts = _ints(context, total.args[0])
-    if parts is None or len(parts) != 5 or _name(parts_of) != "relax.reshape":
+    if parts is None or len(parts) != 5 or parts_of is None:
         return None
     product = _of(context, parts_of.args[0], "nn.conv2d")
     if product is None or product.attrs.data_layout != "NCHW" or product.attrs.kernel_layout != "OIHW":
@@ -93,7 +95,7 @@ def _chain(context: Context, call: Any) -> SimpleNamespace | None:
     return None
 
 
-def _unshaped(context: Context, value: Any) -> list[Any]:
+def _unshaped(context: Context, value: relax.Expr) -> list[relax.Expr]:
     """What a value was before its reshape, if it has one, and the value itself.
 
     With one sample the chain's own reshape changes nothing and is not emitted; a reshape there is the program's.
@@ -103,7 +105,7 @@ def _unshaped(context: Context, value: Any) -> list[Any]:
 
 
 def _described(
-    context: Context, grad: Any, data: Any, copies: int, parts: tuple[int, ...], product: Any
+    context: Context, grad: relax.Expr, data: relax.Expr, copies: int, parts: tuple[int, ...], product: relax.Expr
 ) -> SimpleNamespace | None:
     """What the chain computes, if its extents are those of a weight gradient."""
     dy, x = _ints(context, grad), _ints(context, data)
@@ -136,8 +138,8 @@ def _described(
     )
 
 
-def _sliced(context: Context, call: Any) -> SimpleNamespace | None:
-    """A lifted gradient whose kernel was cut: the chain gives too many rows where strides leave some over."""
+def _sliced(context: Context, call: relax.Call) -> SimpleNamespace | None:
+    """A lifted gradient whose kernel was sliced: the chain gives too many rows where strides leave some over."""
     if call is None or _name(call) != "relax.strided_slice":
         return None
     whole = _of(context, call.args[0], f"nn.{OP}")
@@ -150,14 +152,14 @@ def _sliced(context: Context, call: Any) -> SimpleNamespace | None:
     axes, begin, end, strides = (_literals(argument) for argument in call.args[1:5])
     if set(axes) - {2, 3} or any(begin) or any(step != 1 for step in strides):
         return None
-    cut = list(shape)
+    kept = list(shape)
     for axis, stop in zip(axes, end, strict=True):
-        cut[axis] = stop
+        kept[axis] = stop
     return SimpleNamespace(
         grad=whole.args[0],
         data=whole.args[1],
         arguments={
-            "kernel_size": tuple(cut[2:]),
+            "kernel_size": tuple(kept[2:]),
             "strides": tuple(int(v) for v in attrs.strides),
             "dilation": tuple(int(v) for v in attrs.dilation),
             "padding": tuple(int(v) for v in attrs.padding),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer.operators import TABLE
 from tvm_convgrad.importer.schema import SCHEMAS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import (  # noqa: F401
     ops_conv,
     ops_elementwise,

@@ -9,11 +9,18 @@ from typing import Any
 from tvm import relax
 
 from relax_ops.ops import make_call
-from tvm_convgrad.catalogue import BY_NAME
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.geometry import SPATIAL, channel_multiplier, multiplied_kernel_layout, swapped_kernel_layout
+from tvm_convgrad.core.catalogue import BY_NAME
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.core.geometry import (
+    SPATIAL,
+    channel_multiplier,
+    multiplied_kernel_layout,
+    swapped_kernel_layout,
+    transposed_extent,
+)
+from tvm_convgrad.importer.attributes import integers
 from tvm_convgrad.importer.context import FLOATS, Context
-from tvm_convgrad.importer.table import integers, op
+from tvm_convgrad.importer.table import Converter, op
 
 _FORWARD = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 _TRANSPOSE = {1: relax.op.nn.conv1d_transpose, 2: relax.op.nn.conv2d_transpose, 3: relax.op.nn.conv3d_transpose}
@@ -27,7 +34,7 @@ def flat_pads(padding: Any, rank: int) -> tuple[int, ...]:
     return (values * rank if len(values) == 1 else values) * 2
 
 
-def per_axis(what: str, value: Any, rank: int, lowest: int = 1, default: int = 1) -> tuple[int, ...]:
+def per_axis(what: str, value: relax.Expr, rank: int, lowest: int = 1, default: int = 1) -> tuple[int, ...]:
     """An attribute with one value an axis; an empty list stands for the default."""
     values = integers(what, value, lowest=lowest, count=(0, 1, rank))
     if not values:
@@ -59,15 +66,15 @@ def _geometry(attrs: SimpleNamespace, rank: int) -> dict[str, Any]:
     }
 
 
-def _by_letter(context: Context, value: Any, layout: str, what: str) -> dict[str, Any]:
+def _by_letter(context: Context, value: relax.Expr, layout: str, what: str) -> dict[str, Any]:
     shape = context.shape(value)
     if len(shape) != len(layout):
         raise ModelError(f"{what} has {len(shape)} axes, which {layout} does not fit")
     return dict(zip(layout, shape, strict=True))
 
 
-def _check_kernel(context: Context, weight: dict[str, Any], attrs: SimpleNamespace, out: Any, rank: int) -> None:
-    """What the attributes say of channels and kernel must be what the weight has."""
+def _check_kernel(context: Context, weight: dict[str, Any], attrs: SimpleNamespace, out: relax.Expr, rank: int) -> None:
+    """Refuse channels and kernel sizes of the attributes that are not those of the weight."""
     if attrs.kernel_size is not None:
         kernel = integers("kernel_size", attrs.kernel_size, lowest=1, count=(rank,))
         if list(kernel) != [weight[letter] for letter in SPATIAL[rank]]:
@@ -78,7 +85,7 @@ def _check_kernel(context: Context, weight: dict[str, Any], attrs: SimpleNamespa
         raise ModelError(f"the weight has the extents {weight}")
 
 
-def _one_channel_a_group(context: Context, weight: Any, layout: str) -> tuple[Any, str]:
+def _one_channel_a_group(context: Context, weight: relax.Expr, layout: str) -> tuple[relax.Expr, str]:
     """A depthwise weight with the channel multiplier on its I axis as one with O = channels and I = 1."""
     order = multiplied_kernel_layout(layout)
     value = context.permute(weight, [layout.index(letter) for letter in order])
@@ -87,10 +94,10 @@ def _one_channel_a_group(context: Context, weight: Any, layout: str) -> tuple[An
     return context.reshape(value, [extents[letter] for letter in order]), order
 
 
-def _convolution(rank: int) -> Any:
+def _convolution(rank: int) -> Converter:
     letters = SPATIAL[rank]
 
-    def convert(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+    def convert(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
         data_layout = layout_of("data_layout", attrs.data_layout, "NC" + letters, "NC" + letters)
         kernel_layout = layout_of("kernel_layout", attrs.kernel_layout, "OI" + letters, "OI" + letters)
         out_layout = layout_of("out_layout", attrs.out_layout, "NC" + letters, data_layout)
@@ -128,10 +135,10 @@ def _convolution(rank: int) -> Any:
     return convert
 
 
-def _transposed(rank: int) -> Any:
+def _transposed(rank: int) -> Converter:
     letters = SPATIAL[rank]
 
-    def convert(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+    def convert(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
         data_layout = layout_of("data_layout", attrs.data_layout, "NC" + letters, "NC" + letters)
         kernel_layout = layout_of("kernel_layout", attrs.kernel_layout, "IO" + letters, "IO" + letters)
         if layout_of("out_layout", attrs.out_layout, "NC" + letters, data_layout) != data_layout:
@@ -173,25 +180,25 @@ def _channels(weight: dict[str, Any], geometry: dict[str, Any]) -> Any:
 
 def backward_data(
     context: Context,
-    args: list[Any],
+    args: list[relax.Expr],
     geometry: dict[str, Any],
     extra: tuple[int, ...],
     data_layout: str,
     kernel_layout: str,
     out_dtype: str,
-) -> Any:
+) -> relax.Expr:
     """dX of the convolution whose gradient is args[0] and whose weight is args[1], in `kernel_layout`.
 
-    Extents of X, by axis: (dY - 1)·stride - padding + dilation·(kernel - 1) + 1 + `extra`.
+    Extents of X: `core.geometry.transposed_extent` with the output padding `extra`.
     """
     rank = len(extra)
     grad = _by_letter(context, args[0], data_layout, "the gradient")
     weight = _by_letter(context, args[1], kernel_layout, "the weight")
     shape = {"N": grad["N"], "C": weight["I"] * geometry["groups"]}
     for place, letter in enumerate(SPATIAL[rank]):
-        pads = geometry["padding"][place] + geometry["padding"][rank + place]
-        spread = geometry["dilation"][place] * (weight[letter] - 1) + 1
-        shape[letter] = (grad[letter] - 1) * geometry["strides"][place] - pads + spread + extra[place]
+        stride, dilation = geometry["strides"][place], geometry["dilation"][place]
+        low, high = geometry["padding"][place], geometry["padding"][rank + place]
+        shape[letter] = transposed_extent(grad[letter], weight[letter], stride, dilation, low, high, extra[place])
         if isinstance(shape[letter], int) and shape[letter] < 1:
             raise ModelError(f"the result would have the extent {shape[letter]} along {letter}")
     return context.emit(
@@ -222,7 +229,7 @@ for _rank in (1, 2, 3):
 
 
 @op("nn.conv2d_backward_data", attributes="Conv2DTransposeAttrs", operands=2, note="of this project")
-def _backward_data(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _backward_data(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     layout = layout_of("data_layout", attrs.data_layout, "NCHW", "NCHW")
     kernel_layout = layout_of("kernel_layout", attrs.kernel_layout, "OIHW", "OIHW")
     geometry = _geometry(attrs, 2)
@@ -231,7 +238,7 @@ def _backward_data(context: Context, args: list[Any], attrs: SimpleNamespace) ->
 
 
 @op("nn.conv2d_backward_weight", attributes="Conv2DAttrs", operands=2)
-def _backward_weight(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _backward_weight(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     """Relay reuses the attributes of nn.conv2d: data_layout is dY's, kernel_layout is X's, out_layout is dW's."""
     grad_layout = layout_of("data_layout", attrs.data_layout, "NCHW", "NCHW")
     given = "" if set(attrs.kernel_layout) & set("OI") else attrs.kernel_layout

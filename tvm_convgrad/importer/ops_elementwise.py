@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.importer.attributes import integers
 from tvm_convgrad.importer.context import Context
-from tvm_convgrad.importer.table import Converter, integers, op
+from tvm_convgrad.importer.table import Converter, op
 
 _UNARY = {
     **{
@@ -81,7 +82,7 @@ _BINARY = {
 
 
 def _unary(function: Callable[[Any], Any], note: bool) -> Converter:
-    def convert(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+    def convert(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
         value = args[0]
         if note and not context.is_float(value):
             raise ModelError(f"the operand is {context.dtype(value)}, not floating-point")
@@ -91,7 +92,7 @@ def _unary(function: Callable[[Any], Any], note: bool) -> Converter:
 
 
 def _binary(function: Callable[[Any, Any], Any], kind: str) -> Converter:
-    def convert(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+    def convert(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
         first, second = args
         if context.dtype(first) != context.dtype(second):
             raise ModelError(f"the operands are {context.dtype(first)} and {context.dtype(second)}")
@@ -113,14 +114,14 @@ for _name, _relax in _BINARY.items():
 
 
 @op("mod", "trunc_mod", operands=2, note="the remainder has the sign of the dividend")
-def _trunc_mod(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _trunc_mod(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     first, second = args
     quotient = _trunc_divide(context, args, _attrs)
     return context.emit(relax.op.subtract(first, context.emit(relax.op.multiply(quotient, second))))
 
 
 @op("trunc_divide", operands=2)
-def _trunc_divide(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _trunc_divide(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     first, second = args
     if context.dtype(first) != context.dtype(second):
         raise ModelError(f"the operands are {context.dtype(first)} and {context.dtype(second)}")
@@ -136,7 +137,7 @@ def _trunc_divide(context: Context, args: list[Any], _attrs: SimpleNamespace) ->
 
 
 @op("log2", "log10", note="as log divided by a constant")
-def _other_log(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _other_log(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value = args[0]
     if not context.is_float(value):
         raise ModelError(f"the operand is {context.dtype(value)}, not floating-point")
@@ -148,27 +149,27 @@ def _other_log(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any
 @op("on_device", attributes="OnDeviceAttrs", note="devices are chosen when compiling")
 @op("device_copy", attributes="DeviceCopyAttrs", note="devices are chosen when compiling")
 @op("annotation.compiler_begin", "annotation.compiler_end", attributes="CompilerAttrs", note="regions are dissolved")
-def _same(_context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _same(_context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     return args[0]
 
 
 @op("cast", attributes="CastAttrs")
-def _cast(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _cast(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     return context.cast(args[0], attrs.dtype)
 
 
 @op("cast_like", operands=2)
-def _cast_like(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _cast_like(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     return context.cast(args[0], context.dtype(args[1]))
 
 
 @op("clip", attributes="ClipAttrs")
-def _clip(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _clip(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     return clipped(context, args[0], attrs.a_min, attrs.a_max)
 
 
-def clipped(context: Context, value: Any, low: float, high: float) -> Any:
-    """`value` kept within bounds; for integers the bounds are cut to whole numbers of their type."""
+def clipped(context: Context, value: relax.Expr, low: float, high: float) -> relax.Expr:
+    """`value` kept within bounds; for integers the bounds are rounded to whole numbers of their type."""
     if math.isnan(low) or math.isnan(high):
         raise ModelError(f"the bounds are {low} and {high}")
     dtype = context.dtype(value)
@@ -184,7 +185,7 @@ def clipped(context: Context, value: Any, low: float, high: float) -> Any:
 
 
 @op("where", operands=3)
-def _where(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _where(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     condition, first, second = args
     if context.dtype(condition) != "bool":
         condition = context.emit(relax.op.not_equal(condition, context.scalar_like(0, condition)))
@@ -193,7 +194,7 @@ def _where(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
     return context.emit(relax.op.where(condition, first, second))
 
 
-def filled(context: Context, shape: Any, value: Any, dtype: str) -> Any:
+def filled(context: Context, shape: Any, value: relax.Expr, dtype: str) -> relax.Expr:
     """A tensor of one value, a Relax scalar."""
     value = context.cast(value, dtype)
     if context.shape(value) != ():
@@ -215,7 +216,7 @@ def checked_shape(context: Context, what: str, shape: Any) -> tuple[int, ...]:
 
 
 @op("zeros", "ones", attributes="InitOpAttrs", operands=(0, 1))
-def _zeros_ones(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _zeros_ones(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     given = context.constant(args[0]) if args else None
     shape = attrs.shape if given is None else tuple(given.ravel().tolist())
     value = 1 if attrs.op_name == "ones" else 0
@@ -224,19 +225,19 @@ def _zeros_ones(context: Context, args: list[Any], attrs: SimpleNamespace) -> An
 
 
 @op("full", attributes="InitOpAttrs", operands=(1, 2))
-def _full(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _full(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     given = context.constant(args[1]) if len(args) == 2 else None
     shape = attrs.shape if given is None else tuple(given.ravel().tolist())
     return filled(context, checked_shape(context, "the shape", shape), args[0], attrs.dtype)
 
 
 @op("full_like", operands=2)
-def _full_like(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _full_like(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     return filled(context, context.shape(args[0]), args[1], context.dtype(args[0]))
 
 
 @op("zeros_like", "ones_like")
-def _like(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _like(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value = context.scalar_like(1 if attrs.op_name == "ones_like" else 0, args[0])
     return filled(context, context.shape(args[0]), value, "")
 
@@ -245,7 +246,7 @@ MAX_RANGE = 1 << 24
 
 
 @op("arange", attributes="ArangeAttrs", operands=(0, 3), note="of constants only")
-def _arange(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _arange(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     bounds = [context.constant(value) for value in args]
     if len(bounds) != 3 or any(bound is None or bound.size != 1 for bound in bounds):
         raise ModelError("start, stop and step must be constants")

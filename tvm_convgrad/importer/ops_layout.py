@@ -6,14 +6,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tvm_convgrad.errors import ModelError
+from tvm import relax
+
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer.context import Context, extent_product
 from tvm_convgrad.importer.shapes import layout_parts
 from tvm_convgrad.importer.table import op
 
 
 @op("layout_transform", attributes="LayoutTransformAttrs", note="packed extents must divide")
-def _layout_transform(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _layout_transform(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     source, target = layout_parts(attrs.src_layout), layout_parts(attrs.dst_layout)
     letters = [name for name, _ in target if name.isupper()]
     if sorted(letters) != sorted(name for name, _ in source if name.isupper()):

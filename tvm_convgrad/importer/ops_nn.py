@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.importer.attributes import axis_of, integers
 from tvm_convgrad.importer.context import Context, extent_product
-from tvm_convgrad.importer.table import axis_of, integers, op
+from tvm_convgrad.importer.table import op
 
 
-def _product(context: Context, first: Any, second: Any, dtype: str) -> Any:
+def _product(context: Context, first: relax.Expr, second: relax.Expr, dtype: str) -> relax.Expr:
     inner = context.shape(first)[-1], context.shape(second)[-2]
     if all(isinstance(extent, int) for extent in inner) and inner[0] != inner[1]:
         raise ModelError(f"the inner extents are {inner[0]} and {inner[1]}")
@@ -24,13 +24,13 @@ def _product(context: Context, first: Any, second: Any, dtype: str) -> Any:
     return context.emit(relax.op.matmul(first, second, out_dtype=dtype or None))
 
 
-def _swapped(context: Context, value: Any, swap: bool) -> Any:
+def _swapped(context: Context, value: relax.Expr, swap: bool) -> relax.Expr:
     rank = context.rank(value)
     return context.permute(value, [*range(rank - 2), rank - 1, rank - 2]) if swap else value
 
 
 @op("nn.dense", attributes="DenseAttrs", operands=2)
-def _dense(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _dense(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     if context.rank(args[0]) < 1 or context.rank(args[1]) != 2:
         raise ModelError(f"the operands have {context.rank(args[0])} and {context.rank(args[1])} axes")
     return _product(context, args[0], _swapped(context, args[1], True), attrs.out_dtype)
@@ -38,7 +38,7 @@ def _dense(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 @op("nn.matmul", attributes="MatmulAttrs", operands=2)
 @op("nn.batch_matmul", attributes="BatchMatmulAttrs", operands=2)
-def _matmul(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _matmul(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     wanted = 3 if "batch" in attrs.op_name else 2
     if any(context.rank(value) != wanted for value in args) and not (wanted == 2 and context.rank(args[0]) > 2):
         raise ModelError(f"the operands have {[context.rank(value) for value in args]} axes, not {wanted}")
@@ -46,7 +46,7 @@ def _matmul(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
     return _product(context, first, _swapped(context, args[1], attrs.transpose_b), attrs.out_dtype)
 
 
-def along(context: Context, vector: Any, axis: int, rank: int) -> Any:
+def along(context: Context, vector: relax.Expr, axis: int, rank: int) -> relax.Expr:
     """A vector shaped so that it broadcasts along one axis of `rank`."""
     extents = context.shape(vector)
     if len(extents) != 1:
@@ -55,7 +55,7 @@ def along(context: Context, vector: Any, axis: int, rank: int) -> Any:
 
 
 @op("nn.bias_add", attributes="BiasAddAttrs", operands=2)
-def _bias_add(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _bias_add(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = context.rank(args[0])
     axis = axis_of("nn.bias_add", attrs.axis, rank)
     bias = along(context, args[1], axis, rank)
@@ -65,7 +65,7 @@ def _bias_add(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
     return context.emit(relax.op.add(args[0], bias))
 
 
-def _checked_vectors(context: Context, args: list[Any], axis: int) -> None:
+def _checked_vectors(context: Context, args: list[relax.Expr], axis: int) -> None:
     extent = context.shape(args[0])[axis]
     for vector in args[1:]:
         shape = context.shape(vector)
@@ -76,7 +76,7 @@ def _checked_vectors(context: Context, args: list[Any], axis: int) -> None:
 
 
 @op("nn.batch_norm", attributes="BatchNormAttrs", operands=5, note="normalises with the running statistics")
-def _batch_norm(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _batch_norm(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> list[relax.Expr]:
     axis = axis_of("nn.batch_norm", attrs.axis, context.rank(args[0]))
     _checked_vectors(context, args, axis)
     call = relax.op.nn.batch_norm(
@@ -90,8 +90,10 @@ def _batch_norm(context: Context, args: list[Any], attrs: SimpleNamespace) -> An
     return context.fields(call, 3)
 
 
-def _affine(context: Context, value: Any, args: list[Any], attrs: SimpleNamespace, axis: int) -> Any:
-    """value · gamma + beta, each only if the attributes say so."""
+def _affine(
+    context: Context, value: relax.Expr, args: list[relax.Expr], attrs: SimpleNamespace, axis: int
+) -> relax.Expr:
+    """value · gamma + beta, each only if the attributes demand it."""
     rank = context.rank(value)
     if attrs.scale:
         value = context.emit(relax.op.multiply(value, along(context, args[1], axis, rank)))
@@ -100,7 +102,7 @@ def _affine(context: Context, value: Any, args: list[Any], attrs: SimpleNamespac
     return value
 
 
-def _normalised(context: Context, value: Any, axes: Sequence[int], epsilon: float) -> Any:
+def _normalised(context: Context, value: relax.Expr, axes: Sequence[int], epsilon: float) -> relax.Expr:
     """(value - mean) / sqrt(variance + epsilon) over `axes`."""
     mean = context.emit(relax.op.mean(value, list(axes), keepdims=True))
     centred = context.emit(relax.op.subtract(value, mean))
@@ -111,14 +113,14 @@ def _normalised(context: Context, value: Any, axes: Sequence[int], epsilon: floa
 
 
 @op("nn.layer_norm", attributes="LayerNormAttrs", operands=3)
-def _layer_norm(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _layer_norm(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     axis = axis_of("nn.layer_norm", attrs.axis, context.rank(args[0]))
     _checked_vectors(context, args, axis)
     return _affine(context, _normalised(context, args[0], [axis], attrs.epsilon), args, attrs, axis)
 
 
 @op("nn.instance_norm", attributes="InstanceNormAttrs", operands=3)
-def _instance_norm(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _instance_norm(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = context.rank(args[0])
     axis = axis_of("nn.instance_norm", attrs.axis, rank)
     _checked_vectors(context, args, axis)
@@ -127,7 +129,7 @@ def _instance_norm(context: Context, args: list[Any], attrs: SimpleNamespace) ->
 
 
 @op("nn.group_norm", attributes="GroupNormAttrs", operands=3, note="channels in axis 1")
-def _group_norm(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _group_norm(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value, shape = args[0], context.shape(args[0])
     axis = axis_of("nn.group_norm", attrs.axis, len(shape))
     _checked_vectors(context, args, axis)
@@ -140,7 +142,7 @@ def _group_norm(context: Context, args: list[Any], attrs: SimpleNamespace) -> An
 
 
 @op("nn.l2_normalize", attributes="L2NormalizeAttrs")
-def _l2_normalize(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _l2_normalize(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = context.rank(args[0])
     given = range(rank) if attrs.axis is None else integers("axis", attrs.axis)
     axes = [axis_of("nn.l2_normalize", axis, rank) for axis in given]
@@ -151,8 +153,8 @@ def _l2_normalize(context: Context, args: list[Any], attrs: SimpleNamespace) -> 
 
 
 @op("nn.lrn", attributes="LRNAttrs")
-def _lrn(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
-    """x / (bias + alpha/size · sum of squares over `size` neighbours)^beta."""
+def _lrn(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
+    """x / (bias + alpha/size · sum of squares over `size` channels around)^beta."""
     value, size = args[0], attrs.size
     shape = context.static(value, "nn.lrn")
     axis = axis_of("nn.lrn", attrs.axis, len(shape))
@@ -173,19 +175,19 @@ def _lrn(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("nn.relu")
-def _relu(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _relu(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     return context.emit(relax.op.nn.relu(args[0]))
 
 
 @op("nn.leaky_relu", attributes="LeakyReluAttrs")
-def _leaky_relu(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _leaky_relu(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     if not math.isfinite(attrs.alpha) or not context.is_float(args[0]):
         raise ModelError(f"alpha = {attrs.alpha} for {context.dtype(args[0])}")
     return context.emit(relax.op.nn.leakyrelu(args[0], attrs.alpha))
 
 
 @op("nn.prelu", attributes="PReluAttrs", operands=2)
-def _prelu(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _prelu(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = context.rank(args[0])
     slope = along(context, args[1], axis_of("nn.prelu", attrs.axis, rank), rank)
     positive = context.emit(relax.op.greater(args[0], context.scalar_like(0, args[0])))
@@ -193,21 +195,21 @@ def _prelu(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("nn.softmax", "nn.fast_softmax", "nn.log_softmax", attributes="SoftmaxAttrs")
-def _softmax(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _softmax(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     axis = axis_of(attrs.op_name, attrs.axis, context.rank(args[0]))
     function = relax.op.nn.log_softmax if "log" in attrs.op_name else relax.op.nn.softmax
     return context.emit(function(args[0], axis))
 
 
 @op("nn.dropout", attributes="DropoutAttrs", note="the identity when predicting; real in training steps")
-def _dropout(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _dropout(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> list[relax.Expr]:
     if not 0.0 <= attrs.rate < 1.0:
         raise ModelError(f"the rate {attrs.rate} does not lie in [0, 1)")
     return context.fields(relax.op.nn.dropout(args[0], attrs.rate), 2)
 
 
 @op("nn.cross_entropy", "nn.cross_entropy_with_logits", operands=2, note="-sum(x·y)/N, x in logarithms for logits")
-def _cross_entropy(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _cross_entropy(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     """Relay's "logits" are logarithms of probabilities: it takes no log_softmax itself."""
     value, label = args
     shape = context.shape(value)
@@ -219,14 +221,14 @@ def _cross_entropy(context: Context, args: list[Any], attrs: SimpleNamespace) ->
 
 
 @op("nn.nll_loss", attributes="NLLLossAttrs", operands=3)
-def _nll_loss(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _nll_loss(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     if attrs.reduction not in ("mean", "sum", "none"):
         raise ModelError(f"the reduction {attrs.reduction!r} is unknown")
     return context.emit(relax.op.nn.nll_loss(*args, reduction=attrs.reduction, ignore_index=attrs.ignore_index))
 
 
 @op("nn.batch_flatten")
-def _batch_flatten(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _batch_flatten(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     shape = context.shape(args[0])
     if not shape:
         raise ModelError("a scalar cannot be flattened")

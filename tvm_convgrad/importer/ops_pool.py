@@ -9,17 +9,18 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.geometry import SPATIAL
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.core.geometry import SPATIAL
+from tvm_convgrad.importer.attributes import integers
 from tvm_convgrad.importer.context import Context
 from tvm_convgrad.importer.ops_conv import flat_pads, layout_of, per_axis
-from tvm_convgrad.importer.table import integers, op
+from tvm_convgrad.importer.table import Converter, op
 
 _POOLS = {(kind, rank): getattr(relax.op.nn, f"{kind}_pool{rank}d") for kind in ("max", "avg") for rank in (1, 2, 3)}
 _GRADS = {"max": relax.op.grad.max_pool2d_backward, "avg": relax.op.grad.avg_pool2d_backward}
 
 
-def _window(context: Context, data: Any, attrs: SimpleNamespace, rank: int) -> dict[str, Any]:
+def _window(context: Context, data: relax.Expr, attrs: SimpleNamespace, rank: int) -> dict[str, Any]:
     """The arguments that Relax's pools share, checked."""
     letters = "NC" + SPATIAL[rank]
     layout = layout_of("layout", attrs.layout, letters, letters)
@@ -48,8 +49,8 @@ def _window(context: Context, data: Any, attrs: SimpleNamespace, rank: int) -> d
     return window
 
 
-def _pool(kind: str, rank: int) -> Any:
-    def convert(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _pool(kind: str, rank: int) -> Converter:
+    def convert(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
         return context.emit(_POOLS[kind, rank](args[0], **_window(context, args[0], attrs, rank)))
 
     return convert
@@ -62,7 +63,7 @@ for _rank in (1, 2, 3):
 
 @op("nn.max_pool2d_grad", attributes="MaxPool2DAttrs", operands=2)
 @op("nn.avg_pool2d_grad", attributes="AvgPool2DAttrs", operands=2)
-def _pool_grad(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _pool_grad(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     kind = "max" if "max" in attrs.op_name else "avg"
     window = _window(context, args[1], attrs, 2)
     given = context.shape(args[0])
@@ -72,7 +73,7 @@ def _pool_grad(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any
     return context.emit(_GRADS[kind](args[0], args[1], **window))
 
 
-def _check_grad(context: Context, grad: Any, data: Any, window: dict[str, Any]) -> None:
+def _check_grad(context: Context, grad: relax.Expr, data: relax.Expr, window: dict[str, Any]) -> None:
     """The gradient must have the extents of the pool's result."""
     layout = window["layout"]
     for index, letter in enumerate(layout):
@@ -90,24 +91,24 @@ def _check_grad(context: Context, grad: Any, data: Any, window: dict[str, Any]) 
             raise ModelError(f"the gradient has the extent {have} along {letter}, the pool's result {extent}")
 
 
-def _spatial_axes(context: Context, value: Any, layout: str, rank: int) -> list[int]:
+def _spatial_axes(context: Context, value: relax.Expr, layout: str, rank: int) -> list[int]:
     if context.rank(value) != rank + 2:
         raise ModelError(f"the data has {context.rank(value)} axes, which {layout} does not fit")
     return [layout.index(letter) for letter in SPATIAL[rank]]
 
 
 @op("nn.global_avg_pool2d", "nn.global_max_pool2d", attributes="GlobalPool2DAttrs")
-def _global_pool(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _global_pool(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     layout = layout_of("layout", attrs.layout, "NCHW", "NCHW")
     axes = _spatial_axes(context, args[0], layout, 2)
     reduce = relax.op.mean if "avg" in attrs.op_name else relax.op.max
     return context.emit(reduce(args[0], axes, keepdims=True))
 
 
-def _adaptive(kind: str, rank: int) -> Any:
+def _adaptive(kind: str, rank: int) -> Converter:
     letters = "NC" + SPATIAL[rank]
 
-    def convert(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+    def convert(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
         value = args[0]
         layout = layout_of("layout", attrs.layout, letters, letters)
         axes = _spatial_axes(context, value, layout, rank)
@@ -152,7 +153,7 @@ def _method(name: str) -> str:
 
 @op("image.resize2d", attributes="Resize2DAttrs", note="without regions of interest")
 @op("image.resize3d", attributes="Resize3DAttrs", note="without regions of interest")
-def _resize(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _resize(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = 2 if attrs.op_name.endswith("2d") else 3
     letters = "NC" + SPATIAL[rank]
     layout = layout_of("layout", attrs.layout, letters, letters)
@@ -180,7 +181,7 @@ def _resize(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 @op("nn.upsampling", attributes="UpSamplingAttrs")
 @op("nn.upsampling3d", attributes="UpSampling3DAttrs")
-def _upsampling(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _upsampling(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = 3 if attrs.op_name.endswith("3d") else 2
     letters = "NC" + SPATIAL[rank]
     layout = layout_of("layout", attrs.layout, letters, letters)

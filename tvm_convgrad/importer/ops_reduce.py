@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import tvm
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.importer.attributes import axis_of, integers
 from tvm_convgrad.importer.context import Context, extent_product, same_extents
 from tvm_convgrad.importer.ops_elementwise import checked_shape
-from tvm_convgrad.importer.table import axis_of, integers, op
+from tvm_convgrad.importer.table import op
+from tvm_convgrad.training.ir.graph import Shape
 
 
 def reduced_axes(attrs: SimpleNamespace, rank: int) -> list[int]:
@@ -25,7 +26,7 @@ def reduced_axes(attrs: SimpleNamespace, rank: int) -> list[int]:
 
 
 @op("sum", "mean", "max", "min", "prod", attributes="ReduceAttrs")
-def _reduce(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _reduce(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     axes = reduced_axes(attrs, context.rank(args[0]))
     if not axes:
         return args[0]
@@ -33,7 +34,7 @@ def _reduce(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("all", "any", attributes="ReduceAttrs")
-def _truth(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _truth(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     if context.dtype(args[0]) != "bool":
         raise ModelError(f"the operand is {context.dtype(args[0])}, not bool")
     axes = reduced_axes(attrs, context.rank(args[0]))
@@ -45,7 +46,7 @@ def _truth(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("variance", attributes="VarianceAttrs", operands=2, note="of a mean that is given")
-def _variance(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _variance(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     axes = reduced_axes(attrs, context.rank(args[0]))
     shape = context.shape(args[0])
     count = extent_product([shape[axis] for axis in axes])
@@ -60,7 +61,7 @@ def _variance(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("argmax", "argmin", attributes="ArgReduceAttrs", note="along one axis or all; the first of equals")
-def _arg(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _arg(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = context.rank(args[0])
     axes = reduced_axes(attrs, rank)
     if attrs.select_last_index:
@@ -72,7 +73,7 @@ def _arg(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
     return context.cast(context.emit(function(args[0], axis, attrs.keepdims)), "int32")
 
 
-def collapsed(context: Context, value: Any, shape: tuple[Any, ...]) -> Any:
+def collapsed(context: Context, value: relax.Expr, shape: Shape) -> relax.Expr:
     """`value` summed over the axes that broadcasting from `shape` made."""
     have = context.shape(value)
     lead = len(have) - len(shape)
@@ -92,19 +93,19 @@ def collapsed(context: Context, value: Any, shape: tuple[Any, ...]) -> Any:
 
 
 @op("collapse_sum_like", operands=2)
-def _collapse_like(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _collapse_like(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     return collapsed(context, args[0], context.shape(args[1]))
 
 
 @op("collapse_sum_to", attributes="InitOpAttrs", operands=(1, 2), note="to a shape that is known")
-def _collapse_to(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _collapse_to(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     given = context.constant(args[1]) if len(args) == 2 and args[1] is not None else None
     shape = attrs.shape if given is None else tuple(given.ravel().tolist())
     return collapsed(context, args[0], checked_shape(context, "the shape", shape))
 
 
 @op("cumsum", "cumprod", attributes="ScanopAttrs")
-def _scan(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _scan(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value = args[0]
     if attrs.axis is None:
         value, axis = context.reshape(value, [extent_product(context.shape(value))]), 0
@@ -115,7 +116,7 @@ def _scan(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("sort", "argsort", attributes="ArgsortAttrs")
-def _sort(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _sort(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     axis = axis_of(attrs.op_name, attrs.axis, context.rank(args[0]))
     if attrs.op_name == "sort":
         return context.emit(relax.op.sort(args[0], axis, not attrs.is_ascend))
@@ -123,7 +124,7 @@ def _sort(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("topk", attributes="TopkAttrs", note="k must be a constant")
-def _topk(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _topk(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr | list[relax.Expr]:
     axis = axis_of("topk", attrs.axis, context.rank(args[0]))
     extent = context.static(args[0], "topk")[axis]
     (count,) = integers("k", attrs.k, count=(1,))
@@ -136,7 +137,7 @@ def _topk(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 @op("shape_of", attributes="ShapeOfAttrs")
 @op("ndarray_size", attributes="NdarraySizeAttrs", note="of known extents")
-def _shape_of(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _shape_of(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     shape = context.shape(args[0])
     dtype = attrs.dtype or "int32"
     if attrs.op_name == "ndarray_size":

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.importer.attributes import MAX_INTEGER, axis_of, integers
 from tvm_convgrad.importer.context import Context, extent_product
 from tvm_convgrad.importer.ops_elementwise import checked_shape, clipped
 from tvm_convgrad.importer.shapes import reshaped, reversed_reshape, slice_bounds
-from tvm_convgrad.importer.table import MAX_INTEGER, axis_of, integers, op
+from tvm_convgrad.importer.table import op
 
 
 @op("reshape", "contrib_reverse_reshape", attributes="ReshapeAttrs", note="with the codes 0, -1, -2, -3, -4")
-def _reshape(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _reshape(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     codes = integers("newshape", attrs.newshape, lowest=-4)
     backwards = attrs.op_name == "contrib_reverse_reshape" or attrs.reverse
     function = reversed_reshape if backwards else reshaped
@@ -25,7 +26,7 @@ def _reshape(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("dyn.reshape", attributes="ReshapeAttrs", operands=2, note="to a constant shape")
-def _dyn_reshape(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _dyn_reshape(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     codes = context.constant(args[1])
     if codes is None:
         raise ModelError("the shape is no constant")
@@ -34,7 +35,7 @@ def _dyn_reshape(context: Context, args: list[Any], attrs: SimpleNamespace) -> A
 
 
 @op("reshape_like", attributes="ReshapeLikeAttrs", operands=2)
-def _reshape_like(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _reshape_like(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     first, second = context.shape(args[0]), context.shape(args[1])
     ends = [
         len(shape) if end is None else integers("end", end, count=(1,))[0]
@@ -46,7 +47,7 @@ def _reshape_like(context: Context, args: list[Any], attrs: SimpleNamespace) -> 
 
 
 @op("transpose", attributes="TransposeAttrs")
-def _transpose(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _transpose(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = context.rank(args[0])
     given = () if attrs.axes is None else integers("axes", attrs.axes)
     axes = [axis_of("transpose", axis, rank) for axis in given] or list(reversed(range(rank)))
@@ -54,7 +55,7 @@ def _transpose(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any
 
 
 @op("squeeze", attributes="SqueezeAttrs")
-def _squeeze(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _squeeze(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     shape = context.shape(args[0])
     listed = () if attrs.axis is None else integers("axis", attrs.axis)
     axes = {axis_of("squeeze", axis, len(shape)) for axis in listed}
@@ -66,7 +67,7 @@ def _squeeze(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("expand_dims", attributes="ExpandDimsAttrs")
-def _expand_dims(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _expand_dims(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     shape, count = context.shape(args[0]), attrs.num_newaxis
     if not 0 <= count <= 16:
         raise ModelError(f"{count} new axes")
@@ -74,7 +75,7 @@ def _expand_dims(context: Context, args: list[Any], attrs: SimpleNamespace) -> A
     return context.reshape(args[0], [*shape[:axis], *[1] * count, *shape[axis:]])
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: relax.Expr) -> list[relax.Expr]:
     items = value if isinstance(value, list) else [value]
     if not items or any(isinstance(item, list) for item in items):
         raise ModelError("a tuple of tensors is expected")
@@ -94,7 +95,7 @@ def _alike(context: Context, items: list[Any], but: int | None) -> None:
 
 
 @op("concatenate", attributes="ConcatenateAttrs")
-def _concatenate(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _concatenate(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     items = _list(args[0])
     axis = axis_of("concatenate", attrs.axis, context.rank(items[0]))
     _alike(context, items, axis)
@@ -102,7 +103,7 @@ def _concatenate(context: Context, args: list[Any], attrs: SimpleNamespace) -> A
 
 
 @op("stack", attributes="StackAttrs")
-def _stack(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _stack(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     items = _list(args[0])
     _alike(context, items, None)
     shape = context.shape(items[0])
@@ -112,7 +113,7 @@ def _stack(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("split", attributes="SplitAttrs")
-def _split(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _split(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> list[relax.Expr]:
     shape = context.shape(args[0])
     axis = axis_of("split", attrs.axis, len(shape))
     extent, given = shape[axis], attrs.indices_or_sections
@@ -121,18 +122,18 @@ def _split(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
     if isinstance(given, int):
         if not 1 <= given <= extent or extent % given:
             raise ModelError(f"{extent} does not divide into {given} parts")
-        cuts = [extent // given * part for part in range(1, given)]
+        splits = [extent // given * part for part in range(1, given)]
     else:
-        cuts = list(integers("indices_or_sections", given, lowest=0))
-        if cuts != sorted(cuts) or (cuts and cuts[-1] > extent):
-            raise ModelError(f"{cuts} are no places to cut {extent} at")
-    if not cuts:
+        splits = list(integers("indices_or_sections", given, lowest=0))
+        if splits != sorted(splits) or (splits and splits[-1] > extent):
+            raise ModelError(f"{splits} are no places to split {extent} at")
+    if not splits:
         return [args[0]]
-    return context.fields(relax.op.split(args[0], cuts, axis), len(cuts) + 1)
+    return context.fields(relax.op.split(args[0], splits, axis), len(splits) + 1)
 
 
 @op("strided_slice", attributes="StridedSliceAttrs")
-def _strided_slice(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _strided_slice(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     shape = context.shape(args[0])
     axes, begin, end, strides = slice_bounds(shape, attrs)
     kept = [i for i, axis in enumerate(axes) if (begin[i], end[i], strides[i]) != (0, shape[axis], 1)]
@@ -143,7 +144,7 @@ def _strided_slice(context: Context, args: list[Any], attrs: SimpleNamespace) ->
 
 
 @op("slice_like", attributes="SliceLikeAttrs", operands=2)
-def _slice_like(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _slice_like(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     first, second = context.static(args[0], "slice_like"), context.static(args[1], "slice_like")
     listed = () if attrs.axes is None else integers("axes", attrs.axes)
     axes = [axis_of("slice_like", axis, len(first)) for axis in listed] or list(range(min(len(first), len(second))))
@@ -154,7 +155,7 @@ def _slice_like(context: Context, args: list[Any], attrs: SimpleNamespace) -> An
 
 
 @op("tile", attributes="TileAttrs")
-def _tile(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _tile(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     reps = integers("reps", attrs.reps, lowest=1)
     if len(reps) > 16 or extent_product(reps) > MAX_INTEGER:
         raise ModelError(f"reps {list(reps)} are too many")
@@ -162,7 +163,7 @@ def _tile(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("repeat", attributes="RepeatAttrs")
-def _repeat(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _repeat(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     if not 1 <= attrs.repeats <= MAX_INTEGER:
         raise ModelError(f"{attrs.repeats} repeats")
     value, axis = args[0], attrs.axis
@@ -172,28 +173,28 @@ def _repeat(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("reverse", attributes="ReverseAttrs")
-def _reverse(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _reverse(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     return context.emit(relax.op.flip(args[0], axis_of("reverse", attrs.axis or 0, context.rank(args[0]))))
 
 
 @op("broadcast_to", attributes="InitOpAttrs", operands=(1, 2))
-def _broadcast_to(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _broadcast_to(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     given = context.constant(args[1]) if len(args) == 2 else None
     shape = attrs.shape if given is None else tuple(given.ravel().tolist())
     return _broadcast(context, args[0], checked_shape(context, "the shape", shape))
 
 
 @op("broadcast_to_like", operands=2)
-def _broadcast_like(context: Context, args: list[Any], _attrs: SimpleNamespace) -> Any:
+def _broadcast_like(context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     return _broadcast(context, args[0], context.shape(args[1]))
 
 
-def _broadcast(context: Context, value: Any, shape: Any) -> Any:
+def _broadcast(context: Context, value: relax.Expr, shape: Any) -> relax.Expr:
     return context.emit(relax.op.broadcast_to(value, relax.ShapeExpr(list(shape))))
 
 
 @op("take", attributes="TakeAttrs", operands=2, note="without batch_dims; modes clip, wrap and fast")
-def _take(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _take(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value, indices = args
     if attrs.batch_dims:
         raise ModelError("batch_dims are not imported")
@@ -220,7 +221,7 @@ def _take(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("one_hot", attributes="OneHotAttrs", operands=3)
-def _one_hot(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _one_hot(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     indices, on, off = args
     rank = context.rank(indices)
     dtype = attrs.dtype or "float32"
@@ -235,7 +236,7 @@ def _one_hot(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("gather", attributes="GatherAttrs", operands=2)
-def _gather(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _gather(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     axis = axis_of("gather", attrs.axis, context.rank(args[0]))
     if context.rank(args[1]) != context.rank(args[0]):
         raise ModelError("data and indices differ in rank")
@@ -243,7 +244,7 @@ def _gather(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("nn.pad", attributes="PadAttrs", operands=(1, 2), note="the value must be a constant")
-def _pad(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _pad(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value: float = attrs.pad_value
     if len(args) == 2:
         constant = context.constant(args[1])
@@ -256,13 +257,13 @@ def _pad(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("nn.mirror_pad", attributes="MirrorPadAttrs")
-def _mirror_pad(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _mirror_pad(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     if attrs.mode not in ("SYMMETRIC", "REFLECT"):
         raise ModelError(f"the mode {attrs.mode!r} is unknown")
     return padded(context, args[0], attrs.pad_width, attrs.mode.lower(), 0.0)
 
 
-def padded(context: Context, data: Any, pad_width: Any, mode: str, value: float) -> Any:
+def padded(context: Context, data: relax.Expr, pad_width: Any, mode: str, value: float) -> relax.Expr:
     """`data` with elements before and after, those of the modes other than constant by taking some of its own."""
     rank = context.rank(data)
     if not isinstance(pad_width, tuple) or len(pad_width) != rank:
@@ -290,7 +291,7 @@ def padded(context: Context, data: Any, pad_width: Any, mode: str, value: float)
 
 
 @op("nn.dilate", attributes="DilateAttrs")
-def _dilate(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _dilate(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value = args[0]
     strides = integers("strides", attrs.strides, lowest=1, count=(context.rank(value),))
     for axis, stride in enumerate(strides):
@@ -308,7 +309,7 @@ def _dilate(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
 
 
 @op("nn.depth_to_space", "nn.space_to_depth", attributes="SubPixelAttrs")
-def _sub_pixel(context: Context, args: list[Any], attrs: SimpleNamespace) -> Any:
+def _sub_pixel(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     """Blocks of `block_size` squared pixels from or into channels; mode CRD has the channel outermost."""
     value, block = args[0], attrs.block_size
     if attrs.layout not in ("NCHW", "NHWC") or attrs.mode not in ("DCR", "CRD") or not 1 <= block <= 4096:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relay programs as plain frozen values: what both parsers make, and what the converter reads. Knows no TVM.
+"""Relay programs as plain frozen values: what both parsers make, and what the converter reads. Loads no TVM.
 
 Expressions are compared by identity: one that is used twice is one object, and is computed once.
 """
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class TensorType:
-    """Extents (None where Relay says Any) and element type, such as "float32", "int8" or "bool"."""
+    """Extents (None where Relay has Any) and element type, such as "float32", "int8" or "bool"."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -28,7 +28,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class TupleType:
-    """Types of the fields; nothing is known of a field that is None."""
+    """Types of the fields; None: an unknown field."""
 
     fields: tuple[Type | None, ...]
 
@@ -85,8 +85,8 @@ class Field:
 class Attributes:
     """What a call was given beside its arguments: `kind` names the Relay type, and is empty for keywords of a text.
 
-    `values` are raw: strings as JSON holds them, or what a text says; `schema` makes them typed. `unreadable` is
-    set for attributes that could not be read; it says why.
+    `values` are raw: strings as JSON holds them, or those of a text; `schema` makes them typed. `unreadable` is
+    set for attributes that could not be read; it is the reason.
     """
 
     kind: str

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from tvm_convgrad.core.geometry import SPATIAL
+
 Kind = Literal["int", "bool", "float", "str", "dtype", "node", "int?"]
 """What a field holds. "node": the number of a node (an integer, a list, None); "str" is written out up to some version
 and as a node since, "int?" likewise; the rest is always written out."""
@@ -119,14 +121,13 @@ def _resize(layout: str) -> Schema:
 
 _REDUCE: Schema = {"axis": _n(None), "keepdims": _b(False), "exclude": _b(False)}
 _CENTER: Schema = {"center": _b(True), "scale": _b(True)}
-_SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 SCHEMAS: Final[dict[str, Schema]] = {
-    **{f"Conv{rank}DAttrs": _convolution(rank, letters) for rank, letters in _SPATIAL.items()},
-    **{f"Conv{rank}DTransposeAttrs": _transposed(rank, letters) for rank, letters in _SPATIAL.items()},
-    **{f"MaxPool{rank}DAttrs": _pool(rank, letters) for rank, letters in _SPATIAL.items()},
-    **{f"AvgPool{rank}DAttrs": _pool(rank, letters, average=True) for rank, letters in _SPATIAL.items()},
-    **{f"AdaptivePool{rank}DAttrs": _adaptive(letters) for rank, letters in _SPATIAL.items()},
+    **{f"Conv{rank}DAttrs": _convolution(rank, letters) for rank, letters in SPATIAL.items()},
+    **{f"Conv{rank}DTransposeAttrs": _transposed(rank, letters) for rank, letters in SPATIAL.items()},
+    **{f"MaxPool{rank}DAttrs": _pool(rank, letters) for rank, letters in SPATIAL.items()},
+    **{f"AvgPool{rank}DAttrs": _pool(rank, letters, average=True) for rank, letters in SPATIAL.items()},
+    **{f"AdaptivePool{rank}DAttrs": _adaptive(letters) for rank, letters in SPATIAL.items()},
     "GlobalPool2DAttrs": {"layout": _s("NCHW"), "out_layout": _s("")},
     "ArangeAttrs": {"start": _n(None), "stop": _n(None), "step": _n(None), "dtype": _T},
     "ArgReduceAttrs": {**_REDUCE, "select_last_index": _b(False)},

@@ -7,8 +7,8 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.importer.table import axis_of, integers
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.importer.attributes import axis_of, integers
 
 
 def _product(extents: Any) -> Any:
@@ -33,7 +33,7 @@ def reshaped(shape: tuple[Any, ...], codes: tuple[int, ...], allowzero: bool = F
 
     def current() -> Any:
         if source >= len(shape):
-            raise ModelError(f"newshape {list(codes)} asks for more axes than {list(map(str, shape))} has")
+            raise ModelError(f"newshape {list(codes)} takes more axes than {list(map(str, shape))} has")
         return shape[source]
 
     while at < len(codes):

@@ -9,18 +9,19 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import program as ir
-from tvm_convgrad.importer.json_graph import is_relay_json, parse_json
+from tvm_convgrad.importer.json_graph import is_relay_json
+from tvm_convgrad.importer.json_nodes import parse_json
 from tvm_convgrad.importer.tensors import read_params
 from tvm_convgrad.importer.text_parser import parse_text
 
 MAX_BYTES = 1 << 30
-Params = Mapping[str, Any]
+Params = Mapping[str, ArrayLike]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 
 Array = np.ndarray[Any, Any]
 

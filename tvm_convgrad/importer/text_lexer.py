@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 
 
 class Token(NamedTuple):

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import program as ir
 from tvm_convgrad.importer.json_graph import Graph
+from tvm_convgrad.importer.json_nodes import relay_graph
 from tvm_convgrad.importer.tensors import numpy_dtype
 from tvm_convgrad.importer.text_lexer import Token, tokens
 
@@ -39,7 +40,7 @@ def parse_text(text: str, source: str) -> ir.Program:
         ModelError: the text is no program of Relay; the line is named.
     """
     parts = _METADATA.split(text, maxsplit=1)
-    metadata = Graph(parts[1], f"{source}: metadata") if len(parts) == 2 and parts[1].strip() else None
+    metadata = relay_graph(parts[1], f"{source}: metadata") if len(parts) == 2 and parts[1].strip() else None
     return _Parser(parts[0], metadata, source).program()
 
 

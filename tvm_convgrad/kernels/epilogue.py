@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forward or dgrad kernel does with a sum before it stores it: result = relu(result + sum + bias)."""
+"""`Epilogue`: what a kernel does with a sum before it stores it: result = relu(result + sum + bias)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_convgrad.kernels.extrema import at_least
-from tvm_convgrad.kernels.loops import lanes_of, zero
+from tvm_convgrad.codegen.extrema import at_least
+from tvm_convgrad.codegen.loops import Expr, lanes_of, zero
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,11 @@ class Epilogue:
     """Operations fused into the store, in the order accumulate, bias, relu; all in the type of the sums.
 
     Attributes:
-        bias: one more parameter behind the weight, of shape (result channels,) and of the result's type.
-        relu: the maximum with zero; NaN stays NaN.
-        accumulate: the result holds a summand when the kernel is called, and the sum when it is done.
-        bias_grad: of wgrad only: one more result behind the weight's gradient, dY summed over pixels.
-        bias_accumulate: with accumulate and bias_grad: the bias gradient holds a summand, too.
+        bias: forward and dgrad: add a parameter after the weight, of shape (result channels,) and the result's type.
+        relu: forward and dgrad: the maximum with zero; NaN stays NaN.
+        accumulate: add to what the result holds when the kernel is called.
+        bias_grad: wgrad: a second result after the weight's gradient, dY summed over batch and pixels.
+        bias_accumulate: wgrad, with accumulate and bias_grad: add to what the bias gradient holds, too.
     """
 
     bias: bool = False
@@ -28,8 +28,15 @@ class Epilogue:
     bias_grad: bool = False
     bias_accumulate: bool = False
 
-    def apply(self, total: Any, dtype: str, bias: Any, before: Any) -> Any:
-        """The value to store; `bias` and `before` give theirs as wide as `total`, converted to `dtype`."""
+    def apply(self, total: Expr, dtype: str, bias: Callable[..., Expr], before: Callable[..., Expr]) -> Expr:
+        """The value to store.
+
+        Args:
+            total: a sum, or a vector of sums.
+            dtype: its element type.
+            bias, before: called without arguments for the bias and for what the result holds, as wide as `total` and
+                converted to `dtype`.
+        """
         if self.accumulate:
             total = before() + total
         if self.bias:

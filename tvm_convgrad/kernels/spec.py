@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A face of a convolution in the terms of a kernel: strides of tensors, taps and phases. Knows no IR.
+"""`ConvSpec`: forward or dgrad as strides of tensors, taps and phases, the form that kernels are generated from.
 
-Forward and dgrad are one thing here, a *gather*: each result element is a sum over taps and channels of
+Forward and dgrad are the same computation. Each element of the result is a sum over taps and source channels,
 
-    out[n, g, m, q * out_step + base] = sum over (tap, c) source[n, g, c, q * in_step + offset(tap)] * W[g, m, c, tap]
+    result[n, g, o, q * out_step + base] = sum over (tap, c) of W[g, o, c, tap] * source[n, g, c, q * in_step + offset]
 
-Forward has one phase (in_step = stride, out_step = 1). dgrad has one phase for each residue r of the data position
-modulo the stride (in_step = 1, out_step = stride, base = r), with the taps that meet it: r + pad - k * dilation must be
-a multiple of the stride, and that multiple is the offset. No zero is ever inserted.
+- forward: source X, result Y; one phase, in_step = stride, out_step = 1.
+- dgrad: source dY, result dX; one phase for each residue r of dX's position modulo the stride, with in_step = 1,
+  out_step = stride and base = r. The phase has the taps k for which r + pad - k * dilation is a multiple of the stride;
+  that multiple is the tap's offset. No zeros are inserted into dY.
+
+Positions have three spatial axes d, h, w (depth, height, width) whatever the rank; a missing axis has extent 1.
+
+Names in this folder: a quantity along an axis of an image ends with the axis (block_h, stride_w, panel_d). An image has
+depth slices (d), rows (h) and columns (w); a pixel is a position of it. The register tile of the GEMM has tile_m rows,
+which are scalars that are broadcast, and tile_n columns, which are vectors. q is the index of a result along an axis, c
+a source channel and o a result channel within a group.
 """
 
 from __future__ import annotations
@@ -16,31 +24,40 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from tvm_convgrad.geometry import SPATIAL, strides_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.codegen.loops import Shapes
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, DIRECTIONS
+from tvm_convgrad.core.geometry import SPATIAL, strides_of
+from tvm_convgrad.core.problem import ConvProblem
 
-Three = tuple[int, int, int]
+DHW = tuple[int, int, int]
+"""A value for each of depth, height, width."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Element strides of a tensor of data or grad: batch, channel, and depth, height, width (0 where absent)."""
+    """Strides and extents of a tensor of data or grad, in elements.
+
+    Attributes:
+        batch, channel, spatial: strides; 0 for a spatial axis that is missing.
+        extents: of d, h, w.
+        size: elements of the tensor.
+    """
 
     batch: int
     channel: int
-    spatial: Three
-    extents: Three
+    spatial: DHW
+    extents: DHW
     size: int
     dtype: str
 
 
 @dataclass(frozen=True)
 class WeightView:
-    """Element strides of the weight: out channel, in channel (per group), and depth, height, width."""
+    """Strides of the weight in elements: of output channels, of input channels (per group), and of d, h, w."""
 
     out: int
     into: int
-    spatial: Three
+    spatial: DHW
     size: int
     dtype: str
 
@@ -50,9 +67,9 @@ class AxisPhase:
     """One axis of a phase.
 
     Attributes:
-        count: result positions q, each written at q * out_step + base.
+        count: result positions q; each is stored at q * out_step + base.
         base: the residue.
-        taps: (kernel index, offset) of each tap that meets it.
+        taps: (kernel index, offset) of each tap of the phase along this axis.
     """
 
     count: int
@@ -61,21 +78,22 @@ class AxisPhase:
 
 
 Phase = tuple[AxisPhase, AxisPhase, AxisPhase]
-"""A phase over depth, height, width."""
+"""A phase over d, h, w; its taps are the products of the axes' taps."""
 
 
 @dataclass(frozen=True)
-class Gather:
-    """A whole forward or dgrad.
+class ConvSpec:
+    """Forward or dgrad of one problem.
 
     Attributes:
         batch, groups: N and G.
         source_channels, result_channels: per group.
-        source, result, weight: the tensors; `weight_source`, `weight_result`: strides of W over the source's and the
-            result's channels within a group, `weight_group`: from group to group.
-        in_step, out_step: see above.
-        phases: groups of phases that have as many positions on each axis, so that one loop nest serves a group.
-        dtype: of sums.
+        source, result, weight: the tensors.
+        weight_source_stride, weight_result_stride, weight_group_stride: strides of W from one source channel, result
+            channel and group to the next.
+        in_step, out_step: steps of the source and of the result from one q to the next.
+        phases: groups of phases with equal counts on all axes; one loop nest serves a group.
+        dtype: of the sums.
     """
 
     batch: int
@@ -85,17 +103,17 @@ class Gather:
     source: View
     result: View
     weight: WeightView
-    weight_source: int
-    weight_result: int
-    weight_group: int
-    in_step: Three
-    out_step: Three
+    weight_source_stride: int
+    weight_result_stride: int
+    weight_group_stride: int
+    in_step: DHW
+    out_step: DHW
     phases: tuple[tuple[Phase, ...], ...]
     dtype: str
 
 
-def forward_gather(problem: ConvProblem) -> Gather:
-    """The forward face as a gather."""
+def forward_spec(problem: ConvProblem) -> ConvSpec:
+    """The forward direction."""
     x, w, y = views(problem)
     kernel, strides, dilation, padding = axes_of(problem)
     axes = tuple(
@@ -103,7 +121,7 @@ def forward_gather(problem: ConvProblem) -> Gather:
         for count, extent, d, (low, _) in zip(y.extents, kernel, dilation, padding, strict=True)
     )
     out_per_group = problem.out_channels // problem.groups
-    gather = Gather(
+    spec = ConvSpec(
         batch=int(problem.batch),
         groups=problem.groups,
         source_channels=problem.in_channels // problem.groups,
@@ -111,27 +129,27 @@ def forward_gather(problem: ConvProblem) -> Gather:
         source=x,
         result=y,
         weight=w,
-        weight_source=w.into,
-        weight_result=w.out,
-        weight_group=w.out * out_per_group,
+        weight_source_stride=w.into,
+        weight_result_stride=w.out,
+        weight_group_stride=w.out * out_per_group,
         in_step=strides,
         out_step=(1, 1, 1),
         phases=((axes,),),  # type: ignore[arg-type]
         dtype=problem.accumulator,
     )
-    return merged(gather)
+    return collapse_axes(spec)
 
 
-def data_gather(problem: ConvProblem) -> Gather:
-    """dgrad as a gather over dY."""
+def dgrad_spec(problem: ConvProblem) -> ConvSpec:
+    """The gradient of the data."""
     x, w, y = views(problem)
     kernel, strides, dilation, padding = axes_of(problem)
     per_axis = [
-        _residues(extent, k, s, d, low)
+        _dgrad_phases(extent, k, s, d, low)
         for extent, k, s, d, (low, _) in zip(x.extents, kernel, strides, dilation, padding, strict=True)
     ]
     out_per_group = problem.out_channels // problem.groups
-    gather = Gather(
+    spec = ConvSpec(
         batch=int(problem.batch),
         groups=problem.groups,
         source_channels=out_per_group,
@@ -139,19 +157,34 @@ def data_gather(problem: ConvProblem) -> Gather:
         source=y,
         result=x,
         weight=w,
-        weight_source=w.out,
-        weight_result=w.into,
-        weight_group=w.out * out_per_group,
+        weight_source_stride=w.out,
+        weight_result_stride=w.into,
+        weight_group_stride=w.out * out_per_group,
         in_step=(1, 1, 1),
         out_step=strides,
         phases=_grouped(list(itertools.product(*per_axis))),  # type: ignore[arg-type]
         dtype=problem.accumulator,
     )
-    return merged(gather)
+    return collapse_axes(spec)
+
+
+def conv_spec(problem: ConvProblem, direction: str) -> ConvSpec:
+    """forward or dgrad, by the direction's name."""
+    return dgrad_spec(problem) if direction == BACKWARD_DATA.name else forward_spec(problem)
+
+
+def shapes_of(problem: ConvProblem, direction: str) -> Shapes:
+    """Shapes and types of the parameters of forward or dgrad: "source", "weight" and "result"."""
+    taken = DIRECTIONS[direction]
+    return {
+        "source": problem.tensors[taken.operands[0]],
+        "weight": problem.tensors["weight"],
+        "result": problem.tensors[taken.result],
+    }
 
 
 def views(problem: ConvProblem) -> tuple[View, WeightView, View]:
-    """X, W and Y (or their gradients), with missing spatial axes as axes of one element."""
+    """X, W and Y (or their gradients)."""
     letters = SPATIAL[problem.rank]
 
     def view(layout: str, shape: tuple[int, ...], dtype: str) -> View:
@@ -160,96 +193,97 @@ def views(problem: ConvProblem) -> tuple[View, WeightView, View]:
         return View(
             strides["N"],
             strides["C"],
-            _three({a: strides[a] for a in letters}, 0),
-            _three({a: extents[a] for a in letters}, 1),
+            _dhw({a: strides[a] for a in letters}, 0),
+            _dhw({a: extents[a] for a in letters}, 1),
             math.prod(shape),
             dtype,
         )
 
-    def plain(shape: tuple[object, ...]) -> tuple[int, ...]:
+    def static(shape: tuple[object, ...]) -> tuple[int, ...]:
         return tuple(int(str(e)) for e in shape)
 
     w = strides_of(problem.kernel_layout, problem.weight_shape)
     weight = WeightView(
-        w["O"], w["I"], _three({a: w[a] for a in letters}, 0), math.prod(problem.weight_shape), problem.kernel_dtype
+        w["O"], w["I"], _dhw({a: w[a] for a in letters}, 0), math.prod(problem.weight_shape), problem.kernel_dtype
     )
     return (
-        view(problem.data_layout, plain(problem.data_shape), problem.data_dtype),
+        view(problem.data_layout, static(problem.data_shape), problem.data_dtype),
         weight,
-        view(problem.grad_layout, plain(problem.grad_shape), problem.grad_dtype),
+        view(problem.grad_layout, static(problem.grad_shape), problem.grad_dtype),
     )
 
 
-def _three(values: dict[str, int], missing: int) -> Three:
+def _dhw(values: dict[str, int], missing: int) -> DHW:
     return (values.get("D", missing), values.get("H", missing), values["W"])
 
 
-def axes_of(problem: ConvProblem) -> tuple[Three, Three, Three, tuple[tuple[int, int], ...]]:
-    """Kernel, strides, dilation, padding over depth, height, width."""
+def axes_of(problem: ConvProblem) -> tuple[DHW, DHW, DHW, tuple[tuple[int, int], ...]]:
+    """Kernel extents, strides, dilation and padding over d, h, w."""
     absent = 3 - problem.rank
 
-    def fill(values: tuple[int, ...]) -> Three:
+    def fill(values: tuple[int, ...]) -> DHW:
         d, h, w = (1,) * absent + values
         return d, h, w
 
     return fill(problem.kernel), fill(problem.strides), fill(problem.dilation), ((0, 0),) * absent + problem.padding
 
 
-def _residues(extent: int, kernel: int, stride: int, dilation: int, low: int) -> list[AxisPhase]:
-    """Phases of one axis of dgrad."""
+def _dgrad_phases(extent: int, kernel: int, stride: int, dilation: int, low: int) -> list[AxisPhase]:
+    """The phases of dgrad along one axis."""
     phases = []
     for residue in range(min(stride, extent)):
-        hits = [(k, residue + low - k * dilation) for k in range(kernel)]
-        taps = tuple((k, reach // stride) for k, reach in hits if reach % stride == 0)
+        reached = [(k, residue + low - k * dilation) for k in range(kernel)]
+        taps = tuple((k, reach // stride) for k, reach in reached if reach % stride == 0)
         phases.append(AxisPhase(-(-(extent - residue) // stride), residue, taps))
     return phases
 
 
 def _grouped(phases: list[Phase]) -> tuple[tuple[Phase, ...], ...]:
-    groups: dict[Three, list[Phase]] = {}
+    """Phases grouped by their counts."""
+    groups: dict[DHW, list[Phase]] = {}
     for phase in phases:
         d, h, w = (axis.count for axis in phase)
         groups.setdefault((d, h, w), []).append(phase)
     return tuple(tuple(group) for group in groups.values())
 
 
-def merged(gather: Gather) -> Gather:
-    """Join neighbouring axes that are one run of memory in both tensors and have one tap, which moves nothing.
+def collapse_axes(spec: ConvSpec) -> ConvSpec:
+    """Collapse adjacent spatial axes that are contiguous in both tensors and have one tap with offset 0.
 
-    So a 1x1 kernel over H x W is 1-d. Which tap of the kernel it is does not matter.
+    A 1x1 convolution over H x W becomes a 1-d one over H * W. A larger kernel of which only one tap is left does, too.
     """
     for outer in (0, 1):
         inner = outer + 1
-        phase = gather.phases[0][0]
-        plain = len(gather.phases) == len(gather.phases[0]) == 1 and all(
-            _is_plain(phase[a], gather.source.extents[a]) and gather.in_step[a] == gather.out_step[a] == 1
+        phase = spec.phases[0][0]
+        pointwise = len(spec.phases) == len(spec.phases[0]) == 1 and all(
+            _is_pointwise(phase[a], spec.source.extents[a]) and spec.in_step[a] == spec.out_step[a] == 1
             for a in (outer, inner)
         )
         contiguous = all(
-            view.spatial[outer] in (0, view.spatial[inner] * view.extents[inner])
-            for view in (gather.source, gather.result)
+            view.spatial[outer] in (0, view.spatial[inner] * view.extents[inner]) for view in (spec.source, spec.result)
         )
-        if not plain or not contiguous:
+        if not pointwise or not contiguous:
             continue
         total = phase[outer].count * phase[inner].count
-        joined = replace(phase[inner], count=total)
+        collapsed = replace(phase[inner], count=total)
         single = AxisPhase(1, 0, phase[outer].taps)
-        axes = tuple(joined if a == inner else single if a == outer else phase[a] for a in range(3))
-        gather = replace(
-            gather,
+        axes = tuple(collapsed if a == inner else single if a == outer else phase[a] for a in range(3))
+        spec = replace(
+            spec,
             phases=((axes,),),  # type: ignore[arg-type]
-            source=_joined(gather.source, outer),
-            result=_joined(gather.result, outer),
+            source=_collapsed(spec.source, outer),
+            result=_collapsed(spec.result, outer),
         )
-    return gather
+    return spec
 
 
-def _is_plain(axis: AxisPhase, extent: int) -> bool:
-    """Whether an axis has one tap, at its own position, over all of the source."""
+def _is_pointwise(axis: AxisPhase, extent: int) -> bool:
+    """Whether an axis has one tap, with offset 0, and as many results as the source has positions."""
     return len(axis.taps) == 1 and axis.taps[0][1] == 0 and axis.count == extent
 
 
-def _joined(view: View, outer: int) -> View:
+def _collapsed(view: View, outer: int) -> View:
+    """A view in which axis `outer` is part of the next one."""
     spatial, extents = list(view.spatial), list(view.extents)
     extents[outer + 1] *= extents[outer]
     extents[outer], spatial[outer] = 1, 0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the plan may take Winograd's transform: only inside `with allow_transforms()`.
+"""`allow_transforms`: the context in which the chooser considers Winograd's transform.
 
-An element's rounding then depends on its neighbours in the tile, and what is infinite makes neighbours NaN.
+With the transform an element's rounding depends on the other elements of its tile, and an infinite element makes the
+others of its tile NaN.
 """
 
 from __future__ import annotations
@@ -11,14 +12,32 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 TRANSFORMS = "transforms"
-"""What a bench is asked for to measure kernels with this allowed."""
+"""The contender of `convgrad bench` that is measured with transforms allowed."""
 
 _allowed: ContextVar[bool] = ContextVar("tvm_convgrad_transforms", default=False)
 
 
 @contextmanager
 def allow_transforms(allowed: bool = True) -> Iterator[None]:
-    """Let kernels of 3x3 compute by Winograd's transform inside the block, where that is estimated to be faster."""
+    """A context in which 3x3 kernels may compute by Winograd's transform, where that is estimated to be faster.
+
+    The transform needs fewer multiplications and rounds more: an element's rounding depends on the other elements of
+    its tile, and an infinite element makes all of its tile NaN. So it is off unless a program is compiled in here.
+
+    Args:
+        allowed: False forbids it again inside an outer block.
+
+    Returns:
+        A context manager; it holds for what this thread (or asyncio task) compiles inside the block.
+
+    Example:
+        >>> import numpy as np
+        >>> import tvm_convgrad
+        >>> grad, data = np.ones((1, 1, 4, 4), "float32"), np.ones((1, 1, 6, 6), "float32")
+        >>> with tvm_convgrad.allow_transforms():
+        ...     tvm_convgrad.evaluate("conv2d_backward_weight", grad, data, kernel_size=3)[0, 0, 0]
+        array([16., 16., 16.], dtype=float32)
+    """
     token = _allowed.set(allowed)
     try:
         yield
@@ -27,7 +46,7 @@ def allow_transforms(allowed: bool = True) -> Iterator[None]:
 
 
 def transforms_allowed() -> bool:
-    """Whether they may."""
+    """Whether the chooser considers transforms here."""
     return _allowed.get()
 
 

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions computed by vendor libraries. docs/OFFLOAD.md has the whole path.
 
-common.py      what a backend is, which there are, the order of `auto`, the C code that calls a runtime
-partition.py   the pass: convolutions, with what follows them, become calls of a backend
-in_place.py    calls that put a sum to the place of a summand
-measured.py    which of kernel and library was faster, for `auto`
-libraries.py   runtime libraries: built once into the user's cache, checked, loaded
-calls.py       a call as plain numbers, as every runtime reads it
-cuda.py        CUDA's runtime from its package, the GPU of this machine
-cudnn/         cuDNN on NVIDIA GPUs; its engines can be asked for without one
-cutlass/       CUTLASS on NVIDIA GPUs: kernels compiled for the problem at hand
-onednn/        oneDNN on CPUs: rules, the numbers that describe a call, the runtime's source
+contract.py     what a backend is: an entry of facts, and the object that compiles and runs its calls
+registry.py     the backends, found in the folders of this package; the meaning of --offload
+refusals.py     reasons to refuse a call that backends share
+calls.py        a call as plain numbers, as every runtime reads it
+call_source.py  the C code by which compiled programs call a runtime
+libraries.py    runtime libraries: built once into the user's cache, checked, loaded
+partition.py    convolutions, with what follows them, replaced by calls of a backend
+in_place.py     calls that write a sum in the place of a summand
+measured.py     which of kernel and library was faster, for `auto`
+cuda.py         CUDA's runtime from its package, the GPU of this machine
+cudnn/          cuDNN on NVIDIA GPUs
+cutlass/        CUTLASS on NVIDIA GPUs: kernels compiled for the problem at hand
+onednn/         oneDNN on CPUs
 """

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call as plain numbers: what the runtimes of all backends are told of a convolution, in one order."""
+"""A call as plain numbers, in the one order in which the runtimes of all backends read them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tvm_convgrad.geometry import data_layout_of, kernel_layout_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.core.geometry import data_layout_of, kernel_layout_of
+from tvm_convgrad.core.problem import ConvProblem
 
 if TYPE_CHECKING:
     from tvm_convgrad.kernels.epilogue import Epilogue
 
-FACES = ("forward", "backward_weight", "backward_data")
+DIRECTIONS = ("forward", "backward_weight", "backward_data")
 
 
-def call_numbers(face: str, problem: ConvProblem, epilogue: Epilogue, types: Mapping[str, int]) -> list[int]:
-    """Face, rank, batch (-1: known at run time), channels, groups; extents of X, Y and W, strides, dilation, padding;
+def call_numbers(direction: str, problem: ConvProblem, epilogue: Epilogue, types: Mapping[str, int]) -> list[int]:
+    """Direction, rank, batch (-1: known at run time), channels, groups; extents of X, Y, W, strides, dilation, padding;
     types and layouts of X, W and Y; epilogue. Axes are filled up to three.
 
     Args:
@@ -24,14 +24,14 @@ def call_numbers(face: str, problem: ConvProblem, epilogue: Epilogue, types: Map
     """
     rank = problem.rank
 
-    def axes(values: Sequence[Any], filling: int) -> list[int]:
-        return [*values, *[filling] * (3 - rank)]
+    def axes(values: Sequence[int | str], filling: int) -> list[int]:
+        return [*map(int, values), *[filling] * (3 - rank)]
 
     def order(layout: str, canonical: str) -> list[int]:
         return [*(canonical.index(letter) for letter in layout), *[0] * (3 - rank)]
 
     return [
-        FACES.index(face),
+        DIRECTIONS.index(direction),
         rank,
         problem.batch if isinstance(problem.batch, int) else -1,
         problem.in_channels,
@@ -55,4 +55,4 @@ def call_numbers(face: str, problem: ConvProblem, epilogue: Epilogue, types: Map
     ]
 
 
-__all__ = ["FACES", "call_numbers"]
+__all__ = ["DIRECTIONS", "call_numbers"]

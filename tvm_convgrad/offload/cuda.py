@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any
 
-from tvm_convgrad.errors import SetupError
+import tvm
+import tvm_ffi
+
+from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.offload.libraries import installed_file
 
 INSTALL = "pip install 'tvm-convgrad[cuda]'"
@@ -19,9 +21,6 @@ def load_cuda() -> None:
     Raises:
         SetupError: CUDA's runtime is not installed, or there is no NVIDIA driver.
     """
-    import tvm
-    import tvm_ffi
-
     if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None:
         return
     runtime = installed_file("nvidia-cuda-runtime", "libcudart.so.13")
@@ -36,14 +35,12 @@ def load_cuda() -> None:
         ) from error
 
 
-def local_target() -> Any:
+def local_target() -> tvm.target.Target:
     """The target of the first GPU of this machine.
 
     Raises:
         SetupError: there is none, or its libraries are missing.
     """
-    import tvm
-
     load_cuda()
     device = tvm.cuda(0)
     if not device.exist:
@@ -51,7 +48,7 @@ def local_target() -> Any:
     return tvm.target.Target({"kind": "cuda", "arch": "sm_" + device.compute_version.replace(".", "")})
 
 
-def require_local(target: Any, what: str) -> None:
+def require_local(target: tvm.target.Target, what: str) -> None:
     """Raise SetupError unless this machine's first GPU is of the target's architecture.
 
     Args:
@@ -67,8 +64,6 @@ def require_local(target: Any, what: str) -> None:
 
 def local_name(arch: str) -> str | None:
     """The name of this machine's first GPU, if it is of an architecture such as "sm_90"; None otherwise."""
-    import tvm
-
     try:
         here = local_target()
     except SetupError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of libraries that put a sum to the place of a summand: TIR functions around them, called in place.
+"""Calls of libraries that write a sum in the place of a summand: TIR functions around them, called in place.
 
 The library is given the summand's tensor twice, as an operand and as the result. TVM's own way of calling a library,
 call_dps_packed, always allocates the result; that call_tir_inplace overwrites an operand, its passes and ours know.
@@ -8,7 +8,6 @@ call_dps_packed, always allocates the result; that call_tir_inplace overwrites a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tvm
 from tvm import relax, te, tirx
@@ -18,13 +17,13 @@ _OPAQUE = 8
 """TVM's kOpaque: FuseOps takes calls in place for others, and must not fuse them."""
 
 
-def can_overwrite(target: Any) -> bool:
+def can_overwrite(target: tvm.target.Target) -> bool:
     """Whether a library's calls in programs for a target can be in place: the functions run where the program does, on
     the host, and hand tensors of a GPU on."""
     return target.kind.name in ("llvm", "cuda")
 
 
-def overwriting(module: Any, places: Mapping[str, Sequence[int]]) -> Any:
+def overwriting(module: tvm.IRModule, places: Mapping[str, Sequence[int]]) -> tvm.IRModule:
     """The module with its calls of some of the libraries' functions in place.
 
     Args:
@@ -42,11 +41,11 @@ def overwriting(module: Any, places: Mapping[str, Sequence[int]]) -> Any:
 
 @mutator
 class _InPlace(PyExprMutator):
-    def __init__(self, module: Any, places: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, module: tvm.IRModule, places: Mapping[str, Sequence[int]]) -> None:
         super().__init__(module)
         self._places = places
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
         """A call in the place of a call of one of the symbols."""
         if not isinstance(call.op, tvm.ir.Op) or str(call.op.name) != "relax.call_dps_packed":
             return super().visit_call_(call)
@@ -65,14 +64,14 @@ class _InPlace(PyExprMutator):
         return relax.op.call_tir_inplace(variable, [*operands, *overwritten], numbers, results)
 
 
-def _calling(symbol: str, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+def _calling(symbol: str, operands: Sequence[relax.TensorType], results: Sequence[relax.TensorType]) -> tirx.PrimFunc:
     """The TIR function of operands and results that passes them on to a symbol.
 
     It is linked to it: what generated code looks up by name is not found in the library that it is a part of.
     """
-    own: dict[str, Any] = {}  # a variable for each extent that is known at run time only
+    own: dict[str, tirx.Var] = {}  # a variable for each extent that is known at run time only
 
-    def extents(tensor: Any) -> list[Any]:
+    def extents(tensor: relax.TensorType) -> list[tirx.PrimExpr]:
         return [
             extent
             if isinstance(extent, tirx.IntImm)

@@ -18,7 +18,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from tvm_convgrad.errors import SetupError
+import platformdirs
+from filelock import FileLock, Timeout
+
+import tvm_convgrad
+from tvm_convgrad.core.errors import SetupError
 
 VARIABLE = "CONVGRAD_RUNTIMES"
 LOCK_SECONDS = 600.0
@@ -41,8 +45,6 @@ def installed_file(package: str, file: str) -> Path | None:
 
 def cache_folder() -> Path:
     """Where runtimes are kept: CONVGRAD_RUNTIMES, or `runtimes` in the user's cache folder."""
-    import platformdirs
-
     stated = os.environ.get(VARIABLE)
     return Path(stated) if stated else Path(platformdirs.user_cache_dir("tvm-convgrad")) / "runtimes"
 
@@ -73,8 +75,6 @@ def build(
     Raises:
         SetupError: no compiler, one that fails, or a cache that cannot be written.
     """
-    from filelock import FileLock, Timeout
-
     folder = cache_folder() / f"{name}-{key}"
     found = built(folder, file)
     if found is not None:
@@ -118,7 +118,7 @@ def _compile(name: str, source: Path, library: Path, options: Sequence[str], com
 
 
 def _cpp_command(name: str, library: Path) -> list[str]:
-    from tvm.support import cc
+    from tvm.support import cc  # artifacts are read without TVM
 
     compiler = cc.get_cc()
     if compiler is None:
@@ -126,6 +126,45 @@ def _cpp_command(name: str, library: Path) -> list[str]:
             f"the runtime for {name} needs a C++ compiler to be built; install g++ or clang++, or set CXX to yours."
         )
     return [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", f"-Wl,-soname,{library.name}"]
+
+
+def recipe(
+    sources: Path,
+    *,
+    packages: Sequence[str] = (),
+    includes: Sequence[Path] = (),
+    libraries: Sequence[Path] = (),
+    links: Sequence[str] = (),
+) -> tuple[str, tuple[str, ...]]:
+    """The key of a runtime between TVM and a vendor's library, and the options that compile it.
+
+    Args:
+        sources: the folder of the runtime's sources.
+        packages: of the registry, whose versions are part of the key, beside TVM's.
+        includes: folders of the vendor's headers.
+        libraries: folders of the vendor's libraries, which are also searched at run time.
+        links: what else is linked, as arguments of the linker.
+    """
+    import tvm  # artifacts are read without it
+    from tvm_ffi import libinfo
+
+    folders = [*libraries, Path(libinfo.find_libtvm_ffi()).parent, Path(tvm.__file__).parent / "lib"]
+    own = (libinfo.find_include_path(), libinfo.find_dlpack_include_path(), tvm.libinfo.find_include_path())
+    options = (
+        *(f"-isystem{folder}" for folder in dict.fromkeys(map(str, (*includes, *own)))),
+        *(f"-L{folder}" for folder in folders),
+        "-Wl,--no-as-needed",
+        *links,
+        "-ltvm_ffi",
+        "-ltvm_runtime",
+        f"-Wl,-rpath,{':'.join(map(str, folders))}",
+    )
+    digest = hashlib.sha256()
+    for source in sorted(sources.iterdir()):
+        digest.update(source.read_bytes())
+    versions = [importlib.metadata.version(each) for each in (*packages, "apache-tvm", "apache-tvm-ffi")]
+    digest.update("\0".join([tvm_convgrad.__version__, *versions, *options]).encode())
+    return digest.hexdigest()[:16], options
 
 
 def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> None:
@@ -140,7 +179,7 @@ def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> N
     Raises:
         SetupError: the system's loader refuses it.
     """
-    import tvm_ffi
+    import tvm_ffi  # artifacts are read without TVM
 
     if tvm_ffi.get_global_func(entry, allow_missing=True) is not None:
         return
@@ -157,4 +196,4 @@ def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> N
             del os.environ[key]
 
 
-__all__ = ["VARIABLE", "build", "built", "cache_folder", "installed_file", "load"]
+__all__ = ["VARIABLE", "build", "built", "cache_folder", "installed_file", "load", "recipe"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which was faster, the generated kernel or a library: measured by `convgrad tune --offload`, heeded by `auto`.
+"""Which was faster, the generated kernel or a library: measured by `convgrad tune --offload`, used by `--offload auto`.
 
 The file is JSON beside the tunings, written whole under a lock; an entry counts for the machine, cores, kernels and
 runtime that it was measured for.
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from tvm_convgrad.errors import UnsupportedError
-from tvm_convgrad.kernels.target import Machine
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.tuning.entries import Entries
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.core.entries import Entries
+from tvm_convgrad.core.entries import default_path as tunings
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.version import kernels_version
+from tvm_convgrad.offload.registry import backend, names_of_kind
 
 KERNEL = "kernel"
 FORMAT = 1
@@ -41,58 +42,31 @@ class Measured:
         self.path, self.cores = path, cores
         self._entries = Entries(path, FORMAT, "measurements", _wrong)
 
-    def winner(self, face: str, problem: ConvProblem, machine: Machine | None) -> Winner | None:
-        """What was the fastest for a face of a problem, or None if it has not been measured."""
-        entry = self._entries.get(self._key(face, problem, machine)) if self._entries else None
+    def winner(self, direction: str, problem: ConvProblem, machine: Machine | None) -> Winner | None:
+        """What was the fastest for a direction of a problem, or None if it has not been measured."""
+        entry = self._entries.get(self._key(direction, problem, machine)) if self._entries else None
         if entry is None:
             return None
         best, second = sorted(entry, key=lambda name: entry[name])[:2]
         return Winner(best, entry[second] / entry[best])
 
-    def record(self, face: str, problem: ConvProblem, machine: Machine, seconds: Mapping[str, float]) -> None:
+    def record(self, direction: str, problem: ConvProblem, machine: Machine, seconds: Mapping[str, float]) -> None:
         """Keep the seconds of KERNEL and of backends; what other processes have kept stays.
 
         Raises:
             ArtifactError: the file is damaged or cannot be written, or another process keeps its lock.
         """
-        self._entries.put(self._key(face, problem, machine), dict(seconds))
+        self._entries.put(self._key(direction, problem, machine), dict(seconds))
 
-    def _key(self, face: str, problem: ConvProblem, machine: Machine | None) -> str:
-        from tvm_convgrad.offload.common import NAMES, backend
-        from tvm_convgrad.tuning.store import kernels_version
+    def _key(self, direction: str, problem: ConvProblem, machine: Machine | None) -> str:
 
-        runtimes = ",".join(backend(name).digest() for name in NAMES if "llvm" in backend(name).kinds)
-        return f"{face} {problem.descriptor} | {machine} | cores={self.cores} | {kernels_version()} | {runtimes}"
+        runtimes = ",".join(backend(name).digest() for name in names_of_kind("llvm"))
+        return f"{direction} {problem.descriptor} | {machine} | cores={self.cores} | {kernels_version()} | {runtimes}"
 
 
 def default_path() -> Path:
     """Beside the tunings."""
-    from tvm_convgrad.tuning.store import default_path as tunings
-
     return tunings().with_name("offload.json")
-
-
-def compare(face: str, problem: ConvProblem, name: str, target: Any, seconds: float) -> dict[str, float]:
-    """Seconds of a call of KERNEL and of a backend, medians of turns.
-
-    Raises:
-        ProblemError: symbolic extents.
-        UnsupportedError: there is no kernel for it, or the backend refuses it.
-    """
-    from tvm_convgrad.bench.measure import pairs
-    from tvm_convgrad.bench.ours import random_operands, tvm_call
-    from tvm_convgrad.bench.place import Place
-
-    problem.require_static("measuring")
-    if {dtype for _, dtype in problem.tensors.values()} - {"float32", "bfloat16"}:
-        raise UnsupportedError(f"{problem.descriptor}: libraries are measured in float32 and bfloat16")
-    arrays = random_operands(face, problem)
-    place = Place(target, gpu=False, impl=KERNEL)
-    calls = [tvm_call(face, problem, arrays, place, impl) for impl in (KERNEL, name)]
-    for call in calls:
-        call.run()
-    times = pairs(calls, seconds)
-    return {impl: median(times[call.name]) for impl, call in zip((KERNEL, name), calls, strict=True)}
 
 
 def _wrong(entry: Any) -> str:
@@ -102,4 +76,4 @@ def _wrong(entry: Any) -> str:
     return "" if whole else "a time that is none"
 
 
-__all__ = ["KERNEL", "Measured", "Winner", "compare", "default_path"]
+__all__ = ["KERNEL", "Measured", "Winner", "default_path"]

@@ -1,34 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pass: convolutions, with what follows them, become calls of backends; everything else stays TVM's.
+"""`partition`: convolutions, with what follows them, become calls of backends; everything else stays TVM's.
 
-A chain that a backend takes (relax_ops.chains) becomes a function of its own, marked `Codegen` as TVM's partitions are;
-TVM's RunCodegen then hands these to `relax.ext.<backend>`, which gives the C code of the calls. TVM's FuseOpsByPattern
-is not used to find them: weight and bias gradient are two results of one call, which its patterns cannot say.
+It is a function of a module that returns one, so its name is snake_case; passes have CamelCase names, as in
+relax.transform.
+
+A chain that a backend takes (relax_ops.passes.chains) becomes a function of its own, marked `Codegen` as TVM's
+partitions are; TVM's RunCodegen then hands these to `relax.ext.<backend>`, which gives the C code of the calls. TVM's
+FuseOpsByPattern is not used to find them: weight and bias gradient are two results of one call, which its patterns
+cannot express.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import tvm
 import tvm_ffi
 from tvm import relax
 
-from relax_ops.chain_rewriter import ChainRewriter
-from relax_ops.chains import Chain, Convolution, Finder
 from relax_ops.lowering import Lowered
-from tvm_convgrad.errors import SetupError, UnsupportedError
-from tvm_convgrad.kernels import plan
+from relax_ops.passes.chain_rewriter import ChainRewriter
+from relax_ops.passes.chains import Chain, Convolution, Finder
+from tvm_convgrad.codegen.hardware import cores_of, machine_of
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.kernels.target import cores_of, machine_of
-from tvm_convgrad.offload.common import AUTO, NAMES, NONE, Engine, backend, call_source, names_for, require, verdict
+from tvm_convgrad.offload.call_source import call_source
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.in_place import can_overwrite, overwriting
 from tvm_convgrad.offload.measured import Measured, Winner, default_path
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.registry import AUTO, NAMES, NONE, backend, names_for, require, verdict
 
 _NUMBERS = "convgrad.numbers"
+
+TargetLike = Union[tvm.target.Target, str, Mapping[str, Any]]
+"""A target, or what tvm.target.Target makes one of."""
+
+CodeGenerator = Callable[[Sequence[relax.Function], object, object], list[tvm.runtime.Module]]
+"""TVM's `relax.ext.<backend>`: (marked functions, options, constants) to modules."""
 
 
 @dataclass
@@ -38,17 +51,17 @@ class Offloaded:
     Attributes:
         module: ready for tvm.compile.
         lowered: what is offloaded; `place` is the function and the number of the convolution in it.
-        refused: for each (face, problem's descriptor) that is not, the reason of each backend that was asked.
+        refused: for each (direction, problem's descriptor) that is not, the reason of each backend that was tried.
     """
 
-    module: Any
+    module: tvm.IRModule
     lowered: list[Lowered] = field(default_factory=list)
     refused: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
 
     @property
     def backends(self) -> list[str]:
         """Those that the module calls."""
-        return sorted({entry.choice.kind for entry in self.lowered})
+        return sorted({entry.choice.name for entry in self.lowered})
 
 
 class _Taken(NamedTuple):
@@ -58,17 +71,28 @@ class _Taken(NamedTuple):
     refused: dict[str, str]
 
 
-def partition(module: Any, backends: Sequence[str] | None = None, target: Any = None) -> Any:
+def partition(
+    module: tvm.IRModule, backends: Sequence[str] | None = None, target: TargetLike | None = None
+) -> tvm.IRModule:
     """The module with convolutions and their gradients as calls of vendor libraries; compile it with tvm.compile.
 
     Args:
         module: an IRModule of Relax functions, before operators are legalized.
-        backends: names, in order of preference; None: all that are for the target.
-        target: that the module will be compiled for, or what makes one; None: the one in scope, or "llvm".
+        backends: "onednn", "cudnn" or "cutlass", in order of preference; None takes all that are for the target. What
+            the first one refuses goes to the next one, and what all of them refuse stays as it is.
+        target: the tvm.target.Target that the module will be compiled for, or what makes one; None is the target in
+            scope, or "llvm".
+
+    Returns:
+        A new IRModule; `module` is not changed.
 
     Raises:
         SetupError: a backend is not installed, or is not for this target; the text has the command that installs it.
         UnsupportedError: an unknown name, or backends that refuse every convolution of the module.
+
+    Example:
+        module = tvm_convgrad.partition(module, ["cudnn"], tvm.target.Target("cuda"))
+        executable = tvm.compile(module, tvm.target.Target("cuda"))
     """
     if target is None:
         target = tvm.target.Target.current(allow_none=True) or "llvm"
@@ -76,7 +100,7 @@ def partition(module: Any, backends: Sequence[str] | None = None, target: Any = 
     return offload(module, tuple(backends) if backends is not None else names_for(target), target).module
 
 
-def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
+def offload(module: tvm.IRModule, names: Sequence[str], target: tvm.target.Target) -> Offloaded:
     """As `partition`, with a report.
 
     Args:
@@ -94,10 +118,10 @@ def offload(module: Any, names: Sequence[str], target: Any) -> Offloaded:
         if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
             found[variable] = Finder(function, taker).chains()
     if taker.refused and not automatic and not any(found.values()):
-        (face, descriptor), reasons = next(iter(taker.refused.items()))
+        (direction, descriptor), reasons = next(iter(taker.refused.items()))
         because = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise UnsupportedError(
-            f"offload to {', '.join(names)}: no convolution can be; {face} of {descriptor} is refused by {because}"
+            f"offload to {', '.join(names)}: no convolution can be; {direction} of {descriptor} is refused by {because}"
         )
     result = Offloaded(module, refused=taker.refused)
     marked = _Marked(module, target)
@@ -118,64 +142,66 @@ class _Libraries:
 
     copies = True
 
-    def __init__(self, names: tuple[str, ...], target: Any, automatic: bool) -> None:
+    def __init__(self, names: tuple[str, ...], target: tvm.target.Target, automatic: bool) -> None:
         self.in_place = can_overwrite(target)
         self._names, self._target, self._automatic = names, target, automatic
         self._measured = Measured(default_path(), cores_of(target)) if automatic else None
         self.refused: dict[tuple[str, str], dict[str, str]] = {}
 
-    def take(self, op: str, face: str, problem: ConvProblem) -> _Taken | None:
+    def take(self, op: str, direction: str, problem: ConvProblem) -> _Taken | None:
         """The first backend that computes it; automatically, what was measured to be faster, or a generated kernel."""
         reasons: dict[str, str] = {}
-        kernel = plan.choose(problem, face, machine_of(self._target))
-        winner = self._measured.winner(face, problem, machine_of(self._target)) if self._measured is not None else None
+        kernel = chooser.choose(problem, direction, machine_of(self._target))
+        winner = (
+            self._measured.winner(direction, problem, machine_of(self._target)) if self._measured is not None else None
+        )
         for name in self._names:
-            found = self._reason_against(name, kernel, winner) or self._verdict(name, face, problem, NO_EPILOGUE)
+            found = self._reason_against(name, kernel, winner) or self._verdict(name, direction, problem, NO_EPILOGUE)
             if isinstance(found, Engine):
                 if self._automatic and kernel.is_kernel and winner is not None:
-                    passed = {kernel.kind: f"measured: {name} is {winner.gain:.2f}x as fast"}
+                    passed = {kernel.name: f"measured: {name} is {winner.gain:.2f}x as fast"}
                     return _Taken(name, found, f"measured: {winner.gain:.2f}x the generated kernel", passed)
                 if self._automatic:
                     return _Taken(name, found, "no generated kernel computes it", kernel.refused)
-                passed = {kernel.kind: f"{name} is asked for"} if kernel.is_kernel else kernel.refused
-                return _Taken(name, found, "asked for", {**reasons, **passed})
+                passed = {kernel.name: f"{name} is requested"} if kernel.is_kernel else kernel.refused
+                return _Taken(name, found, "requested", {**reasons, **passed})
             reasons[name] = found
-        self.refused[face, problem.descriptor] = reasons
+        self.refused[direction, problem.descriptor] = reasons
         return None
 
     def refusal(self, convolution: Convolution, epilogue: Epilogue) -> str:
         """As the backend's rules and its library say."""
-        found = self._verdict(convolution.how.backend, convolution.face, convolution.problem, epilogue)
+        found = self._verdict(convolution.how.backend, convolution.direction, convolution.problem, epilogue)
         return found if isinstance(found, str) else ""
 
-    def _reason_against(self, name: str, kernel: plan.Choice, winner: Winner | None) -> str:
+    def _reason_against(self, name: str, kernel: Choice, winner: Winner | None) -> str:
         """Why the automatic order passes over a backend."""
         if not self._automatic or not kernel.is_kernel or (winner is not None and winner.name == name):
             return ""
         measured = f"; measured: it is {winner.gain:.2f}x as fast" if winner is not None else ""
-        first = f"auto takes the generated kernel first ({kernel.kind}{measured})"
+        first = f"auto takes the generated kernel first ({kernel.name}{measured})"
         return backend(name).unavailable(self._target) or first
 
-    def _verdict(self, name: str, face: str, problem: ConvProblem, epilogue: Epilogue) -> Engine | str:
+    def _verdict(self, name: str, direction: str, problem: ConvProblem, epilogue: Epilogue) -> Engine | str:
         try:
-            return verdict(name, face, problem, epilogue, self._target)
+            return verdict(name, direction, problem, epilogue, self._target)
         except SetupError as error:
             if self._automatic:
                 return str(error)
             raise
 
 
-def _lowered(function: str, chain: Chain, target: Any) -> Lowered:
+def _lowered(function: str, chain: Chain, target: tvm.target.Target) -> Lowered:
     c = chain.convolution
     engine = c.how.engine
     if chain.epilogue != NO_EPILOGUE:
-        again = verdict(c.how.backend, c.face, c.problem, chain.epilogue, target)
-        assert isinstance(again, Engine), "the finder has asked"
+        again = verdict(c.how.backend, c.direction, c.problem, chain.epilogue, target)
+        assert isinstance(again, Engine), "the finder has tried it"
         engine = again
-    choice = plan.Choice(c.how.backend, c.how.reason, refused=c.how.refused, detail=engine)
+    choice = Choice(c.how.backend, c.how.reason, refused=c.how.refused, engine=engine)
     fused = tuple(name for name, value in vars(chain.epilogue).items() if value)
     form = f"{c.how.backend} {engine.implementation}"
-    return Lowered(c.op, c.face, c.problem, choice, machine_of(target), form, fused, (function, c.number))
+    return Lowered(c.op, c.direction, c.problem, choice, machine_of(target), form, fused, (function, c.number))
 
 
 class _Marked:
@@ -185,23 +211,23 @@ class _Marked:
         places: by symbol, of those that sum in place, for each result the argument that it overwrites, or -1.
     """
 
-    def __init__(self, module: Any, target: Any) -> None:
+    def __init__(self, module: tvm.IRModule, target: tvm.target.Target) -> None:
         self._target = target
-        self._functions: dict[tuple[str, tuple[int, ...], bool], Any] = {}
+        self._functions: dict[tuple[str, tuple[int, ...], bool], tvm.ir.GlobalVar] = {}
         self.places: dict[str, tuple[int, ...]] = {}
         # A module may be partitioned again; its symbols must not meet those of before.
         self._round = len((module.attrs or {}).get("external_mods", []))
 
-    def call(self, builder: Any, chain: Chain) -> Any:
+    def call(self, builder: relax.BlockBuilder, chain: Chain) -> relax.Call:
         """The call of a chain's function, which is added to the builder's module if it is new."""
         arguments = [*chain.convolution.operands, chain.bias, chain.acc, chain.second_acc]
         arguments = [tensor for tensor in arguments if tensor is not None]
         return relax.Call(self._function(builder, chain, arguments), arguments)
 
-    def _function(self, builder: Any, chain: Chain, arguments: list[Any]) -> Any:
+    def _function(self, builder: relax.BlockBuilder, chain: Chain, arguments: list[relax.Expr]) -> tvm.ir.GlobalVar:
         c = chain.convolution
         name = c.how.backend
-        numbers = backend(name).numbers(c.face, c.problem, chain.epilogue, self._target)
+        numbers = backend(name).numbers(c.direction, c.problem, chain.epilogue, self._target)
         key = (name, tuple(numbers), chain.in_place)
         if key not in self._functions:
             symbol = f"convgrad_{name}_{c.op}_{self._round}_{len(self._functions)}"
@@ -216,7 +242,7 @@ class _Marked:
         return self._functions[key]
 
 
-def _function_of(chain: Chain, arguments: list[Any]) -> Any:
+def _function_of(chain: Chain, arguments: list[relax.Expr]) -> relax.Function:
     """A chain in operators, as a function of its operands: what the call of the backend means."""
     c, e = chain.convolution, chain.epilogue
     builder = relax.BlockBuilder()
@@ -251,8 +277,8 @@ def _register() -> None:
         tvm_ffi.register_global_func(f"relax.ext.{name}", _generator(name), override=True)
 
 
-def _generator(name: str) -> Callable[[Any, Any, Any], list[Any]]:
-    def generate(functions: Any, _options: Any, _constants: Any) -> list[Any]:
+def _generator(name: str) -> CodeGenerator:
+    def generate(functions: Sequence[relax.Function], _options: object, _constants: object) -> list[tvm.runtime.Module]:
         """The C module of the marked functions."""
         calls = []
         for function in functions:
@@ -261,7 +287,7 @@ def _generator(name: str) -> Callable[[Any, Any, Any], list[Any]]:
                 raise UnsupportedError(f"relax.ext.{name}: a function that tvm_convgrad.partition has not made")
             calls.append((str(attributes["global_symbol"]), [int(number) for number in attributes[_NUMBERS]]))
         chosen = backend(name)
-        source = call_source(calls, chosen.entry, name, chosen.library(), chosen.setting)
+        source = call_source(calls, chosen.run_function, name, chosen.library(), chosen.entry.setting)
         create = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")
         return [create(source, "c", [symbol for symbol, _ in calls], [])]
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules of every backend refuse alike: extents that nobody knows, empty tensors, parts of an epilogue."""
+"""Refusals that backends share: symbolic extents, empty tensors, parts of an epilogue."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.problem import ConvProblem
 
 
 def shape_refusal(problem: ConvProblem) -> str:
@@ -19,14 +19,14 @@ def shape_refusal(problem: ConvProblem) -> str:
     return ""
 
 
-def epilogue_refusal(face: str, epilogue: Epilogue, able: Mapping[str, Sequence[str]], why: str = "") -> str:
-    """Which parts of an epilogue a face does not take, or nothing.
+def epilogue_refusal(direction: str, epilogue: Epilogue, able: Mapping[str, Sequence[str]], why: str = "") -> str:
+    """Which parts of an epilogue a direction does not take, or nothing.
 
     Args:
-        able: the parts that each face takes; why: what is added to the reason.
+        able: the parts that each direction takes; why: what is added to the reason.
     """
-    unable = [name for name, value in vars(epilogue).items() if value and name not in able[face]]
-    return f"{face} takes no {', '.join(unable)}{why}" if unable else ""
+    unable = [name for name, value in vars(epilogue).items() if value and name not in able[direction]]
+    return f"{direction} takes no {', '.join(unable)}{why}" if unable else ""
 
 
 __all__ = ["epilogue_refusal", "shape_refusal"]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands show: tables, the list of gradient operators, the loss curve."""
+"""The output of commands: tables and JSON, the list of a step's convolutions, cuDNN's engines, the loss curve."""

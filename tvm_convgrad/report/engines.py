@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that cuDNN has for each convolution of a step on a GPU, as it says itself without one."""
+"""The list of the engines that cuDNN has for each convolution of a step on a GPU; no GPU is needed for it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tvm_convgrad.errors import UnsupportedError
+from tvm.target import Target
+
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.offload.common import require
 from tvm_convgrad.offload.cudnn import rules
 from tvm_convgrad.offload.cudnn.backend import CuDnn
 from tvm_convgrad.offload.cudnn.devices import DEVICES, arch_of, version_of
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.cudnn.engines import Listed
+from tvm_convgrad.offload.registry import require
 from tvm_convgrad.report.tables import byte_count, print_table
+
+Entry = dict[str, Any]
+"""A convolution, with keys that are documented where the entry is made."""
 
 MOST = 8
 """Usable engines that are listed for each convolution."""
 
 
-def describe_engines(entries: Iterable[dict[str, Any]], target: Any) -> list[dict[str, Any]]:
-    """One entry for each distinct convolution of `report.gradients`' entries, plain enough for JSON.
+def describe_engines(entries: Iterable[Entry], target: Target) -> list[Entry]:
+    """One entry for each distinct convolution, plain enough for JSON.
 
-    op, descriptor, fused  as there, with `fused` what cuDNN can do besides
-    device                 the GPU that the answers are for
-    refusal                why cuDNN computes it not at all, by our rules or its own word; empty otherwise
-    engines                index, workspace, notes, knobs, refusal of each, best first
+    Args:
+        entries: of `report.gradients.describe_convolutions`.
+        target: of a GPU.
+
+    Returns:
+        Entries with the keys
+            op, descriptor: of the convolution.
+            fused: what cuDNN computes in the same call, such as "bias".
+            device: the name of the GPU.
+            refusal: why cuDNN does not compute it at all, by our rules or its own message; empty otherwise.
+            engines: index, workspace, notes, knobs and refusal of each engine, best first.
 
     Raises:
         SetupError: cuDNN is not installed.
@@ -35,7 +48,9 @@ def describe_engines(entries: Iterable[dict[str, Any]], target: Any) -> list[dic
     require(["cudnn"], target)
     arch = arch_of(target)
     if arch not in DEVICES:
-        raise UnsupportedError(f"--cudnn: nothing is known of GPUs of {arch}; use cuda: with {', '.join(DEVICES)}")
+        raise UnsupportedError(
+            f"--cudnn: the properties of GPUs of {arch} are not known; use --target cuda: with {', '.join(DEVICES)}"
+        )
     found = {}
     for entry in entries:
         key = (entry["op"], entry["descriptor"], tuple(entry["fused"]))
@@ -44,21 +59,24 @@ def describe_engines(entries: Iterable[dict[str, Any]], target: Any) -> list[dic
     return list(found.values())
 
 
-def _described(op: str, descriptor: str, fused: tuple[str, ...], arch: str) -> dict[str, Any]:
-    backend, problem, face = CuDnn(), ConvProblem.from_descriptor(descriptor), face_of(op)
+def _described(op: str, descriptor: str, fused: tuple[str, ...], arch: str) -> Entry:
+    """The entry of one convolution."""
+    backend, problem, direction = CuDnn(), ConvProblem.from_descriptor(descriptor), direction_of(op)
     version = version_of(arch)
     epilogue = Epilogue(**dict.fromkeys(fused, True))
-    if fused and rules.refusal(
-        face, problem, epilogue, version
-    ):  # another library's, or a kernel's: cuDNN has them alone
+    if fused and rules.refusal(direction, problem, epilogue, version):
+        # a library or kernel that computes more fuses them: cuDNN computes the convolution alone
         epilogue, fused = Epilogue(), ()
-    refusal = rules.refusal(face, problem, epilogue, version)
-    listed: Any = ()
+    refusal = rules.refusal(direction, problem, epilogue, version)
+    listed: Sequence[Listed] = ()
     if not refusal and not problem.is_static:
-        refusal = "its extents are known at run time only; cuDNN is asked then"
+        refusal = "its extents are known at run time only, when cuDNN chooses an engine"
     elif not refusal:
-        listed = backend.engines(face, problem, epilogue, arch, MOST)
-        listed, refusal = ((), listed) if isinstance(listed, str) else (listed, "")
+        answer = backend.engines(direction, problem, epilogue, arch, MOST)
+        if isinstance(answer, str):
+            refusal = answer
+        else:
+            listed = answer
     return {
         "op": op,
         "descriptor": descriptor,
@@ -69,14 +87,14 @@ def _described(op: str, descriptor: str, fused: tuple[str, ...], arch: str) -> d
     }
 
 
-def face_of(op: str) -> str:
-    """The face that an operator computes; a transposed convolution is the dgrad of its problem."""
+def direction_of(op: str) -> str:
+    """The direction that an operator computes; a transposed convolution is the dgrad of its problem."""
     if op.endswith("_backward_weight"):
         return "backward_weight"
     return "backward_data" if op.endswith(("_backward_data", "_transpose")) else "forward"
 
 
-def show_engines(entries: Sequence[dict[str, Any]]) -> None:
+def show_engines(entries: Sequence[Entry]) -> None:
     """Print the entries as one table."""
     rows = []
     for entry in entries:
@@ -93,4 +111,4 @@ def show_engines(entries: Sequence[dict[str, Any]]) -> None:
     print_table(f"cuDNN's engines on {device}, best first", columns, rows, right=("engine", "workspace"))
 
 
-__all__ = ["MOST", "describe_engines", "face_of", "show_engines"]
+__all__ = ["MOST", "describe_engines", "direction_of", "show_engines"]

@@ -1,37 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of each convolution of a step: what computes it and how it is cut, what was refused, what it costs."""
+"""The list of a step's convolutions: what computes each, with which tiling, what was refused, and what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS
 from relax_ops.lowering import Lowered
-from tvm_convgrad.errors import ProblemError
-from tvm_convgrad.kernels.plan import in_words, roofline
+from tvm_convgrad.core.errors import ProblemError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.kernels.tuned import TUNED
-from tvm_convgrad.offload.common import Engine
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.report.tables import byte_count, print_json, print_table, quantity
 
+Entry = dict[str, Any]
+"""A convolution, with the keys that `describe_convolutions` documents."""
 
-def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
+
+def describe_convolutions(lowered: Iterable[Lowered]) -> list[Entry]:
     """One entry, plain enough for JSON, for each convolution, from what its legalization recorded.
 
-    op, descriptor   the operator and its problem; a transposed convolution's problem is the one whose dgrad it is
-    kernel           what computes it: a generated kernel's kind, "composition:…", "stock" for TVM's own, or a vendor's
-                     library and its own name of what it uses
-    fused            what it does besides: "bias", "relu", "accumulate" (adds to a tensor in its place), "bias_grad",
-                     "bias_accumulate" (adds the bias gradient in place)
-    reason           why
-    plan             how a generated kernel is cut, or a library's formats and workspace; empty otherwise
-    seconds          the cost model's estimate for one core; None where it has none
-    roofline         the share of the machine's peak (arithmetic or memory, by the model's constants) that this is
-    refused          the others: {kernel, reason}
-    gflop            2e-9 times its multiply-adds; bytes: of its three tensors, each moved once
-    per              "step", or "sample" where the batch is symbolic; "unknown" (and no numbers) with other symbols
+    Returns:
+        Entries with the keys
+            op, descriptor: the operator and its problem; that of a transposed convolution is the one whose dgrad it is.
+            kernel: what computes it: the kind of a generated kernel, "composition:…", "stock" for TVM's own operator,
+                or a vendor library and its name of what it uses.
+            fused: what it computes besides: "bias", "relu", "accumulate" (adds to a tensor in place), "bias_grad",
+                "bias_accumulate" (adds the bias gradient in place).
+            reason: why it was chosen.
+            plan: the tiling of a generated kernel, or formats and workspace of a library; empty otherwise.
+            seconds: the cost model's estimate for one core; None where it has none.
+            roofline: the share of the roofline (arithmetic or memory, by the model's constants) that this is.
+            refused: the other implementations: {kernel, reason}.
+            gflop, bytes: 2e-9 times its multiply-adds, and bytes of its three tensors, each moved once.
+            per: what these two are of: "step", or "sample" where the batch is symbolic; "unknown" (and None for both)
+                with other symbolic extents.
     """
     return [
         {
@@ -50,35 +56,35 @@ def describe_convolutions(lowered: Iterable[Lowered]) -> list[dict[str, Any]]:
 
 
 def _plan(entry: Lowered) -> str:
-    engine = entry.choice.detail
+    engine = entry.choice.engine
     if not isinstance(engine, Engine):
-        return in_words(entry.choice)
+        return str(entry.choice.plan or "")
     workspace = "chosen at run time" if engine.workspace is None else byte_count(engine.workspace)
     return f"{engine.detail}, workspace {workspace}"
 
 
 def _refused(entry: Lowered) -> list[dict[str, str]]:
-    """What else there is, and why it was not taken."""
+    """The other implementations, and why each was not taken."""
     refused = [{"kernel": name, "reason": reason} for name, reason in entry.choice.refused.items()]
     if entry.choice.is_kernel:
         return refused
     forms = {"backward_weight": WEIGHT_FORMS, "backward_data": DATA_FORMS} if "backward" in entry.op else {}
     taken = entry.form.removeprefix("composition:")
-    for name, form in forms.get(entry.face, {}).items():
+    for name, form in forms.get(entry.direction, {}).items():
         if name != taken:
             reason = form.refuses(entry.problem) or f"accepts it too, but {taken} is the default"
             refused.append({"kernel": f"composition:{name}", "reason": reason})
     return refused
 
 
-def _estimate(entry: Lowered) -> dict[str, Any]:
+def _estimate(entry: Lowered) -> Entry:
     seconds = entry.choice.estimate
     if not seconds or entry.machine is None or not entry.problem.is_static:
         return {"seconds": None, "roofline": None}
     return {"seconds": seconds, "roofline": roofline(entry.problem, entry.machine) / seconds}
 
 
-def _cost(problem: ConvProblem) -> dict[str, Any]:
+def _cost(problem: ConvProblem) -> Entry:
     per = "step"
     if isinstance(problem.batch, str):
         problem, per = replace(problem, batch=1), "sample"
@@ -88,7 +94,7 @@ def _cost(problem: ConvProblem) -> dict[str, Any]:
         return {"gflop": None, "bytes": None, "per": "unknown"}
 
 
-def show_convolutions(model: str, gradients: Sequence[dict[str, Any]], forward: Sequence[dict[str, Any]]) -> None:
+def show_convolutions(model: str, gradients: Sequence[Entry], forward: Sequence[Entry]) -> None:
     """Print the entries as two tables, each with the shares in its floating-point work."""
     for title, entries in (("gradient operators", gradients), ("forward convolutions", forward)):
         if entries:
@@ -96,13 +102,13 @@ def show_convolutions(model: str, gradients: Sequence[dict[str, Any]], forward: 
 
 
 def cores_in_words(cores: int | None) -> str:
-    """What the number of cores in a manifest says; it is missing in those of GPUs and of early versions."""
+    """The number of cores in a manifest as text; manifests of GPUs and of early versions have none."""
     if cores is None:
         return "not recorded"
     return f"{cores} (num-cores of the target; it fixes the order of sums in generated kernels)"
 
 
-def with_shares(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_shares(entries: Sequence[Entry]) -> list[Entry]:
     """The entries with the `share` of each in their floating-point work."""
     total = sum(entry["gflop"] or 0.0 for entry in entries)
     return [
@@ -112,19 +118,19 @@ def with_shares(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def print_convolutions_json(
     model: str,
-    gradients: Sequence[dict[str, Any]],
-    forward: Sequence[dict[str, Any]],
-    built_for: dict[str, Any],
-    engines: Sequence[dict[str, Any]] | None = None,
+    gradients: Sequence[Entry],
+    forward: Sequence[Entry],
+    built_for: Mapping[str, object],
+    engines: Sequence[Entry] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    """Print the entries with `share` as JSON: what they are built for, warnings of the model, cuDNN's engines."""
-    asked = {} if engines is None else {"cudnn": list(engines)}
+    """Print JSON of the entries with `share`, the target and cores, warnings of the model, and cuDNN's engines."""
+    listed = {} if engines is None else {"cudnn": list(engines)}
     entries = {"gradients": with_shares(gradients), "forward": with_shares(forward), "warnings": list(warnings)}
-    print_json({"source": model} | built_for | entries | asked)
+    print_json({"source": model, **built_for} | entries | listed)
 
 
-def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+def _show(title: str, rows: Sequence[Entry]) -> None:
     per = {row["per"] for row in rows} - {"step"}
     print_table(
         title + (f" (costs per {', '.join(sorted(per))})" if per else ""),
@@ -134,8 +140,8 @@ def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
                 number,
                 row["op"],
                 row["descriptor"],
-                f"{' + '.join([row['kernel'], *row['fused']])}: {_cut(row)}",
-                "; ".join(f"{other['kernel']}: {other['reason']}" for other in row["refused"]),
+                f"{' + '.join([row['kernel'], *row['fused']])}: {_tiling(row)}",
+                _not_taken(row["refused"]),
                 quantity(row["gflop"]),
                 byte_count(row["bytes"]),
                 _percent(row["share"]),
@@ -148,8 +154,16 @@ def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def _cut(row: dict[str, Any]) -> str:
-    """How a kernel is cut, and whether a measurement says so rather than the cost model; else why there is none."""
+def _not_taken(refused: Sequence[dict[str, str]]) -> str:
+    """The implementations that were not taken, those with one reason together."""
+    names: dict[str, list[str]] = {}
+    for other in refused:
+        names.setdefault(other["reason"], []).append(other["kernel"])
+    return "; ".join(f"{', '.join(kernels)}: {reason}" for reason, kernels in names.items())
+
+
+def _tiling(row: Entry) -> str:
+    """The tiling of a kernel, with the reason if it was tuned; where there is none, the reason of the choice."""
     if row["plan"] and row["reason"].startswith(TUNED):
         return f"{row['plan']} ({row['reason']})"
     return str(row["plan"] or row["reason"])

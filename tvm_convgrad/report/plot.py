@@ -7,7 +7,10 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_convgrad.training.envelope import write_atomic
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from tvm_convgrad.core.files import write_atomic
 
 
 def save_loss_curve(path: Path, losses: Sequence[float], steps_per_epoch: int, title: str) -> None:
@@ -17,9 +20,6 @@ def save_loss_curve(path: Path, losses: Sequence[float], steps_per_epoch: int, t
         ArtifactError: `path` cannot be written.
     """
     # The object interface with its own canvas: no global state, and no display is looked for.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for people and JSON for programs, of the same rows."""
+"""Output of commands: tables for people, JSON for programs, and progress bars."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -25,11 +26,13 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """The console for progress and complaints."""
+    """The console for progress and messages."""
     return Console(stderr=True, highlight=False)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = ()) -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()
+) -> None:
     """Print a table; the columns named in `right` are aligned to the right. Cells are shown as they are."""
     table = Table(title=Text(title), title_justify="left")
     for column in columns:
@@ -39,7 +42,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     stdout().print(table)
 
 
-def print_pairs(title: str, pairs: Iterable[tuple[str, Any]]) -> None:
+def print_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
     """Print names with their values."""
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
@@ -50,9 +53,7 @@ def print_pairs(title: str, pairs: Iterable[tuple[str, Any]]) -> None:
 
 
 def followed(items: Iterable[T], doing: str, total: int | None = None) -> Iterable[T]:
-    """The same items, with a progress bar where somebody is looking."""
-    from rich.progress import track
-
+    """The same items, with a progress bar where standard error is a terminal."""
     console = stderr()
     return track(items, doing, total=total, console=console, disable=not console.is_terminal)
 
@@ -65,12 +66,17 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def print_json(value: Any) -> None:
-    """Print `value` as JSON, nothing else; NaN and infinity, which JSON does not have, become null."""
-    print(json.dumps(_without_nonfinite(value), indent=2, allow_nan=False))
+def print_json(value: object) -> None:
+    """Print `value` as JSON, nothing else, by `json_text`."""
+    print(json_text(value))
 
 
-def _without_nonfinite(value: Any) -> Any:
+def json_text(value: object, indent: int = 2) -> str:
+    """The JSON text of `value`; NaN and infinity, which JSON does not have, become null."""
+    return json.dumps(_without_nonfinite(value), indent=indent, allow_nan=False)
+
+
+def _without_nonfinite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

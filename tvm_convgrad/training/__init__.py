@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a model to a compiled training step.
 
-    frontends.load_model(path, batch=None) -> Model    .onnx, .pt2, file.py:function, Relax .json
-    step.build_step(model, ...)            -> StepModule (one IRModule with step, predict, init)
-    lower.compile_step(step, target)       -> tvm executable
+    load_model(path, batch=None) -> Model       a file of one of the formats in frontends/formats
+    from_module(module, ...)     -> Model       a Relax module
+    ensemble(models)             -> Model       several models as one; member(values, number) is one of their states
+    build_step(model, ...)       -> StepModule  one IRModule with step, predict and init
+    compile_step(step)           -> executable of TVM
+    per_sample_module(model, …)  -> IRModule    gradients of each sample; PerSampleGradients is the pass that makes them
+    Session(path)                               a compiled step at work: step, predict, save
+    load_latest(folder)          -> Checkpoint
 
 The three public functions of the module, as a virtual machine sees them (`state` is one tuple of tensors):
 
@@ -15,6 +20,58 @@ The order of `state` is the order of `StepModule.state`: parameters, running sta
 optimizer, counters. A step takes over the state given to it, whose tensors hold the new one afterwards; go on with the
 state that it returns. Other arguments stay as they are, and `init` gives fresh tensors each time. A model with several
 inputs takes them in the order of `StepModule.inputs`. Symbolic extents are shared by name in the schemas.
+
+Imports go one way (tests/training/test_directions.py):
+
+    ir         Relax functions as lists of bindings
+    model      ir                      the one form of a model; programs with gradients
+    autodiff   ir                      gradients of a function; of each sample
+    frontends  ir, model, importer     reading files
+    step       ir, model, autodiff     loss, gradients, optimizer, state
+    schedule                           loops of TIR functions on CPUs
+    passes     ir, schedule            what is done to a finished step before it is compiled
+    runtime                            artifacts, sessions, checkpoints; imports nothing of the compiler
+    compile    all but frontends       lowering, targets, writing artifacts
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PLACES = {
+    "PerSampleGradients": "autodiff.per_sample",
+    "Session": "runtime.session",
+    "build_step": "step.build",
+    "compile_module": "compile.lower",
+    "compile_step": "compile.lower",
+    "ensemble": "model.ensemble",
+    "from_module": "model.model",
+    "load_latest": "runtime.checkpoint",
+    "load_model": "frontends",
+    "member": "model.ensemble",
+    "per_sample_module": "step.per_sample",
+}
+"""The modules of what is offered here. They are imported when used: a session needs no compiler."""
+
+__all__ = [
+    "PerSampleGradients",
+    "Session",
+    "build_step",
+    "compile_module",
+    "compile_step",
+    "ensemble",
+    "from_module",
+    "load_latest",
+    "load_model",
+    "member",
+    "per_sample_module",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,47 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of tuned cuts: JSON, written whole under a lock, by problem, face, machine, cores and version.
+"""The file of tuned tilings: JSON, written whole under a lock, by problem, direction, machine, cores and version.
 
-The version includes a digest of the kernels' sources: a cut of another version's kernel means nothing.
+The version includes a digest of the kernels' sources: a tiling of another version's kernel means nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import tvm_convgrad
-from tvm_convgrad.kernels import plan
-from tvm_convgrad.kernels.candidates import refusal
-from tvm_convgrad.kernels.target import Machine
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.core.entries import Entries
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.choice import Choice
+from tvm_convgrad.kernels.contract import planned
 from tvm_convgrad.kernels.tuned import TUNED, plain_tilings, with_plain_tilings
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.tuning.entries import Entries
+from tvm_convgrad.kernels.version import kernels_version
 
-VARIABLE = "CONVGRAD_TUNINGS"
-FORMAT = 1
-_FIELDS = {"kind": str, "tilings": list, "seconds": float, "own_seconds": float, "candidates": int}
-
-
-def default_path() -> Path:
-    """Where tunings are kept: CONVGRAD_TUNINGS, or tunings.json in the user's cache folder."""
-    import platformdirs
-
-    stated = os.environ.get(VARIABLE)
-    return Path(stated) if stated else Path(platformdirs.user_cache_dir("tvm-convgrad")) / "tunings.json"
-
-
-@lru_cache(maxsize=1)
-def kernels_version() -> str:
-    """Our version, and a digest of what makes kernels."""
-    digest = hashlib.sha256()
-    for source in sorted(Path(plan.__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    return f"{tvm_convgrad.__version__}+{digest.hexdigest()[:12]}"
+FORMAT = 2
+_FIELDS = {"kernel": str, "tilings": list, "seconds": float, "own_seconds": float, "candidates": int}
 
 
 class Store:
@@ -59,53 +39,54 @@ class Store:
     def __init__(self, path: Path, cores: int) -> None:
         self.path, self.cores = path, cores
         self.used: set[str] = set()
-        self._entries = Entries(path, FORMAT, "tunings", _wrong, ", or build with --no-tuned")
+        self._entries = Entries(path, FORMAT, "tunings", _wrong, ", or build with --no-tuned", superseded=(1,))
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def key(self, problem: ConvProblem, face: str, machine: Machine, choices: Sequence[plan.Choice] = ()) -> str:
+    def key(self, problem: ConvProblem, direction: str, machine: Machine, choices: Sequence[Choice] = ()) -> str:
         """What an entry is found by: of several kernels another one wins than of the first alone."""
         described = ",".join(f"{name}={value}" for name, value in asdict(machine).items())
-        kinds = f" | {' or '.join(choice.kind for choice in choices)}" if len(choices) > 1 else ""
-        return f"{face} {problem.descriptor} | {described} | cores={self.cores} | {kernels_version()}{kinds}"
+        kinds = f" | {' or '.join(choice.name for choice in choices)}" if len(choices) > 1 else ""
+        return f"{direction} {problem.descriptor} | {described} | cores={self.cores} | {kernels_version()}{kinds}"
 
-    def entry(self, problem: ConvProblem, face: str, machine: Machine) -> dict[str, Any] | None:
-        """What is kept for a face of a problem, of the kernels that the plan may take."""
-        key = self.key(problem, face, machine, plan.kernels(problem, face, machine))
+    def entry(self, problem: ConvProblem, direction: str, machine: Machine) -> dict[str, Any] | None:
+        """What is kept for a direction of a problem, of the kernels that the plan may take."""
+        key = self.key(problem, direction, machine, chooser.choices(problem, direction, machine))
         found: dict[str, Any] | None = self._entries.get(key)
         return found
 
     def __call__(
-        self, problem: ConvProblem, face: str, machine: Machine, choices: Sequence[plan.Choice]
-    ) -> plan.Choice | None:
+        self, problem: ConvProblem, direction: str, machine: Machine, choices: Sequence[Choice]
+    ) -> Choice | None:
         """The tuned choice: what `kernels.tuned.use_winners` takes.
 
         Raises:
             ArtifactError: the entry is not one of these kernels.
         """
-        key = self.key(problem, face, machine, choices)
+        key = self.key(problem, direction, machine, choices)
         entry = self._entries.get(key)
         if entry is None:
             return None
         gain = entry["own_seconds"] / entry["seconds"]
         try:
-            choice = next((each for each in choices if each.kind == entry["kind"]), None)
-            if choice is None:
-                raise ValueError(f"of {entry['kind']}, not {' or '.join(each.kind for each in choices)}")
-            found = with_plain_tilings(choice, entry["tilings"], f"{TUNED}: {gain:.2f}x the cost model's cut")
-            reason = refusal(problem, face, found, machine)
+            choice = next((each for each in choices if each.name == entry["kernel"]), None)
+            if choice is None or choice.kernel is None or choice.plan is None:
+                raise ValueError(f"of {entry['kernel']}, not {' or '.join(each.name for each in choices)}")
+            tuned = with_plain_tilings(choice.plan, entry["tilings"])
+            reason = choice.kernel.invalid(planned(problem), direction, tuned, machine)
             if reason:
                 raise ValueError(reason)
         except ValueError as error:
             raise self._entries.damaged(f"{key}: {error}") from error
         self.used.add(key)
-        return replace(found, estimate=found.estimate / gain)
+        reason = f"{TUNED}: {gain:.2f}x the cost model's plan"
+        return replace(choice, plan=tuned, reason=reason, estimate=choice.estimate / gain)
 
     def record(
-        self, problem: ConvProblem, face: str, machine: Machine, choice: plan.Choice, **measured: float | int
+        self, problem: ConvProblem, direction: str, machine: Machine, choice: Choice, **measured: float | int
     ) -> None:
-        """Keep the winner of a face of a problem; other processes' entries stay.
+        """Keep the winner of a direction of a problem; other processes' entries stay.
 
         Args:
             choice: the winner.
@@ -114,8 +95,9 @@ class Store:
         Raises:
             ArtifactError: the file is damaged or cannot be written, or another process keeps its lock.
         """
-        entry = {"kind": choice.kind, "tilings": plain_tilings(choice), **measured}
-        self._entries.put(self.key(problem, face, machine, plan.kernels(problem, face, machine)), entry)
+        assert choice.plan is not None
+        entry = {"kernel": choice.name, "tilings": plain_tilings(choice.plan), **measured}
+        self._entries.put(self.key(problem, direction, machine, chooser.choices(problem, direction, machine)), entry)
 
 
 def _wrong(entry: Any) -> str:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.offload import libraries
 from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.cutlass import kernels, rules, source
 from tvm_convgrad.offload.cutlass.kernels import Choice, Instance, choose
 from tvm_convgrad.offload.cutlass.toolchain import required
-from tvm_convgrad.problem import ConvProblem
-from tvm_convgrad.verification import numbers_of
 
 HERE = Path(__file__).parent
 RUNTIME = Path(kernels.__file__).parent / "runtime"
@@ -37,9 +37,9 @@ TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Case:
-    """One call: the face of a problem, for a GPU; `slices` of the sum, if it is not as many as are chosen."""
+    """One call: the direction of a problem, for a GPU; `slices` of the sum, if it is not as many as are chosen."""
 
-    face: str
+    direction: str
     descriptor: str
     epilogue: Epilogue = NO_EPILOGUE
     arch: int = 80
@@ -53,8 +53,8 @@ class Case:
     @property
     def found(self) -> Choice | str:
         """What computes it, or why nothing."""
-        refused = rules.refusal(self.face, self.problem, self.epilogue)
-        return refused or choose(self.face, self.problem, self.epilogue, self.arch, self.float32, 1)
+        refused = rules.refusal(self.direction, self.problem, self.epilogue)
+        return refused or choose(self.direction, self.problem, self.epilogue, self.arch, self.float32, 1)
 
     @property
     def choice(self) -> Choice:
@@ -87,7 +87,7 @@ class Emulated:
         apart = choice.instance.output != choice.instance.result
         slices = np.full((choice.slices if apart else 0, *wanted.shape), np.nan, "float32")
         tensors = [np.ascontiguousarray(array) for array in (*operands, found)]
-        numbers = [*call_numbers(case.face, problem, case.epilogue, TYPES), choice.slices, 0]
+        numbers = [*call_numbers(case.direction, problem, case.epilogue, TYPES), choice.slices, 0]
         error = self._functions[choice.instance](
             (ctypes.c_int64 * len(numbers))(*numbers),
             (ctypes.c_void_p * len(tensors))(*(array.ctypes.data for array in tensors)),
@@ -95,7 +95,7 @@ class Emulated:
             ctypes.c_void_p(slices.ctypes.data if apart else None),
             ctypes.c_int64(slices.nbytes),
         )
-        assert error is None, f"{case.face} {case.descriptor}, {choice.instance.name}: {error.decode()}"
+        assert error is None, f"{case.direction} {case.descriptor}, {choice.instance.name}: {error.decode()}"
         if apart:
             summand = operands[2].astype("float64") if case.epilogue.accumulate else 0
             return (slices.astype("float64").sum(0) + summand).astype(wanted.dtype), wanted
@@ -105,7 +105,7 @@ class Emulated:
 def expected(case: Case) -> tuple[list[np.ndarray], np.ndarray]:
     """The tensors that a call takes, small integers, and its result."""
     problem, epilogue = case.problem, case.epilogue
-    operands, wanted = numbers_of(problem, case.face)
+    operands, wanted = numbers_of(problem, case.direction)
     rng = np.random.default_rng(0)
     exact = wanted.astype("float64")
     for shape in ((problem.out_channels,) if epilogue.bias else None, wanted.shape if epilogue.accumulate else None):

@@ -9,11 +9,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tvm_convgrad.dtypes import numpy_dtype
-from tvm_convgrad.offload.cudnn.bench import Call
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.exact import Array
+from tvm_convgrad.offload.cudnn.call import Call
 from tvm_convgrad.offload.cudnn.settings import Settings
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 _ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -58,61 +58,61 @@ def bound(call: Call, limit: int, settings: Settings) -> Bound:
 
 
 @dataclass
-class _Party(Generic[T]):
+class _Group(Generic[T]):
     result: Array
-    members: list[T] = field(default_factory=list)
+    engines: list[T] = field(default_factory=list)
 
 
-class Parties(Generic[T]):
-    """Results by agreement: who differs from a party's first by more than the bound founds another."""
+class Agreement(Generic[T]):
+    """Engines grouped by their results: one that differs from a group's first by more than the bound begins another."""
 
     def __init__(self, allowed: Bound) -> None:
         self._allowed = allowed
-        self._parties: list[_Party[T]] = []
+        self._groups: list[_Group[T]] = []
 
     def add(self, who: T, result: Array) -> None:
         """Count a result."""
-        for party in self._parties:
-            if not self._allowed.differing(result, party.result).any():
-                party.members.append(who)
+        for group in self._groups:
+            if not self._allowed.differing(result, group.result).any():
+                group.engines.append(who)
                 return
-        self._parties.append(_Party(result, [who]))
+        self._groups.append(_Group(result, [who]))
 
     def majority(self) -> list[T]:
-        """The members of the largest party, in order; none if another is as large."""
-        sizes = sorted((len(party.members) for party in self._parties), reverse=True)
+        """The engines of the largest group, in order; none if another is as large."""
+        sizes = sorted((len(group.engines) for group in self._groups), reverse=True)
         if not sizes or (len(sizes) > 1 and sizes[0] == sizes[1]):
             return []
-        return self._largest().members
+        return self._largest().engines
 
     def others(self) -> list[tuple[T, str]]:
-        """Those who are not with the majority, and how they differ from the first of the largest party."""
-        if not self._parties:
+        """Those who are not with the majority, and how they differ from the first of the largest group."""
+        if not self._groups:
             return []
         reference = self._largest()
         told = []
         if not self.majority():
-            told = [(who, "as many engines differ from it as agree with it") for who in reference.members]
-        for party in self._parties:
-            if party is reference:
+            told = [(who, "as many engines differ from it as agree with it") for who in reference.engines]
+        for group in self._groups:
+            if group is reference:
                 continue
-            wrong = self._allowed.differing(party.result, reference.result)
+            wrong = self._allowed.differing(group.result, reference.result)
             where = tuple(int(index) for index in np.argwhere(wrong)[0])
             detail = (
-                f"{int(wrong.sum())} of {wrong.size} elements differ from {reference.members[0]}, the first at "
-                f"{list(where)}: {party.result[where]} instead of {reference.result[where]} "
-                f"({_votes(party)} against {_votes(reference)})"
+                f"{int(wrong.sum())} of {wrong.size} elements differ from {reference.engines[0]}, the first at "
+                f"{list(where)}: {group.result[where]} instead of {reference.result[where]} "
+                f"({_votes(group)} against {_votes(reference)})"
             )
-            told += [(who, detail) for who in party.members]
+            told += [(who, detail) for who in group.engines]
         return told
 
-    def _largest(self) -> _Party[T]:
-        return max(self._parties, key=lambda party: len(party.members))
+    def _largest(self) -> _Group[T]:
+        return max(self._groups, key=lambda group: len(group.engines))
 
 
-def _votes(party: _Party[Any]) -> str:
-    count = len(party.members)
+def _votes(group: _Group[Any]) -> str:
+    count = len(group.engines)
     return f"{count} engine" + "s" * (count != 1)
 
 
-__all__ = ["Bound", "Parties", "bound"]
+__all__ = ["Agreement", "Bound", "bound"]

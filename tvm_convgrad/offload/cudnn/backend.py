@@ -1,85 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend of cuDNN: where its packages lie, its runtime, a call as plain numbers with a ranked list of engines."""
+"""The backend of cuDNN: its runtime, and a call as plain numbers with a ranked list of engines."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.metadata
-import platform
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import tvm_convgrad
-from tvm_convgrad.errors import SetupError
+import tvm_ffi
+from tvm.target import Target
+
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.tuned import TUNED
 from tvm_convgrad.offload import libraries
 from tvm_convgrad.offload.calls import call_numbers
-from tvm_convgrad.offload.common import Engine
+from tvm_convgrad.offload.contract import Backend, Engine
 from tvm_convgrad.offload.cuda import local_name
 from tvm_convgrad.offload.cudnn import rules
-from tvm_convgrad.offload.cudnn.bench import Call
+from tvm_convgrad.offload.cudnn.call import Call
 from tvm_convgrad.offload.cudnn.devices import arch_of, properties_of, version_of
 from tvm_convgrad.offload.cudnn.engines import Listed, engines, load_driver
+from tvm_convgrad.offload.cudnn.entry import CRT, ENTRY, GRAPH, LIBRARY, RUNTIME
 from tvm_convgrad.offload.cudnn.settings import VARIABLE, settings
-from tvm_convgrad.offload.cudnn.store import Winner, only_tuned, store_in_use
-from tvm_convgrad.offload.libraries import installed_file as _find
-from tvm_convgrad.problem import ConvProblem
+from tvm_convgrad.offload.cudnn.store import EngineStore, Winner, beside, only_tuned, store_in_use, use_engines
+from tvm_convgrad.offload.libraries import installed_file
 
 INTERFACE = 1
 """Of the runtime: of the numbers that it reads, and of the meaning of its functions."""
 
 FILE = f"libconvgrad_cudnn.so.{INTERFACE}"
-INSTALL = "pip install 'tvm-convgrad[cuda]'"
 
 RANKED = 4
 """Engines that a program carries for each call: the first that this GPU's cuDNN still has is taken."""
 
-_LIBRARY = ("nvidia-cudnn-cu13", "libcudnn.so.9")
-_FILES = (
-    _LIBRARY,
-    ("nvidia-cudnn-cu13", "cudnn_graph.h"),
-    ("nvidia-cuda-runtime", "cuda_runtime_api.h"),
-    ("nvidia-cuda-crt", "crt/host_defines.h"),
-    ("nvidia-cublas", "libcublas.so.13"),  # cuDNN's engines are of it, and cuDNN 9.19 aborts without
-)
-_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # cudnnDataType_t
 _SOURCES = Path(__file__).parent / "runtime"
 
 
-class CuDnn:
+class CuDnn(Backend):
     """cuDNN 9 for CUDA 13, of the package nvidia-cudnn-cu13."""
 
-    name = "cudnn"
-    kinds: tuple[str, ...] = ("cuda",)
-    entry = f"convgrad.cudnn.{INTERFACE}.run"
-    setting: tuple[str, str] | None = None
+    entry = ENTRY
+    run_function = f"convgrad.cudnn.{INTERFACE}.run"
 
-    def unavailable(self, target: Any) -> str:
-        """Why programs for a target cannot use it at all, with the remedy."""
-        if target is not None and target.kind.name not in self.kinds:
-            return f"the target is {target.kind.name}; cuDNN is used on NVIDIA GPUs (--target cuda:sm_90)"
-        if platform.machine() != "x86_64" or platform.system() != "Linux":
-            return f"its packages are for Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
-        for package, file in _FILES:
-            if _find(package, file) is None:
-                return f"not installed (the package {package} with {file}): {INSTALL}"
-        return ""
+    def refusal(self, direction: str, problem: ConvProblem, epilogue: Epilogue, target: Target | None) -> str:
+        """Why it does not compute a direction of a problem, by its rules."""
+        return rules.refusal(direction, problem, epilogue, version_of(arch_of(target)))
 
-    def refusal(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> str:
-        """Why it does not compute a face of a problem, by its rules."""
-        return rules.refusal(face, problem, epilogue, version_of(arch_of(target)))
-
-    def engine(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> Engine | str:
+    def engine(self, direction: str, problem: ConvProblem, epilogue: Epilogue, target: Target | None) -> Engine | str:
         """The tuned engine, or what cuDNN's heuristics put first for the target's GPU.
 
-        For a batch or GPU that is not known, the heuristics are asked when a program runs.
+        For a batch or GPU that is not known, the heuristics choose when a program runs.
         """
         arch = arch_of(target)
-        ranked = self._ranked(Call(face, problem, epilogue), arch)
+        ranked = self._ranked(Call(direction, problem, epilogue), arch)
         if isinstance(ranked, str):
             return ranked
         winner, usable, why = ranked
@@ -93,7 +71,7 @@ class CuDnn:
         return Engine(str(usable[0]), "; ".join(filter(None, [why, *words])), usable[0].workspace)
 
     def engines(
-        self, face: str, problem: ConvProblem, epilogue: Epilogue, arch: str, most: int
+        self, direction: str, problem: ConvProblem, epilogue: Epilogue, arch: str, most: int
     ) -> tuple[Listed, ...] | str:
         """Engines for a GPU of DEVICES, best first, up to `most` usable ones; or why cuDNN refuses the call as such.
 
@@ -103,27 +81,27 @@ class CuDnn:
         properties = properties_of(arch)
         assert properties is not None, arch
         self._load()
-        numbers = tuple(self._fixed(face, problem, epilogue))
+        numbers = tuple(self._fixed(direction, problem, epilogue))
         return engines(numbers, properties, most, f"convgrad.cudnn.{INTERFACE}.engines")
 
     def local_engines(self, call: Call, most: int) -> tuple[Listed, ...] | str:
         """As `engines`, for the first GPU of this machine."""
         self._load()
-        numbers = tuple(self._fixed(call.face, call.problem, call.epilogue))
+        numbers = tuple(self._fixed(call.direction, call.problem, call.epilogue))
         return engines(numbers, "", most, f"convgrad.cudnn.{INTERFACE}.engines")
 
-    def numbers(self, face: str, problem: ConvProblem, epilogue: Epilogue, target: Any) -> list[int]:
+    def numbers(self, direction: str, problem: ConvProblem, epilogue: Epilogue, target: Target | None) -> list[int]:
         """The fields of Spec in runtime/spec.h, then cuDNN's version, the GPU's SM and the engines ranked for them.
 
         Raises:
             SetupError: CONVGRAD_CUDNN is `cached`, and no engine was tuned for the call.
         """
-        call, arch = Call(face, problem, epilogue), arch_of(target)
+        call, arch = Call(direction, problem, epilogue), arch_of(target)
         ranked = self._ranked(call, arch)
         winner, usable, why = (None, [], ranked) if isinstance(ranked, str) else ranked
         if only_tuned() and winner is None:
             raise SetupError(
-                f"{VARIABLE} says cached, and no engine is tuned for {call} on {arch} with this cuDNN and these "
+                f"{VARIABLE} is cached, and no engine is tuned for {call} on {arch} with this cuDNN and these "
                 f"settings{f' ({why})' if why else ''}; run `convgrad tune MODEL --target cuda:{arch} --cudnn` on "
                 "such a GPU."
             )
@@ -131,7 +109,7 @@ class CuDnn:
 
     def numbers_of(self, call: Call, arch: str, ranked: Sequence[Listed]) -> list[int]:
         """As `numbers`, with given engines."""
-        fixed = self._fixed(call.face, call.problem, call.epilogue)
+        fixed = self._fixed(call.direction, call.problem, call.epilogue)
         if not ranked:
             return [*fixed, 0, 0, 0]
         numbers = [number for listed in ranked for number in _encoded(listed)]
@@ -141,16 +119,14 @@ class CuDnn:
         """cuDNN's version as it states it, such as 92400."""
         return int(self.function("version")())
 
-    def function(self, name: str) -> Any:
+    def function(self, name: str) -> tvm_ffi.Function:
         """A global function of the runtime."""
-        import tvm_ffi
-
         self._load()
         return tvm_ffi.get_global_func(f"convgrad.cudnn.{INTERFACE}.{name}")
 
     def digest(self) -> str:
         """The key of the runtime's folder in the cache."""
-        return _recipe()[0] if all(_find(*each) is not None for each in _FILES) else ""
+        return "" if self.missing() else _recipe()[0]
 
     def version(self) -> str:
         """The version that cuDNN itself states."""
@@ -159,25 +135,31 @@ class CuDnn:
 
     def library(self) -> Path:
         """The runtime, built if it was not."""
-        missing = [package for package, file in _FILES if _find(package, file) is None]
-        if missing:
-            raise SetupError(f"the runtime for cudnn needs packages ({', '.join(dict.fromkeys(missing))}): {INSTALL}")
+        self.require_installed()
         key, options = _recipe()
         return libraries.build(self.name, key, FILE, _SOURCES / "runtime.cc", options)
 
-    def _fixed(self, face: str, problem: ConvProblem, epilogue: Epilogue) -> list[int]:
+    def tuned(self, tunings: Path | None) -> AbstractContextManager[None]:
+        """A context in which calls take the tuned engines that are kept beside a file of tilings."""
+        return use_engines(None if tunings is None else EngineStore(beside(tunings)))
+
+    def rounds_float32(self) -> bool:
+        """Whether CONVGRAD_CUDNN allows tf32."""
+        return settings().tf32
+
+    def _fixed(self, direction: str, problem: ConvProblem, epilogue: Epilogue) -> list[int]:
         chosen = settings()
         flags = [int(chosen.deterministic), int(chosen.tf32), int(chosen.transforms), chosen.workspace]
-        return [*call_numbers(face, problem, epilogue, _TYPES), *flags]
+        return [*call_numbers(direction, problem, epilogue, ENTRY.dtypes), *flags]
 
     def _load(self) -> None:
         load_driver(_stand_in)
-        libraries.load(self.name, self.library(), self.entry, {})
+        self.load()
 
     def _ranked(self, call: Call, arch: str) -> tuple[Winner | None, list[Listed], str] | str:
         """The tuned engine if there is one, engines best first, and why there is no tuned one if that is worth a word.
 
-        Without engines the heuristics are asked at run time. A text is why cuDNN does not compute the call.
+        Without engines the heuristics choose at run time. A text is why cuDNN does not compute the call.
         """
         if isinstance(call.problem.batch, str):
             return None, [], "its batch is known when it runs"
@@ -185,7 +167,7 @@ class CuDnn:
         properties = properties_of(arch)
         if properties is None:
             return winner, [winner.engine] if winner is not None else [], why
-        found = self.engines(call.face, call.problem, call.epilogue, arch, RANKED)
+        found = self.engines(call.direction, call.problem, call.epilogue, arch, RANKED)
         if isinstance(found, str):
             return f"the library refuses it: {found}"
         store = store_in_use()
@@ -252,42 +234,17 @@ def _encoded(listed: Listed) -> list[int]:
 @lru_cache(maxsize=1)
 def _recipe() -> tuple[str, tuple[str, ...]]:
     """The key of the runtime, and the options that compile it. It opens libcudnn by its soname, so links none of it."""
-    import tvm
-    from tvm_ffi import libinfo
-
-    tvm_lib = Path(tvm.__file__).parent / "lib"
-    ffi_lib = Path(libinfo.find_libtvm_ffi()).parent
-    found, graph, runtime, crt = (_find(*each) for each in _FILES[:4])
+    found, graph, runtime, crt = (installed_file(*each) for each in (LIBRARY, GRAPH, RUNTIME, CRT))
     assert found is not None
     assert graph is not None
     assert runtime is not None
     assert crt is not None
-    includes = dict.fromkeys(
-        str(folder)
-        for folder in (
-            graph.parent,
-            runtime.parent,
-            crt.parents[1],
-            libinfo.find_include_path(),
-            libinfo.find_dlpack_include_path(),
-            tvm.libinfo.find_include_path(),
-        )
+    includes = (graph.parent, runtime.parent, crt.parents[1])
+    return libraries.recipe(
+        _SOURCES, packages=[LIBRARY[0]], includes=includes, libraries=[found.parent], links=["-ldl"]
     )
-    options = (
-        *(f"-isystem{folder}" for folder in includes),
-        *(f"-L{folder}" for folder in (ffi_lib, tvm_lib)),
-        "-Wl,--no-as-needed",
-        "-ltvm_ffi",
-        "-ltvm_runtime",
-        "-ldl",
-        f"-Wl,-rpath,{ffi_lib}:{tvm_lib}:{found.parent}",
-    )
-    digest = hashlib.sha256()
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    versions = [importlib.metadata.version(each) for each in (_LIBRARY[0], "apache-tvm", "apache-tvm-ffi")]
-    digest.update("\0".join([tvm_convgrad.__version__, *versions, *options]).encode())
-    return digest.hexdigest()[:16], options
 
 
-__all__ = ["FILE", "INSTALL", "INTERFACE", "RANKED", "CuDnn"]
+BACKEND = CuDnn()
+
+__all__ = ["BACKEND", "FILE", "INTERFACE", "RANKED", "CuDnn"]

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm.target import Target
 
 _DRIVER = 13000
 """CUDA's version that the driver is for, as 1000 * major + 10 * minor."""
@@ -86,7 +89,7 @@ DEVICES = {
 """A GPU of each architecture, on which cuDNN's answers depend."""
 
 
-def arch_of(target: Any) -> str:
+def arch_of(target: Target) -> str:
     """The architecture of a target for GPUs, such as "sm_90"; that of "sm_90a" is the same GPU's."""
     return str(target.attrs["arch"]).rstrip("af")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuDNN's engines for a call on a GPU, asked of the library itself; it needs the GPU's properties, not the GPU."""
+"""Engines that cuDNN itself proposes for a call on a GPU; it needs the GPU's properties, not the GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+import tvm_ffi
 
 NUMERICAL = (
     "tensor cores",
@@ -61,8 +63,6 @@ def engines(numbers: tuple[int, ...], properties: str, most: int, function: str)
         properties: of the GPU, JSON.
         function: the runtime's global function; the runtime is loaded.
     """
-    import tvm_ffi
-
     block = (ctypes.c_int64 * len(numbers))(*numbers)
     try:
         text = str(tvm_ffi.get_global_func(function)(ctypes.c_void_p(ctypes.addressof(block)), properties, most))

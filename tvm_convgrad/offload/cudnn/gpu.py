@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bench of tuning on this machine's first GPU: TVM's tensors are its memory, cuDNN's runtime runs its engines."""
+"""This machine's first GPU as the device of tuning: TVM's tensors are its memory, cuDNN's runtime runs its engines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 
-from tvm_convgrad.errors import SetupError, first_line
-from tvm_convgrad.offload.common import require
+from tvm_convgrad.core.errors import SetupError, first_line
 from tvm_convgrad.offload.cuda import require_local
 from tvm_convgrad.offload.cudnn.backend import CuDnn
-from tvm_convgrad.offload.cudnn.bench import Bench, Bytes, Call, EngineError, Place
+from tvm_convgrad.offload.cudnn.call import Call
 from tvm_convgrad.offload.cudnn.devices import arch_of
 from tvm_convgrad.offload.cudnn.engines import Listed
+from tvm_convgrad.offload.cudnn.tuning_device import Bytes, EngineError, Place, TuningDevice
+from tvm_convgrad.offload.registry import require
 
 Refused = (ValueError, RuntimeError)
 """What the runtime, TVM and CUDA raise."""
@@ -28,14 +30,12 @@ class Gpu:
         SetupError: there is none, it is not of the target's architecture, or cuDNN is not installed.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: tvm.target.Target) -> None:
         """Find the GPU and load cuDNN's runtime.
 
         Args:
             target: that tuned programs are compiled for.
         """
-        import tvm
-
         require(["cudnn"], target)
         require_local(target, "engines are tuned")
         self._library, self._gpu, self._target = CuDnn(), tvm.cuda(0), target
@@ -43,12 +43,12 @@ class Gpu:
         self.version = self._library.number()
 
     def candidates(self, call: Call, most: int) -> tuple[Listed, ...] | str:
-        """As Bench."""
-        refusal = self._library.refusal(call.face, call.problem, call.epilogue, self._target)
+        """As TuningDevice."""
+        refusal = self._library.refusal(call.direction, call.problem, call.epilogue, self._target)
         return refusal or self._library.local_engines(call, most)
 
     def plan(self, call: Call, engine: Listed) -> _Plan:
-        """As Bench."""
+        """As TuningDevice."""
         numbers = self._library.numbers_of(call, self.arch, [engine])
         block = (ctypes.c_int64 * len(numbers))(*numbers)
         try:
@@ -59,7 +59,7 @@ class Gpu:
         return _Plan(int(workspace), run, lambda: self._check(f"{engine} for {call}"))
 
     def memory(self, size: int) -> TensorMemory:
-        """As Bench."""
+        """As TuningDevice."""
         return TensorMemory(size, self._gpu)
 
     def _check(self, engine: str) -> None:
@@ -80,9 +80,7 @@ class TensorMemory:
         EngineError: there are not as many.
     """
 
-    def __init__(self, size: int, device: Any) -> None:
-        import tvm
-
+    def __init__(self, size: int, device: tvm.runtime.Device) -> None:
         try:
             self._tensor = tvm.runtime.empty((max(size, 1),), "uint8", device)
         except Refused as error:
@@ -100,7 +98,7 @@ class TensorMemory:
         found: Bytes = self.view((size,), "uint8", offset).numpy()
         return found
 
-    def view(self, shape: Sequence[int], dtype: str, offset: int) -> Any:
+    def view(self, shape: Sequence[int], dtype: str, offset: int) -> tvm.runtime.Tensor:
         """A tensor in it, from a byte on."""
         return self._tensor._create_view(tuple(shape), dtype, offset)
 
@@ -126,9 +124,9 @@ class _Plan:
             raise EngineError(first_line(error)) from error
 
 
-def bench_for(target: Any) -> Bench:
-    """The bench of the GPU that a target is for; errors as `Gpu`."""
+def device_for(target: tvm.target.Target) -> TuningDevice:
+    """The GPU that a target is for; errors as `Gpu`."""
     return Gpu(target)
 
 
-__all__ = ["Gpu", "TensorMemory", "bench_for"]
+__all__ = ["Gpu", "TensorMemory", "device_for"]

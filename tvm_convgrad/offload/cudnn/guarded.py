@@ -8,12 +8,13 @@ bytes that no engine would write by chance; operands are compared with what they
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from tvm_convgrad.dtypes import numpy_dtype
-from tvm_convgrad.offload.cudnn.bench import Bench, Bytes, Call, Memory, Place, Plan, Tensor
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.exact import Array
+from tvm_convgrad.offload.cudnn.call import Call, Tensor
+from tvm_convgrad.offload.cudnn.tuning_device import Bytes, Memory, Place, Plan, TuningDevice
 
 GUARD = 1 << 16
 """Bytes of a guard; a multiple of any alignment."""
@@ -29,13 +30,13 @@ class Guarded:
         EngineError: the device has not as much.
     """
 
-    def __init__(self, bench: Bench, call: Call, operands: Sequence[Any], workspace: int) -> None:
+    def __init__(self, device: TuningDevice, call: Call, operands: Sequence[Array], workspace: int) -> None:
         self._operands = [np.ascontiguousarray(operand).reshape(-1).view(np.uint8) for operand in operands]
         self._places = []
         for data, tensor in zip(self._operands, call.operands, strict=True):
-            self._places.append(Place(bench.memory(data.size), 0, tensor))
-        self._result = Place(bench.memory(call.result.bytes + 2 * GUARD), GUARD, call.result)
-        self._scratch = bench.memory(workspace + 2 * GUARD)
+            self._places.append(Place(device.memory(data.size), 0, tensor))
+        self._result = Place(device.memory(call.result.bytes + 2 * GUARD), GUARD, call.result)
+        self._scratch = device.memory(workspace + 2 * GUARD)
         for place in self._places:
             self._restore(place)
 
@@ -55,7 +56,7 @@ class Guarded:
         for place in (self._result, self._workspace(plan)):
             self._write_guards(place)
 
-    def result(self) -> Any:
+    def result(self) -> Array:
         """The result, as an array."""
         memory, offset, tensor = self._result
         return memory.read(offset, tensor.bytes).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)

@@ -6,25 +6,18 @@ Sources: cuDNN 9, "Graph API" (operations, types, layouts), and its answers for 
 
 from __future__ import annotations
 
-from tvm_convgrad.catalogue import FACES
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.offload.cudnn.entry import ENTRY
 from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
-from tvm_convgrad.problem import ConvProblem
-
-EPILOGUES = {
-    "forward": ("bias", "relu", "accumulate"),
-    "backward_weight": ("accumulate",),
-    "backward_data": ("accumulate",),
-}
-"""What else one call does. The bias gradient stays TVM's sum."""
-
 
 FIRST_BFLOAT16 = 80
 """The first GPUs with bfloat16, as 10 times their compute capability."""
 
 
-def refusal(face: str, problem: ConvProblem, epilogue: Epilogue, version: int) -> str:
-    """Why cuDNN does not compute a face of a problem together with an epilogue, or nothing.
+def refusal(direction: str, problem: ConvProblem, epilogue: Epilogue, version: int) -> str:
+    """Why cuDNN does not compute a direction of a problem together with an epilogue, or nothing.
 
     Any layouts, groups, strides, dilation and padding, asymmetric too, have an engine that is deterministic, keeps
     float32's precision and is there in compiled form: what rules can say is said by types, extents and epilogues.
@@ -32,12 +25,14 @@ def refusal(face: str, problem: ConvProblem, epilogue: Epilogue, version: int) -
     Args:
         version: of the GPU, 10 times its compute capability.
     """
-    return _type_refusal(face, problem, version) or shape_refusal(problem) or _epilogue_refusal(face, epilogue)
+    return (
+        _type_refusal(direction, problem, version) or shape_refusal(problem) or _epilogue_refusal(direction, epilogue)
+    )
 
 
-def _type_refusal(face: str, problem: ConvProblem, version: int) -> str:
+def _type_refusal(direction: str, problem: ConvProblem, version: int) -> str:
     types = {name: dtype for name, (_, dtype) in problem.tensors.items()}
-    every = sorted({types[name] for name in (*FACES[face].operands, FACES[face].result)})
+    every = sorted({types[name] for name in (*DIRECTIONS[direction].operands, DIRECTIONS[direction].result)})
     if len(every) > 1:
         return (
             f"types {', '.join(every)}; it takes one type (its engines of several are compiled at run time), which "
@@ -48,9 +43,9 @@ def _type_refusal(face: str, problem: ConvProblem, version: int) -> str:
     return ""
 
 
-def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
-    reason = epilogue_refusal(face, epilogue, EPILOGUES)
+def _epilogue_refusal(direction: str, epilogue: Epilogue) -> str:
+    reason = epilogue_refusal(direction, epilogue, ENTRY.epilogues)
     return reason or ("it has relu with a bias only" if epilogue.relu and not epilogue.bias else "")
 
 
-__all__ = ["EPILOGUES", "refusal"]
+__all__ = ["refusal"]

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from tvm_convgrad.errors import UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.offload.cudnn.entry import ENTRY
 
-VARIABLE = "CONVGRAD_CUDNN"
+VARIABLE = str(ENTRY.variable)
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that tuning has found best, in a file beside the other tunings, and where programs' calls ask for them.
+"""The engines that tuning has found best, in a file beside the other tunings, and the context in which calls take them.
 
 An engine and its knobs mean something for one version of cuDNN, on one model of GPU, under the same settings: all that
 is part of an entry's key, with the call and our version.
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tvm_convgrad
-from tvm_convgrad.offload.cudnn.bench import Bench, Call
+from tvm_convgrad.core.entries import Entries
+from tvm_convgrad.core.entries import default_path as tunings
+from tvm_convgrad.offload.cudnn.call import Call
 from tvm_convgrad.offload.cudnn.engines import Listed
 from tvm_convgrad.offload.cudnn.settings import Settings, settings
-from tvm_convgrad.tuning.entries import Entries
+from tvm_convgrad.offload.cudnn.tuning_device import TuningDevice
 
 FORMAT = 1
 _FIELDS = {
@@ -86,13 +88,13 @@ class EngineStore:
     def record(
         self,
         call: Call,
-        bench: Bench,
+        device: TuningDevice,
         settings: Settings,
         engine: Listed,
         thrown_out: Sequence[tuple[Listed, str]],
         **measured: float | int,
     ) -> None:
-        """Keep the best engine of a call on a bench's device; other processes' entries stay.
+        """Keep the best engine of a call on a device's device; other processes' entries stay.
 
         Args:
             thrown_out: engines that must not be used, each with the reason.
@@ -112,7 +114,7 @@ class EngineStore:
             ],
             **measured,
         }
-        self._entries.put(_key(call, bench.arch, bench.version, settings, bench.device), entry)
+        self._entries.put(_key(call, device.arch, device.version, settings, device.device), entry)
 
     def broke(self, call: Call, arch: str, version: int) -> frozenset[EngineKey]:
         """Engines after which a GPU of an architecture answered its process no more when the call was tuned."""
@@ -120,17 +122,15 @@ class EngineStore:
         entries = [self._entries.get(key) for key in self._entries if key.startswith(begin)]
         return frozenset((each["engine"], _knobs(each["knobs"])) for entry in entries for each in entry["broke"])
 
-    def record_broke(self, call: Call, bench: Bench, engine: Listed) -> None:
+    def record_broke(self, call: Call, device: TuningDevice, engine: Listed) -> None:
         """Keep that an engine broke the GPU, so that no later tuning runs it again; errors as `record`."""
-        every = sorted({*self.broke(call, bench.arch, bench.version), (engine.index, engine.knobs)})
+        every = sorted({*self.broke(call, device.arch, device.version), (engine.index, engine.knobs)})
         entry = {"broke": [{"engine": index, "knobs": [list(knob) for knob in knobs]} for index, knobs in every]}
-        self._entries.put(_broke_key(call, bench.arch, bench.version, bench.device), entry)
+        self._entries.put(_broke_key(call, device.arch, device.version, device.device), entry)
 
 
 def default_path() -> Path:
     """Beside the tunings of kernels."""
-    from tvm_convgrad.tuning.store import default_path as tunings
-
     return beside(tunings())
 
 
@@ -145,9 +145,9 @@ _store: ContextVar[EngineStore | Literal["unsaid"] | None] = ContextVar("tvm_con
 
 @contextmanager
 def use_engines(store: EngineStore | None) -> Iterator[None]:
-    """Let calls that are compiled inside the block take tuned engines; with None they ask cuDNN's heuristics alone.
+    """Let calls that are compiled inside the block take tuned engines; with None cuDNN's heuristics choose.
 
-    Outside of any block they do so too, unless the settings say `cached`: then the user's own store is asked.
+    Outside of any block these choose too, unless the settings are `cached`: then the user's own store is read.
     """
     token = _store.set(store)
     try:
@@ -157,7 +157,7 @@ def use_engines(store: EngineStore | None) -> Iterator[None]:
 
 
 def store_in_use() -> EngineStore | None:
-    """What calls that are compiled now are to ask, if anything."""
+    """The tuned engines that calls which are compiled now take, if any."""
     found = _store.get()
     if found == _UNSAID:
         return EngineStore(default_path()) if settings().cached else None
@@ -170,7 +170,7 @@ def only_tuned() -> bool:
 
 
 def _key(call: Call, arch: str, version: int, settings: Settings, device: str) -> str:
-    """The device is last: programs are compiled where there is none, and then ask for those of an architecture."""
+    """The device is last: programs are compiled where there is none, and then take those of an architecture."""
     ours = f"tvm-convgrad {tvm_convgrad.__version__}"
     return f"{call} | cuDNN {version} | {settings.allowed} | {ours} | {arch} | {device}"
 

@@ -3,7 +3,7 @@
 
 Each engine runs twice in guarded memory before it is timed. It is thrown out, by name and with the reason, if there is
 no plan of it, if it fails, leaves NaN, writes outside of result and workspace, gives other bits when called again
-though that was asked for, or differs from what most engines compute. Those that remain take turns.
+where the settings want deterministic engines, or differs from what most engines compute. Those that remain take turns.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tvm_convgrad.errors import SetupError
-from tvm_convgrad.offload.cudnn.agreement import Parties, bound
-from tvm_convgrad.offload.cudnn.bench import Bench, Call, EngineError, Plan
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.exact import Array
+from tvm_convgrad.core.shares import shares
+from tvm_convgrad.offload.cudnn.agreement import Agreement, bound
+from tvm_convgrad.offload.cudnn.call import Call
 from tvm_convgrad.offload.cudnn.engines import Listed
 from tvm_convgrad.offload.cudnn.guarded import Guarded
 from tvm_convgrad.offload.cudnn.settings import Settings
 from tvm_convgrad.offload.cudnn.store import EngineStore
-from tvm_convgrad.tuning.shares import shares
+from tvm_convgrad.offload.cudnn.tuning_device import EngineError, Plan, TuningDevice
 
 MOST = 16
 """Engines of the heuristics' list that are tried for a call."""
@@ -70,7 +72,7 @@ class Outcome:
 
 def tune(
     work: Sequence[tuple[Call, int]],
-    bench: Bench,
+    device: TuningDevice,
     settings: Settings,
     store: EngineStore,
     budget: float,
@@ -91,12 +93,12 @@ def tune(
     for call, end in shares(weighed, budget, clock):
         if not call.problem.is_static:
             yield Outcome(call, "skipped", 1.0, 0, "an extent is known only at run time")
-        elif store.winner(call, bench.arch, bench.version, settings, bench.device) is not None:
+        elif store.winner(call, device.arch, device.version, settings, device.device) is not None:
             yield Outcome(call, "skipped", 1.0, 0, "tuned before")
         elif end is None:
             yield Outcome(call, "skipped", 1.0, 0, "the budget is spent")
         else:
-            yield _Trial(call, bench, settings, store, clock, end).outcome()
+            yield _Trial(call, device, settings, store, clock, end).outcome()
 
 
 @dataclass
@@ -115,16 +117,16 @@ class _Trial:
     """The engines of one call."""
 
     def __init__(
-        self, call: Call, bench: Bench, settings: Settings, store: EngineStore, clock: Clock, end: float
+        self, call: Call, device: TuningDevice, settings: Settings, store: EngineStore, clock: Clock, end: float
     ) -> None:
-        self._call, self._bench, self._settings, self._store = call, bench, settings, store
+        self._call, self._device, self._settings, self._store = call, device, settings, store
         self._clock, self._end = clock, end
         self._thrown: list[ThrownOut] = []
-        self._broke = store.broke(call, bench.arch, bench.version)
+        self._broke = store.broke(call, device.arch, device.version)
 
     def outcome(self) -> Outcome:
         """Try, time, keep."""
-        listed = self._bench.candidates(self._call, MOST)
+        listed = self._device.candidates(self._call, MOST)
         usable = () if isinstance(listed, str) else [each for each in listed if not each.refusal]
         if not usable:
             return self._ended("skipped", listed if isinstance(listed, str) else "cuDNN has no engine that may be used")
@@ -132,7 +134,7 @@ class _Trial:
         operands, limit = self._call.numbers()
         workspace = max((each.plan.workspace for each in candidates), default=0)
         try:
-            memory = Guarded(self._bench, self._call, operands, workspace)
+            memory = Guarded(self._device, self._call, operands, workspace)
         except EngineError as error:
             return self._ended("skipped", str(error))
         sound = self._agreeing(candidates, memory, limit)
@@ -152,25 +154,25 @@ class _Trial:
             self._throw_out(engine, "broke the GPU for its process when it was tuned before")
             return None
         try:
-            return _Candidate(engine, self._bench.plan(self._call, engine))
+            return _Candidate(engine, self._device.plan(self._call, engine))
         except EngineError as error:
             self._throw_out(engine, f"has no plan: {error}")
             return None
 
     def _agreeing(self, candidates: Sequence[_Candidate], memory: Guarded, limit: int) -> list[_Candidate]:
         """Those that compute what most do, of as many as the share of time allows; two at the least."""
-        parties: Parties[_Candidate] = Parties(bound(self._call, limit, self._settings))
+        agreement: Agreement[_Candidate] = Agreement(bound(self._call, limit, self._settings))
         for number, candidate in enumerate(candidates):
             if number > 1 and self._clock() >= self._end:
                 break
             result = self._checked(candidate, memory)
             if result is not None:
-                parties.add(candidate, result)
-        for candidate, detail in parties.others():
+                agreement.add(candidate, result)
+        for candidate, detail in agreement.others():
             self._throw_out(candidate.engine, detail)
-        return parties.majority()
+        return agreement.majority()
 
-    def _checked(self, candidate: _Candidate, memory: Guarded) -> Any:
+    def _checked(self, candidate: _Candidate, memory: Guarded) -> Array | None:
         """The result of a candidate, after two calls in blank memory; None where it is thrown out."""
         results = []
         for _ in range(2):
@@ -234,7 +236,7 @@ class _Trial:
         try:
             return memory.run(candidate.plan, calls)
         except SetupError:
-            self._store.record_broke(self._call, self._bench, candidate.engine)
+            self._store.record_broke(self._call, self._device, candidate.engine)
             raise
 
     def _kept(self, first: Listed, sound: Sequence[_Candidate]) -> Outcome:
@@ -246,7 +248,7 @@ class _Trial:
         seconds = median(best.seconds)
         self._store.record(
             self._call,
-            self._bench,
+            self._device,
             self._settings,
             best.engine,
             self._thrown,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The curated set of CUTLASS's implicit-GEMM kernels, as tables, and which of them computes a problem.
 
-A kernel is a face with its iterators (FORMS) and the way in which tiles are multiplied (MATHS); types, alignments and
-the GPU it is compiled for make an Instance of it, which is one source file. Source: CUTLASS 4.1, "Implicit GEMM
+A kernel is a direction with its iterators (FORMS) and the way in which tiles are multiplied (MATHS); types, alignments
+and the GPU it is compiled for make an Instance of it, which is one source file. Source: CUTLASS 4.1, "Implicit GEMM
 Convolution" in its documentation, and the checks of `can_implement` in its iterators.
 """
 
@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.geometry import DTYPE_BYTES
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.cudnn.devices import DEVICES
-from tvm_convgrad.problem import ConvProblem
 
 if TYPE_CHECKING:
     from tvm_convgrad.kernels.epilogue import Epilogue
@@ -32,16 +32,16 @@ MASK_TAPS = 32
 
 @dataclass(frozen=True)
 class Form:
-    """A face with its iterators: the template and its arguments.
+    """A direction with its iterators: the template and its arguments.
 
     Attributes:
-        face: in the catalogue's words.
+        direction: in the catalogue's words.
         template: after DefaultConv2d.
         iterator: Optimized, or Analytic, which computes each address anew and has no limit on kernels.
         strides: Strided, or Unity for dgrad without strides.
     """
 
-    face: str
+    direction: str
     template: str
     iterator: str
     strides: str
@@ -49,12 +49,12 @@ class Form:
     @property
     def is_strided_dgrad(self) -> bool:
         """Whether it is the kernel of its own that CUTLASS has for dgrad with strides."""
-        return self.face == "backward_data" and self.strides == "Strided"
+        return self.direction == "backward_data" and self.strides == "Strided"
 
     @property
     def name(self) -> str:
         """Such as dgrad_unity_optimized."""
-        own = f"_{self.strides.lower()}" if self.face == "backward_data" else ""
+        own = f"_{self.strides.lower()}" if self.direction == "backward_data" else ""
         return f"{self.template.lower()}{own}_{self.iterator.lower()}"
 
 
@@ -140,14 +140,16 @@ class Instance:
 
 @dataclass(frozen=True)
 class Choice:
-    """An instance, and into how many slices the sum is cut: 1 is whole."""
+    """An instance, and the number of slices of its sum (split-K): 1 is whole."""
 
     instance: Instance
     slices: int
 
 
-def choose(face: str, problem: ConvProblem, epilogue: Epilogue, arch: int, float32: str, batch: int) -> Choice | str:
-    """The instance that computes a face of a problem that the rules take, or why there is none for this GPU.
+def choose(
+    direction: str, problem: ConvProblem, epilogue: Epilogue, arch: int, float32: str, batch: int
+) -> Choice | str:
+    """The instance that computes a direction of a problem that the rules take, or why there is none for this GPU.
 
     Args:
         arch: SM times ten, at least 75.
@@ -155,12 +157,12 @@ def choose(face: str, problem: ConvProblem, epilogue: Epilogue, arch: int, float
         batch: for which slices are counted, where the problem's is symbolic.
     """
     tensors = {name: dtype for name, (_, dtype) in problem.tensors.items()}
-    operand, result = tensors[FACES[face].operands[0]], tensors[FACES[face].result]
-    channels = _contiguous(face, problem)
+    operand, result = tensors[DIRECTIONS[direction].operands[0]], tensors[DIRECTIONS[direction].result]
+    channels = _contiguous(direction, problem)
     aligned = (_alignment(channels[0], operand), _alignment(channels[1], operand))
     if operand == "bfloat16" and arch < MATHS["bf16"].arch:
         return f"bfloat16 on sm_{arch}; tensor cores have it from sm_{MATHS['bf16'].arch} on"
-    name, form = _math(operand, aligned, arch, float32), _form(face, problem)
+    name, form = _math(operand, aligned, arch, float32), _form(direction, problem)
     vector = VECTOR_BYTES // DTYPE_BYTES[operand]
     two_stages = MATHS[name].unit == "TensorOp" and MATHS[name].stages == 2
     if form.is_strided_dgrad and two_stages and set(aligned) != {vector}:
@@ -169,7 +171,7 @@ def choose(face: str, problem: ConvProblem, epilogue: Epilogue, arch: int, float
             f"strides with {problem.in_channels} and {problem.out_channels} channels; on sm_{arch} its strided kernel "
             f"for {operand} takes multiples of {vector}"
         )
-    slices = _slices(problem, MATHS[name].tile, arch, batch) if face == "backward_weight" else 1
+    slices = _slices(problem, MATHS[name].tile, arch, batch) if direction == "backward_weight" else 1
     output = "float32" if slices > 1 else result
     every = (*aligned, _alignment(channels[2], output))
     alignments = (1, 1, 1) if MATHS[name].unit == "Simt" else every
@@ -185,17 +187,17 @@ def _math(operand: str, aligned: tuple[int, ...], arch: int, float32: str) -> st
     return short if min(aligned) * DTYPE_BYTES[operand] >= ASYNC_BYTES else f"{short}_narrow"
 
 
-def _form(face: str, problem: ConvProblem) -> Form:
-    strided = face != "backward_data" or max(problem.strides) > 1
-    limited = face != "backward_weight" and max(problem.kernel) > MASK_TAPS
+def _form(direction: str, problem: ConvProblem) -> Form:
+    strided = direction != "backward_data" or max(problem.strides) > 1
+    limited = direction != "backward_weight" and max(problem.kernel) > MASK_TAPS
     wanted = ("Strided" if strided else "Unity", "Analytic" if limited else "Optimized")
-    return next(form for form in FORMS if form.face == face and (form.strides, form.iterator) == wanted)
+    return next(form for form in FORMS if form.direction == direction and (form.strides, form.iterator) == wanted)
 
 
-def _contiguous(face: str, problem: ConvProblem) -> tuple[int, int, int]:
+def _contiguous(direction: str, problem: ConvProblem) -> tuple[int, int, int]:
     """The channels that lie next to one another in both operands and in the result."""
     c, k = problem.in_channels, problem.out_channels
-    return {"forward": (c, c, k), "backward_data": (k, c, c), "backward_weight": (k, c, c)}[face]
+    return {"forward": (c, c, k), "backward_data": (k, c, c), "backward_weight": (k, c, c)}[direction]
 
 
 def _alignment(channels: int, dtype: str) -> int:
@@ -203,7 +205,7 @@ def _alignment(channels: int, dtype: str) -> int:
 
 
 def _slices(problem: ConvProblem, tile: tuple[int, int, int], arch: int, batch: int) -> int:
-    """Into how many slices the sum of a weight gradient is cut, so that every multiprocessor has a block.
+    """The slices of the sum of a weight gradient (split-K), so that every multiprocessor has a block.
 
     A gradient is a matrix of O by kernel * I, whose elements sum N * Y products: few tiles, long sums.
     """

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.geometry import DTYPE_BYTES
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.offload.cutlass.entry import ENTRY
 from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
-from tvm_convgrad.problem import ConvProblem
 
 MAX_BYTES = 2**31 - 1
 """Its kernels address a tensor by int32."""
@@ -20,24 +21,17 @@ MAX_BYTES = 2**31 - 1
 LAYOUTS = {1: ("NWC", "OWI"), 2: ("NHWC", "OHWI")}
 """Of data and gradient, and of the kernel, by rank; a row is an image of one line."""
 
-OPERANDS = ("float16", "bfloat16", "float32")
-
-EPILOGUES = {
-    "forward": ("bias", "relu", "accumulate"),
-    "backward_weight": ("accumulate",),
-    "backward_data": ("accumulate",),
-}
-"""What a kernel does with its sums before it stores them: D = relu(sums + C), where C is a summand or the bias."""
+OPERANDS = tuple(ENTRY.dtypes)
 
 
-def refusal(face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
-    """Why no kernel of the set computes a face of a problem together with an epilogue, or nothing."""
+def refusal(direction: str, problem: ConvProblem, epilogue: Epilogue) -> str:
+    """Why no kernel of the set computes a direction of a problem together with an epilogue, or nothing."""
     return (
         _form_refusal(problem)
-        or _type_refusal(face, problem)
-        or _stride_refusal(face, problem)
+        or _type_refusal(direction, problem)
+        or _stride_refusal(direction, problem)
         or _extent_refusal(problem)
-        or _epilogue_refusal(face, epilogue)
+        or _epilogue_refusal(direction, epilogue)
     )
 
 
@@ -53,10 +47,10 @@ def _form_refusal(problem: ConvProblem) -> str:
     return ""
 
 
-def _type_refusal(face: str, problem: ConvProblem) -> str:
+def _type_refusal(direction: str, problem: ConvProblem) -> str:
     types = {name: dtype for name, (_, dtype) in problem.tensors.items()}
-    operands = {types[name] for name in FACES[face].operands}
-    result = types[FACES[face].result]
+    operands = {types[name] for name in DIRECTIONS[direction].operands}
+    result = types[DIRECTIONS[direction].result]
     if len(operands) == 1 and operands <= set(OPERANDS) and result in (*operands, "float32"):
         return ""
     every = sorted({*operands, result})
@@ -66,8 +60,8 @@ def _type_refusal(face: str, problem: ConvProblem) -> str:
     )
 
 
-def _stride_refusal(face: str, problem: ConvProblem) -> str:
-    if face == "backward_data" and max(problem.strides) > 1 and max(problem.dilation) > 1:
+def _stride_refusal(direction: str, problem: ConvProblem) -> str:
+    if direction == "backward_data" and max(problem.strides) > 1 and max(problem.dilation) > 1:
         return (
             f"dgrad with strides {list(problem.strides)} and dilation {list(problem.dilation)}; no kernel of CUTLASS "
             "has both"
@@ -86,9 +80,11 @@ def _extent_refusal(problem: ConvProblem) -> str:
     return ""
 
 
-def _epilogue_refusal(face: str, epilogue: Epilogue) -> str:
-    reason = epilogue_refusal(face, epilogue, EPILOGUES, "; its kernels give one result, the sums and one summand")
+def _epilogue_refusal(direction: str, epilogue: Epilogue) -> str:
+    reason = epilogue_refusal(
+        direction, epilogue, ENTRY.epilogues, "; its kernels give one result, the sums and one summand"
+    )
     return reason or ("a bias and a sum; its kernels add one of them" if epilogue.bias and epilogue.accumulate else "")
 
 
-__all__ = ["EPILOGUES", "LAYOUTS", "refusal"]
+__all__ = ["LAYOUTS", "refusal"]

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from tvm_convgrad.errors import SetupError
-from tvm_convgrad.offload.libraries import installed_file
+import tvm
 
-INSTALL = "pip install 'tvm-convgrad[cuda]'"
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.offload.cutlass.entry import ENTRY
+from tvm_convgrad.offload.libraries import installed_file
 
 _TOOLKITS = ("CUDA_HOME", "CUDA_PATH")
 _DEFAULT_TOOLKIT = "/usr/local/cuda"
@@ -62,7 +63,7 @@ def toolchain() -> Toolchain | str:
     if done.returncode or release is None:
         return f"{found} does not run: {(done.stderr.splitlines() or ['?'])[-1].strip()}"
     if int(release[1]) < _LEAST:
-        return f"{found} is of CUDA {release[1]}; CUTLASS needs {_LEAST} or newer: {INSTALL}"
+        return f"{found} is of CUDA {release[1]}; CUTLASS needs {_LEAST} or newer: {ENTRY.install}"
     folders = (found.parents[1] / name for name in ("lib", "lib64"))
     libraries = tuple(folder for folder in folders if (folder / "libcudart_static.a").is_file())
     return Toolchain(found, headers, libraries, release[1] + release[2], _cutlass_version(headers))
@@ -83,8 +84,6 @@ def required() -> Toolchain:
 @lru_cache(maxsize=1)
 def cutlass_headers() -> Path | None:
     """The folder of CUTLASS's headers: of CUTLASS_PATH, or of TVM's wheel, which carries them."""
-    import tvm
-
     stated = os.environ.get(_HEADERS)
     root = Path(stated) if stated else Path(tvm.__file__).parent / "3rdparty" / "cutlass"
     folder = root / "include"
@@ -101,7 +100,7 @@ def _nvcc() -> Path | str:
     for path in (*stated, *([] if missing else [packaged]), *others, *(f / "bin" / "nvcc" for f in _toolkits())):
         if path is not None and path.is_file():
             return path.resolve()
-    return f"not installed (nvcc and its headers: the packages {', '.join(missing)}): {INSTALL}"
+    return f"not installed (nvcc and its headers: the packages {', '.join(missing)}): {ENTRY.install}"
 
 
 def _toolkits(stated_only: bool = False) -> list[Path]:
@@ -114,4 +113,4 @@ def _cutlass_version(headers: Path) -> str:
     return ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text))
 
 
-__all__ = ["INSTALL", "Toolchain", "cutlass_headers", "required", "toolchain"]
+__all__ = ["Toolchain", "cutlass_headers", "required", "toolchain"]

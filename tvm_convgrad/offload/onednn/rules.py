@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oneDNN computes, and in which formats: small rules over a ConvProblem. Whether the CPU has it, the library says.
+"""What oneDNN computes, and in which formats: small rules over a ConvProblem. The library tells whether the CPU has it.
 
 Sources: oneDNN 3.2, "Convolution" and "Data Types" in its developer guide (types, propagation kinds, post-ops of
 forward convolutions only, sum post-op of reorders).
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 
-from tvm_convgrad.catalogue import FACES
-from tvm_convgrad.geometry import data_layout_of
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.geometry import data_layout_of
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.offload.onednn.entry import ENTRY
 from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
-from tvm_convgrad.problem import ConvProblem
 
 ANY, PLAIN_DATA = "any", "plain data"
 """Formats: every tensor as oneDNN likes it, reordered inside of the call; or data and gradients as they are, and only
@@ -27,29 +28,22 @@ FEW_CHANNELS = 8
 FEW_PIXELS = 100
 """Of an image, so that the product's rows of pixels fill vectors badly: measured at 49 and at 196."""
 
-EPILOGUES = {
-    "forward": ("bias", "accumulate"),
-    "backward_weight": ("accumulate", "bias_grad", "bias_accumulate"),
-    "backward_data": ("accumulate",),
-}
-"""What else one call does: post-ops of the forward convolution, and sums as the result is brought to its place."""
-
 RELU = "relu turns NaN into zero in oneDNN, which hides that training has failed; it follows the call"
 """Why relu is no post-op."""
 
 
-def refusal(face: str, problem: ConvProblem, epilogue: Epilogue) -> str:
-    """Why oneDNN does not compute a face of a problem together with an epilogue, or nothing."""
+def refusal(direction: str, problem: ConvProblem, epilogue: Epilogue) -> str:
+    """Why oneDNN does not compute a direction of a problem together with an epilogue, or nothing."""
     return (
-        _type_refusal(face, problem)
+        _type_refusal(direction, problem)
         or _extent_refusal(problem)
-        or (RELU if face == "forward" and epilogue.relu else "")
-        or epilogue_refusal(face, epilogue, EPILOGUES, "; only the forward convolution has post-ops")
+        or (RELU if direction == "forward" and epilogue.relu else "")
+        or epilogue_refusal(direction, epilogue, ENTRY.epilogues, "; only the forward convolution has post-ops")
     )
 
 
-def formats(face: str, problem: ConvProblem) -> str:
-    """In which formats a face that is not refused is computed, ANY or PLAIN_DATA.
+def formats(direction: str, problem: ConvProblem) -> str:
+    """In which formats a direction that is not refused is computed, ANY or PLAIN_DATA.
 
     Channels last oneDNN has kernels for as they are. Of channels second it takes products of matrices, which is what
     pointwise convolutions are (but for forward and dgrad on few pixels), and the gradient of few channels (a network's
@@ -64,14 +58,14 @@ def formats(face: str, problem: ConvProblem) -> str:
         return ANY
     if math.prod(problem.kernel) == 1:
         few = math.prod(int(extent) for extent in problem.grad_extents) <= FEW_PIXELS
-        return ANY if few and face != "backward_weight" else PLAIN_DATA
-    return PLAIN_DATA if face == "backward_data" and problem.in_channels <= FEW_CHANNELS else ANY
+        return ANY if few and direction != "backward_weight" else PLAIN_DATA
+    return PLAIN_DATA if direction == "backward_data" and problem.in_channels <= FEW_CHANNELS else ANY
 
 
-def _type_refusal(face: str, problem: ConvProblem) -> str:
+def _type_refusal(direction: str, problem: ConvProblem) -> str:
     types = {name: dtype for name, (_, dtype) in problem.tensors.items()}
-    operands = {types[name] for name in FACES[face].operands}
-    result = types[FACES[face].result]
+    operands = {types[name] for name in DIRECTIONS[direction].operands}
+    result = types[DIRECTIONS[direction].result]
     if operands == {"float32"} and result == "float32":
         return ""
     if operands == {"bfloat16"} and result in ("bfloat16", "float32"):
@@ -90,4 +84,4 @@ def _extent_refusal(problem: ConvProblem) -> str:
     return ""
 
 
-__all__ = ["ANY", "EPILOGUES", "PLAIN_DATA", "formats", "refusal"]
+__all__ = ["ANY", "PLAIN_DATA", "formats", "refusal"]

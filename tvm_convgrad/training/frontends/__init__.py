@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading models: ONNX, torch.export, a Python function that returns Relax, Relax JSON, and Relay programs."""
+"""Reading model files: `load_model`, and the formats that it reads, which the folder `formats` has."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.model import Model
-from tvm_convgrad.training.outputs import Outputs
-from tvm_convgrad.training.program import TrainingProgram
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.frontends.registry import Batch, Format, Request, all_formats, require_file, shown_formats
 
-Batch = int | Literal["dynamic"] | None
-_RELAY = (".relay", ".ir", ".tar", ".gz")
-_ENDINGS = ".onnx, .pt2, .json, .relay, .tar or file.py:function"
+if TYPE_CHECKING:  # the help of commands lists the formats without TVM
+    from tvm_convgrad.training.model.model import Model
+    from tvm_convgrad.training.model.outputs import Outputs
+    from tvm_convgrad.training.model.program import TrainingProgram
+
+__all__ = ["Batch", "Format", "Request", "all_formats", "load_model", "require_file", "shown_formats"]
 
 
 def load_model(
@@ -25,15 +26,15 @@ def load_model(
         path: `.onnx`; `.pt2` (torch.export.save); `.json` (tvm.ir.save_json, parameters in an `.npz` of the same
             stem, if any), of Relax or Relay; `.relay`, `.ir` (Relay's text), `.tar` (of TVMC), `.gz` of these; or
             `file.py:function`, a function without required arguments (see `python_function`).
+        batch: extent of axis 0 of every input: an int, "dynamic" for a symbolic one, None for that of the model.
         params: values of a Relay program's parameters, a file of relay.save_param_dict.
-        batch: extent of axis 0 of every input: an int, "dynamic" for a symbolic one, None for what the model says.
         outputs: names of the outputs to train, each with the weight of its loss; the first one is the predictions.
             None takes the only output of the model; a model with several is refused then, and its outputs are listed.
 
     Raises:
-        ModelError: the file is missing, damaged or of another kind, uses operators that cannot be imported (all of
+        ModelError: the file is missing, damaged or of another format, uses operators that cannot be imported (all of
             them are named), has a batch that cannot be changed, or several outputs without a choice.
-        SetupError: the package that reads this kind of file is not installed.
+        SetupError: the package that reads this format is not installed.
     """
     text = str(path)
     try:
@@ -47,49 +48,33 @@ def load_model(
 def _loaded(text: str, batch: Batch, params: str | Path | None, outputs: Outputs | None) -> Model | TrainingProgram:
     if batch is not None and batch != "dynamic" and (not isinstance(batch, int) or batch < 1):
         raise ModelError(f"{text}: batch must be a positive integer or 'dynamic', but is {batch!r}.")
+    chosen, path, function = _format_of(text)
+    if params is not None and not chosen.takes_params:
+        takers = ", ".join(each.name for each in all_formats() if each.takes_params)
+        raise ModelError(
+            f"{text} is a model of the format {chosen.name}, and only {takers} takes a file of parameters; leave "
+            "--params out."
+        )
+    values = None if params is None else require_file(params)
+    chosen.check_package(text)
+    return chosen.load(Request(path, function, batch, values, outputs))
+
+
+def _format_of(text: str) -> tuple[Format, Path, str]:
+    """The format of a path, the file, and the name of the function behind it, or ""."""
+    known = all_formats()
     file, _, function = text.rpartition(":")
-    if file.endswith(".py"):
-        from tvm_convgrad.training.frontends.python_function import load_function
-
-        return load_function(require_file(file), function, batch, outputs)
-    suffix = Path(text).suffix.lower()
-    relay = suffix in _RELAY
-    if suffix == ".json":
-        from tvm_convgrad.importer.sources import looks_like_relay
-
-        relay = looks_like_relay(require_file(text))
-    if relay:
-        from tvm_convgrad.training.frontends.relay import load_relay
-
-        return load_relay(require_file(text), batch, None if params is None else require_file(params), outputs)
-    if params is not None:
-        raise ModelError(f"{text} is no Relay program, and only these take a file of parameters; leave --params out.")
-    if suffix == ".py":
-        raise ModelError(f"{text} names no function; write {text}:FUNCTION, a function that returns an IRModule.")
-    if suffix not in (".onnx", ".pt2", ".json"):
-        raise ModelError(f"{text}: the ending {suffix!r} is not that of a model; give {_ENDINGS}.")
-    found = require_file(text)
-    if suffix == ".onnx":
-        from tvm_convgrad.training.frontends.onnx import load_onnx
-
-        return load_onnx(found, batch, outputs)
-    if suffix == ".pt2":
-        from tvm_convgrad.training.frontends.torch_export import load_pt2
-
-        return load_pt2(found, batch, outputs)
-    from tvm_convgrad.training.frontends.relax_json import load_json
-
-    return load_json(found, batch, outputs)
-
-
-def require_file(path: str | Path) -> Path:
-    """The path, if a file that can be read is there.
-
-    Raises:
-        ModelError: it is missing, or is a folder.
-    """
-    found = Path(path)
-    if not found.is_file():
-        what = "is a folder, not a model file" if found.is_dir() else "does not exist"
-        raise ModelError(f"{path} {what}; check the path of the model.")
-    return found
+    candidates = [each for each in known if each.takes_function and file.lower().endswith(each.suffixes)]
+    if not candidates:
+        file, function = text, ""
+        suffix = Path(text).suffix.lower()
+        candidates = [each for each in known if suffix in each.suffixes]
+        if not candidates:
+            raise ModelError(f"{text}: the ending {suffix!r} is not that of a model; give {shown_formats()}.")
+        if all(each.takes_function for each in candidates):
+            raise ModelError(f"{text} names no function; write {text}:FUNCTION, a function that returns an IRModule.")
+    path = require_file(file)
+    for each in candidates:
+        if each.is_of(path):
+            return each, path, function
+    raise ModelError(f"{text} is no file of {' or '.join(each.name for each in candidates)}.")

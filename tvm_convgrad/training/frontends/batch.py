@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError
-from tvm_convgrad.training.graph import static_shape
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.ir.graph import static_shape
 
 
-def bind_batch(module: Any, function: str, num_inputs: int, batch: int | str | None, remedy: str, source: str) -> Any:
+def bind_batch(
+    module: tvm.IRModule, function: str, num_inputs: int, batch: int | str | None, remedy: str, source: str
+) -> tvm.IRModule:
     """The module with `batch` as extent of axis 0 of its inputs, where that axis is symbolic.
 
     Raises:
-        ModelError: the axis has another fixed extent; `remedy` says how to make a model with a free one.
+        ModelError: the axis has another fixed extent; `remedy` is how to make a model with a free one.
     """
     if batch is None or function not in {variable.name_hint for variable in module.get_global_vars()}:
         return module

@@ -3,7 +3,7 @@
 
 BatchNormalization is trained whatever its `training_mode` (most files are exported for inference), and Dropout
 likewise. ONNX writes running = running * momentum + batch * (1 - momentum); TVM's importer hands that momentum
-to Relax, which means 1 - momentum by it, so it is turned round here. The running variance takes the unbiased variance
+to Relax, which means 1 - momentum by it, so it is converted here. The running variance takes the unbiased variance
 of the batch, as PyTorch's does.
 """
 
@@ -16,25 +16,29 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError, SetupError, first_line
-from tvm_convgrad.quiet import release
-from tvm_convgrad.training.batch_axis import BatchError
+from tvm_convgrad.core.errors import ModelError, first_line
+from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
 from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
-from tvm_convgrad.training.graph import Environment, builder_with_tir, function_scope, replay
-from tvm_convgrad.training.model import BATCH_NORM, Array, Model, from_module
-from tvm_convgrad.training.outputs import Outputs
+from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
+from tvm_convgrad.training.model.batch_axis import BatchError
+from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, from_module
+from tvm_convgrad.training.model.outputs import Outputs
+
+if TYPE_CHECKING:  # optional packages, imported where they are needed
+    import onnx
 
 _DOMAINS = ("", "ai.onnx")
 _SHOWN = 3
 _TRIED = 2
-"""The batch with which a file that says none is tried, to find out whether its symbolic batch is at fault."""
+"""The batch that is tried for a file without one, to find out whether its symbolic batch is at fault."""
 
 
 def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
@@ -43,14 +47,9 @@ def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | None = Non
     Raises:
         ModelError: it is no ONNX file, is truncated or invalid, uses operators that TVM's importer lacks (all of
             them are named), or has a batch that cannot be changed.
-        SetupError: the onnx package is not installed.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise SetupError(
-            "Reading an .onnx model needs the onnx package, which is not installed; pip install 'tvm-convgrad[onnx]'."
-        ) from error
+    import onnx  # optional
+
     source = str(path)
     try:
         proto = onnx.load(path)
@@ -64,7 +63,7 @@ def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | None = Non
 
 
 def from_onnx(
-    proto: Any,
+    proto: onnx.ModelProto,
     *,
     batch: int | str | None = None,
     outputs: Outputs | None = None,
@@ -115,7 +114,7 @@ def from_onnx(
     return replace(model, warnings=tuple(notes))
 
 
-def _imports(proto: Any, frontend: Any, batch: int, source: str) -> bool:
+def _imports(proto: onnx.ModelProto, frontend: ModuleType, batch: int, source: str) -> bool:
     """Whether TVM's importer takes a graph with this batch."""
     initializers = {tensor.name for tensor in proto.graph.initializer}
     try:
@@ -130,8 +129,8 @@ class ImportFailure(ModelError):
 
 
 def _imported(
-    proto: Any, frontend: Any, shapes: dict[str, list[Any]], public: dict[str, str], source: str
-) -> tuple[Any, dict[str, Array]]:
+    proto: onnx.ModelProto, frontend: ModuleType, shapes: dict[str, list[Any]], public: dict[str, str], source: str
+) -> tuple[tvm.IRModule, dict[str, Array]]:
     """The Relax module of a graph, and the values of its parameters by their public names."""
     printed = io.StringIO()
     try:
@@ -152,17 +151,17 @@ def _imported(
     return _as_pytorch(module, names), dict(zip(names[count:], values, strict=True))
 
 
-def _refuse_opset(onnx: Any, proto: Any, source: str) -> None:
+def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None:
     newest = onnx.defs.onnx_opset_version()
     for entry in proto.opset_import:
         if entry.domain in _DOMAINS and entry.version > newest:
             raise ModelError(
-                f"{source} uses opset {entry.version}, but onnx {onnx.__version__} knows those up to {newest}; export "
+                f"{source} uses opset {entry.version}, but onnx {onnx.__version__} has those up to {newest}; export "
                 "the model with an older opset, or install a newer onnx."
             )
 
 
-def _refuse_unsupported(proto: Any, frontend: Any, source: str) -> None:
+def _refuse_unsupported(proto: onnx.ModelProto, frontend: ModuleType, source: str) -> None:
     known = set(frontend._get_convert_map()) | {"Constant"}
     unsupported: Counter[str] = Counter()
     for node in proto.graph.node:
@@ -177,8 +176,10 @@ def _refuse_unsupported(proto: Any, frontend: Any, source: str) -> None:
         )
 
 
-def _input_shapes(proto: Any, initializers: set[str], batch: int | str | None, source: str) -> dict[str, list[Any]]:
-    """Extents of each graph input; the batch is what was asked for, other named extents are refused."""
+def _input_shapes(
+    proto: onnx.ModelProto, initializers: set[str], batch: int | str | None, source: str
+) -> dict[str, list[Extent]]:
+    """Extents of each graph input; the batch is the requested one, other named extents are refused."""
     shapes: dict[str, list[Any]] = {}
     symbolic = tvm.tirx.Var("n", "int64")
     for value in proto.graph.input:
@@ -207,10 +208,10 @@ def _input_shapes(proto: Any, initializers: set[str], batch: int | str | None, s
     return shapes
 
 
-def _as_pytorch(module: Any, names: Sequence[str]) -> Any:
+def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
     """The module with 1 - momentum in each batch norm and parameters called `names`."""
 
-    def rewrite(_builder: Any, call: Any, _environment: Environment) -> Any:
+    def rewrite(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         attributes = call.attrs
         return relax.op.nn.batch_norm(
             *call.args,

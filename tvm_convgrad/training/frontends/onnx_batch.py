@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:  # optional packages, imported where they are needed
+    import onnx
 
 _BATCH = "convgrad_batch"
 _SHAPE_ELEMENTS = 64
@@ -19,11 +22,11 @@ _END = np.iinfo("int32").max
 Extent = int | str | None
 
 
-def with_free_batch(proto: Any) -> Any:
+def with_free_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its batch taken out of the constants of reshapes that keep each sample's elements together.
 
-    An exporter that does not know of a free batch writes a reshape of [16, 8, 1, 1] to the constant [16, 8]. Where the
-    data has the batch on axis 0, and a sample as many elements as the constant says, axis 0 of the result is the same
+    An exporter without a free batch writes a reshape of [16, 8, 1, 1] to the constant [16, 8]. Where the
+    data has the batch on axis 0, and each sample has as many elements as the constant, axis 0 of the result is the same
     batch, whatever it is; so the constant becomes [0, 8], in which ONNX's 0 stands for the extent of the data.
     """
     stored = stored_batch(proto)
@@ -44,7 +47,7 @@ def with_free_batch(proto: Any) -> Any:
         del node.attribute[:]  # allowzero, which changes nothing in a constant without zeros
 
 
-def fixed_shapes(proto: Any) -> list[str]:
+def fixed_shapes(proto: onnx.ModelProto) -> list[str]:
     """The nodes that fix a batch: operator, name and constant of each."""
     graph = _Graph.of(proto, stored_batch(proto))
     found = []
@@ -55,7 +58,7 @@ def fixed_shapes(proto: Any) -> list[str]:
     return found or _shape_constants(proto, graph)
 
 
-def _shape_constants(proto: Any, graph: _Graph) -> list[str]:
+def _shape_constants(proto: onnx.ModelProto, graph: _Graph) -> list[str]:
     """Vectors of integers that begin with the stored batch, from which other nodes compute a shape."""
     users = {name: node for node in reversed(proto.graph.node) for name in node.input}
     shapes = {n: v.tolist() for n, v in graph.values.items() if v.dtype == np.int64 and v.ndim == 1 and v.size > 1}
@@ -66,8 +69,8 @@ def _shape_constants(proto: Any, graph: _Graph) -> list[str]:
     ]
 
 
-def stored_batch(proto: Any) -> int | None:
-    """The batch that the file says, if that is one number for all inputs."""
+def stored_batch(proto: onnx.ModelProto) -> int | None:
+    """The batch of the file, if that is one number for all inputs."""
     initializers = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value.type.tensor_type.shape.dim for value in proto.graph.input if value.name not in initializers]
     found = {int(extents[0].dim_value) if extents else 0 for extents in inputs}
@@ -83,7 +86,7 @@ class _Graph:
     values: dict[str, np.ndarray[Any, Any]]
 
     @classmethod
-    def of(cls, proto: Any, stored: int | None) -> _Graph:
+    def of(cls, proto: onnx.ModelProto, stored: int | None) -> _Graph:
         """Infer the extents of all tensors."""
         import onnx
 
@@ -109,7 +112,7 @@ class _Graph:
         """Whether axis 0 of a tensor is the batch."""
         return self.shapes.get(name, [])[:1] == [_BATCH]
 
-    def keeps_samples(self, node: Any) -> bool:
+    def keeps_samples(self, node: onnx.NodeProto) -> bool:
         """Whether a node reshapes to a constant with the stored batch and keeps each sample's elements together."""
         if node.op_type != "Reshape" or not self.batched(node.input[0]):
             return False
@@ -122,34 +125,34 @@ class _Graph:
         known = math.prod(extent for extent in wanted[1:] if extent > 0)
         return elements % known == 0 if -1 in wanted else elements == known
 
-    def constant(self, node: Any, position: int) -> list[int]:
+    def constant(self, node: onnx.NodeProto, position: int) -> list[int]:
         """The values of a constant operand, which is a vector; empty if there is none."""
         name = node.input[position] if len(node.input) > position else ""
         return [int(value) for value in self.values[name].ravel()] if name in self.values else []
 
 
-def _reshape(graph: _Graph, node: Any) -> str:
+def _reshape(graph: _Graph, node: onnx.NodeProto) -> str:
     shape, data = graph.constant(node, 1), graph.shapes.get(node.input[0], [])
     fixed = (graph.batched(node.input[0]) and shape[:1] > [0]) or (_BATCH in data and min(shape, default=0) > 0)
     return f"the constant shape {shape}" if fixed else ""
 
 
-def _expand(graph: _Graph, node: Any) -> str:
+def _expand(graph: _Graph, node: onnx.NodeProto) -> str:
     shape = graph.constant(node, 1)
     return f"the constant shape {shape}" if shape and shape[0] > 1 and shape[0] == graph.stored else ""
 
 
-def _constant_of_shape(graph: _Graph, node: Any) -> str:
+def _constant_of_shape(graph: _Graph, node: onnx.NodeProto) -> str:
     shape = graph.constant(node, 0)
     return f"the constant shape {shape}" if shape and shape[0] == graph.stored else ""
 
 
-def _resize(graph: _Graph, node: Any) -> str:
+def _resize(graph: _Graph, node: onnx.NodeProto) -> str:
     sizes = graph.constant(node, 3)
     return f"the constant sizes {sizes}" if sizes and graph.batched(node.input[0]) else ""
 
 
-def _slice(graph: _Graph, node: Any) -> str:
+def _slice(graph: _Graph, node: onnx.NodeProto) -> str:
     ends, axes = graph.constant(node, 2), graph.constant(node, 3)
     axes = axes or list(range(len(ends)))
     if not graph.batched(node.input[0]) or 0 not in axes or len(axes) != len(ends):
@@ -158,7 +161,7 @@ def _slice(graph: _Graph, node: Any) -> str:
     return f"the constant end {end} on axis 0" if 0 < end < _END else ""
 
 
-def _operand(graph: _Graph, node: Any) -> str:
+def _operand(graph: _Graph, node: onnx.NodeProto) -> str:
     """A constant with the stored batch beside an operand with the symbolic one."""
     if graph.stored in (None, 1) or node.op_type in _WEIGHTED or not any(map(graph.batched, node.input)):
         return ""
@@ -180,7 +183,7 @@ _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators whose constant operand has other extents than samples on axis 0."""
 
 
-def _take_values(graph: Any) -> dict[str, np.ndarray[Any, Any]]:
+def _take_values(graph: onnx.GraphProto) -> dict[str, np.ndarray[Any, Any]]:
     """The values of small constants by name; those of large initializers are removed from the graph."""
     from onnx import numpy_helper
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # optional packages, imported where they are needed
+    import onnx
 
 
-def with_own_parameters(proto: Any) -> Any:
+def with_own_parameters(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with an initializer of its own for each parameter that PyTorch's exporter has merged with an equal one.
 
     In eval mode the TorchScript exporter keeps one of several initializers with equal values, such as the zeros of new
@@ -39,7 +42,7 @@ def with_own_parameters(proto: Any) -> Any:
     return copy
 
 
-def with_safe_names(proto: Any) -> tuple[Any, dict[str, str]]:
+def with_safe_names(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
     """The model with initializers renamed that TVM's importer would misname, and their public names by the new ones.
 
     TVM 0.26 strips the letters o, n, x and colons from both ends of a name (`bn_mean` becomes `bn_mea`), 0.27 the
@@ -62,7 +65,7 @@ def with_safe_names(proto: Any) -> tuple[Any, dict[str, str]]:
     return copy, {new: short[name] if uses[short[name]] == 1 else name for name, new in renamed.items()}
 
 
-def _rename_uses(graph: Any, renamed: dict[str, str]) -> None:
+def _rename_uses(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
     for node in graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
         for attribute in node.attribute:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # optional packages, imported where they are needed
+    import onnx
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _RULES = "pkg.onnxscript.rewriter.rule_name"
@@ -25,7 +28,7 @@ _REMEDY = (
 )
 
 
-def rewritten_layers(proto: Any, source: str) -> list[str]:
+def rewritten_layers(proto: onnx.ModelProto, source: str) -> list[str]:
     """Sentences about layers that the file does not have any more.
 
     Batch norms of a model in eval mode are folded into the convolutions before them: PyTorch's TorchScript exporter
@@ -69,7 +72,7 @@ def rewritten_layers(proto: Any, source: str) -> list[str]:
     return notes
 
 
-def _is_folded(node: Any, shared: dict[str, str], initializers: set[str]) -> bool:
+def _is_folded(node: onnx.NodeProto, shared: dict[str, str], initializers: set[str]) -> bool:
     """Whether a batch norm has been folded into a convolution."""
     if _has_rule(node, _FUSED_RULE):
         return True
@@ -81,10 +84,10 @@ def _is_folded(node: Any, shared: dict[str, str], initializers: set[str]) -> boo
     return computed or bias == f"{weight}_bias" or all(_FUSED_NAME.search(name) for name in names)
 
 
-def _rules(node: Any) -> str:
+def _rules(node: onnx.NodeProto) -> str:
     """The rules of onnxscript's optimizer that made a node; onnx before 1.16 has no such notes."""
     return ", ".join(entry.value for entry in getattr(node, "metadata_props", ()) if entry.key == _RULES)
 
 
-def _has_rule(node: Any, pattern: re.Pattern[str]) -> bool:
+def _has_rule(node: onnx.NodeProto, pattern: re.Pattern[str]) -> bool:
     return pattern.search(_rules(node)) is not None

@@ -6,20 +6,20 @@ from __future__ import annotations
 import inspect
 import runpy
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 
-from tvm_convgrad.errors import ConvGradError, ModelError, first_line
-from tvm_convgrad.quiet import release
+from tvm_convgrad.core.errors import ConvGradError, ModelError, first_line
+from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
-from tvm_convgrad.training.model import Model, from_module, input_count
-from tvm_convgrad.training.outputs import Outputs
+from tvm_convgrad.training.model.model import Model, from_module, input_count
+from tvm_convgrad.training.model.outputs import Outputs
 
-_RETURNS = "an IRModule, a pair (IRModule, {name: array}), or a tvm_convgrad.training.model.Model"
+_RETURNS = "an IRModule, a pair (IRModule, {name: array}), or a tvm_convgrad.training.model.model.Model"
 
 
 def load_function(path: Path, name: str, batch: int | str | None, outputs: Outputs | None = None) -> Model:
@@ -49,15 +49,15 @@ def load_function(path: Path, name: str, batch: int | str | None, outputs: Outpu
 
 
 def _described(error: BaseException, path: Path) -> str:
-    """The type of an error, what it says, and the last line of the file that led to it."""
+    """The type of an error, its message, and the last line of the file that led to it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    said = f": {first_line(error)}" if str(error).strip() else " without a message"
+    text = f": {first_line(error)}" if str(error).strip() else " without a message"
     where = f" ({path.name}, line {frames[-1].lineno})" if frames else ""
     release(error)
-    return f"{type(error).__name__}{said}{where}"
+    return f"{type(error).__name__}{text}{where}"
 
 
-def _arguments(function: Any, batch: int | str | None, source: str) -> dict[str, Any]:
+def _arguments(function: Callable[..., Any], batch: int | str | None, source: str) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     given = {"batch": batch} if batch is not None and "batch" in parameters else {}
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -69,7 +69,7 @@ def _arguments(function: Any, batch: int | str | None, source: str) -> dict[str,
     return given
 
 
-def _as_model(result: Any, batch: int | str | None, outputs: Outputs | None, source: str) -> Model:
+def _as_model(result: object, batch: int | str | None, outputs: Outputs | None, source: str) -> Model:
     if isinstance(result, Model):
         if outputs is not None:
             raise ModelError(f"{source} returned a Model, whose outputs are chosen already; leave --model-output out.")

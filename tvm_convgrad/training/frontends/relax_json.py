@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import tvm
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.frontends.batch import bind_batch
-from tvm_convgrad.training.model import Array, Model, from_module, input_count
-from tvm_convgrad.training.outputs import Outputs
+from tvm_convgrad.training.model.model import Array, Model, from_module, input_count
+from tvm_convgrad.training.model.outputs import Outputs
 
 
 def load_json(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
     """Read a Relax IRModule with a function `main`: inputs first (attribute `num_input`, default 1), then weights.
 
     Parameters are taken by name from the .npz file beside it; without that file, or for names that it lacks, they
-    are initialised (see `tvm_convgrad.training.initialise`).
+    are initialised (see `tvm_convgrad.training.model.initialise`).
 
     Raises:
         ModelError: either file cannot be read, or the module is not such a model.

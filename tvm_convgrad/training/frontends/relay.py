@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and training programs from Relay (TVM up to 0.19); tvm_convgrad.importer says which files."""
+"""Models and training programs from Relay (TVM up to 0.19); see tvm_convgrad.importer for the files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import tvm
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError
+from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import import_relay
 from tvm_convgrad.training.frontends.batch import bind_batch
-from tvm_convgrad.training.initialise import initial_value, roles_of
-from tvm_convgrad.training.model import Array, Model, from_module, schema_of
-from tvm_convgrad.training.outputs import Outputs
-from tvm_convgrad.training.program import TARGETS, TrainingProgram, recognise
+from tvm_convgrad.training.model.initialise import initial_value, roles_of
+from tvm_convgrad.training.model.model import Array, Model, from_module, schema_of
+from tvm_convgrad.training.model.outputs import Outputs
+from tvm_convgrad.training.model.program import TARGETS, TrainingProgram, recognise
 
 
 def load_relay(
@@ -58,7 +58,7 @@ def load_relay(
     return from_module(module, num_inputs=count, parameters=values, outputs=outputs, source=source)
 
 
-def _initialised(module: Any) -> dict[str, Array]:
+def _initialised(module: tvm.IRModule) -> dict[str, Array]:
     """Values for all parameters but the first, and but those that are called as targets are."""
     roles, values = roles_of(module["main"]), {}
     for param in module["main"].params[1:]:
@@ -69,7 +69,7 @@ def _initialised(module: Any) -> dict[str, Array]:
     return values
 
 
-def _inputs_first(function: Any, values: dict[str, Array]) -> Any:
+def _inputs_first(function: relax.Function, values: dict[str, Array]) -> relax.Function:
     """The function with the parameters that have no value in front."""
     inputs = [param for param in function.params if str(param.name) not in values]
     weights = [param for param in function.params if str(param.name) in values]

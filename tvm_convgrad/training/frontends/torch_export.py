@@ -13,31 +13,25 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tvm import relax
 
-from tvm_convgrad.errors import ModelError, SetupError, first_line
-from tvm_convgrad.quiet import release
+from tvm_convgrad.core.errors import ModelError, first_line
+from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
-from tvm_convgrad.training.model import Model, from_module
-from tvm_convgrad.training.outputs import Outputs
+from tvm_convgrad.training.model.model import Array, Model, from_module
+from tvm_convgrad.training.model.outputs import Outputs
+
+if TYPE_CHECKING:  # optional packages, imported where they are needed
+    import torch
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 _REMEDY = "export the model with torch.export.export(..., dynamic_shapes=({0: torch.export.Dim('n')},))"
 # The translator takes these for the identity or for constants, which would be wrong without a word.
 _RANDOM = ("bernoulli", "rand", "normal", "multinomial", "feature_dropout", "alpha_dropout")
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise SetupError(
-            "Reading a .pt2 model needs PyTorch, which is not installed; pip install 'tvm-convgrad[torch]'."
-        ) from error
-    return torch
 
 
 def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
@@ -45,9 +39,9 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | None = None
 
     Raises:
         ModelError: it is not one, or cannot be imported (see `from_exported_program`).
-        SetupError: PyTorch is not installed.
     """
-    torch = _torch()
+    import torch  # optional
+
     if not zipfile.is_zipfile(path):
         raise ModelError(f"{path} is no .pt2 file (not an archive) or is truncated; write it with torch.export.save.")
     try:
@@ -61,7 +55,7 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | None = None
 
 
 def from_exported_program(
-    program: Any,
+    program: torch.export.ExportedProgram,
     *,
     batch: int | str | None = None,
     outputs: Outputs | None = None,
@@ -73,7 +67,7 @@ def from_exported_program(
         ModelError: operators that cannot be imported (all of them are named), several outputs without a choice (see
             `load_model`), or a fixed batch that `batch` would change.
     """
-    torch = _torch()
+    import torch  # optional
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     if not isinstance(program, torch.export.ExportedProgram):
@@ -113,7 +107,7 @@ def from_exported_program(
     )
 
 
-def _refuse_types(torch: Any, program: Any, source: str) -> None:
+def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
     for name, parameter in program.named_parameters():
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
             dtype = str(parameter.dtype).removeprefix("torch.")
@@ -123,8 +117,8 @@ def _refuse_types(torch: Any, program: Any, source: str) -> None:
             )
 
 
-def _decompositions(torch: Any) -> dict[Any, Any]:
-    """PyTorch's decompositions without those of dropout, which would turn it into random numbers."""
+def _decompositions(torch: ModuleType) -> dict[Any, Any]:
+    """PyTorch's decompositions without those of dropout, which would become random numbers."""
     table = torch.export.default_decompositions()
     for packet in (torch.ops.aten.dropout, torch.ops.aten.native_dropout):
         for overload in packet.overloads():
@@ -132,7 +126,7 @@ def _decompositions(torch: Any) -> dict[Any, Any]:
     return dict(table)
 
 
-def _with_dropout(torch: Any, program: Any) -> Any:
+def _with_dropout(torch: ModuleType, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program with every dropout in train mode; decomposing one in eval mode would lose its rate."""
     dropout = torch.ops.aten.dropout.default
     if not any(node.target is dropout and not node.args[2] for node in program.graph.nodes):
@@ -144,7 +138,7 @@ def _with_dropout(torch: Any, program: Any) -> Any:
     return program
 
 
-def _refuse_unsupported(program: Any, source: str) -> None:
+def _refuse_unsupported(program: torch.export.ExportedProgram, source: str) -> None:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     known = set(ExportedProgramImporter().convert_map) | set(_converters())
@@ -166,7 +160,7 @@ def _refuse_unsupported(program: Any, source: str) -> None:
             )
 
 
-def _buffers_as_inputs(torch: Any, program: Any) -> tuple[Any, list[str]]:
+def _buffers_as_inputs(torch: ModuleType, program: torch.export.ExportedProgram) -> tuple[Any, list[str]]:
     """What the translator reads of a program, with buffers as inputs and mutations of them as first outputs."""
     kinds, outputs = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
     signature = program.graph_signature
@@ -195,7 +189,7 @@ def _buffers_as_inputs(torch: Any, program: Any) -> tuple[Any, list[str]]:
     return adapted, mutated
 
 
-def _output_names(torch: Any, program: Any) -> list[str]:
+def _output_names(torch: ModuleType, program: torch.export.ExportedProgram) -> list[str]:
     """The names of the model's results: keys of a dict, fields of a named tuple or dataclass, otherwise positions."""
     tree = torch.utils._pytree
     spec = program.call_spec.out_spec
@@ -206,7 +200,7 @@ def _output_names(torch: Any, program: Any) -> list[str]:
     ]
 
 
-def _weights(program: Any) -> tuple[dict[str, np.ndarray[Any, Any]], set[str], set[str]]:
+def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], set[str], set[str]]:
     """Values of parameters, buffers and constants by variable name; the names of those that are frozen, or constants.
 
     Frozen is what `state_dict` has besides trained parameters; other buffers and tensors are constants.
@@ -237,20 +231,20 @@ def _converters() -> dict[str, Any]:
     }
 
 
-def _dropout(node: Any, importer: Any) -> Any:
+def _dropout(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     data, rate = importer.env[node.args[0]], float(node.args[1])
     return importer.block_builder.emit(_dropped(importer, data, rate)[0])
 
 
-def _native_dropout(node: Any, importer: Any) -> Any:
+def _native_dropout(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     return _dropped(importer, importer.env[node.args[0]], float(node.args[1]))
 
 
-def _dropped(importer: Any, data: Any, rate: float) -> Any:
+def _dropped(importer: ExportedProgramImporter, data: relax.Expr, rate: float) -> relax.Expr:
     return importer.block_builder.emit(relax.op.nn.dropout(data, rate))
 
 
-def _batch_norm_training(node: Any, importer: Any) -> Any:
+def _batch_norm_training(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     """(output, saved mean, saved deviation, new running mean, new running variance)."""
     result = importer._batch_norm(node, training=True, return_tuple=True)
     emit = importer.block_builder.emit

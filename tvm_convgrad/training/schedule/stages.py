@@ -15,8 +15,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from relax_ops.compat import TensorLoad, arithmetic, buffer_of
-from tvm_convgrad.kernels.loops import dtype_of
+from relax_ops.compat import SBlock, TensorLoad, arithmetic, buffer_of
+from tvm_convgrad.codegen.loops import dtype_of
 
 _BINARY = (
     tirx.Add,
@@ -73,12 +73,12 @@ class Stage:
         """The number of iterations."""
         return math.prod(self.extents)
 
-    def address_of(self, load: Any) -> Address:
+    def address_of(self, load: TensorLoad) -> Address:
         """The address of one of the loads in `value`."""
         return next(address for other, address in self.loads if other.same_as(load))
 
 
-def stage_of(block: Any, extents: list[int | None]) -> Stage | None:
+def stage_of(block: SBlock, extents: list[int | None]) -> Stage | None:
     """The stage of a block (its iterators run over the loops around it, of these extents), or None."""
     letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
     kinds = "".join(letters.get(iterator.iter_type, "?") for iterator in block.iter_vars)
@@ -107,11 +107,11 @@ def stage_of(block: Any, extents: list[int | None]) -> Stage | None:
     return Stage(kinds, fixed, store, value, tuple(loads), combiner, start)
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: tirx.Expr) -> bool:
     return isinstance(value, tirx.FloatImm) and math.isnan(float(value.value))
 
 
-def _address(buffer: Any, indices: Any, variables: dict[Any, int]) -> Address | None:
+def _address(buffer: tirx.Buffer, indices: Any, variables: dict[Any, int]) -> Address | None:
     if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
         return None
     shape = [int(extent) for extent in buffer.shape]
@@ -127,7 +127,7 @@ def _address(buffer: Any, indices: Any, variables: dict[Any, int]) -> Address | 
     return Address(buffer, constant, tuple(coefficients))
 
 
-def _linear(index: Any, variables: dict[Any, int]) -> list[int] | None:
+def _linear(index: tirx.Expr, variables: dict[Any, int]) -> list[int] | None:
     """The coefficients of the variables, and the constant."""
     terms = arithmetic.detect_linear_equation(index, list(variables))
     if len(terms) != len(variables) + 1 or not all(isinstance(term, tirx.IntImm) for term in terms):
@@ -135,7 +135,9 @@ def _linear(index: Any, variables: dict[Any, int]) -> list[int] | None:
     return [int(term) for term in terms]
 
 
-def _address_through_views(buffer: Any, indices: Any, strides: list[int], variables: dict[Any, int]) -> Address | None:
+def _address_through_views(
+    buffer: tirx.Buffer, indices: Any, strides: list[int], variables: dict[Any, int]
+) -> Address | None:
     """A reshape makes quotients and remainders of indices, which the address as a whole does not have."""
     analyzer = arithmetic.Analyzer()
     for variable, extent in variables.items():
@@ -146,7 +148,7 @@ def _address_through_views(buffer: Any, indices: Any, strides: list[int], variab
     return None if linear is None else Address(buffer, linear[-1], tuple(linear[:-1]))
 
 
-def _collect(value: Any, variables: dict[Any, int], loads: list[tuple[Any, Address]]) -> bool:
+def _collect(value: tirx.Expr, variables: dict[Any, int], loads: list[tuple[Any, Address]]) -> bool:
     """Gather the loads of a value; False where it is made of more than arithmetic on linear loads."""
     if isinstance(value, TensorLoad):
         address = _address(buffer_of(value), value.indices, variables)
@@ -158,7 +160,7 @@ def _collect(value: Any, variables: dict[Any, int], loads: list[tuple[Any, Addre
     return parts is not None and all(_collect(part, variables, loads) for part in parts)
 
 
-def _parts(value: Any) -> list[Any] | None:
+def _parts(value: tirx.Expr) -> list[Any] | None:
     if isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         return []
     if isinstance(value, _BINARY):
@@ -174,7 +176,7 @@ def _parts(value: Any) -> list[Any] | None:
     return None
 
 
-def rebuilt(value: Any, load: Callable[[Any], Any]) -> Any:
+def rebuilt(value: tirx.Expr, load: Callable[[Any], Any]) -> Any:
     """The value with each of its loads replaced by what `load` gives for it."""
     if isinstance(value, TensorLoad):
         return load(value)

@@ -17,7 +17,7 @@ class Graph {
     const int64_t bias = spec.bias ? ++next : 0, acc = spec.accumulate ? ++next : 0;
     result_ = ++next;
     Convolution();
-    switch (spec.face) {
+    switch (spec.direction) {
       case kForward: Forward(bias, acc); break;
       case kBackwardWeight: BackwardWeight(acc); break;
       default: BackwardData(acc); break;

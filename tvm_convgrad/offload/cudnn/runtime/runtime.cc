@@ -195,7 +195,7 @@ void Run(ffi::PackedArgs args, ffi::Any*) {
   const DLDevice device = given.device();
   Key key{*stated, given.is_aligned ? kAligned : given.tensors[0]->dtype.bits / 8, device.device_id};
   if (key.spec.batch < 0) {
-    const int64_t* axes = key.spec.face == kForward ? key.spec.data_axes : key.spec.grad_axes;
+    const int64_t* axes = key.spec.direction == kForward ? key.spec.data_axes : key.spec.grad_axes;
     for (int place = 0; place < given.tensors[0]->ndim; ++place) {
       if (axes[place] == 0) key.spec.batch = given.tensors[0]->shape[place];
     }

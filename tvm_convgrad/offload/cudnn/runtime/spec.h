@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call: a convolution's problem, its face, what is fused and what engines may do, as the plain numbers that generated
+// One call: a convolution's problem, its direction, what is fused and what engines may do, as the plain numbers that generated
 // code holds. The order of fields is that of CuDnn.numbers in cudnn/backend.py. A ranked list of engines may follow.
 #pragma once
 
@@ -23,7 +23,7 @@ struct Layout {
 };
 
 struct Spec {
-  int64_t face, rank, batch, in_channels, out_channels, groups;  // batch -1: as the first tensor has it
+  int64_t direction, rank, batch, in_channels, out_channels, groups;  // batch -1: as the first tensor has it
   int64_t data_extents[3], grad_extents[3], kernel[3], strides[3], dilation[3], pad_low[3], pad_high[3];
   int64_t data_type, weight_type, grad_type;             // cudnnDataType_t
   int64_t data_axes[5], weight_axes[5], grad_axes[5];    // for each place in memory the axis, N C ... or O I ...

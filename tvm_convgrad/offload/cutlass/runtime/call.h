@@ -10,7 +10,7 @@ namespace convgrad {
 constexpr int64_t kForward = 0, kBackwardWeight = 1, kBackwardData = 2;
 
 struct Call {
-  int64_t face, rank, batch, in_channels, out_channels, groups;  // batch -1: as the first tensor has it
+  int64_t direction, rank, batch, in_channels, out_channels, groups;  // batch -1: as the first tensor has it
   int64_t data_extents[3], grad_extents[3], kernel[3], strides[3], dilation[3], pad_low[3], pad_high[3];
   int64_t types[3], layouts[3][5];  // of the kernel's library; NHWC and OHWI
   int64_t bias, relu, accumulate, bias_grad;

@@ -25,7 +25,7 @@ class Plan {
     const int result = next++;
     const int bias_grad = spec.bias_grad ? next++ : -1;
     tensors_ = next;
-    switch (spec.face) {
+    switch (spec.direction) {
       case kForward: Forward(bias, acc, result); break;
       case kBackwardWeight: BackwardWeight(acc, bias_acc, result, bias_grad); break;
       default: BackwardData(acc, result); break;

@@ -105,7 +105,7 @@ void Run(ffi::PackedArgs args, ffi::Any*) {
     const auto* tensor = args[i + 1].cast<DLTensor*>();
     data[i] = static_cast<char*>(tensor->data) + tensor->byte_offset;
     if (i == 0 && key.spec.batch < 0) {
-      const int64_t* axes = key.spec.face == kForward ? key.spec.data_axes : key.spec.grad_axes;
+      const int64_t* axes = key.spec.direction == kForward ? key.spec.data_axes : key.spec.grad_axes;
       for (int place = 0; place < tensor->ndim; ++place) {
         if (axes[place] == 0) key.spec.batch = tensor->shape[place];
       }

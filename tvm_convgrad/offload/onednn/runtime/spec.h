@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call of the library: a convolution's problem, its face and what is fused, as the plain numbers that generated
+// One call of the library: a convolution's problem, its direction and what is fused, as the plain numbers that generated
 // code holds. The order of fields is that of OneDnn.numbers in onednn/backend.py.
 #pragma once
 
@@ -20,7 +20,7 @@ constexpr int64_t kForward = 0, kBackwardWeight = 1, kBackwardData = 2;
 constexpr int64_t kAnyFormats = 0;  // of data and gradients; of weights always
 
 struct Spec {
-  int64_t face, rank, batch, in_channels, out_channels, groups;  // batch -1: as the first tensor has it
+  int64_t direction, rank, batch, in_channels, out_channels, groups;  // batch -1: as the first tensor has it
   int64_t data_extents[3], grad_extents[3], kernel[3], strides[3], dilation[3], pad_low[3], pad_high[3];
   int64_t data_type, weight_type, grad_type;                     // dnnl_data_type_t
   int64_t data_axes[5], weight_axes[5], grad_axes[5];            // for each place in memory the axis, N C ... or O I ...

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of a tensor: None (the same for all samples), MappedAxis, Summed or Mixed; of a tuple, a tuple of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Union
+
+from tvm import relax
+
+from relax_ops.compat import arithmetic
+from relax_ops.expressions import known_extents, ndim_of
+from relax_ops.ir import dtype_of
+from relax_ops.vmap.mapped_axis import MappedAxis
+
+Emit = Callable[[relax.BlockBuilder], relax.Expr]
+"""Emits an expression through a block builder."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The tensor is a sum over the samples.
+
+    Attributes:
+        terms: emits the terms, (samples, *shape of the tensor).
+        norm: emits the sum of squares of each term, a vector, where that is cheaper than by `terms`.
+    """
+
+    terms: Emit
+    norm: Emit | None = None
+
+    def squares(self, builder: relax.BlockBuilder) -> relax.Expr:
+        """Emit the sum of squares of each term, in float32 at least: a vector over the samples."""
+        if self.norm is not None:
+            return self.norm(builder)
+        return sum_of_squares(builder, self.terms(builder))
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The samples are mixed in a way that cannot be taken apart; `reason` is a clause for messages."""
+
+    reason: str
+
+
+State = Union[None, MappedAxis, Summed, Mixed, tuple["State", ...]]
+
+
+def sum_of_squares(builder: relax.BlockBuilder, value: relax.Expr, axis: int = 0) -> relax.Expr:
+    """The sum of squares over all axes but one, summed in float32 at least."""
+    value = builder.normalize(value)
+    if dtype_of(value.ty) not in ("float32", "float64"):
+        value = builder.emit(relax.op.astype(value, "float32"))
+    squares = builder.emit(relax.op.multiply(value, value))
+    others = [other for other in range(ndim_of(value)) if other != axis]
+    return builder.emit(relax.op.sum(squares, others)) if others else squares
+
+
+def apart(builder: relax.BlockBuilder, value: relax.Expr, own: MappedAxis) -> relax.Expr:
+    """The tensor with the axis of the samples as two: the samples, and the entries of one."""
+    if own.entries == 1:
+        return builder.emit(relax.op.expand_dims(value, own.axis + 1))
+    shape = known_extents(value)
+    count = shape[own.axis] // own.entries
+    if not isinstance(count, int):
+        count = arithmetic.Analyzer().simplify(count)
+    split = [*shape[: own.axis], count, own.entries, *shape[own.axis + 1 :]]
+    return builder.emit(relax.op.reshape(value, relax.ShapeExpr(split)))

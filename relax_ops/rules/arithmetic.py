@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic on two tensors that broadcast against each other.
+
+Stock sums a broadcast operand's gradient in its own dtype and by collapse_sum_to, which stops layouts; its gradient of
+power is NaN at 0⁰.
+"""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax import op
+
+from relax_ops.gradients.common import dtype_of, fit, scalar
+from relax_ops.rules.elementwise import broadcast_rules
+
+
+def add(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = x + y."""
+    return [fit(ctx, output_grad, operand) for operand in orig_call.args]
+
+
+def subtract(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = x − y."""
+    x, y = orig_call.args
+    return [fit(ctx, output_grad, x), op.negative(fit(ctx, output_grad, y))]
+
+
+def multiply(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = x·y."""
+    x, y = orig_call.args
+    return [fit(ctx, op.multiply(output_grad, y), x), fit(ctx, op.multiply(output_grad, x), y)]
+
+
+def divide(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = x/y: dx = dz/y, dy = −dz·z/y."""
+    x, y = orig_call.args
+    dx = ctx.emit(op.divide(output_grad, y))
+    return [fit(ctx, dx, x), fit(ctx, op.negative(op.multiply(dx, orig_var)), y)]
+
+
+def power(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = x^y: dx = dz·y·x^(y−1), 0 where y = 0; dy = dz·z·ln x, 0 where x = 0 and y ≥ 0."""
+    x, y = orig_call.args
+    zero, one = scalar(0, dtype_of(y)), scalar(1, dtype_of(y))
+    dx = op.multiply(op.multiply(output_grad, y), op.power(x, op.subtract(y, one)))
+    dx = op.where(op.equal(y, zero), zero, dx)
+    dy = op.multiply(op.multiply(output_grad, orig_var), op.log(x))
+    flat = op.logical_and(op.equal(x, zero), op.greater_equal(y, zero))
+    return [fit(ctx, dx, x), fit(ctx, op.where(flat, zero, dy), y)]
+
+
+RULES = (
+    broadcast_rules("add", gradient=add, linear=((0, 1),)),
+    broadcast_rules("subtract", gradient=subtract, linear=((0, 1),)),
+    broadcast_rules("multiply", gradient=multiply, linear=((0,), (1,))),
+    broadcast_rules("divide", gradient=divide, linear=((0,),)),
+    broadcast_rules("power", gradient=power),
+    broadcast_rules("floor_divide", "mod", "floor_mod", "atan2"),
+    broadcast_rules("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
+)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element-wise operators of one tensor, and the rules that all element-wise operators share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+from tvm.relax import op
+
+from relax_ops.gradients.common import dtype_of, elementwise_gradient, is_float, no_grads, scalar
+from relax_ops.layouts.common import broadcast_layout, unary_layout
+from relax_ops.rules.contract import OperatorRules, named
+from relax_ops.vmap.common import broadcast_axis, elementwise, same_axis
+
+
+def unary_rules(*names: str, **rules: Any) -> OperatorRules:
+    """Rules of element-wise operators of one tensor; further arguments are scalars. `rules` are those besides."""
+    return OperatorRules(named(*names), mapped_axis=same_axis, vmap=elementwise, **rules)
+
+
+def broadcast_rules(*names: str, **rules: Any) -> OperatorRules:
+    """Rules of element-wise operators whose operands broadcast against each other. `rules` are those besides."""
+    return OperatorRules(named(*names), layout=broadcast_layout, mapped_axis=broadcast_axis, vmap=elementwise, **rules)
+
+
+def no_gradients(
+    _orig_var: relax.Var, orig_call: relax.Call, _output_grad: relax.Expr, _ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """Derivative 0 wherever there is one (sign, rounding, comparison): nothing flows back."""
+    return no_grads(orig_call.args)
+
+
+def _abs(ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
+    """y = |x|: y' = sign x, 0 at 0."""
+    return op.sign(x)
+
+
+def _square(ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
+    """y = x²: y' = 2x."""
+    return op.multiply(x, scalar(2, dtype_of(x)))
+
+
+def _rsqrt(ctx: relax.BlockBuilder, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+    """y = x^(−1/2): y' = −y³/2."""
+    return op.multiply(scalar(-0.5, dtype_of(x)), op.multiply(y, op.multiply(y, y)))
+
+
+def _erf(ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
+    """y = erf x: y' = (2/√π)·exp(−x²)."""
+    return op.multiply(scalar(1.1283791670955126, dtype_of(x)), op.exp(op.negative(op.multiply(x, x))))
+
+
+def _tan(ctx: relax.BlockBuilder, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+    """y = tan x: y' = 1 + y²."""
+    return op.add(scalar(1, dtype_of(x)), op.multiply(y, y))
+
+
+def astype(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, _ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = x as another dtype: the gradient cast back; nothing flows into or out of integers and booleans."""
+    x = orig_call.args[0]
+    if not is_float(x) or not is_float(output_grad):
+        return no_grads([x])
+    return [op.astype(output_grad, dtype_of(x))]
+
+
+RULES = (
+    unary_rules("abs", gradient=elementwise_gradient(_abs)),
+    unary_rules("square", gradient=elementwise_gradient(_square)),
+    unary_rules("rsqrt", gradient=elementwise_gradient(_rsqrt)),
+    unary_rules("erf", gradient=elementwise_gradient(_erf)),
+    unary_rules("tan", gradient=elementwise_gradient(_tan)),
+    unary_rules("negative", linear=((0,),), isometric=True),
+    unary_rules("acos", "asin", "atan", "cos", "cosh", "exp", "log", "sigmoid", "sin", "sinh", "sqrt", "tanh"),
+    unary_rules("sign", "floor", "ceil", "round", "trunc", "logical_not", "isnan", gradient=no_gradients),
+    unary_rules("isfinite", "isinf"),
+    unary_rules("zeros_like", "ones_like", "full_like", layout=unary_layout),
+    unary_rules("astype", gradient=astype, linear=((0,),)),
+)

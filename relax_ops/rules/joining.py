@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors put together along an axis, and taken apart: concat, stack, split."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax import op
+
+from relax_ops.expressions import ndim_of
+from relax_ops.gradients.common import slice_axis
+from relax_ops.layouts.algebra import initial, layout_of, position, storage_order
+from relax_ops.layouts.common import most_common
+from relax_ops.layouts.site import Decision, Site
+from relax_ops.rules.contract import OperatorRules, named
+from relax_ops.vmap.common import shifted_axes
+from relax_ops.vmap.emitter import Vmap
+from relax_ops.vmap.mapped_axis import Axes
+
+
+def stack_gradient(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = the tensors of a tuple along a new axis: each one's gradient is its slice of dy."""
+    fields = orig_call.args[0].ty.fields
+    axis = int(orig_call.attrs.axis or 0) % (fields[0].ndim + 1)
+    parts = [ctx.emit(op.squeeze(slice_axis(ctx, output_grad, axis, i, i + 1), [axis])) for i in range(len(fields))]
+    return [relax.Tuple(parts)]
+
+
+def concat_layout(site: Site) -> Decision:
+    """The layout that most of the tensors have; where as many have another one, not the program's own."""
+    layouts = site.layout(site.call.args[0])
+    assert isinstance(layouts, list)
+    layout = most_common(layouts)
+    axis = 0 if site.attrs.axis is None else int(site.attrs.axis)
+    return Decision([[layout] * len(layouts)], layout, site.changed_attrs(axis=position(layout, axis)))
+
+
+def stack_layout(site: Site) -> Decision:
+    """The new axis comes first in storage, the others as they are. (Stock names it by a letter that is no axis.)"""
+    layouts = site.layout(site.call.args[0])
+    assert isinstance(layouts, list)
+    layout = most_common(layouts)
+    axis = int(site.attrs.axis or 0) % (len(layout) + 1)
+    if layout == initial(len(layout)):
+        return Decision([[layout] * len(layouts)], initial(len(layout) + 1))
+    moved = [old + (old >= axis) for old in storage_order(layout)]
+    return Decision([[layout] * len(layouts)], layout_of([axis, *moved]), site.changed_attrs(axis=0))
+
+
+def concat_axis(call: relax.Call, axes: Axes) -> int | str:
+    """Tensors put together along another axis."""
+    axis = axes.first
+    along = 0 if call.attrs.axis is None else int(call.attrs.axis) % ndim_of(call)
+    return "it puts samples behind each other" if along == axis else axis
+
+
+def stack_axis(call: relax.Call, axes: Axes) -> int | str:
+    """Tensors put together along a new axis."""
+    axis = axes.first
+    return axis + (_axis_of_stack(call, ndim_of(call)) <= axis)
+
+
+def _axis_of_stack(call: relax.Call, ndim: int) -> int:
+    return (0 if call.attrs.axis is None else int(call.attrs.axis)) % ndim
+
+
+def split_axis(call: relax.Call, axes: Axes) -> int | str:
+    """One tensor in parts along another axis."""
+    axis = axes.first
+    return "it takes the samples apart" if int(call.attrs.axis) % ndim_of(call.args[0]) == axis else axis
+
+
+def concat_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[bool]) -> relax.Expr:
+    """All tensors are mapped, as fields of one tuple."""
+    ndim, along = m.own_ndim(args[0].fields[0], True), call.attrs.axis
+    return relax.op.concat(list(args[0].fields), (0 if along is None else int(along)) % ndim + 1)
+
+
+def stack_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[bool]) -> relax.Expr:
+    """All tensors are mapped, as fields of one tuple."""
+    ndim = m.own_ndim(args[0].fields[0], True) + 1
+    return relax.op.stack(list(args[0].fields), _axis_of_stack(call, ndim) + 1)
+
+
+RULES = (
+    OperatorRules(named("concat"), layout=concat_layout, mapped_axis=concat_axis, vmap=concat_vmap),
+    OperatorRules(
+        named("stack"), gradient=stack_gradient, layout=stack_layout, mapped_axis=stack_axis, vmap=stack_vmap
+    ),
+    OperatorRules(named("split"), mapped_axis=split_axis, vmap=shifted_axes),
+)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a tensor: strided_slice, and slice_scatter, which writes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from legalize.builder import Extent
+from relax_ops.expressions import ndim_of, same_extent, same_shape
+from relax_ops.gradients.common import no_grads, shape_of, slice_axis
+from relax_ops.ir import extents_of
+from relax_ops.layouts.algebra import position
+from relax_ops.layouts.site import Decision, Site
+from relax_ops.rules.contract import OperatorRules, named
+from relax_ops.vmap.emitter import Vmap
+from relax_ops.vmap.mapped_axis import Axes
+from tvm_convgrad.core.errors import UnsupportedError
+
+
+def strided_slice_gradient(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = x[begin:end:stride] along some axes: dx is dy put back there, and 0 elsewhere.
+
+    An axis at a time, last one first, as zeros of the shape that the slices before it leave.
+
+    Raises:
+        UnsupportedError: a stride that is not a constant.
+    """
+    x, axes = orig_call.args[0], [int(a.value) for a in orig_call.args[1].fields]
+    begins, ends = (extents_of(arg.fields) for arg in orig_call.args[2:4])
+    strides = extents_of(orig_call.args[4].fields) if len(orig_call.args) > 4 else (1,) * len(axes)
+    if not all(isinstance(s, int) for s in strides):
+        raise UnsupportedError(f"relax.strided_slice: the gradient needs constant strides, but they are {strides}")
+    shape = shape_of(x, "relax.strided_slice")
+    axes = [axis % len(shape) for axis in axes]
+    bases = [x]
+    for axis, begin, end, stride in list(zip(axes, begins, ends, strides, strict=True))[:-1]:
+        bases.append(ctx.emit(op.strided_slice(bases[-1], axes=[axis], begin=[begin], end=[end], strides=[stride])))
+    grad = output_grad
+    for base, axis, begin, stride in reversed(list(zip(bases, axes, begins, strides, strict=True))):
+        length, extent = shape_of(ctx.normalize(grad))[axis], shape[axis]
+        start = _start(begin, extent, stride)
+        if stride < 0:
+            grad = ctx.emit(op.flip(grad, axis))
+            start, stride = start + (length - 1) * stride, -stride
+        if not (stride == 1 and same_extent(length, extent)):
+            grad = _put_back(ctx, grad, base, axis, start, stride)
+    return [grad, *no_grads(orig_call.args[1:])]
+
+
+def _put_back(
+    ctx: relax.BlockBuilder, grad: relax.Expr, base: relax.Expr, axis: int, start: Extent, stride: int
+) -> relax.Expr:
+    """A tensor of the shape of `base`: `grad` at start, start + stride, … of the axis, zeros elsewhere."""
+    length, extent = shape_of(ctx.normalize(grad))[axis], shape_of(base)[axis]
+    end = start + (length - 1) * stride + 1
+    if isinstance(start, int) and isinstance(end, int) and isinstance(extent, int):
+        zeros = ctx.emit(op.zeros_like(base))
+        return ctx.emit(op.slice_scatter(zeros, grad, start, end, stride, axis=axis))
+    # slice_scatter takes constants only.
+    if stride > 1:
+        column = ctx.emit(op.expand_dims(grad, [axis + 1]))
+        gap = ctx.emit(op.zeros_like(column))
+        spread = ctx.emit(op.concat([column, *[gap] * (stride - 1)], axis + 1))
+        shape = list(shape_of(grad))
+        shape[axis] = length * stride
+        spread = ctx.emit(op.reshape(spread, relax.ShapeExpr(shape)))
+        grad = slice_axis(ctx, spread, axis, 0, (length - 1) * stride + 1)
+    parts = []
+    if not same_extent(start, 0):
+        parts.append(ctx.emit(op.zeros_like(slice_axis(ctx, base, axis, 0, start))))
+    parts.append(grad)
+    if not same_extent(end, extent):
+        parts.append(ctx.emit(op.zeros_like(slice_axis(ctx, base, axis, end, extent))))
+    whole = ctx.emit(op.concat(parts, axis)) if len(parts) > 1 else grad
+    if same_shape(shape_of(ctx.normalize(whole)), shape_of(base)):
+        return whole
+    # Equal to the extent, but by a sum of minima and floor divisions that cannot be proven to be.
+    return ctx.emit(op.reshape(whole, relax.ShapeExpr(list(shape_of(base)))))
+
+
+def _start(begin: Extent, extent: Extent, stride: int) -> Any:
+    """Where a slice really starts: negative indices count from the end, and those outside are brought to the border."""
+    if isinstance(begin, int) and isinstance(extent, int):
+        begin = begin + extent if begin < 0 else begin
+        return min(max(begin, 0), extent) if stride > 0 else min(max(begin, -1), extent - 1)
+    if isinstance(begin, int):
+        if begin >= 0:
+            lowest = begin if stride > 0 else tvm.tirx.min(_index(begin), extent - 1)
+            return tvm.tirx.min(_index(begin), extent) if stride > 0 and begin > 0 else lowest
+        return tvm.tirx.max(extent + begin, _index(0 if stride > 0 else -1))
+    return begin
+
+
+def _index(value: relax.Expr) -> relax.Expr:
+    return tvm.tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+
+def slice_scatter_layout(site: Site) -> Decision:
+    """Writing a slice: the slice is stored as the tensor is."""
+    layout = site.tensor(0)
+    axis = position(layout, int(site.attrs.axis))
+    return Decision([layout, layout, None, None, None], layout, site.changed_attrs(axis=axis))
+
+
+def strided_slice_axis(call: relax.Call, axes: Axes) -> int | str:
+    """A part of other axes."""
+    axis = axes.first
+    sliced = {int(place) % ndim_of(call) for place in extents_of(call.args[1].fields)}
+    return "it selects samples" if axis in sliced else axis
+
+
+def strided_slice_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[bool]) -> relax.Expr:
+    """Parts along the axes that are named."""
+    ndim, inbound = m.own_ndim(args[0], True), bool(call.attrs.assume_inbound)
+    axes = [int(axis.value) % ndim + 1 for axis in args[1].fields]
+    return relax.op.strided_slice(args[0], axes, *args[2:], assume_inbound=inbound)
+
+
+RULES = (
+    OperatorRules(
+        named("strided_slice"),
+        gradient=strided_slice_gradient,
+        mapped_axis=strided_slice_axis,
+        vmap=strided_slice_vmap,
+    ),
+    OperatorRules(named("slice_scatter"), layout=slice_scatter_layout),
+)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mapped axis of a tensor: the one along which a vmap, or the samples of a batch, lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MappedAxis:
+    """The mapped axis of one tensor.
+
+    Attributes:
+        axis: its place, counted from the front.
+        entries: how many adjacent entries belong to one index of the vmap: entry i belongs to index i // entries.
+    """
+
+    axis: int
+    entries: int = 1
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The mapped axes of a call's arguments, at least one of which has one.
+
+    Attributes:
+        places: for each argument the place of its mapped axis, None if it is the same for all indices.
+        entries: of all of them, see MappedAxis.
+    """
+
+    places: tuple[int | None, ...]
+    entries: int = 1
+
+    def __iter__(self) -> Iterator[int | None]:
+        return iter(self.places)
+
+    def __getitem__(self, argument: int) -> int | None:
+        return self.places[argument]
+
+    @property
+    def first(self) -> int:
+        """The place of the mapped axis in the first argument that has one."""
+        return next(place for place in self.places if place is not None)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward and dgrad skip depth slices and rows of padding: no product is lost, and only what is packed is read."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm import tirx
+
+from tests.kernels.harness import NATIVE, compiled, run_in_red_zones
+from tests.kernels.test_exact import _problem
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.codegen.loops import Loops
+from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.gemm.plan import candidates, estimate, regions_of
+from tvm_convgrad.kernels.gemm.prefetch import TilePrefetch
+from tvm_convgrad.kernels.gemm.taps import SKIP_BELOW, tap_ranges
+from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
+from tvm_convgrad.kernels.spec import dgrad_spec, forward_spec
+
+TARGET = tvm.target.Target(NATIVE)
+MACHINE = machine_of(TARGET)
+PROBLEMS = [
+    "mb1ic4id4ih6iw5oc4kd3kh3kw3pd1ph1pw1",
+    "mb1ic4id2ih2iw5oc4kd3kh3kw3pd1ph1pw1",  # no depth slice and no row at which all taps are in bounds
+    "mb1ic4id5ih9iw9oc4kd3kh3kw3sd2sh2sw2pd1ph1pw1",  # phases of dgrad with different taps
+    "mb1ic4id3ih8iw9oc4kd1kh5kw1ph4",  # the same taps for every depth slice
+    "mb1ic4id7ih7iw7oc4kd3kh3kw3pd2ph3pw1dd1dh2dw2",
+    "mb1ic4id1ih1iw6oc4kd3kh3kw3pd2ph2pw1",  # most results read only padding
+    "mb1ic4ih60iw9oc4kh3kw3ph1pw1",  # so many rows that the padding is not skipped
+]
+
+
+@pytest.mark.parametrize("make", [forward_spec, dgrad_spec])
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_ranges_have_all_taps_in_bounds_and_few_others(text, make):
+    spec = make(ConvProblem.from_descriptor(text))
+    for phases in spec.phases:
+        height = phases[0][1].count
+        for tile_h in (n for n in range(1, height + 1) if height % n == 0):
+            ranges = tap_ranges(phases, spec.in_step, spec.source.extents, tile_h)
+            every = computed = 0
+            for number, phase in enumerate(phases):
+                lost, exact = _compare(spec, phase, number, ranges, tile_h)
+                assert not lost
+                assert exact or not ranges.skips_rows
+                every += np.prod([len(axis.taps) for axis in phase[:2]]) * phase[0].count * (height // tile_h)
+                computed += _computed(ranges, number, phase, height // tile_h)
+            assert ranges.share == pytest.approx(computed / every if every else 1.0)
+            assert (ranges.along_h is None) == (_share_of_rows(spec, phases, tile_h) > SKIP_BELOW)
+
+
+def _share_of_rows(spec, phases, tile_h):
+    """The part of the (row of tiles, tap along h) pairs that are in bounds at one row at least."""
+    valid = [
+        any(0 <= q * spec.in_step[1] + offset < spec.source.extents[1] for q in range(first, first + tile_h))
+        for phase in phases
+        for first in range(0, phase[1].count, tile_h)
+        for _, offset in phase[1].taps
+    ]
+    return sum(valid) / len(valid) if valid else 1.0
+
+
+def _kept(along, number, at, count):
+    """The numbers of the taps along an axis that are computed there."""
+    return range(*along[number][at]) if along is not None else range(count)
+
+
+def _compare(spec, phase, number, ranges, tile_h):
+    """Taps that are in bounds and skipped; whether all others are skipped."""
+    lost, exact = [], True
+    for axis, along, each in ((0, ranges.along_d, 1), (1, ranges.along_h, tile_h)):
+        offsets = sorted(offset for _, offset in phase[axis].taps)
+        for q in range(phase[axis].count):
+            kept = _kept(along, number, q // each, len(offsets))
+            for tap, offset in enumerate(offsets):
+                valid = 0 <= q * spec.in_step[axis] + offset < spec.source.extents[axis]
+                if valid and tap not in kept:
+                    lost.append((axis, q, tap))
+                exact = exact and (valid or tap not in kept)
+    return lost, exact
+
+
+def _computed(ranges, number, phase, tiles):
+    along_d, along_h = (
+        sum(len(_kept(along, number, at, len(phase[axis].taps))) for at in range(count))
+        for axis, along, count in ((0, ranges.along_d, phase[0].count), (1, ranges.along_h, tiles))
+    )
+    return along_d * along_h
+
+
+def _poisoned(self, name, size, dtype, whole=Loops.buffer):
+    """A buffer; panels of the source are full of NaN before anything is packed."""
+    buffer = whole(self, name, size, dtype)
+    if name.startswith("s_panel"):
+        with self.loop(size, "poison") as i:
+            self.store(buffer, i, tirx.const(float("nan"), dtype))
+    return buffer
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb2ic17id3ih6iw18oc20kd3kh3kw3pd1ph1pw1",
+        "mb2ic18id5ih9iw9oc17kd3kh3kw3sh2pd1ph1pw1",
+        "mb2ic9id2ih4iw17oc20kd3kh3kw3pd2ph3pw1dd1dh2dw2",
+        "mb3ic17ih7iw7oc33kh3kw3ph1pw1",
+    ],
+)
+def test_panels_have_all_that_is_read(monkeypatch, text, channels_last, direction):
+    problem = _problem(text, channels_last)
+    choice = chooser.choose(problem, direction, MACHINE)
+    spec, best = regions_of(problem, direction)[choice.plan.region], choice.plan.tilings
+    height = spec.phases[0][0][1].count
+    kinds = {
+        (t.order, t.vector_axis, t.block_h < height, t.tile_h > 1, t.splits > 1): t
+        for t in candidates(spec, spec.phases[0], MACHINE)
+        if not t.unpacked
+    }
+    assert {kind[0] for kind in kinds} == {"source", "weights"}
+    assert {kind[2] for kind in kinds} == {False, True}, "spatial blocks of some rows, and of all"
+    operands, wanted = numbers_of(problem, direction, 0)
+    monkeypatch.setattr(Loops, "buffer", _poisoned)
+    for tiling in random.Random(text + direction).sample(list(kinds.values()), 4):
+        function = chooser.build(
+            problem, direction, MACHINE, replace(choice, plan=replace(choice.plan, tilings=(tiling, *best[1:]))), "main"
+        )
+        assert "poison" in str(function)
+        found = run_in_red_zones(problem, direction, compiled(function, TARGET), operands)
+        np.testing.assert_array_equal(found, wanted, str(tiling))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb1ic512ih7iw7oc16kh3kw3ph1pw1",  # one spatial block
+        "mb3ic512ih7iw7oc16kh3kw3ph1pw1",
+        "mb1ic2048ih1iw1oc16kh1kw1",
+    ],
+)
+def test_blocks_are_not_split_into_more_items_than_there_are(text):
+    for channels_last in (False, True):
+        problem = _problem(text, channels_last)
+        for direction in ("forward", "backward_data"):
+            own = chooser.choose(problem, direction, MACHINE).plan
+            spec, tilings = regions_of(problem, direction)[own.region], own.tilings
+            for phases, own in zip(spec.phases, tilings, strict=True):
+                for tiling in (own, *candidates(spec, phases, MACHINE)):
+                    if tiling.order == "weights":
+                        blocking = blocking_of(spec, phases, tiling, MACHINE)
+                        assert tiling.splits <= spec.batch * phases[0][0].count * blocking.spatial_blocks
+
+
+def test_two_uneven_pieces_cost_as_much_as_the_larger_one():
+    spec = forward_spec(ConvProblem.from_descriptor("mb3ic512ih7iw7oc16kh3kw3ph1pw1"))
+    whole = GemmTiling("channels", 7, 1, 7, 1, order="weights")
+    one, two = (estimate(spec, spec.phases[0], replace(whole, splits=n), replace(MACHINE, parts=2)) for n in (1, 2))
+    assert 0.6 < two / one < 0.8
+
+
+@pytest.mark.parametrize("text", [*PROBLEMS, "mb1ic8ih28iw28oc8kh3kw3ph12pw12dh11dw11"])
+def test_rows_packed_are_counted_as_the_kernel_packs_them(text):
+    spec = forward_spec(ConvProblem.from_descriptor(text))
+    phases = spec.phases[0]
+    for tiling in {(t.block_h, t.tile_h): t for t in candidates(spec, phases, MACHINE) if not t.unpacked}.values():
+        blocking = blocking_of(spec, phases, tiling, MACHINE)
+        inside = [
+            0
+            <= block * tiling.block_h * spec.in_step[1] + blocking.panel_first[1] + row * blocking.panel_step[1]
+            < spec.source.extents[1]
+            for block in range(blocking.blocks_h)
+            for row in range(blocking.panel_h)
+        ]
+        wanted = sum(inside) / len(inside) if blocking.ranges.skips_rows else 1.0
+        assert blocking.packed_share(spec, tiling.block_h) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    "text", ["mb8ic32id8ih28iw28oc32kd3kh3kw3pd1ph1pw1", "mb8ic32id9ih14iw14oc32kd3kh3kw3pd2ph1pw1dd1"]
+)
+def test_tiles_of_whole_depth_panels_prefetch_the_slices_that_their_taps_read(text):
+    spec = forward_spec(_problem(text, True))
+    phases = spec.phases[0]
+    tiling = GemmTiling("channels", 14, 2, phases[0][1].count, 1, order="weights")
+    blocking = blocking_of(spec, phases, tiling, MACHINE)
+    assert blocking.whole_depth
+    prefetch = TilePrefetch(Loops(), spec, 1, blocking, tiling, replace(MACHINE, l2_bytes=1 << 10))
+    assert prefetch.of_rows
+    offsets = sorted({offset[0] for _, offset in blocking.taps[0]})
+    assert [offsets[0] * blocking.stride_d + k * prefetch.stride_d for k in range(3)] == [
+        d * blocking.stride_d for d in offsets
+    ]
+    assert prefetch.taps == len(blocking.taps[0]) // 3

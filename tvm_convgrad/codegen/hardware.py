@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of the hardware: what instruction sets and CPUs have, with units, from the text of a TVM target.
+
+The estimates of all kernels use these numbers. A kernel's model may scale them, but it does not define them again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from tvm.target import Target
+from tvm.target import codegen as llvm
+
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.threads import available_cores
+
+CORES_ATTRIBUTE = "num-cores"
+"""The attribute of a TVM target that says how many cores the CPU has."""
+
+DEFAULT_CORES = 8
+"""The number of cores that kernels are made for if the target has no such attribute. It is the same wherever they are
+built, as it fixes the order of sums."""
+
+FEWEST_PARTS, MOST_PARTS = 2, 64
+"""Bounds of the parts of a reduction, whatever the number of cores."""
+
+PARALLEL_FROM = 50_000
+"""The multiply-accumulates of a loop nest from which on its outermost loop is parallel: fewer do not pay for waking the
+threads."""
+
+MOST_PIECES = 256
+"""The most parts of a reduction that a tiling may have: four for each of 64 cores."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU, as far as kernels and their estimates depend on it. Rates are those of one core while all cores work.
+
+    Attributes:
+        name: of the instruction set, for reports.
+        vector_bytes: bytes of a vector register.
+        registers: the number of vector registers.
+        l2_bytes: bytes of a core's own second-level cache; blocks, slabs and panels are made to fit a part of it.
+        parts: the number of cores that work is divided among, and the most parts of a reduction (split-K) that the
+            planner takes; from the target's number of cores. It is fixed when the kernel is made, so that the order of
+            sums, and thereby the result, depends neither on how many threads run nor on the machine that builds.
+        has_masks: whether masked loads and stores are single instructions.
+        parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
+
+    The same for all CPUs, as only the ratios of estimates decide:
+        clock: cycles a second.
+        fma_latency: cycles from one multiply-add of an accumulator to the next.
+        fmas: vector multiply-adds that start in a cycle.
+        l1_bytes: bytes of a core's first-level cache.
+        line_bytes: bytes of a line of every cache.
+        shared_bytes: bytes of the cache that cores share; larger tensors come from memory.
+        shared_rate, memory_rate: bytes a cycle that are read from the shared cache and from memory.
+        mixed_rate: bytes a cycle that are read from and written to memory together.
+        page_bytes: bytes of a page.
+        near_pages: pages of a core's first-level TLB.
+        far_pages: pages from which on every access misses it.
+    """
+
+    clock: ClassVar[float] = 3.5e9
+    fma_latency: ClassVar[float] = 4.0
+    fmas: ClassVar[int] = 2
+    l1_bytes: ClassVar[int] = 1 << 15
+    line_bytes: ClassVar[int] = 64
+    shared_bytes: ClassVar[int] = 8 << 20
+    shared_rate: ClassVar[float] = 6.0
+    memory_rate: ClassVar[float] = 4.5
+    mixed_rate: ClassVar[float] = 3.0
+    page_bytes: ClassVar[int] = 4096
+    near_pages: ClassVar[int] = 64
+    far_pages: ClassVar[int] = 400
+
+    name: str
+    vector_bytes: int
+    registers: int
+    l2_bytes: int = 1 << 20
+    parts: int = 2
+    has_masks: bool = False
+    parallel_from: int = PARALLEL_FROM
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of a type in one register."""
+        return self.vector_bytes // DTYPE_BYTES[dtype]
+
+
+CPUS = {
+    machine.name: machine
+    for machine in (
+        Machine("AVX-512", 64, 32, has_masks=True),
+        Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
+        Machine("SSE", 16, 16, 1 << 18),
+        Machine("NEON", 16, 32, 1 << 19),
+    )
+}
+"""The instruction sets that kernels are made for, by their names."""
+
+
+def beyond_near_pages(count: int, stride: int) -> float:
+    """How far `count` places, `stride` bytes apart, spread over more pages than are near: 0 is not at all, 1 is far."""
+    pages = count * min(1.0, stride / Machine.page_bytes)
+    return min(1.0, max(0.0, (pages - Machine.near_pages) / (Machine.far_pages - Machine.near_pages)))
+
+
+def machine_of(target: Target | None) -> Machine | None:
+    """The machine of a TVM target, or None if it is no CPU that kernels are made for.
+
+    It depends on the text of the target only, not on the machine that builds.
+
+    Raises:
+        UnsupportedError: the target's number of cores is less than 1.
+    """
+    if target is None or target.kind.name != "llvm":
+        return None
+    return _machine(str(target))
+
+
+def cores_of(target: Target) -> int:
+    """How many cores kernels for a TVM target are made for: its attribute num-cores, or DEFAULT_CORES.
+
+    Raises:
+        UnsupportedError: num-cores is less than 1.
+    """
+    stated = target.attrs.get(CORES_ATTRIBUTE)
+    if stated is not None and int(stated) < 1:
+        raise UnsupportedError(f"target: {CORES_ATTRIBUTE} is {int(stated)}; it must be at least 1, or left out")
+    return DEFAULT_CORES if stated is None else int(stated)
+
+
+def with_cores(target: Target, cores: int) -> Target:
+    """A TVM target of kind llvm with another number of cores."""
+    return Target({**json.loads(str(target)), CORES_ATTRIBUTE: cores})
+
+
+def native_target() -> Target:
+    """The TVM target of this CPU: its instructions, and the number of cores that this process may use."""
+    mcpu = str(llvm.llvm_get_system_cpu())
+    return Target({"kind": "llvm", "mcpu": mcpu, CORES_ATTRIBUTE: available_cores()})
+
+
+@lru_cache(maxsize=64)
+def _machine(described: str) -> Machine | None:
+    """The machine of a target of kind llvm, by the target's text."""
+    target = Target(described)
+    features = set(map(str, llvm.llvm_get_cpu_features(target)))
+    attributes = set(map(str, target.attrs.get("mattr", None) or ()))
+    features |= {a[1:] for a in attributes if a.startswith("+")}
+    features -= {a[1:] for a in attributes if a.startswith("-")}
+    triple = str(target.attrs.get("mtriple", "") or llvm.llvm_get_system_triple())
+    parts = max(FEWEST_PARTS, min(cores_of(target), MOST_PARTS))
+    if triple.startswith(("x86_64", "amd64", "i686")):
+        if "avx512f" in features:
+            return replace(CPUS["AVX-512"], parts=parts)
+        if "avx2" in features and "fma" in features:
+            return replace(CPUS["AVX2"], parts=parts)
+        return replace(CPUS["SSE"], parts=parts)
+    if triple.startswith(("aarch64", "arm64")):
+        return replace(CPUS["NEON"], parts=parts)
+    return None

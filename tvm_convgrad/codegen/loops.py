@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The builder of TIR loop nests: `Loops` collects the statements of one PrimFunc, the functions below make expressions.
+
+All memory is addressed as flat buffers by int32 indices in elements, so kernels refuse tensors of more than
+MAX_INDEX / 2 elements. An index may be a Python int, which is folded while the kernel is generated, or an expression.
+See the package's docstring for an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from tvm import ir, tirx
+from tvm.tirx.buffer import buffer_data, decl_buffer
+
+from tvm_convgrad.codegen.stack_slots import StackSlots, fits_slot
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+
+Expr: TypeAlias = "ir.Expr"
+"""A scalar or vector TIR expression, or a condition."""
+
+Index: TypeAlias = "int | ir.Expr"
+"""An int32 index or extent: a number known when the kernel is generated, or an expression of the kernel."""
+
+Buffer: TypeAlias = "tirx.Buffer"
+
+INDEX = "int32"
+
+MAX_INDEX = 2**31 - 1
+"""The largest int32."""
+
+Extent: TypeAlias = "int | str | tirx.Var"
+"""An extent of a parameter: a number, the name of a batch known only at run time, or its variable."""
+
+Shapes: TypeAlias = dict[str, tuple[tuple[Extent, ...], str]]
+"""Shape and dtype of each parameter of a kernel, by name."""
+
+StringImm = getattr(ir, "StringImm", None) or tirx.StringImm  # TVM 0.26 has it in tirx
+
+_KINDS = {
+    "serial": tirx.ForKind.SERIAL,
+    "parallel": tirx.ForKind.PARALLEL,
+    "vectorized": tirx.ForKind.VECTORIZED,
+}
+
+
+class Loops:
+    """Collects the statements of one PrimFunc, in the order in which the methods are called."""
+
+    def __init__(self) -> None:
+        self._blocks: list[list[tirx.Stmt]] = [[]]
+        self._panels: list[list[tuple[Buffer, int]]] = [[]]
+        self._names: dict[str, int] = {}
+        self._slots: list[StackSlots | None] = []
+
+    # -- structure --------------------------------------------------------------------------------------------
+
+    def emit(self, statement: tirx.Stmt) -> None:
+        """Append a statement to the innermost open block."""
+        self._blocks[-1].append(statement)
+
+    @contextmanager
+    def loop(self, extent: Index, name: str = "i", kind: str = "serial") -> Iterator[Index]:
+        """A loop from 0 to `extent`; yields its variable, or the number 0 where a serial loop runs once.
+
+        Args:
+            kind: "serial", "parallel" (over threads) or "vectorized".
+        """
+        if kind == "serial" and isinstance(extent, int) and extent == 1:
+            yield 0
+            return
+        variable = tirx.Var(self._name(name), INDEX)
+        self._open()
+        # Each thread needs slots of its own, and no slot can be written by a vectorized loop.
+        own = kind != "serial" or not self._slots
+        if own:
+            self._slots.append(None if kind == "vectorized" else StackSlots(self._name))
+        yield variable
+        slots = self._slots.pop() if own else None
+        if slots is not None:
+            self._blocks[-1] = [*slots.begin(), *self._blocks[-1], *slots.end()]
+        body = self._close()
+        self.emit(tirx.For(variable, tirx.IntImm(INDEX, 0), expr(extent), _KINDS[kind], body))
+
+    @contextmanager
+    def when(self, condition: Expr) -> Iterator[None]:
+        """Statements that run only if `condition` holds."""
+        self._open()
+        yield
+        self.emit(tirx.IfThenElse(condition, self._close(), None))
+
+    @contextmanager
+    def otherwise(self, condition: Expr) -> Iterator[None]:
+        """Statements that run only if `condition` does not hold."""
+        with self.when(tirx.Not(condition)):
+            yield
+
+    def let(self, value: Index, name: str = "v") -> Index:
+        """Compute a value once and name it; numbers and variables are returned as they are.
+
+        Inside loops the value goes to a stack slot (see `stack_slots`), elsewhere to a TIR variable.
+        """
+        if isinstance(value, int | tirx.IntImm | tirx.Var):
+            return value
+        lanes = lanes_of(value)
+        dtype = dtype_of(value).partition("x")[0]
+        slots = self._slots[-1] if self._slots else None
+        if slots is not None and fits_slot(dtype):
+            buffer, at = slots.take(dtype, lanes)
+            self.store(buffer, at, value)
+            return load(buffer, at, lanes)
+        variable = tirx.Var(self._name(name), value.ty)
+        self.emit(tirx.Bind(variable, value))
+        return variable
+
+    def divmod(self, value: Index, divisor: int) -> tuple[Index, Index]:
+        """The named quotient and remainder of value >= 0."""
+        return self.let(quotient(value, divisor), "q"), self.let(remainder(value, divisor), "r")
+
+    def opaque(self, value: Index, name: str = "v") -> Index:
+        """Name an index and hide it from TVM's analysis: long sums of minima cost the simplifier minutes."""
+        slot = self.buffer(f"{name}_cell", 1, INDEX)
+        self.store(slot, 0, value)
+        return self.let(load(slot, 0), name)
+
+    def prefetch(self, buffer: Buffer, index: Index, write: bool = False, near: bool = False) -> None:
+        """Prefetch the cache line of an element into L2, or into L1 if `near`.
+
+        It never faults: the index may lie outside of the buffer.
+        """
+        address = tirx.op.address_of(buffer[expr(index)])
+        flags = [tirx.IntImm(INDEX, i) for i in (int(write), 3 if near else 2, 1)]
+        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *flags)))
+
+    def finish(self, parameters: Sequence[Buffer], name: str) -> tirx.PrimFunc:
+        """The PrimFunc of everything emitted; with an empty name it gets one when it is added to a module."""
+        function = tirx.PrimFunc(list(parameters), self._close())
+        attributes = {"tirx.is_scheduled": True, "tirx.noalias": True}
+        return function.with_attr({**attributes, "global_symbol": name} if name else attributes)
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def buffer(self, name: str, size: Index, dtype: str) -> Buffer:
+        """Allocate a flat buffer of the innermost open block (on the stack if under 1 KiB)."""
+        result = decl_buffer((size,), dtype, name=self._name(name))
+        self.emit(tirx.AllocBuffer(result))
+        return result
+
+    def panel(self, name: str, size: int, dtype: str) -> Buffer:
+        """Allocate a flat buffer and return an alias of it: TVM would analyse for minutes which part of it is used.
+
+        TVM does not see the uses of the alias, and could reuse the memory for another buffer. Therefore one extra
+        element is stored to as the first and the last statement of the block, which keeps the memory reserved.
+        """
+        buffer = self.buffer(name, size + 1, dtype)
+        self.store(buffer, size, zero(dtype))
+        self._panels[-1].append((buffer, size))
+        return self.flat(buffer, size)
+
+    def flat(self, buffer: Buffer, size: Index) -> Buffer:
+        """A one-dimensional alias of a parameter."""
+        result = decl_buffer(
+            (size,),
+            str(buffer.dtype),
+            name=self._name(f"{buffer.name}_flat"),
+            data=buffer_data(buffer),
+            data_alignment=DTYPE_BYTES[str(buffer.dtype)],
+        )
+        self.emit(tirx.DeclBuffer(result, data=buffer_data(buffer)))
+        return result
+
+    def table(self, name: str, values: Sequence[int]) -> Buffer:
+        """A buffer of constants that loops can index. `LookupTable` avoids the memory where all are equal."""
+        result = self.buffer(name, max(1, len(values)), INDEX)
+        for position, value in enumerate(values):
+            self.store(result, position, tirx.IntImm(INDEX, value))
+        return result
+
+    def store(self, buffer: Buffer, index: Index, value: Expr) -> None:
+        """Store a scalar or a vector from `index` on, converted to the buffer's type."""
+        lanes, dtype = lanes_of(value), str(buffer.dtype)
+        single = dtype == "bfloat16" and lanes == 1 and dtype_of(value) in ("float32", "float64")
+        stored = _bfloat16(convert(value, "float32"), index) if single else convert(value, dtype)
+        self.emit(tirx.BufferStore(buffer, stored, [_span(index, lanes)]))
+
+    def store_masked(self, buffer: Buffer, index: Index, value: Expr, mask: Expr) -> None:
+        """Store the lanes whose mask is true; memory of the others is not written."""
+        address = tirx.op.address_of(buffer[expr(index)])
+        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.masked.store", value, address, mask)))
+
+    def require(self, condition: Expr, message: str) -> None:
+        """Make calls of the kernel raise a ValueError where the condition does not hold."""
+        kind, text = (StringImm(words) for words in ("ValueError", message))
+        self.emit(tirx.AssertStmt(condition, kind, [text]))
+
+    def batch(self, variable: tirx.Var, largest: int) -> Index:
+        """The batch of a call as an int32 index; calls whose indices would overflow raise a ValueError.
+
+        Args:
+            variable: the int64 batch in the parameters' shapes.
+            largest: elements per image of the largest tensor or panel.
+        """
+        limit = MAX_INDEX // 2 // largest
+        self.require(variable <= limit, f"this convolution's kernel takes batches of at most {limit}")
+        return self.let(tirx.Cast(INDEX, variable), "batch")
+
+    def _open(self) -> None:
+        self._blocks.append([])
+        self._panels.append([])
+
+    def _close(self) -> tirx.Stmt:
+        for buffer, size in self._panels.pop():
+            self.store(buffer, size, zero(str(buffer.dtype)))
+        block = self._blocks.pop()
+        if not block:
+            return tirx.Evaluate(tirx.IntImm(INDEX, 0))
+        return block[0] if len(block) == 1 else tirx.SeqStmt(block)
+
+    def _name(self, name: str) -> str:
+        number = self._names.get(name, 0)
+        self._names[name] = number + 1
+        return f"{name}_{number}" if number else name
+
+
+class LookupTable:
+    """Constants that the kernel looks up by an index; without a table in memory where all are equal."""
+
+    def __init__(self, loops: Loops, name: str, values: list[int]) -> None:
+        values = values or [0]  # without any values it is looked up only in loops that run zero times
+        self._constant = values[0] if len(set(values)) == 1 else None
+        self._values = values
+        self._table = None if self._constant is not None else loops.table(name, values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def at(self, index: Index) -> Index:
+        """The constant at an index."""
+        if self._constant is not None:
+            return self._constant
+        if isinstance(index, int):
+            return self._values[index]
+        return load(self._table, index)
+
+
+# ------------------------------------------------------------------------------------------------- expressions
+
+
+def load(buffer: Buffer, index: Index, lanes: int = 1) -> Expr:
+    """One element, or `lanes` contiguous elements as a vector."""
+    return buffer[_span(index, lanes)]
+
+
+def load_masked(buffer: Buffer, index: Index, mask: Expr, lanes: int) -> Expr:
+    """The lanes whose mask is true, zero elsewhere; memory of the others is not read."""
+    dtype = str(buffer.dtype)
+    address = tirx.op.address_of(buffer[expr(index)])
+    zeros = splat(tirx.const(0.0, dtype), lanes)
+    return tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.masked.load", address, mask, zeros)
+
+
+def lanes_below(first: Index, limit: Index, lanes: int) -> Expr:
+    """The mask of the lanes l with first + l < limit."""
+    return ramp(first, lanes) < splat(expr(limit), lanes)
+
+
+def lanes_within(first: Index, limit: Index, lanes: int) -> Expr:
+    """The mask of the lanes l with 0 <= first + l < limit."""
+    positions = ramp(first, lanes)
+    return tirx.And(positions >= splat(expr(0), lanes), positions < splat(expr(limit), lanes))
+
+
+def load_sum(buffer: Buffer, index: Index, lanes: int, count: int, step: int) -> Expr:
+    """The sum of `count` elements or vectors, `step` elements apart, added in that order."""
+    value = load(buffer, index, lanes)
+    for number in range(1, count):
+        value = value + load(buffer, index + number * step, lanes)
+    return value
+
+
+def splat(value: Expr, lanes: int) -> Expr:
+    """A value broadcast to all lanes of a vector."""
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+
+
+def ramp(first: Index, lanes: int) -> Expr:
+    """The vector (first, first + 1, …)."""
+    return tirx.Ramp(expr(first), expr(1), lanes)
+
+
+def zero(dtype: str, lanes: int = 1) -> Expr:
+    """A zero, or a vector of zeros."""
+    return splat(tirx.const(0.0, dtype), lanes)
+
+
+def convert(value: Expr, dtype: str) -> Expr:
+    """A scalar or vector cast to another element type.
+
+    bfloat16 is widened to float32 by shifting its bits: TVM 0.27 does not lower its casts in a Bind, and 0.26 fails on
+    vectors of them.
+    """
+    lanes = lanes_of(value)
+    if dtype_of(value).startswith("bfloat16") and dtype != "bfloat16":
+        bits = tirx.Cast(_vector("uint32", lanes), tirx.reinterpret(_vector("uint16", lanes), value))
+        high = tirx.shift_left(bits, splat(tirx.const(16, "uint32"), lanes))
+        value = tirx.reinterpret(_vector("float32", lanes), high)
+    wanted = _vector(dtype, lanes)
+    return value if dtype_of(value) == wanted else tirx.Cast(wanted, value)
+
+
+def _vector(dtype: str, lanes: int) -> str:
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def _bfloat16(value: Expr, index: Index) -> Expr:
+    """A float32 as bfloat16, rounded to nearest even as TVM rounds; `index` is where it is stored.
+
+    LLVM before version 22 compiles a masked store of one truncated lane, which it generates for the end of a short
+    loop on AVX-512, to a store of four bytes (llvm/llvm-project#179489). To avoid the pattern the truncated number is
+    combined with the lowest bit of i * (i + 1), which is always zero, though LLVM does not find that out.
+    """
+    bits = tirx.reinterpret("uint32", value)
+    half, one, shift = (tirx.const(number, "uint32") for number in (0x7FFF, 1, 16))
+    rounded = bits + half + tirx.bitwise_and(tirx.shift_right(bits, shift), one)
+    place = tirx.Cast("uint16", expr(index))
+    hidden = tirx.bitwise_and(place * (place + tirx.const(1, "uint16")), tirx.const(1, "uint16"))
+    high = tirx.Cast("uint16", tirx.shift_right(rounded, shift))
+    return tirx.reinterpret("bfloat16", tirx.bitwise_xor(high, hidden))
+
+
+def dtype_of(value: Expr) -> str:
+    """The type of an expression, such as float32x16."""
+    return str(getattr(value.ty, "dtype", value.ty))
+
+
+def lanes_of(value: Expr) -> int:
+    """The number of lanes of an expression."""
+    return int(dtype_of(value).partition("x")[2] or 1)
+
+
+def smaller(a: Index, b: Index) -> Index:
+    """The minimum of two indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return tirx.min(expr(a), expr(b))
+
+
+def larger(a: Index, b: Index) -> Index:
+    """The maximum of two indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return tirx.max(expr(a), expr(b))
+
+
+def quotient(a: Index, b: int) -> Index:
+    """a // b for a >= 0."""
+    return a // b if isinstance(a, int) else (a if b == 1 else tirx.truncdiv(a, b))
+
+
+def remainder(a: Index, b: int) -> Index:
+    """a % b for a >= 0."""
+    return a % b if isinstance(a, int) else (0 if b == 1 else tirx.truncmod(a, b))
+
+
+def ceiling(a: Index, b: int) -> Index:
+    """a / b rounded up, for a >= 0."""
+    return -(-a // b) if isinstance(a, int) else quotient(a + (b - 1), b)
+
+
+def within(value: Index, limit: int) -> Expr:
+    """The condition 0 <= value < limit."""
+    if isinstance(value, int):
+        return tirx.IntImm("bool", int(0 <= value < limit))
+    return tirx.And(value >= 0, value < limit)
+
+
+def less(value: Index, limit: int) -> Expr:
+    """The condition value < limit."""
+    return value < limit if not isinstance(value, int) else tirx.IntImm("bool", int(value < limit))
+
+
+def choose(condition: Expr, value: Index, other: Index) -> Expr:
+    """`value` where the condition holds, else `other`; only the chosen one is evaluated."""
+    return tirx.if_then_else(condition, expr(value), expr(other))
+
+
+def _span(index: Index, lanes: int) -> Expr:
+    return expr(index) if lanes == 1 else tirx.Ramp(expr(index), tirx.IntImm(INDEX, 1), lanes)
+
+
+def expr(value: Index) -> Expr:
+    """A Python number as an int32 constant; expressions are returned as they are."""
+    return tirx.IntImm(INDEX, value) if isinstance(value, int) else value
+
+
+def make_parameter(name: str, shape: Sequence[Extent], dtype: str) -> Buffer:
+    """A tensor parameter of the kernel; its alignment is that of an element."""
+    return decl_buffer(tuple(shape), dtype, name=name, data_alignment=DTYPE_BYTES[dtype])
+
+
+def with_variable(shapes: Shapes) -> tuple[Shapes, tirx.Var | None]:
+    """The shapes with an int64 variable in place of the batch's name, and the variable; None if the batch is known."""
+    name = next((extent for shape, _ in shapes.values() for extent in shape if isinstance(extent, str)), None)
+    if name is None:
+        return shapes, None
+    variable = tirx.Var(name, "int64")
+
+    def renamed(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
+        return tuple(variable if isinstance(extent, str) else extent for extent in shape)
+
+    return {key: (renamed(shape), dtype) for key, (shape, dtype) in shapes.items()}, variable

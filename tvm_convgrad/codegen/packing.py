@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transposing squares of vectors in registers, to pack panels whose layout is not that of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from tvm_convgrad.codegen.loops import INDEX, Expr, Loops
+
+
+def shuffle(first: Expr, second: Expr, order: Sequence[int]) -> Expr:
+    """A vector of lanes of two others: `order` has their numbers, those of `second` counted after those of `first`."""
+    return tirx.Shuffle([first, second], [tirx.IntImm(INDEX, i) for i in order])
+
+
+def transpose(loops: Loops, rows: Sequence[Expr]) -> list[Expr]:
+    """The transpose of `lanes` vectors of `lanes` elements, in log2(lanes) rounds of pairwise exchanges.
+
+    A round of distance d exchanges, between rows r and r + d, the off-diagonal d x d squares.
+    """
+    lanes = len(rows)
+    values = list(rows)
+    distance = lanes // 2
+    while distance:
+        keep_low = [i if not i & distance else lanes + i - distance for i in range(lanes)]
+        keep_high = [i + distance if not i & distance else lanes + i for i in range(lanes)]
+        for r in range(lanes):
+            if r & distance:
+                continue
+            a, b = values[r], values[r + distance]
+            values[r] = loops.let(shuffle(a, b, keep_low), "t")
+            values[r + distance] = loops.let(shuffle(a, b, keep_high), "t")
+        distance //= 2
+    return values

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The register tile of a GEMM: m x n accumulators that stay in vector registers over a whole reduction.
+
+    C[i, j] += sum over k of  A[k, i] (a scalar, broadcast) * B[k, j] (a vector),   i < m (rows), j < n (columns)
+
+Each accumulator is a buffer on the stack that is indexed by constants only, so LLVM promotes it to a register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, load, splat, zero
+
+
+class Tile:
+    """`rows` x `columns` accumulators of one vector each; making a tile emits code that sets them to zero."""
+
+    def __init__(self, loops: Loops, rows: int, columns: int, lanes: int, dtype: str) -> None:
+        self.rows, self.columns, self.lanes, self.dtype = rows, columns, lanes, dtype
+        self._loops = loops
+        self._sums = [[loops.buffer("sum", lanes, dtype) for _ in range(columns)] for _ in range(rows)]
+        for row in self._sums:
+            for register in row:
+                loops.store(register, 0, zero(dtype, lanes))
+
+    def add(self, scalar: Callable[[int], Expr], vector: Callable[[int], Expr]) -> None:
+        """One step of the reduction: scalar(i) and vector(j) are A[k, i] and B[k, j].
+
+        scalar(i) may also be a vector, which is then multiplied lane by lane.
+        """
+        loops = self._loops
+        vectors = [loops.let(vector(j), "b") for j in range(self.columns)]
+        for i, row in enumerate(self._sums):
+            factor = scalar(i)
+            broadcast = loops.let(factor if lanes_of(factor) > 1 else splat(factor, self.lanes), "a")
+            for register, value in zip(row, vectors, strict=True):
+                loops.store(register, 0, load(register, 0, self.lanes) + broadcast * value)
+
+    def value(self, row: int, column: int) -> Expr:
+        """An accumulator, as a vector."""
+        return load(self._sums[row][column], 0, self.lanes)
+
+
+def tile_rows(machine: Machine, columns: int) -> int:
+    """The most rows of a tile with `columns` columns: accumulators, one broadcast and a row of B fill the registers.
+
+    With 32 registers that is 24x1, 14x2, 9x3; 24 rows, rather than 30, are enough to hide the latency of the adders.
+    """
+    return min(24, (machine.registers - 1 - columns) // columns)
+
+
+def fits(machine: Machine, rows: int, columns: int) -> bool:
+    """Whether the accumulators, a row of B and one broadcast fit the registers."""
+    return rows * columns + columns + 1 <= machine.registers
+
+
+def balanced(total: int, limit: int) -> int:
+    """The size of equal pieces of at most `limit`: 39 in pieces of up to 14 is 13 + 13 + 13."""
+    pieces = -(-total // min(total, limit))
+    return -(-total // pieces)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depthwise forward and dgrad over columns, where these are contiguous (NCHW): vectors run over a row's columns.
+
+    out[q, x] = sum over taps of source[q * step + offset_h(tap), x * step + offset_w(tap)] * W[tap]
+
+Both tensors are read and written in place. The register tile is one vector of columns of some result rows; each vector
+of the source is read once for each column tap and serves all rows of the tile. Rows outside of the source are skipped
+by the code of border tiles, columns outside are zeros of masked loads. Strides of two separate even and odd lanes in
+forward, and interleave those of two phases in dgrad.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.loops import (
+    convert,
+    expr,
+    lanes_below,
+    load,
+    load_masked,
+    quotient,
+    remainder,
+    smaller,
+    splat,
+)
+from tvm_convgrad.kernels.contract import Tiling
+from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
+from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
+from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
+from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec
+from tvm_convgrad.kernels.vectors import accumulate, accumulators, store_vector
+
+if TYPE_CHECKING:
+    from tvm.ir import Expr
+
+UNROLLED_TAPS = 16
+"""Taps of a kernel's (h, w) up to which each has code of its own; of more, column taps are a loop."""
+
+
+@dataclass(frozen=True)
+class ColumnsTiling(Tiling):
+    """How depthwise forward or dgrad over columns is tiled; h are rows of the result.
+
+    Attributes:
+        tile_h: vectors of rows of a register tile, of one phase; a vector has one row, or `rows_per_vector`.
+        split_h: parts of a depth slice's tiles that are work items of their own.
+        rows_per_vector: rows in one vector; more than one only where all of a depth slice is one tile.
+    """
+
+    tile_h: int
+    split_h: int
+    rows_per_vector: int
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A depth slice of the result in a work item.
+
+    Attributes:
+        split: the number of the work item among those of the slice.
+        qd: the position along the depth; taps: (first, count) of the depth taps that are in bounds there.
+        source, result, weight: where the channel's source, the result's slice and the filter begin.
+        bias: a vector of the channel's bias, or None.
+    """
+
+    split: Index
+    qd: Index
+    taps: tuple[Index, Index]
+    source: Index
+    result: Index
+    weight: Index
+    bias: Expr | None
+
+
+class ColumnsKernel(DepthwiseKernel):
+    """The loops of one kernel."""
+
+    def __init__(
+        self, frame: KernelFrame, spec: ConvSpec, tiling: ColumnsTiling, kernel: DHW, machine: Machine
+    ) -> None:
+        super().__init__(frame, spec, kernel, machine)
+        self.tiling = tiling
+
+    def emit(self) -> None:
+        """All work items: parts of the result's depth slices, in their order in memory."""
+        loops, spec, splits = self.loops, self.spec, self.tiling.split_h
+        depths = -(-spec.result.extents[0] // spec.out_step[0])
+        channels = spec.groups * self.outputs
+        with loops.loop(self.frame.batch * (channels * depths * splits), "item", self.kind) as item:
+            split, rest = loops.let(remainder(item, splits), "split"), quotient(item, splits)
+            qd, rest = loops.let(remainder(rest, depths), "qd"), loops.let(quotient(rest, depths), "rest")
+            channel, n = loops.let(remainder(rest, channels), "channel"), quotient(rest, channels)
+            g, m = quotient(channel, self.outputs), remainder(channel, self.outputs)
+            n, g = loops.let(n, "n"), loops.let(g, "g")
+            source = n * spec.source.batch + g * (self.inputs * spec.source.channel)
+            result = n * spec.result.batch + channel * spec.result.channel
+            weight = g * spec.weight_group_stride + m * spec.weight_result_stride
+            self._channel(split, qd, channel, *(loops.let(expr(v), "at") for v in (source, result, weight)))
+
+    def _channel(self, split: Index, qd: Index, channel: Index, source: Index, result: Index, weight: Index) -> None:
+        """All phases of a channel's depth slices at position qd."""
+        loops, spec, bias = self.loops, self.spec, None
+        if self.frame.epilogue.bias:
+            bias = loops.let(splat(convert(load(self.frame.bias, channel), self.dtype), self.lanes), "bias")
+        for depth in dict.fromkeys(phase[0] for phase in self.phases):
+            with loops.when(expr(qd) < depth.count):
+                at = result + (qd * spec.out_step[0] + depth.base) * spec.result.spatial[0]
+                at = loops.let(expr(at), "to_slice")
+                taps = valid_taps(loops, depth.taps, depth.count, spec.in_step[0], spec.source.extents[0], qd)
+                place = _Slice(split, qd, taps, source, at, weight, bias)
+                for row in dict.fromkeys(phase[1] for phase in self.phases if phase[0] == depth):
+                    columns = [phase[2] for phase in self.phases if phase[:2] == (depth, row)]
+                    _Rows(self, depth, row, columns).emit(place)
+
+
+class _Rows:
+    """The rows of one phase of a depth slice, with all its phases of columns."""
+
+    def __init__(self, kernel: ColumnsKernel, depth: AxisPhase, row: AxisPhase, columns: list[AxisPhase]) -> None:
+        self.kernel, self.loops, self.spec = kernel, kernel.loops, kernel.spec
+        self.depth, self.row, self.columns = depth, row, columns
+        spec = self.spec
+        self.lanes, self.dtype = kernel.lanes, kernel.dtype
+        self.count = max(column.count for column in columns)
+        self.offsets = sorted({offset for column in columns for _, offset in column.taps})
+        taps = len(row.taps) * sum(len(column.taps) for column in columns)
+        self.is_rolled = is_rolled(spec, taps)
+        self.per_vector = kernel.tiling.rows_per_vector
+        self.reader = RowReader(self.loops, self.lanes, spec.in_step[2], self.count, spec.source.extents[2])
+        self.is_single = kernel.inputs == 1 and len(depth.taps) == 1  # then a slice's weights are read once
+        self.is_empty = not (depth.taps and row.taps and self.offsets)
+
+    def emit(self, place: _Slice) -> None:
+        """Tiles of rows, in runs that have the same code."""
+        loops, splits = self.loops, self.kernel.tiling.split_h
+        pieces = row_pieces(self.spec, self.row, self.kernel.tiling.tile_h, self.per_vector)
+        tiles = sum(piece.repeats for piece in pieces)
+        per_split = -(-tiles // splits)
+        before = 0
+        factors = None
+        if self.is_single and not self.is_rolled and not self.is_empty:
+            factors = self._factors(self._weights_at(place.weight, 0, place.taps[0]))
+        for piece in pieces:
+            first, count = 0, piece.repeats
+            if splits > 1:
+                first = loops.let(tirx.max(expr(place.split * per_split - before), expr(0)), "first_tile")
+                count = loops.let(smaller((place.split + 1) * per_split - before, piece.repeats) - first, "tiles")
+            with loops.loop(count, "tile") as tile:
+                q = loops.let(expr(piece.first + (first + tile) * piece.size), "q")
+                vectors = -(-self.count // self.lanes)
+                with loops.loop(vectors, "v") as v:
+                    x = loops.let(expr(v * self.lanes), "x") if vectors > 1 else 0
+                    self._tile(q, x, piece, place, factors)
+            before += piece.repeats
+
+    def _tile(
+        self, q: Index, x: Index, piece: Piece, place: _Slice, factors: dict[tuple[int, int], Expr] | None
+    ) -> None:
+        """The register tile of a piece's rows from q on, at the vector of columns from x on."""
+        loops, spec, lanes, kernel = self.loops, self.spec, self.lanes, self.kernel
+        places = [(i, number) for i in range(piece.size) for number in range(len(self.columns))]
+        tile = accumulators(loops, places, lanes, self.dtype)
+        if not self.is_empty:
+            first_d, count_d = place.taps
+            run = tap_run(self.depth.taps)
+            with loops.loop(kernel.inputs, "j") as j, loops.loop(count_d, "kd") as kd:
+                z = place.qd * spec.in_step[0] + run.offset + (first_d + kd) * run.offset_step
+                at = place.source + j * spec.source.channel + z * spec.source.spatial[0]
+                at = loops.let(expr(at + q * (spec.in_step[1] * spec.source.spatial[1])), "from")
+                if self.row.base == 0:
+                    rows, vectors = piece.size * spec.in_step[1], spec.in_step[2]
+                    pitch = self.per_vector * spec.source.spatial[1]
+                    prefetch_rows(loops, kernel.source, at + x * vectors, pitch, rows, vectors, lanes)
+                self._sum(tile, piece, at, x, self._weights_at(place.weight, j, first_d + kd), factors)
+        step = self.per_vector * spec.out_step[1] * spec.result.spatial[1]
+        to = loops.let(expr(place.result + q * step + self.row.base * spec.result.spatial[1]), "to")
+        vectors = spec.out_step[2]
+        prefetch_rows(loops, kernel.result, to + x * vectors, step, piece.size, vectors, lanes, write=True)
+        for i in range(piece.size):
+            width = spec.result.extents[2]
+            if self.per_vector > 1:
+                width *= min(self.per_vector, self.row.count - i * self.per_vector)
+            registers = [tile[i, number] for number in range(len(self.columns))]
+            values = [loops.let(load(register, 0, lanes), "total") for register in registers]
+            self._store(values, to + i * step, x, width, place.bias)
+
+    # -- sums ---------------------------------------------------------------------------------------------------
+
+    def _weights_at(self, weight: Index, j: Index, td: Index) -> Index:
+        """Where the weights of an input and a depth tap begin."""
+        spec, run = self.spec, tap_run(self.depth.taps)
+        at = weight + j * spec.weight_source_stride + (run.k + td * run.k_step) * spec.weight.spatial[0]
+        return self.loops.let(expr(at), "weights")
+
+    def _factor(self, at: Index, k_h: int, k_w: Index) -> Expr:
+        """A weight in all lanes."""
+        _, height, width = self.spec.weight.spatial
+        value = convert(load(self.kernel.weight, at + k_h * height + k_w * width), self.dtype)
+        return self.loops.let(splat(value, self.lanes), "factor")
+
+    def _factors(self, at: Index) -> dict[tuple[int, int], Expr]:
+        """All weights of the phase, by the kernel's (h, w)."""
+        return {
+            (k_h, k_w): self._factor(at, k_h, k_w)
+            for k_h, _ in self.row.taps
+            for column in self.columns
+            for k_w, _ in column.taps
+        }
+
+    def _sum(
+        self,
+        tile: dict[tuple[int, int], Expr],
+        piece: Piece,
+        at: Index,
+        x: Index,
+        weights: Index,
+        factors: dict[tuple[int, int], Expr] | None,
+    ) -> None:
+        """Add the products of an input and a depth tap."""
+        loops, spec = self.loops, self.spec
+        ordered = sorted(self.row.taps, key=lambda tap: tap[1])
+        rows: dict[int, list[tuple[int, int]]] = {}  # a source row, from the tile's first: (result row, kernel row)
+        for (k_h, offset), positions in zip(ordered, piece.valid, strict=True):
+            for i in positions:
+                rows.setdefault(i * self.per_vector * spec.in_step[1] + offset, []).append((i, k_h))
+        pitch = spec.source.spatial[1]
+        if self.is_rolled:
+            (column,) = self.columns
+            run = tap_run(column.taps)
+            with loops.loop(len(column.taps), "kw") as kw:
+                number = run.k + kw * run.k_step
+                of_row = {k_h: self._factor(weights, k_h, number) for k_h, _ in self.row.taps}
+                offset = loops.let(expr(run.offset + kw * run.offset_step), "offset")
+                for s in sorted(rows):
+                    (value,) = self._read(s, at + s * pitch, x, [offset])
+                    value = loops.let(value, "row")
+                    for i, k_h in rows[s]:
+                        accumulate(loops, tile[i, 0], value * of_row[k_h])
+            return
+        factors = self._factors(weights) if factors is None else factors
+        for s in sorted(rows):
+            values = self._read(s, at + s * pitch, x, self.offsets)
+            for wanted, value in zip(self.offsets, values, strict=True):
+                value = loops.let(value, "row")
+                for number, column in enumerate(self.columns):
+                    for k_w, offset in column.taps:
+                        if offset == wanted:
+                            for i, k_h in rows[s]:
+                                accumulate(loops, tile[i, number], value * factors[k_h, k_w])
+
+    def _read(self, row: int, at: Index, x: Index, offsets: list[Index]) -> list[Expr]:
+        """A row of the source, or those of a vector, for each offset of columns."""
+        if self.per_vector == 1:
+            return self.reader.read(self.kernel.source, at, x, offsets)
+        _, height, width = self.spec.source.extents
+        reader = MultiRowReader(self.lanes, self.per_vector, height, width)
+        return [reader.read(self.kernel.source, at, row, offset) for offset in offsets]
+
+    # -- the result ---------------------------------------------------------------------------------------------
+
+    def _store(self, values: list[Expr], to: Index, x: Index, width: int, bias: Expr | None) -> None:
+        """Store a row's vector of each phase of columns, from column x of each on, with the epilogue."""
+        loops, lanes, kernel = self.loops, self.lanes, self.kernel
+        if len(values) == 2:
+            values = list(interleave(loops, values[0], values[1], lanes))
+        whole = width % (lanes * len(values)) == 0
+        for number, value in enumerate(values):
+            first = x * len(values) + number * lanes
+            mask = lanes_below(first, width, lanes)
+            place = to + first
+            total = kernel.frame.epilogue.apply(
+                value, self.dtype, lambda: bias, lambda p=place, m=mask: load_masked(kernel.result, p, m, lanes)
+            )
+            store_vector(loops, kernel.result, place, total, None if whole else mask)
+
+
+def row_pieces(spec: ConvSpec, row: AxisPhase, tile_h: int, per_vector: int) -> list[Piece]:
+    """The tiles of a phase's rows, or of vectors of `per_vector` rows, which are one tile."""
+    height = spec.source.extents[1]
+    if per_vector == 1:
+        return border_pieces(row.count, tile_h, row.taps, spec.in_step[1], height)
+    vectors = -(-row.count // per_vector)
+    ordered = sorted(offset for _, offset in row.taps)
+    valid = [[i for i in range(vectors) if -per_vector < i * per_vector + offset < height] for offset in ordered]
+    return [Piece(0, vectors, 1, valid)]
+
+
+def rows_per_vector(spec: ConvSpec, lanes: int) -> int:
+    """How many rows of a depth slice fit into a vector: more than one only where both tensors have them contiguous."""
+    width = spec.result.extents[2]
+    same = spec.source.extents[2] == width and spec.in_step[1:] == spec.out_step[1:] == (1, 1)
+    joined = spec.source.spatial[1] == spec.result.spatial[1] == width
+    return max(1, min(lanes // width, spec.result.extents[1])) if same and joined else 1
+
+
+def products_of(spec: ConvSpec, tile_h: int, per_vector: int) -> tuple[int, int]:
+    """(multiply-adds that the code has, those that a vector of columns takes through a depth slice) of a depth tap."""
+    emitted = run = 0
+    for phase in (phase for phases in spec.phases for phase in phases):
+        _, row, column = phase
+        columns = len(column.taps)
+        for piece in row_pieces(spec, row, tile_h, per_vector):
+            products = sum(map(len, piece.valid))
+            emitted += products * (1 if is_rolled(spec, len(row.taps) * columns) else columns)
+            run += products * piece.repeats * columns
+    return emitted, run
+
+
+def is_rolled(spec: ConvSpec, taps: int) -> bool:
+    """Whether column taps are a loop."""
+    return taps > UNROLLED_TAPS and spec.in_step[2] == spec.out_step[2] == 1
+
+
+__all__ = ["ColumnsKernel", "ColumnsTiling", "is_rolled", "products_of", "row_pieces", "rows_per_vector"]

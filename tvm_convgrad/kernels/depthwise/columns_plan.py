@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The depthwise kernels over vectors of columns: which problems they take, their tilings, and their estimates."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from tvm import tirx
+
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.contract import Kernel, Plan, not_one_tiling, planned
+from tvm_convgrad.kernels.depthwise.columns import ColumnsKernel, ColumnsTiling, is_rolled, products_of, rows_per_vector
+from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgrad, ColumnsWgradTiling
+from tvm_convgrad.kernels.depthwise.taps import border_pieces
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.frame import conv_frame, wgrad_frame
+from tvm_convgrad.kernels.roofline import with_memory
+from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, shapes_of, views
+
+MAX_PHASES = 16
+"""The most phases of dgrad: each has code of its own."""
+
+MAX_PRODUCTS = 600
+"""The most multiply-adds in the code of a kernel: they take time to compile."""
+
+MAX_TILE_H = 14
+"""The most rows of a tile: they hide the latency of adders, and divide common heights."""
+
+WGRAD_TILE_H = 8
+"""Rows of a tile of wgrad where a depth slice takes several tiles: the tiles at borders have code of their own."""
+
+MAX_WGRAD_TAPS = 9
+"""The most taps of (h, w) for wgrad: each has a sum in a register."""
+
+VECTOR_CYCLES = 3.0
+"""Cycles of a vector of results besides its multiply-adds: loads that straddle cache lines, and the store."""
+
+SUMS_BYTES = Machine.l1_bytes * 3 // 16
+"""The most bytes of the sums of a work item of wgrad: a part of the first-level cache."""
+
+ONE_GROUP = "there is one group"
+"""The refusal of all kernels for depthwise convolutions and small groups where there are none."""
+
+
+class DepthwiseColumns(Kernel):
+    """Vectors of columns of a row, with one channel a group: depthwise convolutions in NCHW."""
+
+    name = "depthwise columns"
+    reason = "one channel a group, columns are contiguous"
+
+    def tiling_type(self, direction: str) -> type[ColumnsTiling] | type[ColumnsWgradTiling]:
+        """`ColumnsWgradTiling` for wgrad, `ColumnsTiling` for the others."""
+        return ColumnsWgradTiling if direction == BACKWARD_WEIGHT.name else ColumnsTiling
+
+    def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
+        """Why vectors of columns cannot be used, or nothing."""
+        if problem.groups == 1:
+            return ONE_GROUP
+        if direction == BACKWARD_WEIGHT.name:
+            return _wgrad_refusal(problem, machine)
+        return _conv_refusal(conv_spec(problem, direction), kernel_of(problem), machine)
+
+    def plan(self, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
+        """The one tiling that it has for a problem."""
+        if direction == BACKWARD_WEIGHT.name:
+            return Plan((_wgrad_tiling(problem, machine),))
+        return Plan((_conv_tiling(conv_spec(problem, direction), kernel_of(problem), machine),))
+
+    def estimate(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> float:
+        """The time of the vectors that are computed, and of memory."""
+        if direction == BACKWARD_WEIGHT.name:
+            cycles = _wgrad_cycles(problem, plan.only(ColumnsWgradTiling), machine)
+        else:
+            spec, kernel = conv_spec(problem, direction), kernel_of(problem)
+            cycles = _conv_cycles(spec, kernel, plan.only(ColumnsTiling), machine)
+        return with_memory(cycles / Machine.clock, problem)
+
+    def invalid(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> str:
+        """Why the tiling cannot be built, or nothing."""
+        reason = not_one_tiling(plan)
+        if reason:
+            return reason
+        if direction == BACKWARD_WEIGHT.name:
+            return invalid_wgrad(problem, plan.only(ColumnsWgradTiling))
+        return invalid_conv(conv_spec(problem, direction), plan.only(ColumnsTiling), machine)
+
+    def emit(
+        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
+    ) -> tirx.PrimFunc:
+        """The function (first operand, second operand, [bias,] result[, bias gradient])."""
+        static = planned(problem)
+        if direction == BACKWARD_WEIGHT.name:
+            frame = wgrad_frame(problem, int(static.batch), epilogue)
+            ColumnsWgrad(frame, static, plan.only(ColumnsWgradTiling), machine).emit()
+            return frame.finish(name)
+        spec = conv_spec(static, direction)
+        frame = conv_frame(spec, shapes_of(problem, direction), epilogue)
+        ColumnsKernel(frame, spec, plan.only(ColumnsTiling), kernel_of(problem), machine).emit()
+        return frame.finish(name)
+
+
+def _conv_refusal(spec: ConvSpec, kernel: DHW, machine: Machine) -> str:
+    """Why vectors of columns cannot be used for forward or dgrad, or nothing."""
+    if min(spec.source_channels, spec.result_channels) > 1:
+        return "not one channel a group"
+    if sum(map(len, spec.phases)) > MAX_PHASES:
+        return f"more than {MAX_PHASES} phases"
+    if not machine.has_masks or not spec.source.dtype == spec.result.dtype == spec.dtype:
+        return "elements would have to be converted, or there are no masked loads and stores"
+    if spec.source.spatial[2] != 1 or spec.result.spatial[2] != 1:
+        return "columns are not contiguous"
+    if max(spec.in_step[2], spec.out_step[2]) > 2:
+        return "strides of more than two"
+    if spec.out_step[2] > spec.result.extents[2]:
+        return "a single column"
+    tiling = _conv_tiling(spec, kernel, machine)
+    emitted, _ = products_of(spec, tiling.tile_h, tiling.rows_per_vector)
+    return f"borders and phases would take {emitted} multiply-adds of code" if emitted > MAX_PRODUCTS else ""
+
+
+@lru_cache(maxsize=1024)
+def _conv_tiling(spec: ConvSpec, kernel: DHW, machine: Machine) -> ColumnsTiling:
+    """How forward or dgrad over vectors of columns is tiled."""
+    height = max(phase[1].count for phases in spec.phases for phase in phases)
+    kept = kernel[1] if is_rolled(spec, kernel[1] * kernel[2]) else kernel[1] * kernel[2]
+    room = machine.registers - min(kept, machine.registers // 2) - 4
+    tile_h = min(height, MAX_TILE_H // spec.in_step[2], room) // spec.out_step[2] or 1
+    per_vector = rows_per_vector(spec, machine.lanes(spec.dtype))
+    if -(-height // per_vector) > tile_h:
+        per_vector = 1
+    while per_vector == 1 and products_of(spec, tile_h, per_vector)[0] > MAX_PRODUCTS and tile_h > 1:
+        tile_h -= 1
+    split_h = min(-(-height // tile_h), -(-4 * machine.parts // _items(spec))) if per_vector == 1 else 1
+    return ColumnsTiling(tile_h, split_h, per_vector)
+
+
+def _items(spec: ConvSpec) -> int:
+    """Slices of the result that are work items: one for each image, channel and position along the depth."""
+    depths = -(-spec.result.extents[0] // spec.out_step[0])
+    return spec.batch * spec.groups * spec.result_channels * depths
+
+
+def _conv_cycles(spec: ConvSpec, kernel: DHW, tiling: ColumnsTiling, machine: Machine) -> float:
+    """Cycles of forward or dgrad on one core, without memory."""
+    _, run = products_of(spec, tiling.tile_h, tiling.rows_per_vector)
+    columns = max(phase[2].count for phases in spec.phases for phase in phases)
+    cycles = (
+        run / machine.fmas * kernel[0] * spec.source_channels
+        + VECTOR_CYCLES * spec.result.extents[1] / tiling.rows_per_vector * spec.out_step[2]
+    )
+    return _items(spec) * -(-columns // machine.lanes(spec.dtype)) * cycles
+
+
+def _wgrad_refusal(problem: ConvProblem, machine: Machine) -> str:
+    """Why vectors of columns cannot be used for wgrad, or nothing."""
+    if not problem.is_depthwise:
+        return "not one input channel a group"
+    x, _, dy = views(problem)
+    if not machine.has_masks or not x.dtype == dy.dtype == problem.accumulator:
+        return "elements would have to be converted, or there are no masked loads and stores"
+    if x.spatial[2] != 1 or dy.spatial[2] != 1:
+        return "columns are not contiguous"
+    kernel, strides, _, _ = axes_of(problem)
+    if strides[2] > 2:
+        return "strides of more than two"
+    return "more sums than registers" if kernel[1] * kernel[2] > min(MAX_WGRAD_TAPS, machine.registers // 2) else ""
+
+
+def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ColumnsWgradTiling:
+    """How wgrad over vectors of columns is tiled."""
+    kernel, strides, _, _ = axes_of(problem)
+    height = views(problem)[2].extents[1]
+    room = max(1, machine.registers - kernel[1] * kernel[2] - 4)
+    limit = MAX_TILE_H // strides[2]
+    tile_h = min(height, room, limit if height <= limit else max(1, WGRAD_TILE_H // strides[2]))
+    channels = problem.out_channels
+    sums = (math.prod(kernel) + 1) * machine.vector_bytes
+    block = max(1, min(SUMS_BYTES // sums, channels // (4 * machine.parts)))
+    blocks = -(-channels // (block * machine.parts)) * machine.parts
+    block = -(-channels // blocks)  # as many blocks for each core
+    split_k = 1 if channels >= 2 * machine.parts else min(int(problem.batch), machine.parts)
+    return ColumnsWgradTiling(tile_h, block, split_k)
+
+
+def _wgrad_cycles(problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Machine) -> float:
+    """Cycles of wgrad on one core, without memory."""
+    kernel, strides, dilation, padding = axes_of(problem)
+    x, _, dy = views(problem)
+    _, height, width = dy.extents
+    taps = tuple((k, k * dilation[1] - padding[1][0]) for k in range(kernel[1]))
+    pieces = border_pieces(height, tiling.tile_h, taps, strides[1], x.extents[1])
+    products = sum(sum(map(len, valid)) * repeats for _, _, repeats, valid in pieces)
+    vectors = (
+        int(problem.batch) * problem.out_channels * dy.extents[0] * -(-width // machine.lanes(problem.accumulator))
+    )
+    return vectors * (products * kernel[2] * kernel[0] / machine.fmas + VECTOR_CYCLES * height)
+
+
+def invalid_conv(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str:
+    """Why forward or dgrad over vectors of columns cannot be built with a tiling, or nothing."""
+    if tiling.tile_h < 1 or tiling.split_h < 1:
+        return f"tile_h is {tiling.tile_h} and split_h is {tiling.split_h}; both must be at least 1"
+    most = rows_per_vector(spec, machine.lanes(spec.dtype))
+    if tiling.rows_per_vector not in (1, most):
+        return f"rows_per_vector is {tiling.rows_per_vector}; it must be 1 or {most}"
+    height = max(phase[1].count for phases in spec.phases for phase in phases)
+    if tiling.rows_per_vector > 1 and (-(-height // tiling.rows_per_vector) > tiling.tile_h or tiling.split_h > 1):
+        return "rows_per_vector needs depth slices of one tile, and no split_h"
+    if products_of(spec, tiling.tile_h, tiling.rows_per_vector)[0] > MAX_PRODUCTS:
+        return f"the code would have more than {MAX_PRODUCTS} multiply-adds"
+    return ""
+
+
+def invalid_wgrad(problem: ConvProblem, tiling: ColumnsWgradTiling) -> str:
+    """Why wgrad over vectors of columns cannot be built with a tiling, or nothing."""
+    for name, most in (
+        ("tile_h", views(problem)[2].extents[1]),
+        ("block_channels", problem.out_channels),
+        ("split_k", int(problem.batch)),
+    ):
+        if not 1 <= getattr(tiling, name) <= most:
+            return f"{name} is {getattr(tiling, name)}; it must be from 1 to {most}"
+    return ""
+
+
+def kernel_of(problem: ConvProblem) -> DHW:
+    """Taps along depth, height and width."""
+    d, h, w = (1,) * (3 - problem.rank) + problem.kernel
+    return d, h, w
+
+
+KERNELS = (DepthwiseColumns(),)
+
+__all__ = ["KERNELS", "DepthwiseColumns", "invalid_conv", "invalid_wgrad", "kernel_of"]

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depthwise wgrad over columns, where these are contiguous (NCHW): vectors run over a row's columns.
+
+    dW[tap] = sum over pixels of dY[y, x] * X[y * stride + offset_h(tap), x * stride + offset_w(tap)]
+
+Both tensors are read in place. One vector of columns of some rows of dY stays in registers; each vector of X is read
+once for each column tap and is multiplied with all of them where it is in bounds. Lanes are added at the end of a
+channel's depth slices, for all taps at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.loops import (
+    ceiling,
+    expr,
+    lanes_below,
+    load,
+    load_sum,
+    quotient,
+    remainder,
+    smaller,
+    zero,
+)
+from tvm_convgrad.codegen.packing import shuffle
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.contract import Tiling
+from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
+from tvm_convgrad.kernels.depthwise.row_vectors import PREFETCH_BYTES, RowReader, prefetch_rows
+from tvm_convgrad.kernels.depthwise.taps import border_pieces, valid_taps
+from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.spec import View
+from tvm_convgrad.kernels.vectors import GradientStore, accumulate, accumulators, load_vector
+
+if TYPE_CHECKING:
+    from tvm.ir import Expr
+    from tvm.tirx import Buffer
+
+
+@dataclass(frozen=True)
+class ColumnsWgradTiling(Tiling):
+    """How depthwise wgrad over columns is tiled; h are rows of dY.
+
+    Attributes:
+        tile_h: rows of a register tile, which is one vector of columns wide.
+        block_channels: contiguous channels of dY in a work item, which goes through all of an image, then the next.
+        split_k: parts of the batch that are summed apart, then added in their order.
+    """
+
+    tile_h: int
+    block_channels: int
+    split_k: int
+
+
+class ColumnsWgrad(DepthwiseWgrad):
+    """The loops of one kernel; the frame has the parameters, the problem the batch that it is planned for."""
+
+    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Machine) -> None:
+        super().__init__(frame, problem, machine)
+        self.tiling, self.channels = tiling, problem.out_channels
+        self.bias = None
+        if frame.bias is not None:
+            self.bias = GradientStore(self.loops, frame.bias, self.dtype, frame.epilogue.bias_accumulate)
+        self.multiplier = problem.out_channels // problem.in_channels
+        self.sums = self.taps + (self.bias is not None)  # of a channel; the last is the bias gradient's
+        widths = self.dy_view.extents[2], self.x_view.extents[2]
+        self.reader = RowReader(self.loops, self.lanes, self.strides[2], *widths)
+
+    # -- work items ---------------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        """All work items, then parts are added."""
+        loops, batch, block, parts = self.loops, self.frame.batch, self.tiling.block_channels, self.tiling.split_k
+        blocks = -(-self.channels // block)
+        apart = loops.panel("parts", parts * self.channels * self.sums, self.dtype) if parts > 1 else None
+        with loops.loop(blocks * parts, "item", self.kind) as item:
+            part, number = loops.let(quotient(item, blocks), "part"), remainder(item, blocks)
+            first = loops.let(expr(number * block), "c0")
+            count = loops.let(smaller(self.channels - first, block), "channels")
+            sums = loops.panel("sums", block * self.sums * self.lanes, self.dtype)
+            with loops.loop(count * self.sums, "v") as v:
+                loops.store(sums, v * self.lanes, zero(self.dtype, self.lanes))
+            per_part = loops.let(ceiling(batch, parts), "per_part")
+            images = loops.let(smaller(batch - part * per_part, per_part), "images")
+            with loops.loop(images, "image") as image, loops.loop(count, "c") as c:
+                n, channel = loops.let(part * per_part + image, "n"), loops.let(first + c, "channel")
+                self._sum_channel(sums, loops.let(expr(c * (self.sums * self.lanes)), "sums_at"), n, channel)
+            with loops.loop(count, "c") as c:
+                at = loops.let(expr(c * (self.sums * self.lanes)), "sums_at")
+                channel = loops.let(first + c, "channel")
+                self._reduce(sums, at, channel, None if apart is None else (apart, part))
+        if apart is not None:
+            with loops.loop(self.channels, "channel") as channel, loops.loop(self.sums, "tap") as tap:
+                at = loops.let(expr(channel * self.sums + tap), "at")
+                total = load_sum(apart, at, 1, parts, self.channels * self.sums)
+                self._put(loops.let(total, "total"), channel, tap)
+
+    def _sum_channel(self, sums: Buffer, at: Index, n: Index, channel: Index) -> None:
+        """Add an image's depth slices of a channel."""
+        loops, x, dy = self.loops, self.x_view, self.dy_view
+        grad = loops.let(expr(n * dy.batch + channel * dy.channel), "grad_channel")
+        data = loops.let(expr(n * x.batch + quotient(channel, self.multiplier) * x.channel), "data_channel")
+        taps_d, taps_h = (
+            tuple((k, k * self.dilation[axis] - self.low[axis]) for k in range(self.kernel[axis])) for axis in (0, 1)
+        )
+        pieces = border_pieces(dy.extents[1], self.tiling.tile_h, taps_h, self.strides[1], x.extents[1])
+        vectors = -(-dy.extents[2] // self.lanes)
+        with loops.loop(dy.extents[0], "d") as d:
+            first, count = valid_taps(loops, taps_d, dy.extents[0], self.strides[0], x.extents[0], d)
+            if self.bias is not None:
+                self._sum_bias(sums, at, grad + d * dy.spatial[0])
+            with loops.loop(count, "kd") as number:
+                kd = loops.let(expr(first + number), "kd")
+                z = d * self.strides[0] + kd * self.dilation[0] - self.low[0]
+                into = loops.let(expr(at + kd * (self.kernel[1] * self.kernel[2] * self.lanes)), "into")
+                for begin, size, repeats, valid in pieces:
+                    with loops.loop(repeats, "tile") as tile:
+                        y = loops.let(expr(begin + tile * size), "y")
+                        grad_at = loops.let(expr(grad + d * dy.spatial[0] + y * dy.spatial[1]), "grad_from")
+                        first_row = data + z * x.spatial[0] + y * (self.strides[1] * x.spatial[1])
+                        data_at = loops.let(expr(first_row), "data_from")
+                        self._tile(sums, into, grad_at, data_at, size, vectors, dict(zip(taps_h, valid, strict=True)))
+
+    # -- sums ---------------------------------------------------------------------------------------------------
+
+    def _tile(
+        self,
+        sums: Buffer,
+        into: Index,
+        grad: Index,
+        data: Index,
+        size: int,
+        vectors: int,
+        valid: dict[tuple[int, int], list[int]],
+    ) -> None:
+        """Add a tile's products; `valid` has the rows where each (kernel row, offset) is in bounds."""
+        loops, lanes, width = self.loops, self.lanes, self.kernel[2]
+        rows: dict[int, list[tuple[int, int]]] = {}  # a row of X, from the tile's first: (row of dY, kernel row)
+        for (k_h, offset), positions in valid.items():
+            for i in positions:
+                rows.setdefault(i * self.strides[1] + offset, []).append((i, k_h))
+        offsets = [k * self.dilation[2] - self.low[2] for k in range(width)]
+        kernel_rows = sorted({k_h for (k_h, _), positions in valid.items() if positions})
+        tile = accumulators(loops, itertools.product(kernel_rows, range(width)), lanes, self.dtype)
+        with loops.loop(vectors, "v") as v:
+            x = loops.let(expr(v * lanes), "x") if vectors > 1 else 0
+            x_row, step = self.x_view.spatial[1], self.strides[2]
+            dy_row, x_rows = self.dy_view.spatial[1], size * self.strides[1]
+            of_dy, of_x = (self._prefetch_distance(view) for view in (self.dy_view, self.x_view))
+            prefetch_rows(loops, self.dy, grad + x, dy_row, size, 1, lanes, distance=of_dy)
+            prefetch_rows(loops, self.x, data + x * step, x_row, x_rows, step, lanes, distance=of_x)
+            grads = [self._grad(grad + i * dy_row, x) for i in range(size)]
+            for s in sorted(rows):
+                values = self.reader.read(self.x, data + s * x_row, x, offsets)
+                for k_w, value in enumerate(values):
+                    value = loops.let(value, "row")
+                    for i, k_h in rows[s]:
+                        accumulate(loops, tile[k_h, k_w], value * grads[i])
+        self._add_to_sums(sums, into, tile)
+
+    def _prefetch_distance(self, view: View) -> int | None:
+        """Elements from an image to the next one, where a work item has few bytes of each; else the default."""
+        run = self.tiling.block_channels * view.channel * DTYPE_BYTES[view.dtype]
+        return view.batch if run < 2 * PREFETCH_BYTES else None
+
+    def _add_to_sums(self, sums: Buffer, into: Index, tile: dict[tuple[int, int], Buffer]) -> None:
+        """Add accumulators to the sums of their taps."""
+        for (k_h, k_w), register in tile.items():
+            at = into + (k_h * self.kernel[2] + k_w) * self.lanes
+            self.loops.store(sums, at, load(sums, at, self.lanes) + load(register, 0, self.lanes))
+
+    def _grad(self, at: Index, x: Index) -> Expr:
+        """A vector of a row of dY, zeros behind its end."""
+        width, lanes = self.dy_view.extents[2], self.lanes
+        mask = lanes_below(x, width, lanes) if width % lanes else None
+        return self.loops.let(load_vector(self.dy, at + x, lanes, mask), "grad")
+
+    def _sum_bias(self, sums: Buffer, at: Index, grad: Index) -> None:
+        """Add a depth slice of dY to the channel's last sum."""
+        loops, lanes, (_, height, width) = self.loops, self.lanes, self.dy_view.extents
+        tile = accumulators(loops, [(0, 0)], lanes, self.dtype, "bias_sum")
+        with loops.loop(height, "y") as y, loops.loop(-(-width // lanes), "v") as v:
+            accumulate(loops, tile[0, 0], self._grad(grad + y * self.dy_view.spatial[1], v * lanes))
+        self._add_to_sums(sums, at + self.taps * lanes, tile)
+
+    # -- the result ---------------------------------------------------------------------------------------------
+
+    def _reduce(self, sums: Buffer, at: Index, channel: Index, apart: tuple[Buffer, Index] | None) -> None:
+        """Add the lanes of each sum, for as many sums at once as a vector has lanes."""
+        loops, lanes = self.loops, self.lanes
+        for first in range(0, self.sums, lanes):
+            count = min(lanes, self.sums - first)
+            rows = [loops.let(load(sums, at + (first + i) * lanes, lanes), "row") for i in range(count)]
+            total = self._lane_sums(rows)
+            if apart is not None:
+                buffer, part = apart
+                to = (part * self.channels + channel) * self.sums + first
+                loops.store_masked(buffer, to, total, lanes_below(0, count, lanes))
+                continue
+            cell = loops.buffer("totals", lanes, self.dtype)
+            loops.store(cell, 0, total)
+            for i in range(count):
+                self._put(load(cell, i), channel, first + i)
+
+    def _lane_sums(self, rows: list[Expr]) -> Expr:
+        """A vector whose lane i is the sum of row i's lanes: half of a transpose, with additions."""
+        loops, lanes = self.loops, self.lanes
+        values: list[Expr | None] = [*rows, *[None] * (lanes - len(rows))]
+        distance = lanes // 2
+        while distance:
+            keep_low = [i if not i & distance else lanes + i - distance for i in range(lanes)]
+            keep_high = [i + distance if not i & distance else lanes + i for i in range(lanes)]
+            paired: list[Expr | None] = []
+            for r in range(distance):
+                a, b = values[r], values[r + distance]
+                if a is None:
+                    paired.append(None)
+                    continue
+                b = zero(self.dtype, lanes) if b is None else b
+                paired.append(loops.let(shuffle(a, b, keep_low) + shuffle(a, b, keep_high), "sum"))
+            values, distance = paired, distance // 2
+        return values[0]
+
+    def _put(self, value: Expr, channel: Index, tap: Index) -> None:
+        """Store a sum of a channel, of a tap or of the bias gradient."""
+        loops = self.loops
+        if isinstance(tap, int):
+            if self.bias is not None and tap == self.taps:
+                self.bias.store(channel, value)
+            else:
+                self._put_weight(value, channel, tap)
+        elif self.bias is None:
+            self._put_weight(value, channel, tap)
+        else:
+            with loops.when(expr(tap) >= self.taps):
+                self.bias.store(channel, value)
+            with loops.when(expr(tap) < self.taps):
+                self._put_weight(value, channel, tap)
+
+    def _put_weight(self, value: Expr, channel: Index, tap: Index) -> None:
+        dw, (_, height, width) = self.dw_view, self.kernel
+        d, rest = quotient(tap, height * width), remainder(tap, height * width)
+        h, w = quotient(rest, width), remainder(rest, width)
+        to = channel * dw.out + d * dw.spatial[0] + h * dw.spatial[1] + w * dw.spatial[2]
+        self.dw.store(self.loops.let(expr(to), "to"), value)
+
+
+__all__ = ["ColumnsWgrad", "ColumnsWgradTiling"]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of a kernel: the parameters of its PrimFunc, flat views of them, and the batch, fixed or symbolic."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+from tvm_convgrad.codegen.loops import Loops, Shapes, make_parameter, with_variable
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.spec import ConvSpec
+
+if TYPE_CHECKING:
+    from tvm.ir import Expr
+    from tvm.tirx import Buffer, PrimFunc
+
+Index: TypeAlias = "int | Expr"
+"""An index or a count: a number where it is fixed when the kernel is generated, else an int32 expression."""
+
+
+class KernelFrame:
+    """What surrounds the loops of a kernel.
+
+    Attributes:
+        loops: builds the body.
+        epilogue: what is fused into the store.
+        batch: a number, or an expression of the variable in the parameters' shapes.
+        is_symbolic: whether the batch is known only at run time.
+        tensors: flat views of (first operand, second operand, result).
+        bias: a flat view of the bias (forward and dgrad) or of the bias gradient (wgrad); None if there is neither.
+    """
+
+    def __init__(
+        self, shapes: Shapes, epilogue: Epilogue, batch: int, panel: int = 0, batch_first: bool = False
+    ) -> None:
+        """Declare the parameters.
+
+        Args:
+            shapes: shape and dtype of each parameter by its name, in their order; "bias" and "bias_grad" are
+                optional. A batch known only at run time is a name in the shapes.
+            batch: the batch that the kernel is planned for.
+            panel: elements for each image of the largest panel, where one panel holds all images.
+            batch_first: whether sizes are written as batch * elements, else as elements * batch. It makes no
+                difference but to the structural hash of a PrimFunc.
+        """
+        self.loops, self.epilogue = Loops(), epilogue
+        shapes, variable = with_variable(shapes)
+        self.parameters = [make_parameter(name, *shape) for name, shape in shapes.items()]
+        self.is_symbolic = variable is not None
+        self.batch: Index = batch
+        sizes: dict[str, Index] = {}
+        for name, (shape, _) in shapes.items():
+            sizes[name] = math.prod(extent for extent in shape if isinstance(extent, int))
+        if variable is not None:
+            batched = [name for name, (shape, _) in shapes.items() if not all(isinstance(e, int) for e in shape)]
+            self.batch = self.loops.batch(variable, max(panel, *(sizes[name] for name in batched)))
+            for name in batched:
+                sizes[name] = self.batch * sizes[name] if batch_first else sizes[name] * self.batch
+        views = {p.name: self.loops.flat(p, sizes[p.name]) for p in self.parameters}
+        self.bias: Buffer | None = next((views.pop(name) for name in ("bias", "bias_grad") if name in views), None)
+        self.tensors: tuple[Buffer, ...] = tuple(views.values())
+
+    def finish(self, name: str) -> PrimFunc:
+        """The PrimFunc of everything that was emitted."""
+        return self.loops.finish(self.parameters, name)
+
+
+def conv_frame(spec: ConvSpec, shapes: Shapes, epilogue: Epilogue, panel: int = 0) -> KernelFrame:
+    """The frame (source, weight, [bias,] result) of forward or dgrad.
+
+    Args:
+        spec: its batch is what the kernel is planned for.
+        shapes: of "source", "weight" and "result".
+        panel: see `KernelFrame`.
+    """
+    bias = {"bias": ((spec.groups * spec.result_channels,), spec.result.dtype)} if epilogue.bias else {}
+    operands = {name: shapes[name] for name in ("source", "weight")}
+    return KernelFrame({**operands, **bias, "result": shapes["result"]}, epilogue, spec.batch, panel)
+
+
+def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue) -> KernelFrame:
+    """The frame (grad, data, weight's gradient[, bias gradient]) of wgrad, planned for a batch."""
+    shapes = {name: problem.tensors[name] for name in ("grad", "data", "weight")}
+    if epilogue.bias_grad:
+        shapes["bias_grad"] = ((problem.out_channels,), shapes["weight"][1])
+    return KernelFrame(shapes, epilogue, batch, batch_first=True)
+
+
+__all__ = ["Index", "KernelFrame", "conv_frame", "wgrad_frame"]

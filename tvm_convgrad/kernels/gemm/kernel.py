@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop nest of the implicit GEMM: work items, spatial blocks, tiles, and the sum of a tile.
+
+There are two orders of the loops (`GemmTiling.order`):
+
+    "source":  pack W                                     "weights":  pack the source
+               for each spatial block, in parallel:                   for each block of channels, in parallel:
+                   pack its source                                        pack its W
+                   for each block of channels:                            for each spatial block:
+                       for each tile: sum, store                              for each tile: sum, store
+
+The first is for large images, the second for many channels: what an item packs stays in its core's L2. A spatial block
+is computed in pieces of `ResultStore.staging_h` rows, and each piece phase by phase.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from tvm import tirx
+
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.loops import (
+    Buffer,
+    Index,
+    LookupTable,
+    Loops,
+    Shapes,
+    ceiling,
+    expr,
+    larger,
+    load,
+    quotient,
+    remainder,
+    smaller,
+)
+from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.frame import KernelFrame, conv_frame
+from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES, BlockPrefetch, TilePrefetch
+from tvm_convgrad.kernels.gemm.result import ResultStore, TilePlace
+from tvm_convgrad.kernels.gemm.source import SourcePanel, SpatialBlock
+from tvm_convgrad.kernels.gemm.taps import TapLoops, TilePosition
+from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
+from tvm_convgrad.kernels.gemm.weight import WeightPanel
+from tvm_convgrad.kernels.spec import ConvSpec, Phase
+
+WEIGHT_PREFETCH_STEPS = 16
+"""How many steps ahead W is prefetched, where all of its panels together do not fit the L2."""
+
+
+def gemm_kernel(
+    spec: ConvSpec,
+    tilings: tuple[GemmTiling, ...],
+    machine: Machine,
+    name: str,
+    shapes: Shapes,
+    epilogue: Epilogue,
+) -> tirx.PrimFunc:
+    """The PrimFunc (source, weight, [bias,] result).
+
+    Args:
+        spec: its batch is the one that the tilings are planned for.
+        tilings: one for each group of phases.
+        shapes: the parameters' shapes and types, by "source", "weight" and "result"; a batch known only at run time is
+            a name in the first and the last.
+    """
+    frame = conv_frame(spec, shapes, epilogue, _largest_panel(spec, tilings, machine))
+    for phases, tiling in zip(spec.phases, tilings, strict=True):
+        _PhaseGroup(frame.loops, spec, phases, tiling, machine, frame).emit()
+    return frame.finish(name)
+
+
+def _largest_panel(spec: ConvSpec, tilings: tuple[GemmTiling, ...], machine: Machine) -> int:
+    """Elements per image of the largest panel that holds all images; 0 if there is none."""
+    sizes = [0]
+    for phases, tiling in zip(spec.phases, tilings, strict=True):
+        if tiling.order == "weights" and not tiling.unpacked:
+            blocking = blocking_of(spec, phases, tiling, machine)
+            sizes.append(spec.groups * blocking.panels(phases[0][0].count) * blocking.panel_size)
+    return max(sizes)
+
+
+class _PhaseGroup:
+    """The loop nest of a group of phases; what differs from phase to phase is in lookup tables."""
+
+    def __init__(
+        self,
+        loops: Loops,
+        spec: ConvSpec,
+        phases: tuple[Phase, ...],
+        tiling: GemmTiling,
+        machine: Machine,
+        frame: KernelFrame,
+    ) -> None:
+        self.loops, self.spec, self.phases, self.tiling = loops, spec, phases, tiling
+        self.batch, self.dtype, (self.source, weight, result) = frame.batch, spec.dtype, frame.tensors
+        self.lanes, self.counts = machine.lanes(spec.dtype), tuple(axis.count for axis in phases[0])
+        self.over_pixels = tiling.over_pixels
+        blocking = self.blocking = blocking_of(spec, phases, tiling, machine)
+        macs = spec.batch * spec.groups * spec.result_channels * spec.source_channels * math.prod(self.counts)
+        self.kind = "parallel" if macs * blocking.tap_count >= machine.parallel_from else "serial"
+        self.weights = WeightPanel(loops, spec, blocking, machine, self.over_pixels, weight)
+        self.panels = SourcePanel(loops, spec, blocking, machine, self.over_pixels, self.source)
+        self.block_prefetch = BlockPrefetch(loops, spec, blocking, tiling, self.source)
+        self.tile_prefetch = TilePrefetch(loops, spec, len(phases), blocking, tiling, machine)
+        self.results = ResultStore(loops, spec, phases, tiling, blocking, machine, result, frame.bias, frame.epilogue)
+        run = blocking.run
+        self.taps = TapLoops(loops, phases, blocking.ranges, run)
+        starts = [start for of_phase in blocking.tap_starts for start in of_phase[::run]]
+        firsts = [0, *itertools.accumulate(len(taps) // run for taps in blocking.taps)]
+        weight_bytes = spec.groups * blocking.channel_blocks * self.weights.size * DTYPE_BYTES[self.dtype]
+        self._prefetches_weights = tiling.order == "source" and weight_bytes > machine.l2_bytes
+        self._tap_first = LookupTable(loops, "tap_first", firsts[:-1])
+        self._start = LookupTable(loops, "s_start", starts)
+
+    def emit(self) -> None:
+        """Emit the loop nest."""
+        if self.tiling.order == "source":
+            self._source_order()
+        else:
+            self._weights_order()
+
+    # -- work items ---------------------------------------------------------------------------------------------------
+
+    def _source_order(self) -> None:
+        """Work items are spatial blocks, or a part of the result channels of one."""
+        loops, spec, blocking, tiling = self.loops, self.spec, self.blocking, self.tiling
+        channel_blocks = blocking.channel_blocks
+        packed = loops.buffer("w_panels", max(1, spec.groups * channel_blocks * self.weights.size), self.dtype)
+        with loops.loop(spec.groups * channel_blocks, "block", self.kind) as item:
+            group, channel_block = loops.divmod(item, channel_blocks)
+            self.weights.pack(packed, loops.let(expr(item * self.weights.size), "w_into"), group, channel_block)
+        per_split = -(-channel_blocks // tiling.splits)
+        splits = -(-channel_blocks // per_split)
+        blocks = self.batch * (self.counts[0] * blocking.spatial_blocks)
+        with loops.loop(blocks * (spec.groups * splits), "item", self.kind) as item:
+            rest, split = loops.divmod(item, splits)
+            rest, group = loops.divmod(rest, spec.groups)
+            block = self._spatial_block(rest, group, self.counts[0])
+            panel, panel_at = self.source, self.panels.base(block)
+            if not tiling.unpacked:
+                panel, panel_at = loops.buffer("s_panel", blocking.panel_size, self.dtype), 0
+                with loops.loop(self.panels.rows, "number") as number:
+                    self.panels.pack_row(panel, 0, block, number)
+            panel_at = loops.let(expr(panel_at), "panel_at")
+            first = loops.let(expr(split * per_split), "first_block")
+            self.results.allocate()
+            if self.block_prefetch.useful:
+                following = loops.let(expr(rest + 1), "next")
+                self.block_prefetch.begin(self._spatial_block(following, group, self.counts[0]), per_split)
+            with loops.loop(smaller(channel_blocks - first, per_split), "b") as b:
+                channel_block = loops.let(first + b, "block")
+                w_at = loops.let(expr((group * channel_blocks + channel_block) * self.weights.size), "w_at")
+                self._channel_block(packed, w_at, panel, panel_at, block, channel_block, b)
+
+    def _weights_order(self) -> None:
+        """Work items are blocks of result channels, or a part of the spatial blocks for one."""
+        loops, spec, blocking, tiling = self.loops, self.spec, self.blocking, self.tiling
+        depth = self.counts[0]
+        blocks = self.batch * (depth * blocking.spatial_blocks)
+        panel = self.source
+        if not tiling.unpacked:
+            panels = self.batch * (blocking.panels(depth) * spec.groups)
+            panel = loops.buffer("s_panels", panels * blocking.panel_size, self.dtype)
+            with loops.loop(panels * self.panels.rows, "row", self.kind) as item:
+                rest, number = loops.divmod(item, self.panels.rows)
+                panel_number, group = loops.divmod(rest, spec.groups)
+                block = self._spatial_block(panel_number, group, 1 if blocking.whole_depth else depth)
+                self.panels.pack_row(panel, loops.let(expr(rest * blocking.panel_size), "panel_at"), block, number)
+        per_item = loops.let(ceiling(blocks, tiling.splits), "blocks_of_item")
+        with loops.loop(spec.groups * blocking.channel_blocks * tiling.splits, "item", self.kind) as item:
+            rest, split = loops.divmod(item, tiling.splits)
+            group, channel_block = loops.divmod(rest, blocking.channel_blocks)
+            packed = loops.buffer("w_panel", max(1, self.weights.size), self.dtype)
+            self.weights.pack(packed, 0, group, channel_block)
+            self.results.allocate()
+            first = loops.let(expr(split * per_item), "first_block")
+            with loops.loop(larger(smaller(blocks - first, per_item), 0), "block") as step:
+                number = loops.let(expr(first + step), "number")
+                block = self._spatial_block(number, group, depth)
+                if tiling.unpacked:
+                    at = self.panels.base(block)
+                elif blocking.whole_depth:
+                    panel_number = block.image * blocking.spatial_blocks + remainder(number, blocking.spatial_blocks)
+                    at = (panel_number * spec.groups + group) * blocking.panel_size
+                    at = at + block.d * (spec.in_step[0] * blocking.stride_d)
+                else:
+                    at = (number * spec.groups + group) * blocking.panel_size
+                if self.block_prefetch.useful:
+                    following = loops.let(expr(number + 1), "next")
+                    self.block_prefetch.begin(self._spatial_block(following, group, depth), 1)
+                self._channel_block(packed, 0, panel, loops.let(expr(at), "panel_at"), block, channel_block, 0)
+
+    def _spatial_block(self, number: Index, group: Index, depth: int) -> SpatialBlock:
+        """A spatial block by its number among those of all images, which have `depth` slices each."""
+        loops, blocking = self.loops, self.blocking
+        rest, block_w = loops.divmod(number, blocking.blocks_w)
+        rest, block_h = loops.divmod(rest, blocking.blocks_h)
+        image, d = loops.divmod(rest, depth)
+        block_tiles = min(self.tiling.block_tiles, blocking.tiles_w)
+        w: Index = 0
+        overlap: Index = 0
+        tiles: Index = block_tiles
+        if blocking.blocks_w > 1:
+            begin = block_w * (block_tiles * blocking.tile_w)
+            w = loops.let(smaller(begin, self.counts[2] - blocking.block_w), "column")
+            overlap = loops.let(begin - w, "overlap")
+            if blocking.tiles_w % block_tiles:
+                tiles = loops.let(smaller(blocking.tiles_w - block_w * block_tiles, block_tiles), "tiles")
+        h = loops.let(expr(block_h * self.tiling.block_h), "row")
+        return SpatialBlock(image, group, d, h, w, overlap, tiles)
+
+    # -- tiles --------------------------------------------------------------------------------------------------------
+
+    def _channel_block(
+        self,
+        packed: Buffer,
+        w_at: Index,
+        panel: Buffer,
+        panel_at: Index,
+        block: SpatialBlock,
+        channel_block: Index,
+        number: Index,
+    ) -> None:
+        """One block of result channels for a spatial block, piece after piece, phase after phase.
+
+        Args:
+            packed, w_at: W's panel; panel, panel_at: the source's.
+            number: of the block of channels among those of the work item.
+        """
+        loops, rows = self.loops, self.results.staging_h
+        channel = loops.let(expr(self.weights.first_channel(channel_block)), "first_channel")
+        with loops.loop(self.tiling.block_h // rows, "piece") as piece:
+            first = loops.let(expr(piece * rows), "first_row")
+            with loops.loop(len(self.phases), "phase") as phase:
+                self._tiles(packed, w_at, panel, panel_at, block, channel_block, channel, first, phase, number)
+                if self.results.uses_staging and not self.results.interleaves:
+                    self.results.store_staging(block, channel, first, phase)
+            if self.results.uses_staging and self.results.interleaves:
+                self.results.store_staging(block, channel, first, 0)
+
+    def _tiles(
+        self,
+        packed: Buffer,
+        w_at: Index,
+        panel: Buffer,
+        panel_at: Index,
+        block: SpatialBlock,
+        channel_block: Index,
+        channel: Index,
+        first_row: Index,
+        phase: Index,
+        number: Index,
+    ) -> None:
+        """The tiles of one phase of a piece."""
+        loops, blocking, tiling = self.loops, self.blocking, self.tiling
+        weights = loops.let(expr(w_at + self.weights.of_phase(phase)), "w_phase")
+        overlap_channels: Index = 0
+        if self.over_pixels:
+            overlap_channels = loops.let(expr(channel_block * blocking.channel_block - channel), "channel_overlap")
+        with (
+            loops.loop(self.results.staging_h // tiling.tile_h, "l") as step,
+            loops.loop(block.tiles, "t") as t,
+        ):
+            staging_row = step * tiling.tile_h
+            row = loops.let(expr(first_row + staging_row), "row")
+            # The last tile of a row overlaps the one before, so that it ends with the row.
+            begin = block.w + block.overlap_w + t * blocking.tile_w
+            column = loops.let(smaller(begin, max(0, self.counts[2] - blocking.tile_w)), "column")
+            at = panel_at + row * blocking.step_h + (column - block.w) * blocking.step_w
+            self.results.prefetch(block, phase, channel, row, column)
+            next_block = self.block_prefetch.of_tile(number, row, t)
+            at = loops.let(expr(at), "s_tile")
+            next_tile: Index | None = None
+            if self.tile_prefetch.of_rows:
+                next_tile = self.tile_prefetch.of_tile(at, (column - block.w) * blocking.step_w, t, block.tiles)
+            position = TilePosition(phase, block.d, quotient(block.h + row, tiling.tile_h))
+            tile = self._sum(packed, weights, panel, at, position, next_block, next_tile)
+            overlap = loops.let(expr(begin - column), "column_overlap")
+            place = TilePlace(block, phase, channel, overlap_channels, row, staging_row, column, overlap)
+            self.results.tile(tile, place)
+
+    def _sum(
+        self,
+        packed: Buffer,
+        weights: Index,
+        panel: Buffer,
+        at: Index,
+        position: TilePosition,
+        next_block: list[Index],
+        next_tile: Index | None,
+    ) -> Tile:
+        """The sum of a tile over taps and channels.
+
+        Args:
+            weights: where the phase's W begins in `packed`; at: where the tile's first pixel is in `panel`.
+            next_block, next_tile: where to prefetch.
+        """
+        loops, blocking, tiling, lanes = self.loops, self.blocking, self.tiling, self.lanes
+        tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, self.dtype)
+        channels, block = self.spec.source_channels, blocking.channel_block
+        first = loops.let(expr(self._tap_first.at(position.phase)), "first_tap")
+        if self.over_pixels:
+            taps = loops.let(expr(self.taps.count(position.phase)), "taps")
+            with loops.loop(channels, "c") as c, self.taps.each(position) as tap:
+                s = loops.let(expr(at + c * blocking.stride_c + self._start.at(first + tap)), "s")
+                w = loops.let(expr(weights + (c * taps + tap) * block), "w")
+                if self.tile_prefetch.of_channels:
+                    self.tile_prefetch.channel(panel, s)
+                tile.add(lambda i: load(packed, w + i), lambda j: load(panel, s + j * lanes, lanes))
+            return tile
+        offsets = [
+            i // blocking.tile_w * blocking.step_h + i % blocking.tile_w * blocking.step_w for i in range(tiling.tile_m)
+        ]
+        with self.taps.each(position) as tap:
+            s_at = loops.let(expr(at + self._start.at(first + tap)), "s_at")
+            w_at = loops.let(expr(weights + tap * (channels * blocking.run * block)), "w_at")
+            with loops.loop(channels * blocking.run, "c") as c:
+                s = loops.let(expr(s_at + c * blocking.stride_c), "s")
+                w = loops.let(expr(w_at + c * block), "w")
+                self.block_prefetch.channel(next_block, c)
+                if self._prefetches_weights:
+                    for j in range(0, block, LINE_BYTES // DTYPE_BYTES[self.dtype]):
+                        loops.prefetch(packed, w + (WEIGHT_PREFETCH_STEPS * block + j))
+                if next_tile is not None:
+                    self.tile_prefetch.step(panel, next_tile, tap * blocking.run, c)
+                tile.add(lambda i: load(panel, s + offsets[i]), lambda j: load(packed, w + j * lanes, lanes))
+        return tile
+
+
+__all__ = ["gemm_kernel"]

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storing register tiles to the result, with the epilogue.
+
+Vectors are stored directly where their elements are contiguous in the result. Where vectors run over channels but the
+result's pixels are contiguous, tiles go to a staging buffer [pixel][channel of the block] first, which is
+transposed in registers on the way to the result when it is complete. If the phases of a strided dgrad interleave to
+whole rows of the result, the staging buffer holds all of them interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.loops import (
+    Buffer,
+    Expr,
+    Index,
+    LookupTable,
+    Loops,
+    convert,
+    expr,
+    lanes_below,
+    lanes_of,
+    load,
+    load_masked,
+    ramp,
+    smaller,
+    splat,
+)
+from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES
+from tvm_convgrad.kernels.gemm.source import SpatialBlock
+from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
+from tvm_convgrad.kernels.spec import ConvSpec, Phase
+
+PREFETCH_STEPS, FAR = 128, 4
+"""Steps of a sum long enough for a prefetched cache line to arrive; and how many times the L2 a result has to be for
+prefetching it to gain after shorter sums, and for vectors of pixels."""
+
+STAGING_BYTES = 1 << 15
+"""The most bytes of a staging buffer: a part of the L1."""
+
+
+@dataclass(frozen=True)
+class TilePlace:
+    """Where a tile is stored.
+
+    Attributes:
+        block, phase: its spatial block and phase.
+        channel: its first result channel in the group.
+        overlap_channels: its first channels that the block of channels before it stores as well.
+        row, staging_row: its first row in the spatial block and in the staging buffer.
+        column: its first column of the result, without out_step and base.
+        overlap_w: its first columns that the tile before it stores as well.
+    """
+
+    block: SpatialBlock
+    phase: Index
+    channel: Index
+    overlap_channels: Index
+    row: Index
+    staging_row: Index
+    column: Index
+    overlap_w: Index
+
+
+class ResultStore:
+    """Emits the stores of tiles.
+
+    Attributes:
+        uses_staging: whether tiles go through the staging buffer.
+        interleaves: whether it holds whole rows of the result, of all phases.
+        staging_h: rows of a spatial block that are computed before the staging buffer is stored; all if there is none.
+    """
+
+    def __init__(
+        self,
+        loops: Loops,
+        spec: ConvSpec,
+        phases: tuple[Phase, ...],
+        tiling: GemmTiling,
+        blocking: Blocking,
+        machine: Machine,
+        result: Buffer,
+        bias: Buffer | None,
+        epilogue: Epilogue,
+    ) -> None:
+        self.loops, self.spec, self.tiling, self.blocking = loops, spec, tiling, blocking
+        self.machine, self.result, self.bias, self.epilogue = machine, result, bias, epilogue
+        self.lanes, self.dtype = machine.lanes(spec.dtype), spec.dtype
+        self._width = phases[0][2].count
+        view, steps = spec.result, spec.out_step
+        same_dtype = view.dtype == self.dtype
+        self._ragged = spec.result_channels % blocking.channel_block != 0
+        self._channel_vectors = (
+            not tiling.over_pixels and view.channel == 1 and same_dtype and (machine.has_masks or not self._ragged)
+        )
+        self.uses_staging = not tiling.over_pixels and not self._channel_vectors
+        bases = [sum(a.base * s for a, s in zip(phase, view.spatial, strict=True)) for phase in phases]
+        # A group of phases with all residues makes whole rows of the result.
+        extents = tuple(a.count * s for a, s in zip(phases[0], steps, strict=True))
+        all_residues = extents == view.extents and len(phases) == steps[0] * steps[1] * steps[2]
+        self.interleaves = self.uses_staging and all_residues
+        self._steps = steps if self.interleaves else (1, 1, 1)
+        self._base = LookupTable(loops, "phase_base", [0] if self.interleaves else bases)
+        self.staging_h = self._rows_of_staging()
+        self._staging_w = blocking.block_w * self._steps[2]
+        residues = [tuple(axis.base for axis in phase) for phase in phases]
+        self._staging_base = LookupTable(
+            loops,
+            "staging_base",
+            [(d * self._steps[1] * self.staging_h + h) * self._staging_w + w for d, h, w in residues]
+            if self.interleaves
+            else [0] * len(phases),
+        )
+        long = not tiling.over_pixels and blocking.tap_count * spec.source_channels >= PREFETCH_STEPS * len(phases)
+        self._prefetches = long or view.size * DTYPE_BYTES[view.dtype] > FAR * machine.l2_bytes
+        pixels = self._steps[0] * self._steps[1] * self.staging_h * self._staging_w
+        self._staging_size = (pixels + self.lanes) * blocking.channel_block if self.uses_staging else 0
+        self._scratch: Buffer = None
+
+    def _rows_of_staging(self) -> int:
+        """Rows of a spatial block that the staging buffer holds: the most that divide it and fit STAGING_BYTES."""
+        steps, tile_h, block_h = self._steps, self.tiling.tile_h, self.tiling.block_h
+        row = self.blocking.block_w * self.blocking.channel_block * steps[0] * steps[1] * steps[2] * 4
+        dividing = [n for n in range(tile_h, block_h + 1) if block_h % n == 0 and n % tile_h == 0]
+        if not self.uses_staging:
+            return block_h
+        return max((n for n in dividing if n * row <= STAGING_BYTES), default=tile_h)
+
+    def allocate(self) -> None:
+        """Allocate the memory of a work item."""
+        size = self._staging_size if self.uses_staging else self.tiling.tile_m * self.tiling.tile_n * self.lanes
+        self._scratch = self.loops.buffer("scratch", size, self.dtype)
+
+    # -- addresses and the epilogue -------------------------------------------------------------------------------
+
+    def _address(self, block: SpatialBlock, row: Index, column: Index, phase: Index) -> Expr:
+        """The index of the group's first channel at a position of the phase."""
+        spec, view = self.spec, self.spec.result
+        at = block.image * view.batch + block.group * (spec.result_channels * view.channel)
+        for q, step, stride in zip((block.d, block.h + row, column), spec.out_step, view.spatial, strict=True):
+            at = at + q * (step * stride)
+        return expr(at + self._base.at(phase))
+
+    def _finished(self, total: Expr, group: Index, channel: Index, at: Index, mask: Expr | None = None) -> Expr:
+        """The sum with the epilogue, to be stored at `at`, under `mask` if there is one."""
+        lanes = lanes_of(total)
+
+        def read(buffer: Buffer, index: Index, count: int) -> Expr:
+            value = load_masked(buffer, index, mask, count) if mask is not None else load(buffer, index, count)
+            return convert(value, self.dtype)
+
+        def bias() -> Expr:
+            index = expr(group * self.spec.result_channels + channel)
+            if lanes > 1 and self._channel_vectors:
+                return read(self.bias, index, lanes)
+            return splat(convert(load(self.bias, index), self.dtype), lanes)
+
+        return self.epilogue.apply(total, self.dtype, bias, lambda: read(self.result, at, lanes))
+
+    def prefetch(self, block: SpatialBlock, phase: Index, channel: Index, row: Index, column: Index) -> None:
+        """Prefetch the cache lines that a tile will be stored to, into the L1: they arrive while it is summed.
+
+        Not for small results with short sums or vectors of pixels: there prefetches cost more than they gain.
+        """
+        if not self._prefetches:
+            return
+        loops, view, lanes, blocking = self.loops, self.spec.result, self.lanes, self.blocking
+        step_w, step_h = (self.spec.out_step[a] * view.spatial[a] for a in (2, 1))
+        if self._channel_vectors:
+            streams, length, stride = blocking.tile_w, self.tiling.tile_n * lanes, step_w
+            start = channel
+        elif view.spatial[2] == 1 and (streams := min(blocking.channel_block, self.spec.result_channels)):
+            length, stride = blocking.tile_w * step_w, view.channel
+            start = channel * view.channel
+        else:
+            return
+        at = loops.let(self._address(block, row, column, phase) + start, "prefetch_at")
+        with loops.loop(self.tiling.tile_h, "row") as number, loops.loop(streams, "stream") as stream:
+            for j in range(0, length, LINE_BYTES // 4):
+                loops.prefetch(self.result, at + number * step_h + stream * stride + j, write=True, near=True)
+
+    # -- tiles ------------------------------------------------------------------------------------------------------
+
+    def tile(self, tile: Tile, place: TilePlace) -> None:
+        """Store a tile to the result or to the staging buffer."""
+        if self.tiling.over_pixels:
+            self._pixel_tile(tile, place)
+        elif self._channel_vectors:
+            self._channel_tile(tile, place)
+        else:
+            self._staged_tile(tile, place)
+
+    def _offset(self, number: int, stride_h: int, stride_w: int) -> int:
+        """The offset of a pixel by its number in a tile whose vectors run over channels."""
+        row, column = divmod(number, self.blocking.tile_w)
+        return row * stride_h + column * stride_w
+
+    def _channel_tile(self, tile: Tile, place: TilePlace) -> None:
+        """Vectors of channels that are contiguous in the result."""
+        loops, spec, lanes, view = self.loops, self.spec, self.lanes, self.spec.result
+        at = loops.let(self._address(place.block, place.row, place.column, place.phase) + place.channel, "out")
+        step_h, step_w = spec.out_step[1] * view.spatial[1], spec.out_step[2] * view.spatial[2]
+        overlaps = self.epilogue.accumulate and self._width % self.blocking.tile_w != 0
+        for i in range(self.tiling.tile_m):
+
+            def row(i: int = i) -> None:
+                for j in range(self.tiling.tile_n):
+                    to = at + self._offset(i, step_h, step_w) + j * lanes
+                    channel = expr(place.channel + j * lanes)
+                    mask = lanes_below(channel, spec.result_channels, lanes) if self._ragged else None
+                    value = self._finished(tile.value(i, j), place.block.group, channel, to, mask)
+                    if mask is None:
+                        loops.store(self.result, to, value)
+                    else:
+                        loops.store_masked(self.result, to, value, mask)
+
+            self._unless_stored(overlaps, i % self.blocking.tile_w, place.overlap_w, row)
+
+    def _unless_stored(self, overlaps: bool, number: int, overlap: Index, body: Callable[[], None]) -> None:
+        """Emit `body`, which runs only from the number `overlap` on: others are accumulated by the tile before."""
+        if not overlaps:
+            body()
+            return
+        with self.loops.when(expr(overlap) <= number):
+            body()
+
+    def _pixel_tile(self, tile: Tile, place: TilePlace) -> None:
+        """Vectors of pixels; where these are not contiguous in the result, elements go through a scratch buffer."""
+        loops, spec, lanes, view = self.loops, self.spec, self.lanes, self.spec.result
+        at = loops.let(self._address(place.block, place.row, place.column, place.phase), "out")
+        step_w = view.spatial[2] * spec.out_step[2]
+        narrow = self._width < self.blocking.tile_w
+        overlaps = self.epilogue.accumulate and self._width % self.blocking.tile_w != 0
+        channels_overlap = self.epilogue.accumulate and self._ragged
+        if step_w == 1 and view.dtype == self.dtype and (self.machine.has_masks or not (narrow or overlaps)):
+            for i in range(self.tiling.tile_m):
+
+                def row(i: int = i) -> None:
+                    for j in range(self.tiling.tile_n):
+                        to = at + (place.channel + i) * view.channel + j * lanes
+                        mask = None
+                        if narrow:
+                            mask = lanes_below(j * lanes, self._width, lanes)
+                        elif overlaps:
+                            mask = _lanes_from(j * lanes, place.overlap_w, lanes)
+                        value = self._finished(tile.value(i, j), place.block.group, place.channel + i, to, mask)
+                        if mask is None:
+                            loops.store(self.result, to, value)
+                        else:
+                            loops.store_masked(self.result, to, value, mask)
+
+                self._unless_stored(channels_overlap, i, place.overlap_channels, row)
+            return
+        width = self.tiling.tile_n * lanes
+        for i in range(self.tiling.tile_m):
+            for j in range(self.tiling.tile_n):
+                loops.store(self._scratch, (i * self.tiling.tile_n + j) * lanes, tile.value(i, j))
+        first = place.overlap_w if overlaps else 0
+        with loops.loop(min(self._width, width) - first, "l") as step:
+            lane = loops.let(expr(first + step), "lane")
+            with loops.loop(self.tiling.tile_m - (place.overlap_channels if channels_overlap else 0), "m") as number:
+                i = expr(number + place.overlap_channels) if channels_overlap else number
+                to = loops.let(expr(at + lane * step_w + (place.channel + i) * view.channel), "to")
+                value = load(self._scratch, i * width + lane)
+                loops.store(self.result, to, self._finished(value, place.block.group, place.channel + i, to))
+
+    # -- the staging buffer -----------------------------------------------------------------------------------------
+
+    def _staged_tile(self, tile: Tile, place: TilePlace) -> None:
+        """Store a tile to the staging buffer."""
+        loops, channels = self.loops, self.blocking.channel_block
+        stride_h = self._steps[1] * self._staging_w
+        x = place.column - place.block.w
+        at = (self._staging_base.at(place.phase) + place.staging_row * stride_h + x * self._steps[2]) * channels
+        at = loops.let(expr(at), "staging_at")
+        for i in range(self.tiling.tile_m):
+            for j in range(self.tiling.tile_n):
+                to = at + self._offset(i, stride_h, self._steps[2]) * channels + j * self.lanes
+                loops.store(self._scratch, to, tile.value(i, j))
+
+    def store_staging(self, block: SpatialBlock, channel: Index, row: Index, phase: Index) -> None:
+        """Store the complete staging buffer to the result.
+
+        Args:
+            channel: the first result channel; row: the buffer's first row in the spatial block.
+            phase: 0 where the phases are interleaved.
+        """
+        loops, spec, view = self.loops, self.spec, self.spec.result
+        base = loops.let(self._address(block, row, block.w, phase), "staging_out")
+        count = loops.let(smaller(spec.result_channels - channel, self.blocking.channel_block), "channels")
+        step_w = view.spatial[2] * (1 if self.interleaves else spec.out_step[2])
+        step_h = view.spatial[1] * (1 if self.interleaves else spec.out_step[1])
+        rows, first = self.staging_h * self._steps[1], loops.let(block.overlap_w * self._steps[2], "first")
+        width = self._staging_w
+        if self.blocking.blocks_w == 1 and step_h == width * step_w:
+            rows, width = 1, width * rows  # rows are contiguous in the result
+        with loops.loop(self._steps[0], "slice") as d, loops.loop(rows, "row") as h:
+            out = loops.let(expr(base + d * view.spatial[0] + h * step_h), "out")
+            pixel = d * (self._steps[1] * self.staging_h * self._staging_w) + h * self._staging_w
+            start = loops.let(expr(pixel * self.blocking.channel_block), "start")
+            if step_w == 1 and view.dtype == self.dtype and self.machine.has_masks:
+                self._transposed(block.group, channel, count, start, out, first, width)
+            else:
+                with loops.loop(width - first, "x") as step, loops.loop(count, "o") as o:
+                    x = expr(first + step)
+                    to = loops.let(expr(out + x * step_w + (channel + o) * view.channel), "to")
+                    value = load(self._scratch, start + x * self.blocking.channel_block + o)
+                    loops.store(self.result, to, self._finished(value, block.group, channel + o, to))
+
+    def _transposed(
+        self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: int
+    ) -> None:
+        """A row of the staging buffer, columns from `first` on: squares of pixels x channels, transposed."""
+        loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
+        static = isinstance(first, int)
+        chunks = -(-(width - first) // lanes) if static else tirx.truncdiv(width - first + (lanes - 1), lanes)
+        masked = not static or (width - first) % lanes != 0
+        with loops.loop(chunks, "chunk") as chunk, loops.loop(channels // lanes, "j") as j:
+            x = loops.let(expr(first + chunk * lanes), "x")
+            at = loops.let(expr(start + x * channels + j * lanes), "at")
+            rows = [loops.let(load(self._scratch, at + i * channels, lanes), "row") for i in range(lanes)]
+            mask = lanes_below(x, width, lanes) if masked else None
+            for i, value in enumerate(transpose(loops, rows)):
+                o = expr(j * lanes + i)
+
+                def row(o: Expr = o, value: Expr = value) -> None:
+                    to = loops.let(expr(out + (channel + o) * view.channel + x), "to")
+                    value = self._finished(value, group, channel + o, to, mask)
+                    if mask is None:
+                        loops.store(self.result, to, value)
+                    else:
+                        loops.store_masked(self.result, to, value, mask)
+
+                if self._ragged:
+                    with loops.when(o < count):
+                        row()
+                else:
+                    row()
+
+
+def _lanes_from(first: int, limit: Index, lanes: int) -> Expr:
+    """The mask of the lanes l with first + l >= limit."""
+    return ramp(first, lanes) >= splat(expr(limit), lanes)
+
+
+__all__ = ["ResultStore", "TilePlace"]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Max pools of N...C data and their gradient: vectors of channels; threads share images and blocks of channels.
+
+Forward, the largest values of a window are kept in registers. Backward, the numbers of their taps in the window are
+kept, too: of the first maximum in scan order, or of the last NaN, as in PyTorch. The gradient is then added to the
+elements at these taps. Every element belongs to one image and one block of channels, so the order of sums is fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+
+from tvm_convgrad.codegen.extrema import exceeds, maximum
+from tvm_convgrad.codegen.hardware import PARALLEL_FROM
+from tvm_convgrad.codegen.loops import (
+    Loops,
+    expr,
+    larger,
+    load,
+    quotient,
+    remainder,
+    smaller,
+    splat,
+    zero,
+)
+from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.kernels.pool.planes import MaxPool, parameters_of
+from tvm_convgrad.kernels.vectors import accumulators
+
+if TYPE_CHECKING:
+    from tvm.ir import Expr
+    from tvm.tirx import Buffer, PrimFunc
+
+BLOCK = 4
+"""Vectors of channels of a work item: some contiguous cache lines."""
+
+Visit = Callable[[Index, Index], None]
+"""Takes the place of a tap of a window, and its number in scan order."""
+
+Places = Callable[[Visit], None]
+"""Calls a visit for each tap of a window that is in bounds."""
+
+ITEMS = 16
+"""Work items below which a work item has fewer channels."""
+
+
+def channels_last_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], lanes: int, name: str) -> PrimFunc:
+    """The PrimFunc (data, result), tensors of these shapes; `pool.planes` counts channels of images."""
+    emitter = _Emitter(pool, shapes[0], lanes)
+    return emitter.forward(shapes, name)
+
+
+def channels_last_backward_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], lanes: int, name: str) -> PrimFunc:
+    """The PrimFunc (grad, data, gradient of data), tensors of these shapes."""
+    emitter = _Emitter(pool, shapes[1], lanes)
+    return emitter.backward(shapes, name)
+
+
+class _Emitter:
+    def __init__(self, pool: MaxPool, data: Sequence[int], lanes: int) -> None:
+        self.pool, self.loops = pool, Loops()
+        self.images, self.channels = data[0], data[-1]
+        self.lanes = math.gcd(lanes, self.channels)  # the widest vector that fills the channels evenly
+        vectors = self.channels // self.lanes
+        fitting = [n for n in range(min(BLOCK, vectors), 0, -1) if vectors % n == 0]
+        self.vectors = next((n for n in fitting if self.images * vectors // n >= ITEMS), fitting[-1])
+        work = pool.planes * math.prod(pool.results) * math.prod(pool.kernel)
+        self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
+        self.number = "int64" if pool.dtype == "float64" else "int32"
+        self.lowest = splat(tirx.const(-math.inf, pool.dtype), self.lanes)
+
+    def forward(self, shapes: Sequence[Sequence[int]], name: str) -> PrimFunc:
+        loops = self.loops
+        parameters, (data, result) = parameters_of(loops, self.pool.dtype, ("data", "result"), shapes)
+
+        def window(source: Index, target: Index, places: Places) -> None:
+            largest = self._largest(data, source, places)
+            for i, register in enumerate(largest):
+                loops.store(result, target + i * self.lanes, load(register, 0, self.lanes))
+
+        self._each_window(window)
+        return loops.finish(parameters, name)
+
+    def backward(self, shapes: Sequence[Sequence[int]], name: str) -> PrimFunc:
+        loops, lanes, dtype = self.loops, self.lanes, self.pool.dtype
+        parameters, (grad, data, result) = parameters_of(loops, dtype, ("grad", "data", "result"), shapes)
+
+        def clear(source: Index) -> None:
+            with loops.loop(math.prod(self.pool.extents), "pixel") as pixel:
+                for i in range(self.vectors):
+                    loops.store(result, source + pixel * self.channels + i * lanes, zero(dtype, lanes))
+
+        def window(source: Index, target: Index, places: Places) -> None:
+            winners = self._winners(data, source, places)
+
+            def give(place: Index, number: Index) -> None:
+                for i, winner in enumerate(winners):
+                    at = loops.let(expr(source + place + i * lanes), "at")
+                    wins = tirx.EQ(load(winner, 0, lanes), self._number(number))
+                    sent = tirx.Select(wins, load(grad, target + i * lanes, lanes), zero(dtype, lanes))
+                    loops.store(result, at, load(result, at, lanes) + sent)
+
+            places(give)
+
+        self._each_window(window, clear)
+        return loops.finish(parameters, name)
+
+    def _largest(self, data: Buffer, source: Index, places: Places) -> list[Buffer]:
+        """Registers with the largest values of a window."""
+        loops, lanes = self.loops, self.lanes
+        largest = self._registers("largest", self.pool.dtype, self.lowest)
+
+        def keep_larger(place: Index, _number: Index) -> None:
+            for i, register in enumerate(largest):
+                value, best = load(data, source + place + i * lanes, lanes), load(register, 0, lanes)
+                loops.store(register, 0, maximum(best, value))
+
+        places(keep_larger)
+        return largest
+
+    def _winners(self, data: Buffer, source: Index, places: Places) -> list[Buffer]:
+        """Registers with the numbers of the taps that have the largest values of a window."""
+        loops, lanes = self.loops, self.lanes
+        largest = self._registers("largest", self.pool.dtype, self.lowest)
+        winners = self._registers("winner", self.number, self._number(0))
+
+        def keep_larger(place: Index, number: Index) -> None:
+            for i, (register, winner) in enumerate(zip(largest, winners, strict=True)):
+                value, best = load(data, source + place + i * lanes, lanes), load(register, 0, lanes)
+                better, before = exceeds(value, best), load(winner, 0, lanes)
+                loops.store(winner, 0, tirx.Select(better, self._number(number), before))
+                loops.store(register, 0, tirx.Select(better, value, best))
+
+        places(keep_larger)
+        return winners
+
+    def _registers(self, name: str, dtype: str, start: Expr) -> list[Buffer]:
+        """A vector for each of a work item's blocks of channels."""
+        return list(accumulators(self.loops, range(self.vectors), self.lanes, dtype, name, start).values())
+
+    def _number(self, number: Index) -> Expr:
+        """The number of a tap, in all lanes; as wide as the data, so that both are compared alike."""
+        return splat(tirx.Cast(self.number, expr(number)), self.lanes)
+
+    def _each_window(self, use: Callable[..., None], before: Callable[[Index], None] | None = None) -> None:
+        """Call use(start in data, start in the result, loop over the window's taps) for every window."""
+        loops, pool = self.loops, self.pool
+        blocks = self.channels // (self.vectors * self.lanes)
+        pixels, results = math.prod(pool.extents), math.prod(pool.results)
+        with loops.loop(self.images * blocks, "item", self.kind) as item:
+            image = loops.let(quotient(item, blocks), "image")
+            channel = loops.let(remainder(item, blocks) * (self.vectors * self.lanes), "channel")
+            source = loops.let(expr(image * (pixels * self.channels) + channel), "source")
+            if before is not None:
+                before(source)
+            with loops.loop(results, "pixel") as number:
+                x = remainder(number, pool.results[2])
+                rest = quotient(number, pool.results[2])
+                places = [quotient(rest, pool.results[1]), remainder(rest, pool.results[1]), x]
+                bounds = [self._bounds(place, axis) for axis, place in enumerate(places)]
+                target = loops.let(expr((image * results + number) * self.channels + channel), "target")
+                use(source, target, lambda visit, bounds=bounds: self._each_place(bounds, visit))
+
+    def _bounds(self, along: Index, axis: int) -> tuple[Index, Index]:
+        """(the first element of a window that is in bounds along an axis, how many are)."""
+        pool, loops = self.pool, self.loops
+        start = loops.let(expr(along * pool.strides[axis] - pool.low[axis]), "start")
+        first = loops.let(larger(start, 0), "from")
+        return first, loops.let(smaller(start + pool.kernel[axis], pool.extents[axis]) - first, "count")
+
+    def _each_place(self, bounds: list[tuple[Index, Index]], visit: Visit) -> None:
+        """Call visit(place, number) for every tap of a window in scan order, numbered from 0."""
+        loops, (_, height, width) = self.loops, self.pool.extents
+        (d, d_count), (h, h_count), (w, w_count) = bounds
+        with loops.loop(d_count, "kd") as kd, loops.loop(h_count, "kh") as kh:
+            row = loops.let(expr((((d + kd) * height + h + kh) * width + w) * self.channels), "row")
+            before = loops.let(expr((kd * h_count + kh) * w_count), "before")
+            with loops.loop(w_count, "kw") as kw:
+                visit(loops.let(expr(row + kw * self.channels), "place"), before + kw)
+
+
+__all__ = ["channels_last_backward_kernel", "channels_last_kernel"]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels do with vectors: loads and stores under optional masks, accumulators, and the store of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from tvm_convgrad.codegen.loops import Loops, convert, lanes_of, load, load_masked, zero
+
+if TYPE_CHECKING:
+    from tvm.ir import Expr
+    from tvm.tirx import Buffer
+
+    from tvm_convgrad.kernels.frame import Index
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def load_vector(buffer: Buffer, index: Index, lanes: int, mask: Expr | None = None) -> Expr:
+    """`lanes` contiguous elements; with a mask only those whose mask is true are read, and the others are zero."""
+    return load(buffer, index, lanes) if mask is None else load_masked(buffer, index, mask, lanes)
+
+
+def store_vector(loops: Loops, buffer: Buffer, index: Index, value: Expr, mask: Expr | None = None) -> None:
+    """Store a scalar or a vector; with a mask only the lanes whose mask is true."""
+    if mask is None:
+        loops.store(buffer, index, value)
+    else:
+        loops.store_masked(buffer, index, value, mask)
+
+
+def accumulators(
+    loops: Loops, keys: Iterable[Key], lanes: int, dtype: str, name: str = "sum", start: Expr | None = None
+) -> dict[Key, Buffer]:
+    """A vector for each key that stays in a register, at first zero or `start`.
+
+    Each is a buffer of its own on the stack that is indexed by constants: LLVM keeps it in a register.
+    """
+    registers = {key: loops.buffer(name, lanes, dtype) for key in keys}
+    for register in registers.values():
+        loops.store(register, 0, zero(dtype, lanes) if start is None else start)
+    return registers
+
+
+def accumulate(loops: Loops, register: Buffer, value: Expr) -> None:
+    """Add a value to an accumulator."""
+    loops.store(register, 0, load(register, 0, lanes_of(value)) + value)
+
+
+class GradientStore:
+    """Stores gradients of type `dtype` to a tensor, or adds them to what the tensor holds."""
+
+    def __init__(self, loops: Loops, buffer: Buffer, dtype: str, adds: bool) -> None:
+        self.loops, self.buffer, self.dtype, self.adds = loops, buffer, dtype, adds
+
+    def store(self, index: Index, value: Expr, mask: Expr | None = None) -> None:
+        """Store a scalar or a vector; masks are for tensors of type `dtype` only."""
+        if self.adds:
+            value = convert(load_vector(self.buffer, index, lanes_of(value), mask), self.dtype) + value
+        store_vector(self.loops, self.buffer, index, value, mask)
+
+
+__all__ = ["GradientStore", "accumulate", "accumulators", "load_vector", "store_vector"]

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scalar operand of wgrad's register tile: dY in place or packed, or im2col rows of X from their panel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+
+from tvm_convgrad.codegen.loops import (
+    LookupTable,
+    choose,
+    convert,
+    expr,
+    lanes_below,
+    lanes_within,
+    load,
+    load_masked,
+    quotient,
+    remainder,
+    within,
+    zero,
+)
+from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel
+from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
+
+if TYPE_CHECKING:
+    from tvm.tirx import Buffer
+
+Steps = tuple[Index, int, int]
+"""Where the operand of a depth slice begins, and its elements from a row to the next and from a pixel to the next."""
+
+Blocks = tuple[Index, LookupTable | None, list[int]]
+"""Blocks that share code: how many, their numbers (None: 0, 1, …), and the offsets of their scalars in a pixel."""
+
+
+class Scalars:
+    """dY read in place; the base of the other two.
+
+    Attributes:
+        buffer: what the scalars are read from.
+    """
+
+    def __init__(self, kernel: WgradPanels) -> None:
+        self.kernel, self.loops, self.spec, self.tiling = kernel, kernel.loops, kernel.spec, kernel.tiling
+        self.buffer: Buffer = kernel.dy
+
+    def allocate(self, blocks: int) -> None:
+        """Room for a slab of so many blocks of `tile_m`, in the innermost open loop."""
+
+    def pack(self, slab: Slab, blocks: Index, first_block: Index) -> None:
+        """Pack a slab of so many blocks into the panel."""
+
+    def blocks_of_code(self, count: Index) -> Iterator[Blocks]:
+        """All blocks that have code of their own."""
+        yield count, None, [i * self.spec.dy.channel for i in range(self.tiling.tile_m)]
+
+    def at(self, slab: Slab, number: Index, d: Index, out_block: Index, local_block: Index) -> Steps:
+        """Where depth slice d of a slab is, which is slice `number` of all images.
+
+        Args:
+            out_block, local_block: the number of the block among all, and among those of the work item.
+        """
+        dy = self.spec.dy
+        channel = slab.group * self.spec.out_channels + self.kernel.blocks.first_out(out_block)
+        return self.kernel.at(dy, number, slab.first_row) + channel * dy.channel, dy.spatial[1], dy.spatial[2]
+
+
+class PackedScalars(Scalars):
+    """A panel of a slab of dY: [block][depth slice][row][column][m]."""
+
+    def allocate(self, blocks: int) -> None:
+        """Allocate the panel; the last stores of a row reach behind its last pixel."""
+        tile_m, tiling = self.tiling.tile_m, self.tiling
+        pixels = tiling.slab_d * tiling.slab_h * self.spec.dy.extents[2]
+        size = blocks * pixels * tile_m + self.kernel.lanes * (tile_m + 1)
+        self.buffer = self.loops.buffer("grad_panel", size, self.spec.dtype)
+
+    def blocks_of_code(self, count: Index) -> Iterator[Blocks]:
+        """All blocks share code: scalars are contiguous."""
+        yield count, None, list(range(self.tiling.tile_m))
+
+    def at(self, slab: Slab, number: Index, d: Index, out_block: Index, local_block: Index) -> Steps:
+        """Where a depth slice is in the panel."""
+        width, tile_m = self.spec.dy.extents[2], self.tiling.tile_m
+        rows = (local_block * self.tiling.slab_d + d) * self.tiling.slab_h
+        return rows * (width * tile_m), width * tile_m, tile_m
+
+    def pack(self, slab: Slab, blocks: Index, first_block: Index) -> None:
+        """Pack in the order of the panel: what a pixel's store writes behind its own, the next ones overwrite."""
+        loops, spec, tiling = self.loops, self.spec, self.tiling
+        dy, width = spec.dy, spec.dy.extents[2]
+        with loops.loop(blocks, "o") as o, loops.loop(slab.slices, "d") as d:
+            number = loops.let(slab.first_slice + d, "number")
+            channel = slab.group * spec.out_channels + self.kernel.blocks.first_out(first_block + o)
+            at = loops.let(expr(self.kernel.at(dy, number, slab.first_row) + channel * dy.channel), "from_slice")
+            with loops.loop(slab.rows, "h") as h:
+                start = loops.let(at + h * dy.spatial[1], "from")
+                into = (o * tiling.slab_d + d) * tiling.slab_h + h
+                into = loops.let(into * (width * tiling.tile_m), "into")
+                if dy.channel != 1 and dy.spatial[2] == 1:
+                    self._pack_transposed(into, start, width)
+                else:
+                    self._pack_pixels(into, start, width)
+
+    def _pack_pixels(self, into: Index, start: Index, width: int) -> None:
+        """One row, pixel after pixel."""
+        loops, tile_m, lanes, dy = self.loops, self.tiling.tile_m, self.kernel.lanes, self.spec.dy
+        with loops.loop(width, "w") as w:
+            pixel = loops.let(start + w * dy.spatial[2], "pixel")
+            if dy.channel != 1:
+                for i in range(tile_m):
+                    loops.store(self.buffer, into + w * tile_m + i, load(self.kernel.dy, pixel + i * dy.channel))
+                return
+            for first in range(0, tile_m, lanes):
+                mask = lanes_below(0, min(tile_m - first, lanes), lanes)
+                value = load_masked(self.kernel.dy, pixel + first, mask, lanes)
+                loops.store_masked(self.buffer, into + w * tile_m + first, value, mask)
+
+    def _pack_transposed(self, into: Index, start: Index, width: int) -> None:
+        """One row, in squares of `lanes` pixels by `lanes` channels that are transposed in registers."""
+        loops, tile_m, lanes, step = self.loops, self.tiling.tile_m, self.kernel.lanes, self.spec.dy.channel
+        with loops.loop(-(-width // lanes), "square") as square:
+            mask = lanes_below(square * lanes, width, lanes)
+            for first in range(0, tile_m, lanes):
+                count = min(tile_m - first, lanes)
+                starts = [start + (first + i) * step + square * lanes for i in range(count)]
+                values = [loops.let(load_masked(self.kernel.dy, at, mask, lanes), "r") for at in starts]
+                values += [zero(self.spec.dtype, lanes)] * (lanes - count)
+                for w, value in enumerate(transpose(loops, values)):
+                    at = into + (square * lanes + w) * tile_m + first
+                    loops.store_masked(self.buffer, at, value, lanes_below(0, count, lanes))
+
+
+class Im2colScalars(Scalars):
+    """im2col rows of X: the scalars (tap, channel) of each pixel, read from an `Im2colPanel` of its slab."""
+
+    def __init__(self, kernel: WgradPanels) -> None:
+        super().__init__(kernel)
+        tiling = self.tiling
+        self.panel = Im2colPanel.of(self.spec, tiling.tile_m, (tiling.slab_h, tiling.slab_d), kernel.lanes)
+        self.source = self.panel.source
+        alike = self.panel.blocks_by_offsets()
+        self._offsets = [list(offsets) for offsets in alike]
+        self._numbers = [LookupTable(self.loops, "row_blocks", blocks) for blocks in alike.values()]
+        self._starts = LookupTable(self.loops, "row_starts", self.panel.starts)
+
+    def allocate(self, blocks: int) -> None:
+        """Allocate the panel, which all blocks read."""
+        self.buffer = self.loops.buffer("im2col_panel", self.panel.size, self.spec.dtype)
+
+    def blocks_of_code(self, count: Index) -> Iterator[Blocks]:
+        """Blocks whose im2col rows lie at the same offsets share code."""
+        if len(self._offsets) == 1:
+            yield count, None, self._offsets[0]
+            return
+        for offsets, numbers in zip(self._offsets, self._numbers, strict=True):
+            yield len(numbers), numbers, offsets
+
+    def at(self, slab: Slab, number: Index, d: Index, out_block: Index, local_block: Index) -> Steps:
+        """Where the im2col rows of a block begin in a depth slice of the panel."""
+        start = self.loops.let(self._starts.at(out_block), "rows_at")
+        panel = self.panel
+        return d * panel.slice_size + start, panel.source.step_h * panel.row_size, panel.column_size
+
+    def pack(self, slab: Slab, blocks: Index, first_block: Index) -> None:
+        """Pack X row by row, with zeros outside of it."""
+        loops, spec, panel = self.loops, self.source, self.panel
+        x, depth = spec.x, spec.dy.extents[0]
+        vectors = self.kernel.machine.has_masks and x.dtype == spec.dtype
+        lanes = self.kernel.lanes if vectors else 1
+        rows = (slab.rows - 1) * spec.step_h + spec.panel_rows(1)
+        with loops.loop(slab.slices, "p") as p, loops.loop(spec.kernel[0], "kd") as kd, loops.loop(rows, "r") as r:
+            number = loops.let(slab.first_slice + p, "number")
+            d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
+            h = slab.first_row * spec.strides[1] + r * spec.packed_stride_h - spec.low[1]
+            valid = loops.let(tirx.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
+            limit = loops.let(choose(valid, x.extents[2] * panel.scale, 0), "limit")
+            base = quotient(number, depth) * x.batch + d * x.spatial[0] + h * x.spatial[1]
+            base = loops.let(expr(base), "from")
+            into = ((p * spec.kernel[0] + kd) * panel.rows + r) * panel.row_size
+            into = loops.let(expr(into), "into")
+            with loops.loop(panel.runs, "run") as run, loops.loop(panel.pitch // lanes, "v") as v:
+                place = loops.let(expr(v * lanes - spec.low[2] * panel.scale), "place")
+                at = base + run * x.channel + place
+                if vectors:
+                    value = load_masked(self.kernel.dy, at, lanes_within(place, limit, lanes), lanes)
+                else:
+                    inside = tirx.And(place >= 0, place < limit)
+                    value = choose(inside, convert(load(self.kernel.dy, at), spec.dtype), zero(spec.dtype))
+                loops.store(self.buffer, into + run * panel.pitch + v * lanes, value)
+
+
+def scalars_of(kernel: WgradPanels) -> Scalars:
+    """The scalar operand of a kernel, as its spec and tiling have it."""
+    if kernel.spec.im2col_of is not None:
+        return Im2colScalars(kernel)
+    return PackedScalars(kernel) if kernel.tiling.scalars_packed else Scalars(kernel)
+
+
+__all__ = ["Scalars", "scalars_of"]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing an artifact: the compiled step, its manifest and a seal in one shared library (see `runtime.artifact`)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import tvm
+from tvm.support import cc
+from tvm_ffi import libinfo
+
+from tvm_convgrad.codegen.hardware import cores_of
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.files import check_destination, write_atomic
+from tvm_convgrad.offload.registry import NAMES, backend
+from tvm_convgrad.training.compile.targets import required_features
+from tvm_convgrad.training.model.model import TensorSchema
+from tvm_convgrad.training.runtime.artifact import ARTIFACT, Artifact, versions
+from tvm_convgrad.training.runtime.envelope import Manifest, seal
+from tvm_convgrad.training.runtime.schema import TensorSpec
+from tvm_convgrad.training.step.module import StateSchema, StepModule
+
+_LITERAL_BYTES = 2000
+_WORKSPACE = "convgrad-build-"
+_YOUNG_SECONDS = 10  # between making a folder and locking it no other build may take it for left behind
+
+
+def built_for_of(target: tvm.target.Target) -> Manifest:
+    """What code depends on, for the manifest: the target's text, and the cores that CPU kernels are made for."""
+    return {"target": str(target), "cores": cores_of(target) if target.kind.name == "llvm" else None}
+
+
+def make_manifest(step: StepModule, target: tvm.target.Target, convolutions: Sequence[Manifest]) -> Manifest:
+    """The manifest of `step` compiled for `target`, with an entry for each of its convolutions."""
+
+    def entry(tensor: TensorSchema | StateSchema) -> Manifest:
+        return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, getattr(tensor, "role", "")).to_json()
+
+    return {
+        "versions": versions(),
+        **built_for_of(target),
+        "cpu_features": required_features(target),
+        "schema": {
+            "inputs": [entry(tensor) for tensor in step.inputs],
+            "target": entry(step.target),
+            "prediction": entry(step.prediction),
+            "state": [entry(tensor) for tensor in step.state],
+        },
+        "options": step.options,
+        "runtimes": {name: str(backend(name).library()) for name in NAMES if _calls(convolutions, name)},
+        "gradients": [entry for entry in convolutions if "backward" in entry["op"]],
+        "forward": [entry for entry in convolutions if "backward" not in entry["op"]],
+    }
+
+
+def _calls(convolutions: Sequence[Manifest], name: str) -> bool:
+    return any(entry["kernel"].split()[0] == name for entry in convolutions)
+
+
+def save_artifact(executable: tvm.runtime.Executable, manifest: Manifest, path: Path) -> Artifact:
+    """Link `executable` (of `tvm.compile`) into one shared library with `manifest` and write it to `path`, whole.
+
+    Raises:
+        SetupError: there is no C++ compiler, or it fails.
+        ArtifactError: `path` is a folder, or cannot be written.
+    """
+    check_destination(path)
+    if cc.get_cc() is None:
+        raise SetupError("build needs a C++ compiler to link the step; install g++ or clang++, or set CXX to yours.")
+    headers = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
+    with _workspace() as folder:
+        source, linked = folder / "manifest.c", folder / "step.so"
+        source.write_text(_manifest_source(manifest))
+        try:
+            executable.export_library(str(linked), addons=[str(source)], options=headers, workspace_dir=str(folder))
+        except RuntimeError as error:  # what TVM raises when the compiler fails, with its output
+            last = str(error).strip().splitlines()[-1]
+            raise SetupError(f"{path}: the compiled step could not be linked: {last}") from error
+        content, digest = seal(ARTIFACT, linked.read_bytes(), manifest)
+    write_atomic(path, content)
+    return Artifact(path, digest, manifest)
+
+
+@contextmanager
+def _workspace() -> Iterator[Path]:
+    """A temporary folder for a build; one that a killed build has left is removed by the next.
+
+    Its maker holds a lock on it, which the system takes away when that process ends, however it ends.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_WORKSPACE}*"):
+        with suppress(OSError), _locked(left):  # BlockingIOError: in use; PermissionError: another user's
+            if time.time() - left.stat().st_mtime > _YOUNG_SECONDS:
+                shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE))
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _manifest_source(manifest: Manifest) -> str:
+    """A C file that exports the manifest through the calling convention of tvm-ffi, as a function of no arguments."""
+    text = json.dumps(manifest, separators=(",", ":"), sort_keys=True)  # ASCII: json escapes everything else
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("?", "\\?")
+    # Pieces below the length of a literal that compilers must accept; never split within an escape.
+    lines: list[str] = []
+    while quoted:
+        end = min(_LITERAL_BYTES, len(quoted))
+        while quoted[end - 1] == "\\":
+            end -= 1
+        lines.append(f'  "{quoted[:end]}"')
+        quoted = quoted[end:]
+    literal = "\n".join(lines)
+    return f"""#include <tvm/ffi/c_api.h>
+static const char manifest[] =
+{literal};
+#ifdef __cplusplus
+extern "C"
+#endif
+TVM_FFI_DLL_EXPORT int
+__tvm_ffi_convgrad_manifest(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {{
+  TVMFFIByteArray text = {{manifest, sizeof(manifest) - 1}};
+  return TVMFFIStringFromByteArray(&text, result);
+}}
+"""

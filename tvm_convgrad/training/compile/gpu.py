@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling a step for an NVIDIA GPU: TVM's own pipeline and schedules for what is no call of a library, NVRTC."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tvm
+
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.offload.cuda import INSTALL
+from tvm_convgrad.offload.libraries import installed_file
+
+_HEADERS = (("nvidia-cuda-runtime", "cuda_runtime.h"), ("nvidia-cuda-cccl", "cuda/std/cstdint"))
+
+
+def is_gpu(target: tvm.target.Target) -> bool:
+    """Whether a target is an NVIDIA GPU."""
+    return isinstance(target, tvm.target.Target) and target.kind.name == "cuda"
+
+
+def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Executable:
+    """The executable of a module of Relax functions for a GPU; no GPU is needed to make it.
+
+    Raises:
+        SetupError: what compiles CUDA is not installed.
+        UnsupportedError: TVM has no GPU schedule for an operation of the module.
+    """
+    whole = tvm.target.Target(target, host="llvm")
+    with _nvrtc():
+        try:
+            return tvm.compile(module, target=whole)
+        except RuntimeError as error:  # TVM's own are of this kind
+            raise UnsupportedError(
+                f"target {target.attrs['arch']}: TVM's schedules and NVRTC cannot compile the step for a GPU "
+                f"({str(error).strip().splitlines()[-1]}); use --target llvm, or tvm_convgrad.partition for a part."
+            ) from error
+
+
+@contextmanager
+def _nvrtc() -> Iterator[None]:
+    """TVM finds NVRTC's headers in the packages of the registry, unless CUDA_PATH is set."""
+    headers = [installed_file(*each) for each in _HEADERS]
+    missing = [package for (package, _), found in zip(_HEADERS, headers, strict=True) if found is None]
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        missing.append("cuda-bindings")
+    if missing:
+        raise SetupError(f"compiling for a GPU needs NVRTC (not installed: {', '.join(missing)}): {INSTALL}")
+    runtime, library = (each for each in headers if each is not None)
+    own = {"CUDA_PATH": str(runtime.parents[1]), "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-I{library.parents[2]}"}
+    if "CUDA_PATH" in os.environ:
+        own = {}
+    before = {key: os.environ.get(key) for key in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key, None) if value is None else os.environ.update({key: value})
+
+
+__all__ = ["compile_for_gpu", "is_gpu"]

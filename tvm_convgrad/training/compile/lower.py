@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling a training step: legalization, fusion, a CPU schedule, memory planning, LLVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import tvm
+from tvm import relax
+from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
+
+from relax_ops.lowering import Lowered, recorded_choices
+from relax_ops.passes.fusion import FuseEpilogues
+from tvm_convgrad.codegen.hardware import native_target
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.offload.partition import Offloaded, offload
+from tvm_convgrad.offload.registry import NONE
+from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
+from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
+from tvm_convgrad.training.passes.gradient_sums import AddGradientsInPlace
+from tvm_convgrad.training.passes.in_place import UpdateStateInPlace
+from tvm_convgrad.training.passes.internal_calls import PIPELINE, CheckAtEntry
+from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
+from tvm_convgrad.training.passes.order import OrderCalls
+from tvm_convgrad.training.passes.products import ProductsAsConvolutions
+from tvm_convgrad.training.passes.recompute import Recompute
+from tvm_convgrad.training.passes.vectorised import VectoriseFunctions
+from tvm_convgrad.training.schedule.cpu import ScheduleForCpu
+from tvm_convgrad.training.step.module import StepModule
+
+# LLVM's SLP vectorizer breaks small fused matrix products on plain x86-64 ("Instruction does not dominate all
+# uses"); vectors are made by the schedule, so nothing is lost without it.
+_LLVM_OPTIONS = ["-vectorize-slp:bool=0"]
+
+
+def compile_step(step: StepModule, target: tvm.target.Target = "llvm") -> tvm.runtime.Executable:
+    """The executable of a step, for a CPU. Arguments and errors as `compile_with_plan`."""
+    return compile_with_plan(step, target)[0]
+
+
+def compile_with_plan(
+    step: StepModule, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)
+) -> tuple[tvm.runtime.Executable, list[Lowered]]:
+    """The executable of a step, for a CPU, and what computes each convolution of its function `step`, in order.
+
+    Args:
+        target: a tvm Target, or what makes one; "native" is LLVM for the CPU of this machine. A GPU's is of kind cuda.
+        backends: vendor libraries for convolutions, in order of preference; ("auto",) or ("none",).
+
+    Raises:
+        UnsupportedError: the target is not a CPU; or backends are named and refuse every convolution.
+        SetupError: a backend that is named is not installed.
+    """
+    target = target if is_gpu(target) else _cpu(target)
+    module = _simplified(step.module)
+    offloaded = offload(module, backends, target)
+    with recorded_choices() as record:
+        executable = compile_module(offloaded.module, target)
+    return executable, _in_order(module, record, offloaded)
+
+
+def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> tvm.runtime.Executable:
+    """The executable of any module of straight-line Relax functions, compiled as a step is; target and errors alike."""
+    if is_gpu(target):
+        return compile_for_gpu(module, target)
+    target = _cpu(target)
+    return tvm.compile(module, target=_with_options(target), relax_pipeline=LowerStep(target), tir_pipeline=PIPELINE)
+
+
+def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
+    """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
+    module = _simplified(step.module)
+    target = target if is_gpu(target) else _cpu(target)
+    offloaded = offload(module, backends, target)
+    with target, recorded_choices() as record:
+        tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(offloaded.module)
+    return _in_order(module, record, offloaded)
+
+
+def _simplified(module: tvm.IRModule) -> tvm.IRModule:
+    """The module without common subexpressions: the one whose convolutions are counted."""
+    passes = [relax.transform.EliminateCommonSubexpr(), relax.transform.CanonicalizeBindings()]
+    return tvm.transform.Sequential(passes)(module)
+
+
+def _rewrites() -> list[tvm.transform.Pass]:
+    """What is done to a step before operators are legalized; convolutions stay in their order."""
+    return [
+        FuseLayerNorms(),
+        ProductsAsConvolutions(),
+        FuseEpilogues(),
+        AddGradientsInPlace(),
+        Recompute(),
+        VectoriseFunctions(),
+    ]
+
+
+def _in_order(module: tvm.IRModule, record: list[Lowered], offloaded: Offloaded) -> list[Lowered]:
+    """For each convolution of the step its entry of a record; equal problems are lowered alike, but for fusion.
+
+    A fused one's place counts only the convolutions that offloading has left.
+    """
+    libraries = {entry.place: entry for entry in offloaded.lowered}
+    fused = {entry.place: entry for entry in record if entry.place is not None}
+    alone = {(entry.op, entry.problem.descriptor): entry for entry in record if entry.place is None}
+    found, left = [], 0
+    for number, key in enumerate(convolution_descriptors(module["step"])):
+        entry = libraries.get(("step", number))
+        if entry is None:
+            entry = fused.get(("step", left)) or alone[key]
+            left += 1
+            refused = entry.choice.refused | offloaded.refused.get((entry.direction, entry.problem.descriptor), {})
+            entry = entry._replace(choice=replace(entry.choice, refused=refused))
+        found.append(entry)
+    return found
+
+
+def _cpu(target: tvm.target.Target) -> tvm.target.Target:
+    """The target as an object; raises if it is not for CPUs."""
+    if isinstance(target, str) and target == "native":
+        target = native_target()
+    target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
+    if target.kind.name != "llvm":
+        raise UnsupportedError(
+            f"compile_step: target {target.kind.name!r} is not a CPU; training steps are compiled for kind llvm only."
+        )
+    return target
+
+
+def _with_options(target: tvm.target.Target) -> tvm.target.Target:
+    """The target with our LLVM options added to those that it has."""
+    described = json.loads(str(target))
+    described["cl-opt"] = [*described.get("cl-opt", []), *_LLVM_OPTIONS]
+    return tvm.target.Target(described)
+
+
+def LowerStep(target: tvm.target.Target) -> tvm.transform.Pass:
+    """The pass that lowers a step's module to what the virtual machine's code generator takes."""
+
+    def lower(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        with target:
+            return tvm.transform.Sequential(
+                [
+                    *cpu_pipeline.library_dispatch_passes(target),
+                    *_rewrites(),
+                    *cpu_pipeline.legalize_passes(target),
+                    relax.transform.DeadCodeElimination(),
+                    OrderCalls(),
+                    UpdateStateInPlace(),
+                    *cpu_pipeline.dataflow_lower_passes(target),
+                    CheckAtEntry(),
+                    ScheduleForCpu(),  # after the pass that finds reshapes, which recognises unscheduled functions only
+                    *cpu_pipeline.finalize_passes(target),
+                ]
+            )(module)
+
+    return tvm.transform.module_pass(lower, opt_level=0, name="ConvgradLower")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compilation targets by name, and the instruction sets that code for them needs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import tvm
+from tvm.target import codegen
+
+from tvm_convgrad.codegen.hardware import cores_of, native_target
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.offload.cuda import local_target
+from tvm_convgrad.training.runtime.cpu_features import X86_FLAGS
+
+_GPU = re.compile(r"cuda:(sm_\d+[af]?)")
+
+
+def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
+    """A TVM target: "llvm" (any CPU of this architecture), "native" (this CPU), or TVM's JSON form of one.
+
+    The text of the target that is returned has all that kernels depend on; "native" becomes this CPU's name and number
+    of cores.
+
+    Args:
+        gpus: whether it may be an NVIDIA GPU as well: "cuda:sm_90", or "cuda", the first one of this machine.
+
+    Raises:
+        UnsupportedError: no such target, or not one that may be.
+        SetupError: "cuda" on a machine without a GPU.
+    """
+    arch = _GPU.fullmatch(text)
+    if gpus and text == "cuda":
+        try:
+            return local_target()
+        except SetupError as error:
+            raise SetupError(f"{error} For a GPU elsewhere, name its architecture: --target cuda:sm_90.") from error
+    if gpus and arch is not None:
+        return tvm.target.Target({"kind": "cuda", "arch": arch[1]})
+    if text == "native":
+        return native_target()
+    try:
+        described = json.loads(text) if text.lstrip().startswith("{") else {"kind": "cuda" if arch else text}
+        kind = str(described["kind"])
+        # Targets that are no CPUs are not even made: TVM would look for their toolkits and complain.
+        known = kind == "llvm" or kind not in tvm.target.Target.list_kinds()
+        target = tvm.target.Target(text if described == {"kind": text} else described) if known else None
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise UnsupportedError(
+            f'target {text!r} is not one of TVM; use llvm, native, or JSON such as {{"kind": "llvm", "mcpu": '
+            f'"haswell"}} ({str(error).splitlines()[0]})'
+        ) from error
+    if target is None or target.kind.name != "llvm":
+        raise UnsupportedError(
+            f"target {text!r} is not a CPU; use llvm or native"
+            + (
+                ", or an NVIDIA GPU: cuda (this machine's), or by its architecture, such as cuda:sm_90."
+                if gpus
+                else "."
+            )
+        )
+    cores_of(target)  # raises if the number makes no sense
+    return target
+
+
+def required_features(target: tvm.target.Target) -> list[str]:
+    """The instruction sets beyond the architecture's base that LLVM may use for `target`."""
+    if target.kind.name == "cuda":
+        target = tvm.target.Target("llvm")  # of the host
+    return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & set(X86_FLAGS))

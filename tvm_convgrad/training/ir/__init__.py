@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relax functions as lists of bindings: replay, views, counts."""

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer's update in the memory of the state: a step takes its state and gives the same tensors back.
+
+TVM has DataflowUseInplaceCalls, but that leaves parameters of functions alone, since in general a caller may still
+want them. The state of a step is handed over: whoever calls `step` goes on with the state that it returns. `init`
+therefore returns copies of the constants that it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import tvm
+from tvm import relax, te, topi
+
+from relax_ops.compat import Constant
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, static_shape
+from tvm_convgrad.training.ir.views import owners
+from tvm_convgrad.training.schedule.cpu import scheduled_in_place, sharing_memory
+
+STEP, INIT = "step", "init"
+
+
+def UpdateStateInPlace() -> tvm.transform.Pass:
+    """The pass that lets calls of `step` overwrite the old tensor of the state with the new one; `init` copies."""
+    return tvm.transform.module_pass(_state_in_place, opt_level=0, name="ConvgradStateInPlace")
+
+
+def _state_in_place(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    names = {str(variable.name_hint): variable for variable in module.get_global_vars()}
+    if STEP not in names or INIT not in names:
+        return module
+    builder = relax.BlockBuilder(module)
+    changed = _Update(builder, module, module[names[STEP]]).apply()
+    if changed is None:
+        return module
+    builder.update_func(names[STEP], changed)
+    builder.update_func(names[INIT], _with_copies(builder, module[names[INIT]]))
+    return builder.get()
+
+
+class StateFlow:
+    """Which variables of `step` are tensors of the state that it takes, and of the state that it gives.
+
+    Attributes:
+        old, new: the number in the state, by variable.
+    """
+
+    def __init__(self, function: relax.Function) -> None:
+        self._values = {binding.var: binding.value for binding in bindings_of(function)}
+        state = function.params[-1]
+        self.old = {
+            var: int(value.index)
+            for var, value in self._values.items()
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(state)
+        }
+        result = self._resolved(function.body.body)
+        last = self._resolved(result.fields[-1]) if isinstance(result, relax.Tuple) else None
+        # A function that does not return a literal tuple gives no state that is recognised.
+        same_size = isinstance(last, relax.Tuple) and len(last.fields) == len(getattr(state.ty, "fields", ()))
+        fields = list(last.fields) if same_size and last is not None else []
+        self.new = {field: number for number, field in enumerate(fields) if isinstance(field, relax.Var)}
+
+    def _resolved(self, expr: relax.Expr) -> relax.Expr:
+        while isinstance(expr, relax.Var) and expr in self._values:
+            expr = self._values[expr]
+        return expr
+
+
+class _Update:
+    """The calls of `step` whose result may take the place of an operand.
+
+    Attributes:
+        items: the number in the old state, by variable; of views of its tensors, too.
+        wanted: the number in the new state, by variable.
+        last_use: where a tensor of the old state, or a view of it, is read for the last time.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, module: tvm.IRModule, function: relax.Function) -> None:
+        self.builder, self.function = builder, function
+        self.bindings = list(bindings_of(function))
+        flow = StateFlow(function)
+        views = {view: flow.old[tensor] for view, tensor in owners(module, function).items() if tensor in flow.old}
+        self.items, self.wanted = flow.old | views, flow.new
+        self.last_use: dict[int, int] = {}
+        for place, binding in enumerate(self.bindings):
+            for variable in relax.analysis.free_vars(binding.value):
+                if variable in self.items:
+                    self.last_use[self.items[variable]] = place
+        for variable in relax.analysis.free_vars(function.body.body):
+            if variable in self.items:
+                self.last_use[self.items[variable]] = len(self.bindings)
+
+    def apply(self) -> relax.Function | None:
+        """The function with calls in place, or None where there is none."""
+        replaced: dict[Any, Any] = {}
+        for place, binding in enumerate(self.bindings):
+            if binding.var in self.wanted:
+                call = self._in_place(binding, self.wanted[binding.var], place)
+                if call is not None:
+                    replaced[binding.var] = call
+        if not replaced:
+            return None
+        blocks = [
+            type(block)(
+                [
+                    relax.VarBinding(binding.var, replaced[binding.var]) if binding.var in replaced else binding
+                    for binding in block.bindings
+                ]
+            )
+            for block in self.function.body.blocks
+        ]
+        body, old = relax.SeqExpr(blocks, self.function.body.body), self.function
+        return relax.Function(old.params, body, old.ret_ty, old.is_pure, old.attrs)
+
+    def _in_place(self, binding: relax.Binding, number: int, place: int) -> relax.Call | None:
+        """The call over the old tensor of this number, or None if that is needed later, or read in another order."""
+        call = binding.value
+        if not isinstance(call, tvm.ir.Call) or operator_name(call) != "relax.call_tir" or len(call.args) != 2:
+            return None
+        operands = list(call.args[1].fields)
+        uses = Counter(self.items.get(operand) for operand in operands)
+        old = next((i for i, operand in enumerate(operands) if self.items.get(operand) == number), None)
+        if old is None or uses[number] != 1 or self.last_use[number] > place:
+            return None
+        before, after = operands[old], binding.var
+        if static_shape(before) != static_shape(after) or element_type(before) != element_type(after):
+            return None
+        function = self.builder.get()[call.args[0]]
+        return overwriting(self.builder, function, call.args[0].name_hint, operands, old, binding.var.ty)
+
+
+def overwriting(
+    builder: relax.BlockBuilder,
+    function: tvm.tirx.PrimFunc,
+    name: str,
+    operands: list[relax.Expr],
+    onto: int,
+    result: relax.TensorType,
+) -> relax.Call | None:
+    """The call of a TIR function that stores its result in the memory of operand number `onto`, or None.
+
+    Args:
+        builder: to whose module the function is added, as `name` and "in_place".
+        function: its parameters are the operands and the result.
+        result: the type of the result.
+    """
+    loops = scheduled_in_place(function, onto)
+    if loops is not None:
+        if "op_pattern" in (function.attrs or {}):  # else TVM looks at the loops, and may fuse them
+            loops = loops.with_attr("op_pattern", function.attrs["op_pattern"])
+        return relax.op.call_tir_inplace(builder.add_func(loops, f"{name}_in_place"), operands, [onto], [result])
+    sharing = sharing_memory(function, onto)
+    if sharing is None:
+        return None
+    variable = builder.add_func(sharing, f"{name}_in_place")
+    return relax.op.call_tir_inplace(variable, [*operands, operands[onto]], [len(operands)], [result])
+
+
+def _with_copies(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
+    """`init` with a copy of every constant that it returns: a product with one, which no pass takes for a view."""
+    fields = list(_state_of(function))
+    own = relax.BlockBuilder()
+    copies: dict[tuple[Any, ...], Any] = {}
+    with own.function(INIT, []):
+        with own.dataflow():
+            results = []
+            for field in fields:
+                shape, dtype = tuple(int(extent) for extent in field.ty.shape.values), element_type(field)
+                if (shape, dtype) not in copies:
+                    copies[shape, dtype] = builder.add_func(_copy(shape, dtype), "copy_state")
+                one = relax.const(1, dtype)
+                results.append(own.emit(relax.op.call_tir(copies[shape, dtype], [field, one], field.ty)))
+            output = own.emit_output(relax.Tuple(results))
+        own.emit_func_output(output)
+    made = own.get()[INIT]
+    return made.with_attr(dict(function.attrs.items())) if function.attrs else made
+
+
+def _state_of(function: relax.Function) -> list[relax.Expr]:
+    """The constants that `init` returns."""
+    values = {binding.var: binding.value for binding in bindings_of(function)}
+    result = function.body.body
+    while isinstance(result, relax.Var):
+        result = values[result]
+    fields = [values.get(field, field) if isinstance(field, relax.Var) else field for field in result.fields]
+    assert all(isinstance(field, Constant) for field in fields), "init returns constants"
+    return fields
+
+
+def _copy(shape: tuple[int, ...], dtype: str) -> Any:
+    """result = x * one."""
+    x, one = te.placeholder(shape, dtype, name="x"), te.placeholder((), dtype, name="one")
+    return te.create_prim_func([x, one, topi.multiply(x, one)])

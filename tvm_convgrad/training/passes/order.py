@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a function's calls, so that less is in memory at a time.
+
+Differentiation gives a weight's gradient when it comes to the weight, which may be long after the gradients of the
+data around it; until then all that it reads is kept. Here a call moves to the place where its operands are there, if
+it is the last reader of more bytes than its result has. Everything else stays in its order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relax_ops.ir import constant_extents
+from tvm_convgrad.training.ir.graph import element_type, operator_name
+from tvm_convgrad.training.ir.micro_batches import micro_batches_of
+from tvm_convgrad.training.ir.views import owners
+from tvm_convgrad.training.passes.in_place import STEP, StateFlow
+from tvm_convgrad.training.schedule.stages import itemsize
+
+
+def OrderCalls() -> tvm.transform.Pass:
+    """The pass that reorders the calls of `step`, between fusion and memory planning."""
+    return tvm.transform.module_pass(_ordered, opt_level=0, name="ConvgradOrder")
+
+
+def _ordered(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    for variable in module.get_global_vars():
+        function = module[variable]
+        if str(variable.name_hint) == STEP and len(function.body.blocks) == 1:
+            block = function.body.blocks[0]
+            bindings = _Order(module, function).bindings()
+            body = relax.SeqExpr([type(block)(bindings)], function.body.body)
+            module[variable] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+    return module
+
+
+class _Order:
+    """A list schedule of one block: which bindings wait for which, and what is freed by them."""
+
+    def __init__(self, module: tvm.IRModule, function: relax.Function) -> None:
+        self._bindings = list(function.body.blocks[0].bindings)
+        place = {binding.var: number for number, binding in enumerate(self._bindings)}
+        self._reads = [
+            [place[v] for v in relax.analysis.free_vars(binding.value) if v in place] for binding in self._bindings
+        ]
+        self._readers: dict[int, set[int]] = defaultdict(set)
+        for number, reads in enumerate(self._reads):
+            for read in reads:
+                self._readers[read].add(number)
+        kept = {place[v] for v in relax.analysis.free_vars(function.body.body) if v in place}
+        self._left = {number: len(self._readers[number]) + (number in kept) for number in range(len(self._bindings))}
+        self._bytes = [_bytes(binding.var) for binding in self._bindings]
+        self._waits = [set(reads) for reads in self._reads]
+        self._add_overwriting(StateFlow(function), place, owners(module, function))
+        self._turn = micro_batches_of(function)  # FuseOps mixes them, as operations of several become one function
+
+    def _add_overwriting(self, flow: StateFlow, place: dict[Any, int], owner: dict[Any, Any]) -> None:
+        """Who overwrites a tensor waits for the others that read it, or a view of it."""
+        memory = [place.get(owner.get(binding.var, binding.var), own) for own, binding in enumerate(self._bindings)]
+        readers: dict[int, set[int]] = defaultdict(set)
+        for number, reads in enumerate(self._reads):
+            for read in reads:
+                readers[memory[read]].add(number)
+
+        def wait(own: int, tensor: int) -> None:
+            self._waits[own] |= {reader for reader in readers[memory[tensor]] if reader < own}
+
+        olds = {number: place[var] for var, number in flow.old.items() if var in place}
+        for var, number in flow.new.items():
+            if var in place and number in olds:
+                self._bytes[olds[number]] = 0  # the state is there all the time
+                wait(place[var], olds[number])
+        for own, binding in enumerate(self._bindings):
+            if isinstance(binding.value, tvm.ir.Call) and operator_name(binding.value) == "relax.call_tir_inplace":
+                for read in self._reads[own]:
+                    wait(own, read)
+
+    def bindings(self) -> list[Any]:
+        """The bindings in their new order."""
+        waiting = [set(waits) for waits in self._waits]
+        followers: dict[int, list[int]] = defaultdict(list)
+        for number, waits in enumerate(waiting):
+            for other in waits:
+                followers[other].append(number)
+        ready = {number for number, waits in enumerate(waiting) if not waits}
+        result = []
+        while ready:
+            gains = {number: self._gain(number) for number in ready}
+            best = min(ready, key=lambda number: (-gains[number], number))
+            chosen = best if gains[best] > 0 else min(ready, key=lambda number: (self._turn[number], number))
+            ready.remove(chosen)
+            result.append(self._bindings[chosen])
+            for read in set(self._reads[chosen]):
+                self._left[read] -= 1
+            for follower in followers[chosen]:
+                waiting[follower].discard(chosen)
+                if not waiting[follower]:
+                    ready.add(follower)
+        assert len(result) == len(self._bindings), "nothing waits for itself"
+        return result
+
+    def _gain(self, number: int) -> int:
+        """Bytes that are free after a binding and were not before."""
+        freed = sum(self._bytes[read] for read in set(self._reads[number]) if self._left[read] == 1)
+        return freed - self._bytes[number]
+
+
+def _bytes(var: relax.Var) -> int:
+    """What a variable has in memory; 0 for tuples, whose tensors count, and where extents are symbolic."""
+    extents = constant_extents(var)
+    return 0 if extents is None else math.prod(extents) * itemsize(element_type(var))
+
+
+__all__ = ["OrderCalls"]

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computing cheap values again where they are used, so that they are never written to memory.
+
+TVM's fusion writes a value out if several kernels read it: the centred data of a batch norm, the masked gradient of a
+relu. Each is one or two operations on one or two tensors, which their readers have to load anyhow or could as well.
+This pass gives each reader its own copy of such a value; fusion then puts the copy inside the reader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relax_ops.ir import constant_extents
+from tvm_convgrad.training.ir.graph import bindings_of, operator_name
+
+CHEAP = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add",
+        "subtract",
+        "multiply",
+        "negative",
+        "maximum",
+        "minimum",
+        "less",
+        "less_equal",
+        "greater",
+        "greater_equal",
+        "logical_and",
+        "where",
+        "clip",
+        "nn.relu",
+    )
+)
+"""Operators that cost less than writing and reading their result."""
+
+READERS = CHEAP | {"relax.sum", "relax.mean", "relax.max", "relax.divide", "relax.sqrt", "relax.exp"}
+"""Operators into whose kernels a cheap operand is fused."""
+
+SMALL = 4096  # elements; a smaller tensor costs nothing
+SOURCES = 2  # large tensors that a copy may read
+
+
+def Recompute() -> tvm.transform.Pass:
+    """The pass that gives each reader of a cheap value its own copy of it, in all straight-line functions."""
+    return tvm.transform.module_pass(_recompute, opt_level=0, name="ConvgradRecompute")
+
+
+def _recompute(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    for variable in module.get_global_vars():
+        function = module[variable]
+        if isinstance(function, relax.Function) and len(function.body.blocks) == 1:
+            copied = _Copies(function)
+            if copied.chosen:
+                module[variable] = copied.apply(function)
+    return module
+
+
+def _is_large(expr: relax.Expr) -> bool:
+    extents = constant_extents(expr)
+    return extents is not None and math.prod(extents) > SMALL
+
+
+class _Copies:
+    """Which variables of a function are computed anew for each reader."""
+
+    def __init__(self, function: relax.Function) -> None:
+        values = {binding.var: binding.value for binding in bindings_of(function)}
+        readers: dict[Any, list[Any]] = defaultdict(list)
+        for var, value in values.items():
+            for operand in _variables(value):
+                readers[operand].append(var)
+        for operand in _variables(function.body.body):
+            readers[operand].append(None)
+        sources: dict[Any, set[Any]] = {}
+        for var, value in values.items():
+            if not (_is_call(value, CHEAP) and _is_large(var) and isinstance(var, relax.DataflowVar)):
+                continue
+            if not all(reader in values and _is_call(values[reader], READERS) for reader in readers[var]):
+                continue
+            found: set[Any] = set()
+            for operand in _variables(value):
+                if _is_large(operand):
+                    found |= sources.get(operand, {operand})
+            if len(found) <= SOURCES:
+                sources[var] = found
+        self.chosen: set[Any] = set()
+        for var in reversed(values):
+            if var in sources and (len(readers[var]) > 1 or readers[var][0] in self.chosen):
+                self.chosen.add(var)
+        self._values = values
+
+    def apply(self, function: relax.Function) -> Any:
+        """The function with the copies."""
+        block = function.body.blocks[0]
+        bindings: list[Any] = []
+        for binding in block.bindings:
+            if binding.var in self.chosen:
+                continue
+            value = binding.value
+            copies: dict[Any, Any] = {}
+            if any(operand in self.chosen for operand in _variables(value)):
+                value = self._rewritten(value, bindings, copies)
+                bindings.append(relax.VarBinding(binding.var, value))
+            else:
+                bindings.append(binding)
+        body = relax.SeqExpr([type(block)(bindings)], function.body.body)
+        return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+
+    def _rewritten(self, call: relax.Call, bindings: list[relax.Binding], copies: dict[Any, Any]) -> Any:
+        arguments = [self._copy(argument, bindings, copies) for argument in call.args]
+        result = relax.Call(call.op, arguments, call.attrs, list(call.ty_args))
+        relax.expr._update_type(result, call.ty)
+        return result
+
+    def _copy(self, operand: relax.Expr, bindings: list[relax.Binding], copies: dict[Any, Any]) -> Any:
+        if operand not in self.chosen:
+            return operand
+        if operand not in copies:
+            value = self._rewritten(self._values[operand], bindings, copies)
+            copies[operand] = relax.DataflowVar(str(operand.name), operand.ty)
+            bindings.append(relax.VarBinding(copies[operand], value))
+        return copies[operand]
+
+
+def _is_call(value: relax.Expr, names: frozenset[str]) -> bool:
+    return isinstance(value, tvm.ir.Call) and operator_name(value) in names
+
+
+def _variables(value: relax.Expr) -> list[Any]:
+    """The variables that an expression in A-normal form reads."""
+    if isinstance(value, relax.Var):
+        return [value]
+    if isinstance(value, tvm.ir.Call):
+        return [variable for argument in value.args for variable in _variables(argument)]
+    if isinstance(value, relax.Tuple):
+        return [variable for field in value.fields for variable in _variables(field)]
+    if isinstance(value, relax.TupleGetItem):
+        return _variables(value.tuple_value)
+    return []

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading an artifact of `convgrad build`: one shared library with a step's code, its manifest, and a seal at its end.
+
+The manifest is there twice: after the ELF image, where it is read and checked without loading any code (see
+`envelope`), and as the function `convgrad_manifest` of the library, for programs that have it loaded already.
+`compile.artifact_writer` makes artifacts; docs/ARTIFACT.md has the format.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tvm_convgrad
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.offload.registry import load_runtime
+from tvm_convgrad.training.runtime.cpu_features import local_features
+from tvm_convgrad.training.runtime.envelope import Kind, Manifest, unseal
+from tvm_convgrad.training.runtime.schema import TensorSpec
+
+if TYPE_CHECKING:  # an artifact is read and checked without TVM
+    import tvm
+
+ARTIFACT = Kind(magic=b"CVGSTEP\x01", version=1, noun="a compiled training step", maker="convgrad build")
+_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A checked artifact: where it is, its SHA-256 in hex (its identity), and its manifest.
+
+    Attributes:
+        gradients, forward: one entry for each such convolution of the step, see `report.gradients`.
+        options: those of `build`, `lr` among them.
+    """
+
+    path: Path
+    id: str
+    manifest: Manifest
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of the model, in order."""
+        return tuple(map(TensorSpec.from_json, self.manifest["schema"]["inputs"]))
+
+    @property
+    def target(self) -> TensorSpec:
+        """The target of the loss."""
+        return TensorSpec.from_json(self.manifest["schema"]["target"])
+
+    @property
+    def prediction(self) -> TensorSpec:
+        """The predictions of the model."""
+        return TensorSpec.from_json(self.manifest["schema"]["prediction"])
+
+    @property
+    def state(self) -> tuple[TensorSpec, ...]:
+        """The entries of the state, in order."""
+        return tuple(map(TensorSpec.from_json, self.manifest["schema"]["state"]))
+
+    @property
+    def options(self) -> Manifest:
+        """The options of the build."""
+        return dict(self.manifest["options"])
+
+    @property
+    def gradients(self) -> list[Manifest]:
+        """The gradient operators of the step."""
+        return list(self.manifest["gradients"])
+
+    @property
+    def forward(self) -> list[Manifest]:
+        """The forward convolutions of the step."""
+        return list(self.manifest["forward"])
+
+
+def versions() -> dict[str, str]:
+    """The versions that an artifact made now would record."""
+    return {
+        "tvm_convgrad": tvm_convgrad.__version__,
+        "tvm": importlib.metadata.version("apache-tvm"),
+        "tvm_ffi": importlib.metadata.version("apache-tvm-ffi"),
+    }
+
+
+def read_artifact(path: Path) -> Artifact:
+    """Check the artifact at `path` without loading it.
+
+    Raises:
+        ArtifactError: missing, foreign, truncated, damaged, of another format or TVM version, or for another CPU.
+    """
+    sealed = unseal(ARTIFACT, path)
+    made, here = sealed.manifest["versions"], versions()
+    for package, name in (("tvm", "Apache TVM"), ("tvm_ffi", "apache-tvm-ffi")):
+        if _release(made[package]) != _release(here[package]):
+            raise ArtifactError(
+                f"{path}: compiled with {name} {made[package]}, and {here[package]} is installed; their libraries do "
+                "not fit together, so build the step anew."
+            )
+    with path.open("rb") as file:
+        header = file.read(20)
+    machine = platform.machine()
+    if header[:4] != b"\x7fELF" or struct.unpack_from("<H", header, 18)[0] != _ELF_MACHINES.get(machine):
+        raise ArtifactError(f"{path}: its code is not a shared library for {machine}; build the step on this machine.")
+    missing = sorted(set(sealed.manifest["cpu_features"]) - local_features())
+    if missing:
+        raise ArtifactError(
+            f"{path}: compiled for a CPU with {', '.join(missing)}, which this one lacks; build it here, or with "
+            "--target llvm."
+        )
+    return Artifact(path, sealed.digest, sealed.manifest)
+
+
+def is_for_gpu(manifest: Manifest) -> bool:
+    """Whether a step runs on an NVIDIA GPU."""
+    return bool(json.loads(manifest["target"])["kind"] == "cuda")
+
+
+def load_module(artifact: Artifact) -> tvm.runtime.Module:
+    """Load the code of an artifact that `read_artifact` has checked: a module for `relax.VirtualMachine`.
+
+    Raises:
+        SetupError: a vendor's library that the step calls, or the GPU that it is for, cannot be had on this machine.
+    """
+    import tvm  # here: an artifact is read and checked without TVM
+
+    if is_for_gpu(artifact.manifest):
+        from tvm_convgrad.offload.cuda import local_target  # it imports TVM
+
+        local_target()
+    for name, path in artifact.manifest.get("runtimes", {}).items():
+        load_runtime(name, Path(path))
+    return tvm.runtime.load_module(str(artifact.path))
+
+
+def _release(version: str) -> list[str]:
+    """Major and minor of a version: TVM promises no compatibility across them."""
+    return version.split(".")[:2]

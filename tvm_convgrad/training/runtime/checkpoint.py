@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a training run: state, place in the data and loss history, from which it goes on bit for bit."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.files import write_atomic
+from tvm_convgrad.training.runtime.envelope import Kind, seal, unseal
+
+CHECKPOINT = Kind(magic=b"CVGCKPT\x01", version=1, noun="a checkpoint", maker="convgrad run --checkpoint-dir")
+KEPT = 2
+LOCK = ".lock"
+_NAME = re.compile(r"step-(\d{10})\.ckpt")
+
+
+@dataclass
+class Progress:
+    """Where a run stands, and all that the rest of it depends on besides the state.
+
+    `epoch` counts finished epochs, `position` the batches done of the next one, so the next batch is number
+    `position` of epoch `epoch`, both from 0. `artifact` and `data` are SHA-256 digests. `losses` has one float for
+    each step so far.
+    """
+
+    artifact: str
+    data: str
+    seed: int
+    batch_size: int
+    lr: float
+    epoch: int = 0
+    position: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has been read and checked."""
+
+    path: Path
+    progress: Progress
+    state: dict[str, np.ndarray]
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make `folder`, see that files can be written to it, and lock it against other runs inside the block.
+
+    The lock is one of the operating system on the file `.lock`, so it ends with the process, however that ends; the
+    file stays.
+
+    Raises:
+        ArtifactError: the folder cannot be made or written, or another run has locked it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise ArtifactError(
+            f"{folder}: another run writes its checkpoints there; wait for its end, or use another --checkpoint-dir."
+        ) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ArtifactError(
+            f"{folder}: the checkpoint folder cannot be made, as a file is in its place; use another --checkpoint-dir."
+        ) from error
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    try:
+        try:
+            with tempfile.NamedTemporaryFile(prefix=".probe-", dir=folder):
+                pass
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        yield
+    finally:
+        lock.release()
+
+
+def _unusable(folder: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(
+        f"{folder}: checkpoints cannot be written there ({error.strerror}); use another --checkpoint-dir."
+    )
+
+
+def save(folder: Path, progress: Progress, state: dict[str, np.ndarray], keep: Path | None = None) -> Path:
+    """Write a checkpoint into `folder` (made if missing) and drop all but the last two, and but `keep`.
+
+    Raises:
+        ArtifactError: the folder cannot be made or written.
+    """
+    arrays: list[dict[str, Any]] = []
+    blocks: list[bytes] = []
+    offset = 0
+    losses = np.asarray(progress.losses, "float64")
+    for name, array in [("losses", losses), *((f"state/{name}", array) for name, array in state.items())]:
+        block = array.tobytes()  # in C order, whatever the array's
+        arrays.append({"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "offset": offset})
+        blocks.append(block)
+        offset += len(block)
+    place = asdict(progress)
+    del place["losses"]
+    content, _ = seal(CHECKPOINT, b"".join(blocks), {"progress": place, "arrays": arrays})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"{folder}: the checkpoint folder cannot be made ({error.strerror}).") from error
+    path = folder / f"step-{len(progress.losses):010d}.ckpt"
+    write_atomic(path, content)
+    for old in _listed(folder)[:-KEPT]:
+        if old != keep:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path) -> Checkpoint:
+    """Read the checkpoint at `path`.
+
+    Raises:
+        ArtifactError: it is missing, foreign, truncated, damaged or of another format version.
+    """
+    sealed = unseal(CHECKPOINT, path)
+    payload = sealed.payload()
+    arrays: dict[str, np.ndarray] = {}
+    for entry in sealed.manifest["arrays"]:
+        dtype = numpy_dtype(entry["dtype"])
+        count = int(np.prod(entry["shape"], dtype=np.int64))
+        flat = np.frombuffer(payload, dtype, count, entry["offset"])
+        arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
+    losses = arrays.pop("losses").tolist()
+    state = {name.removeprefix("state/"): array for name, array in arrays.items()}
+    return Checkpoint(path, Progress(**sealed.manifest["progress"], losses=losses), state)
+
+
+def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint in `folder` that is whole (None if there are none at all), and what was wrong
+    with each newer one that had to be passed over, a sentence each.
+
+    Raises:
+        ArtifactError: there are checkpoints and not one of them is whole.
+    """
+    complaints: list[str] = []
+    for path in reversed(_listed(folder)):
+        try:
+            return load(path), complaints
+        except ArtifactError as error:
+            complaints.append(str(error))
+    if complaints:
+        raise ArtifactError(
+            f"{folder}: none of the checkpoints can be used; remove them to start anew. {' '.join(complaints)}"
+        )
+    return None, []
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The checkpoint files in `folder`, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training and test arrays from .npz files, checked against what a compiled step takes."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.training.runtime.schema import Array, TensorSpec
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and targets with one sample a row."""
+
+    inputs: tuple[Array, ...]
+    target: Array
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all arrays, in hex."""
+        digest = hashlib.sha256()
+        for array in (*self.inputs, self.target):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def rows(self, index: Array) -> tuple[tuple[Array, ...], Array]:
+        """The inputs and targets of the samples `index`."""
+        return tuple(array[index] for array in self.inputs), self.target[index]
+
+
+def load_samples(
+    path: Path, inputs: Iterable[TensorSpec], target: TensorSpec, part: str, classes: int | None = None
+) -> Samples | None:
+    """Read the samples of `part` ("train" or "test") from the .npz file at `path`.
+
+    The input named `image` is looked for under `image_train`, then `image` (training only); if it is the only
+    input also under `x_train`, `x`. The target is under `y_train`, `y`, or its own name.
+
+    Args:
+        classes: if given, the targets are class numbers and must lie in 0 … classes - 1.
+
+    Returns:
+        The samples; None if `part` is "test" and the file has no test arrays at all.
+
+    Raises:
+        ArtifactError: the file is missing, is no .npz, is truncated, lacks an array, or an array has no rows or does
+            not fit the model.
+    """
+    specs = list(inputs)
+    aliases = ["x"] if len(specs) == 1 else []
+    arrays = _read(path)
+    found: list[Array] = []
+    for spec, names in [*((s, [s.name, *aliases]) for s in specs), (target, ["y", target.name])]:
+        keys = [f"{name}_{part}" for name in names] + (names if part == "train" else [])
+        key = next((key for key in keys if key in arrays), None)
+        if key is None:
+            if part == "test" and not found:
+                return None
+            raise ArtifactError(
+                f"{path}: no array for {spec.name!r} of the model; it is looked for under "
+                f"{', '.join(dict.fromkeys(keys))}, and the file has {', '.join(arrays) or 'no array'}."
+            )
+        found.append(spec.accept(arrays[key], {}, f"{path}: array {key!r}", rows=True))
+    lengths = {len(array) for array in found}
+    if len(lengths) != 1:
+        raise ArtifactError(
+            f"{path}: the {part} arrays have different numbers of samples, {sorted(lengths)}; each row of the input "
+            "needs its row of the target."
+        )
+    if not len(found[-1]):
+        raise ArtifactError(f"{path}: the {part} arrays have no samples; give at least one, or leave the arrays out.")
+    if classes is not None:
+        check_classes(found[-1], classes, f"{path}: the {part} target")
+    return Samples(tuple(found[:-1]), found[-1])
+
+
+def check_classes(target: Array, classes: int, what: str) -> None:
+    """Raise ArtifactError unless all class numbers in `target` lie in 0 … classes - 1."""
+    if target.size and (target.min() < 0 or target.max() >= classes):
+        raise ArtifactError(
+            f"{what} has class numbers from {target.min()} to {target.max()}, but the model predicts {classes} "
+            f"classes, numbered 0 to {classes - 1}."
+        )
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ArtifactError(f"{path}: a single array, not an .npz archive; write it with numpy.savez.")
+        with archive:
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such data file; it is an .npz archive with x_train and y_train.") from None
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error) as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(
+            f"{path}: not an .npz archive of plain arrays, or a damaged one ({error}); write it with numpy.savez."
+        ) from error

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a run leaves checkpoints, and that none of them holds numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
+from tvm_convgrad.training.runtime.checkpoint import Checkpoint, Progress, save
+from tvm_convgrad.training.runtime.loop import StepReport, nonfinite
+from tvm_convgrad.training.runtime.schema import Array
+
+_NAMED = 3  # tensors that a message names
+
+
+class Keeper:
+    """The checkpoints of one run.
+
+    A state with NaN or infinity is not kept, and ends the run: each later step could only spread it. Tensors that are
+    not finite in the initial state, such as a mask with -inf, may stay so.
+
+    Attributes:
+        folder: of the checkpoints, or None to keep none.
+        allow_nonfinite: go on in spite of NaN and infinity; the last finite checkpoint then stays beside the last two.
+    """
+
+    def __init__(
+        self, folder: Path | None, every: int | None, initial: Mapping[str, Array], allow_nonfinite: bool
+    ) -> None:
+        self.folder, self.allow_nonfinite = folder, allow_nonfinite
+        self._every = every
+        self._exempt = set(nonfinite(initial))
+        self._good: Path | None = None
+
+    def found(self, checkpoint: Checkpoint) -> None:
+        """The run goes on from this checkpoint.
+
+        Raises:
+            ArtifactError: its state is not finite.
+        """
+        wrong = self._wrong(checkpoint.state)
+        if wrong and not self.allow_nonfinite:
+            raise ArtifactError(
+                f"{checkpoint.path}: the state is not finite ({wrong}); remove this checkpoint to go on from the one "
+                "before it, or add --allow-nonfinite."
+            )
+        self._good = None if wrong else checkpoint.path
+
+    def is_due(self, steps: int) -> bool:
+        """Whether a checkpoint is to be written after so many steps, besides those at the end of epochs."""
+        return self._every is not None and steps % self._every == 0
+
+    def keep(self, progress: Progress, state: dict[str, Array]) -> None:
+        """Check the state and write a checkpoint.
+
+        Raises:
+            TrainingError: the state is not finite.
+            ArtifactError: the checkpoint cannot be written.
+        """
+        wrong = self._wrong(state)
+        if wrong and not self.allow_nonfinite:
+            raise TrainingError(
+                f"the state is not finite after step {len(progress.losses)} ({wrong}), though its loss was, "
+                f"{progress.losses[-1]:g}; train with a smaller learning rate than {progress.lr:g}.{self.kept}"
+            )
+        if self.folder is not None:
+            path = save(self.folder, progress, state, self._good)
+            self._good = self._good if wrong else path
+
+    def told(self, reports: Iterable[StepReport]) -> Iterator[StepReport]:
+        """The reports; a TrainingError among them says how to go on, too."""
+        try:
+            yield from reports
+        except DataError as error:
+            place = "" if self.folder is None else f", in another folder than {self.folder}"
+            raise DataError(f"{error} A run with mended data starts anew{place}.") from error
+        except TrainingError as error:
+            raise TrainingError(f"{error}{self.kept}") from error
+
+    @property
+    def kept(self) -> str:
+        """What the end of a message says of the last checkpoint."""
+        if self.folder is None:
+            return ""
+        if self._good is None:
+            return f" There is no checkpoint in {self.folder} yet."
+        return f" The last checkpoint, {self._good}, was written before that; --resume goes on from it."
+
+    def _wrong(self, state: Mapping[str, Array]) -> str:
+        names = [name for name in nonfinite(state) if name not in self._exempt]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + more
+
+
+__all__ = ["Keeper"]

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: a data order that follows from seed and epoch alone, so that a resumed run repeats the losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
+from tvm_convgrad.training.runtime.checkpoint import Progress
+from tvm_convgrad.training.runtime.data import Samples
+from tvm_convgrad.training.runtime.schema import Array, finite
+from tvm_convgrad.training.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One finished step: its loss, and of its batch how many samples were classified rightly (None if no classes)."""
+
+    loss: float
+    right: int | None
+    epoch_done: bool
+
+
+def batches_of_epoch(seed: int, epoch: int, samples: int, batch_size: int) -> Array:
+    """The sample numbers of each batch of an epoch, shape [samples // batch_size, batch_size].
+
+    The order is a permutation drawn from `seed` and `epoch`; the samples that do not fill a batch are left out, and
+    since every epoch is shuffled anew these are others each time.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(samples)
+    steps = samples // batch_size
+    return order[: steps * batch_size].reshape(steps, batch_size)
+
+
+def batch_size_of(session: Session, wanted: int | None, samples: int) -> int:
+    """The batch size of a run: the model's fixed one, else `wanted`, else 32.
+
+    Raises:
+        ArtifactError: `wanted` contradicts the fixed batch, or there are fewer samples than one batch needs.
+    """
+    size = session.batch or wanted or 32
+    if wanted not in (None, size):
+        raise ArtifactError(
+            f"--batch-size {wanted} contradicts {session.artifact.path}, whose batch is fixed to {size}; leave the "
+            "option out, or build with --batch dynamic."
+        )
+    if samples < size:
+        raise ArtifactError(
+            f"{samples} training samples do not fill one batch of {size}; give more samples, or build with a smaller "
+            "--batch."
+        )
+    return size
+
+
+def train(
+    session: Session, samples: Samples, progress: Progress, epochs: int, *, allow_nonfinite: bool = False
+) -> Iterator[StepReport]:
+    """Train until `epochs` epochs are done, from where `progress` stands; it is brought up to date before each yield.
+
+    Raises:
+        TrainingError: a loss is not finite, unless `allow_nonfinite`; a DataError if the samples are the cause.
+    """
+    while progress.epoch < epochs:
+        batches = batches_of_epoch(progress.seed, progress.epoch, len(samples), progress.batch_size)
+        for number in range(progress.position, len(batches)):
+            inputs, target = samples.rows(batches[number])
+            loss, predictions = session.step(inputs if len(inputs) > 1 else inputs[0], target, progress.lr)
+            if not math.isfinite(loss) and not allow_nonfinite:
+                found = f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1});"
+                if cause := _bad_samples(session, samples, batches[number]):
+                    raise DataError(f"{found} {cause}: mend the data.")
+                raise TrainingError(f"{found} train with a smaller learning rate than {progress.lr:g}.")
+            progress.losses.append(loss)
+            done = number + 1 == len(batches)
+            progress.epoch, progress.position = (progress.epoch + 1, 0) if done else (progress.epoch, number + 1)
+            yield StepReport(loss, count_right(session, predictions, target), done)
+
+
+def _bad_samples(session: Session, samples: Samples, batch: Array) -> str:
+    """Which samples of this batch have values that are not finite; "" if none has."""
+    inputs, target = samples.rows(batch)
+    names = [*(spec.name for spec in session.inputs), session.target.name]
+    for name, array in zip(names, (*inputs, target), strict=True):
+        wrong = [int(sample) for sample, row in zip(batch, array, strict=True) if not is_finite(row)]
+        if wrong:
+            return (
+                f"{name!r} of the training samples {', '.join(map(str, sorted(wrong)))} (counted from 0) has values "
+                "that are not finite"
+            )
+    return ""
+
+
+def is_finite(array: Array) -> bool:
+    """Whether an array has neither NaN nor infinity; integers never have."""
+    return array.dtype.kind in "iub" or bool(finite(array).all())
+
+
+def nonfinite(state: Mapping[str, Array]) -> list[str]:
+    """The names of the tensors of a state that are not finite throughout."""
+    return [name for name, array in state.items() if not is_finite(array)]
+
+
+def count_right(session: Session, predictions: Array, target: Array) -> int | None:
+    """How many samples have their largest prediction at their target's class; None if the model has no classes."""
+    if session.classes is None:
+        return None
+    return int((predictions.argmax(axis=-1) == target).sum())
+
+
+def evaluate_samples(session: Session, samples: Samples) -> dict[str, float]:
+    """The quality of the predictions for `samples`: "accuracy" for classes, else "mse"; every sample counts."""
+    predictions = session.predict(samples.inputs if len(samples.inputs) > 1 else samples.inputs[0])
+    right = count_right(session, predictions, samples.target)
+    if right is not None:
+        return {"accuracy": right / samples.target.size}
+    difference = predictions.astype("float64") - samples.target.astype("float64")
+    return {"mse": float((difference**2).mean())}

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a compiled step as its manifest names them, and the check of the arrays that are to be fed to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.errors import ArtifactError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, extents (int, or the name of a symbolic extent), element type, and role in the state ("" if not of it)."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    role: str = ""
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> TensorSpec:
+        """Read a manifest entry."""
+        return cls(entry["name"], tuple(entry["shape"]), entry["dtype"], entry.get("role", ""))
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest entry."""
+        entry = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        return entry | ({"role": self.role} if self.role else {})
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def accept(self, array: Any, extents: dict[str, int], what: str, *, rows: bool = False) -> Array:
+        """Return `array` as this tensor takes it: contiguous and of its element type.
+
+        Floats may come in any float type and integers in any integer type; a float for an integer, or the other
+        way round, is refused, since it is nearly always a forgotten conversion or a swapped argument. So are
+        values that overflow in the conversion.
+
+        Args:
+            array: anything numpy reads.
+            extents: values of the symbolic extents so far, by name; those of this array are added.
+            what: how messages call the array.
+            rows: the first axis is a number of samples, and free.
+
+        Raises:
+            ArtifactError: wrong rank, extent or element type, or a value that overflows.
+        """
+        found = np.asarray(array)
+        wanted = numpy_dtype(self.dtype)
+        if _family(found.dtype) != _family(wanted):
+            raise ArtifactError(
+                f"{what} has element type {found.dtype}, but {self.name!r} of the model is {self}; convert it first, "
+                f"such as with .astype({self.dtype!r})."
+            )
+        shown = f"[samples, {', '.join(map(str, self.shape[1:]))}]" if rows else str(list(self.shape))
+        if found.ndim != len(self.shape):
+            raise ArtifactError(
+                f"{what} has {found.ndim} axes, shape {list(found.shape)}, but {self.name!r} of the model takes "
+                f"{len(self.shape)}: {shown.replace(chr(39), '')}."
+            )
+        for axis, (actual, extent) in enumerate(zip(found.shape, self.shape, strict=True)):
+            if rows and axis == 0:
+                continue
+            expected = extents.setdefault(extent, actual) if isinstance(extent, str) else extent
+            if actual != expected:
+                raise ArtifactError(
+                    f"{what} has extent {actual} on axis {axis}, shape {list(found.shape)}, but {self.name!r} of the "
+                    f"model takes {expected} there: {shown.replace(chr(39), '')}."
+                )
+        with np.errstate(over="ignore"):  # reported below, with the value
+            converted = np.asarray(found, wanted, order="C")
+        overflows = _overflows(found, converted)
+        if overflows is not None:
+            place = [int(axis) for axis in np.unravel_index(np.argmax(overflows), found.shape)]
+            raise ArtifactError(
+                f"{what} has the value {found[tuple(place)]} at {place}, which overflows in {self.dtype}, the element "
+                f"type of {self.name!r} of the model; bring the values into the range of {self.dtype} first."
+            )
+        return converted
+
+
+def finite(array: Array) -> Array:
+    """Where an array of floats has neither NaN nor infinity."""
+    return np.asarray(np.isfinite(array if array.dtype.kind == "f" else array.astype("float32")))  # of bfloat16
+
+
+def _overflows(found: Array, converted: Array) -> Array | None:
+    """Where `converted` is not `found` because its type does not reach so far; None if nowhere."""
+    if found.dtype == converted.dtype or np.can_cast(found.dtype, converted.dtype):
+        return None
+    if _family(found.dtype) == "integer":
+        limits = np.iinfo(converted.dtype)
+        wrong = np.zeros(found.shape, bool)
+        # Python compares integers of any size; numpy would convert one side.
+        if found.size and int(found.min()) < int(limits.min):
+            wrong |= found < limits.min
+        if found.size and int(found.max()) > int(limits.max):
+            wrong |= found > limits.max
+        return wrong if wrong.any() else None
+    wrong = ~finite(converted)
+    if not wrong.any():
+        return None
+    wrong &= finite(found)
+    return wrong if wrong.any() else None
+
+
+def _family(dtype: np.dtype[Any]) -> str:
+    """Element types among which a conversion is harmless; bfloat16 has kind "V" in numpy."""
+    if dtype.name == "bfloat16":
+        return "float"
+    return {"f": "float", "i": "integer", "u": "integer", "b": "boolean"}.get(dtype.kind, dtype.name)

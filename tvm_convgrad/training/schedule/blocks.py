@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks of a TIR function under schedule: their iterators, extents and work; parallel loops."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import s_tir, tirx
+
+from relax_ops.compat import SBlockRealize
+
+PARALLEL_FROM = 8192  # scalar operations; less is not worth waking threads for
+
+
+def root_blocks(schedule: s_tir.Schedule) -> list[s_tir.schedule.SBlockRV] | None:
+    """The blocks under the root, or None if the function is no sequence of plain loop nests."""
+    function = schedule.mod["main"]
+    body = function.body
+    if not isinstance(body, SBlockRealize):
+        return None
+    root = schedule.get_sblock(body.block.name_hint)
+    blocks = schedule.get_child_blocks(root)
+    for block in blocks:
+        iterators = schedule.get(block).iter_vars
+        if schedule.get_child_blocks(block) or len(schedule.get_loops(block)) != len(iterators):
+            return None
+    return list(blocks)
+
+
+def kinds_of(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> str:
+    """One letter for each iterator: S for an axis of the result, R for a reduction, ? for others."""
+    letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
+    return "".join(letters.get(iterator.iter_type, "?") for iterator in schedule.get(block).iter_vars)
+
+
+def extents_of(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> list[int | None]:
+    """The extent of each loop, None where symbolic."""
+    extents = [schedule.get(loop).extent for loop in schedule.get_loops(block)]
+    return [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in extents]
+
+
+def work_of(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> int:
+    """The number of iterations; a symbolic extent counts as 16."""
+    return math.prod(extent or 16 for extent in extents_of(schedule, block))
+
+
+def parallelise(
+    schedule: s_tir.Schedule, loops: list[s_tir.schedule.LoopRV], work: int
+) -> s_tir.schedule.LoopRV | None:
+    """Fuse the loops, and run them on threads if the work pays for it; gives the fused loop."""
+    if not loops:
+        return None
+    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+    if work >= PARALLEL_FROM:
+        schedule.parallel(fused)
+    return fused

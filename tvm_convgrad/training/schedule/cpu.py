@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain CPU schedule for any TIR function of a training step: threads, vectors and registers, no tuning.
+
+TVM leaves functions on CPUs as one thread's loops with the reduction innermost. Here
+- cheap elementwise stages are inlined where that repeats no work,
+- elementwise stages run their outer loops on threads,
+- memory-bound stages become loops over contiguous data (see `memory_bound`),
+- other reductions keep a tile of sums in registers (see `reductions`), with threads over the rest.
+
+A reduction is never split over threads, so results do not depend on their number. A function that does not have
+the expected form (root block, one loop for each iterator, constant extents where loops are tiled) keeps its loops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import ScheduleError
+
+from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, buffer_of
+from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, parallelise, root_blocks, work_of
+from tvm_convgrad.training.schedule.memory_bound import emitted, may_overwrite
+from tvm_convgrad.training.schedule.reductions import choose_tile, tile_reduction
+from tvm_convgrad.training.schedule.stages import Stage, itemsize, stage_of
+
+
+def ScheduleForCpu() -> tvm.transform.Pass:
+    """The pass that schedules every TIR function of a module; those that are scheduled already stay as they are."""
+    return tvm.transform.module_pass(_cpu_schedule, opt_level=0, name="ConvgradCPUSchedule")
+
+
+def _cpu_schedule(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    changed = {}
+    for variable in module.get_global_vars():
+        function = module[variable]
+        if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
+            changed[variable] = scheduled(function)
+    for variable, function in changed.items():
+        module[variable] = function
+    return module
+
+
+def _is_scheduled(function: tirx.PrimFunc) -> bool:
+    attributes = function.attrs
+    return bool(attributes) and bool(attributes.get("tirx.is_scheduled", False))
+
+
+def scheduled(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with the schedule of this module, or as it is where that does not apply."""
+    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    try:
+        blocks = root_blocks(schedule)
+        if blocks is None:
+            return function
+        _inline(schedule, blocks)
+        loops = _as_memory_bound(schedule)
+        if loops is not None:
+            return loops.with_attr(_kept_attributes(function))
+        for block in root_blocks(schedule) or []:
+            _schedule_block(schedule, block)
+    except ScheduleError:
+        # A primitive's own precondition (such as a block that writes twice) does not hold: the plain loops are right.
+        return function
+    return schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+
+
+def scheduled_in_place(function: tirx.PrimFunc, onto: int) -> tirx.PrimFunc | None:
+    """The function with its result (the last parameter) stored over its operand number `onto`, which alone remains.
+
+    None where that is impossible: an element is read after its place is taken, or a stage is not memory-bound.
+    """
+    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    try:
+        blocks = root_blocks(schedule)
+        if blocks is None:
+            return None
+        _inline(schedule, blocks)
+        return _as_memory_bound(schedule, onto)
+    except ScheduleError:
+        return None  # as in `scheduled`
+
+
+def sharing_memory(function: tirx.PrimFunc, onto: int) -> tirx.PrimFunc | None:
+    """The function if its last parameter, the result, may be given the same memory as parameter number `onto`, or None.
+
+    A reduction to which that operand is added begins with it, so that it needs no memory of its own either.
+    """
+    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    try:
+        blocks = root_blocks(schedule)
+        if blocks is None:
+            return None
+        _inline(schedule, blocks)
+        blocks = root_blocks(schedule) or []
+        stages = [stage_of(schedule.get(block), extents_of(schedule, block)) for block in blocks]
+        known = [stage for stage in stages if stage is not None]
+        buffers = schedule.mod["main"].params
+        if not known or len(known) != len(stages) or not may_overwrite(known, buffers[onto], buffers[-1]):
+            return None
+        function = schedule.mod["main"]
+        if [stage.combiner for stage in known] == ["sum", ""] and _is_sum(known[1]):
+            schedule.fuse_reduction_epilogue(*blocks)
+            function = _without_temporaries(schedule.mod["main"])
+    except ScheduleError:
+        return None  # as in `scheduled`
+    return function.with_attr("tirx.noalias", False)
+
+
+def _without_temporaries(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without its temporaries, which nothing reads or writes any more."""
+    root = function.body.block
+    block = SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, root.body, annotations=root.annotations)
+    return function.with_body(SBlockRealize([], True, block))
+
+
+def _as_memory_bound(schedule: s_tir.Schedule, onto: int | None = None) -> tirx.PrimFunc | None:
+    """The function as the loops of `memory_bound`, or None if one of its stages is not of that kind."""
+    function = schedule.mod["main"]
+    blocks = root_blocks(schedule) or []
+    stages = [stage_of(schedule.get(block), extents_of(schedule, block)) for block in blocks]
+    buffers = list(function.params)
+    if not stages or not all(hasattr(buffer, "shape") for buffer in buffers) or any(stage is None for stage in stages):
+        return None
+    temporaries = list(function.body.block.alloc_buffers)
+    extents = [extent for buffer in buffers for extent in buffer.shape]
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    machine = machine_of(tvm.target.Target.current(allow_none=True))
+    width = max(itemsize(str(buffer.dtype)) for buffer in [*buffers, *temporaries])
+    lanes = (machine.vector_bytes if machine else 16) // width
+    return emitted(buffers, temporaries, [stage for stage in stages if stage is not None], lanes, onto)
+
+
+def _kept_attributes(function: tirx.PrimFunc) -> dict[str, Any]:
+    """The attributes by which callers and later passes find a function."""
+    attributes = function.attrs or {}
+    return {"tirx.is_scheduled": True, **{key: attributes[key] for key in ("global_symbol",) if key in attributes}}
+
+
+def _inline(schedule: s_tir.Schedule, blocks: list[s_tir.schedule.SBlockRV]) -> None:
+    """Inline copies, and elementwise stages where that repeats no more than a single multiplication or addition.
+
+    What two stages read that end in the same third one can follow once these are inlined: so it goes on until nothing
+    changes. LLVM computes once what one expression has twice.
+    """
+    left = list(blocks)
+    while True:
+        inlined = [block for block in left if _inline_one(schedule, block)]
+        if not inlined:
+            return
+        left = [block for block in left if not any(block.same_as(other) for other in inlined)]
+
+
+def _inline_one(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
+    """Inline a block into its consumers where that pays; whether it was done."""
+    statement = schedule.get(block)
+    if set(kinds_of(schedule, block)) - {"S"} or len(statement.writes) != 1:
+        return False
+    result = buffer_of(statement.writes[0])
+    temporaries = schedule.mod["main"].body.block.alloc_buffers
+    if not isinstance(statement.body, tirx.BufferStore) or not any(result.same_as(b) for b in temporaries):
+        return False
+    consumers = schedule.get_consumers(block)
+    alone = len(consumers) == 1 and work_of(schedule, consumers[0]) <= work_of(schedule, block)
+    if not consumers or not (alone or _is_cheap(statement.body.value)):
+        return False
+    schedule.compute_inline(block)
+    return True
+
+
+def _is_cheap(value: tirx.Expr) -> bool:
+    """Whether the value is a load, or one addition, subtraction or multiplication of loads and constants."""
+    simple = (TensorLoad, tirx.FloatImm, tirx.IntImm)
+    if isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul)):
+        return isinstance(value.a, simple) and isinstance(value.b, simple)
+    return isinstance(value, simple)
+
+
+def _is_sum(stage: Stage) -> bool:
+    """Whether a stage adds two tensors, element by element."""
+    value, addresses = stage.value, [stage.store, *(address for _, address in stage.loads)]
+    places = {(address.constant, address.coefficients) for address in addresses}
+    return isinstance(value, tirx.Add) and len(places) == 1 and {type(value.a), type(value.b)} == {TensorLoad}
+
+
+def _schedule_block(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:
+    kinds = kinds_of(schedule, block)
+    if not kinds or "?" in kinds:
+        return
+    if "R" not in kinds:
+        parallelise(schedule, schedule.get_loops(block)[:-1] or schedule.get_loops(block), work_of(schedule, block))
+        return
+    tile = choose_tile(schedule, block)
+    if tile is not None and schedule.get(block).init is not None:
+        tile_reduction(schedule, block, kinds, tile)
+        return
+    loops = schedule.get_loops(block)
+    leading = len(kinds) - len(kinds.lstrip("S"))
+    parallelise(schedule, loops[:leading], work_of(schedule, block))

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training step as an IRModule, its state, and the parts of its functions that every step has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_convgrad.training.ir.counting import scalar
+from tvm_convgrad.training.ir.graph import element_type, function_scope
+from tvm_convgrad.training.model.model import Array, Model, TensorSchema
+from tvm_convgrad.training.model.program import TrainingProgram
+from tvm_convgrad.training.step.optimizers import Optimizer, Update
+
+Role = Literal["parameter", "frozen", "running_stat", "optimizer", "counter"]
+STEP_COUNTER = "step"
+FUNCTIONS = ("step", "predict", "init")
+
+
+@dataclass(frozen=True)
+class StateSchema:
+    """One tensor of the state: its name, its fixed extents, its dtype and what it is for."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class StepModule:
+    """A training step: `module` has the functions step, predict and init (see `tvm_convgrad.training`).
+
+    Attributes:
+        inputs, target, prediction: the tensors that step takes and gives.
+        state: the tensors of the state in order, `initial_state` their values.
+        options: those that the step was built with, plain enough for JSON.
+        gradients: every backward convolution of the step in order: operator name and problem descriptor.
+    """
+
+    module: tvm.IRModule
+    inputs: tuple[TensorSchema, ...]
+    target: TensorSchema
+    prediction: TensorSchema
+    state: tuple[StateSchema, ...]
+    initial_state: list[Array]
+    options: dict[str, Any]
+    gradients: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a step: parameters, then statistics and frozen weights, slots of the optimizer, the step counter.
+
+    Attributes:
+        schemas, values: of every tensor, in the order of the state tuple.
+        parameters, statistics: how many there are of these.
+        counted: whether the last tensor counts the steps done.
+    """
+
+    schemas: tuple[StateSchema, ...]
+    values: list[Array]
+    parameters: int
+    statistics: int
+    counted: bool
+
+    @cached_property
+    def type(self) -> relax.TupleType:
+        """The type of the state tuple."""
+        return relax.TupleType([relax.TensorType(schema.shape, schema.dtype) for schema in self.schemas])
+
+    def fields(self, builder: relax.BlockBuilder, state: relax.Var, count: int | None = None) -> list[relax.Var]:
+        """Bind the first `count` fields of the state tuple, or all of them."""
+        count = len(self.schemas) if count is None else count
+        return [builder.emit(relax.TupleGetItem(state, index)) for index in range(count)]
+
+    def slots(self, fields: Sequence[relax.Var]) -> list[relax.Var]:
+        """The fields that the optimizer keeps."""
+        return list(fields[self.parameters + self.statistics : len(fields) - self.counted])
+
+
+def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted: bool) -> State:
+    """The state of a model's step with the initial values."""
+
+    def entry(name: str, value: Array, role: Role) -> tuple[StateSchema, Array]:
+        return StateSchema(name, tuple(int(extent) for extent in value.shape), str(value.dtype), role), value
+
+    entries = [entry(name, value, "parameter") for name, value in model.parameters.items()]
+    frozen = model.frozen if isinstance(model, Model) else ()
+    entries += [
+        entry(name, value, "frozen" if name in frozen else "running_stat") for name, value in model.states.items()
+    ]
+    for name, value in model.parameters.items():
+        entries += [entry(f"{name}.{slot}", np.zeros_like(value), "optimizer") for slot in optimizer.slots]
+    if counted:
+        entries.append(entry(STEP_COUNTER, np.zeros((), "int64"), "counter"))
+    return State(
+        tuple(schema for schema, _ in entries),
+        [value for _, value in entries],
+        len(model.parameters),
+        len(model.states),
+        counted,
+    )
+
+
+def emit_init(builder: relax.BlockBuilder, state: State) -> None:
+    """init() -> the initial state."""
+    with function_scope(builder, "init", []):
+        with builder.dataflow():
+            pairs = zip(state.values, state.schemas, strict=True)
+            output = builder.emit_output(relax.Tuple([relax.const(value, schema.dtype) for value, schema in pairs]))
+        builder.emit_func_output(output)
+
+
+def emit_updates(
+    builder: relax.BlockBuilder,
+    optimizer: Optimizer,
+    state: State,
+    fields: Sequence[relax.Var],
+    gradients: Sequence[relax.Expr],
+    new_statistics: Sequence[relax.Expr],
+    rate: relax.Var,
+    factor: float = 1.0,
+) -> relax.Tuple:
+    """Emit the optimizer's update of every parameter; gives the new state.
+
+    Args:
+        fields: the fields of the old state.
+        gradients: one for each parameter, each to be multiplied by `factor` first.
+        rate: the learning rate, a float32 scalar.
+    """
+    step = next_step = None
+    if state.counted:
+        next_step = builder.emit(relax.op.add(fields[-1], relax.const(1, "int64")))
+        step = builder.emit(relax.op.astype(next_step, "float64"))
+    slots, each = state.slots(fields), len(optimizer.slots)
+    new_parameters: list[relax.Expr] = []
+    new_slots: list[relax.Expr] = []
+    for index, (parameter, gradient) in enumerate(zip(fields[: state.parameters], gradients, strict=True)):
+        dtype = element_type(parameter)
+        if factor != 1.0:
+            gradient = builder.emit(relax.op.multiply(gradient, scalar(factor, dtype)))
+        own_rate = rate if dtype == "float32" else builder.emit(relax.op.astype(rate, dtype))
+        own_slots = slots[index * each : (index + 1) * each]
+        updated, kept = optimizer.update(builder, Update(parameter, gradient, own_slots, own_rate, step))
+        new_parameters.append(updated)
+        new_slots += kept
+    counter = [next_step] if state.counted else []
+    return relax.Tuple([*new_parameters, *new_statistics, *new_slots, *counter])

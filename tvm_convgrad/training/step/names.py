@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that the options of a training step take, by name. Loads no TVM, so that commands check them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+LossName = Literal["cross_entropy", "mse"]
+LOSSES: tuple[LossName, ...] = get_args(LossName)
+"""Loss functions; `losses` has what each computes."""
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+OPTIMIZER_DEFAULTS: Mapping[OptimizerName, Mapping[str, Any]] = MappingProxyType(
+    {
+        "sgd": {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
+        "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
+    }
+)
+"""The settings that each optimizer has, and their defaults, those of torch.optim (lr of SGD: 0.1)."""
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
+"""Update rules; `optimizers` has what each computes."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Types of the operands of convolutions and matrix products (see `precision`)."""
+RESULTS = ("float32", "operands")
+"""Types that their results are stored in: "operands" is the type of the operands, as in PyTorch's autocast."""
+
+LAYOUTS = ("NCHW", "NHWC", "NHWC:OHWI")
+"""Layouts of the data of 2-D convolutions, the last one with that of their kernels (see `layout`)."""
+
+BATCH_NORMS = ("train", "train-all", "frozen")
+"""Which batch norms take the statistics of the batch (see `batch_norm`)."""
+
+DROPOUTS = ("train", "off")
+"""Whether dropout drops anything (see `dropout`)."""
