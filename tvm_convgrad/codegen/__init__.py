@@ -16,10 +16,10 @@ A PrimFunc that adds 1 to n floats, 16 at a time, on all cores:
     x, y = (make_parameter(name, (n,), "float32") for name in ("x", "y"))
     with loops.loop(n // 16, "chunk", "parallel") as chunk:
         at = loops.let(chunk * 16, "at")
-        loops.store(y, at, load(x, at, 16) + splat(tirx.const(1.0, "float32"), 16))
+        loops.store(y, at, load(x, at, 16) + splat(tir.const(1.0, "float32"), 16))
     with loops.loop(n % 16, "rest") as rest:
         at = n - n % 16 + rest
-        loops.store(y, at, load(x, at) + tirx.const(1.0, "float32"))
+        loops.store(y, at, load(x, at) + tir.const(1.0, "float32"))
     function = loops.finish([x, y], "add_one")
 """
 

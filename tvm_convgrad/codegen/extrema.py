@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import math
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import Expr, dtype_of, lanes_of, splat
 
 
 def is_nan(value: Expr) -> Expr:
     """Whether a float is NaN; elementwise for vectors."""
     dtype = dtype_of(value)
-    if dtype.startswith("bfloat16"):  # tirx.isnan has no bfloat16
-        value = tirx.Cast(dtype.replace("bfloat16", "float32"), value)
-    return tirx.isnan(value)
+    if dtype.startswith("bfloat16"):  # tir.isnan has no bfloat16
+        value = tir.Cast(dtype.replace("bfloat16", "float32"), value)
+    return tir.isnan(value)
 
 
 def exceeds(value: Expr, best: Expr) -> Expr:
@@ -31,17 +30,17 @@ def exceeds(value: Expr, best: Expr) -> Expr:
 
     Use it in loops that TVM does not vectorize, or on explicit vectors.
     """
-    return tirx.Or(value > best, is_nan(value))
+    return tir.Or(value > best, is_nan(value))
 
 
 def maximum(a: Expr, b: Expr) -> Expr:
     """The larger of two values, NaN if either is NaN; for integers, too."""
-    return _unless_nan(a, b, tirx.Max(a, b))
+    return _unless_nan(a, b, tir.Max(a, b))
 
 
 def minimum(a: Expr, b: Expr) -> Expr:
     """The smaller of two values, NaN if either is NaN; for integers, too."""
-    return _unless_nan(a, b, tirx.Min(a, b))
+    return _unless_nan(a, b, tir.Min(a, b))
 
 
 def _unless_nan(a: Expr, b: Expr, chosen: Expr) -> Expr:
@@ -49,18 +48,18 @@ def _unless_nan(a: Expr, b: Expr, chosen: Expr) -> Expr:
     if not is_float(a):
         return chosen
     dtype, lanes = dtype_of(a).partition("x")[0], lanes_of(a)
-    infinity, nan = (splat(tirx.const(number, dtype), lanes) for number in (math.inf, math.nan))
-    return tirx.Select(tirx.And(a <= infinity, b <= infinity), chosen, nan)
+    infinity, nan = (splat(tir.const(number, dtype), lanes) for number in (math.inf, math.nan))
+    return tir.Select(tir.And(a <= infinity, b <= infinity), chosen, nan)
 
 
 def at_least(value: Expr, bound: Expr) -> Expr:
     """The larger of a value and a bound that is not NaN: NaN if the value is."""
-    return tirx.Select(value < bound, bound, value)
+    return tir.Select(value < bound, bound, value)
 
 
 def at_most(value: Expr, bound: Expr) -> Expr:
     """The smaller of a value and a bound that is not NaN: NaN if the value is."""
-    return tirx.Select(value > bound, bound, value)
+    return tir.Select(value > bound, bound, value)
 
 
 def is_float(value: Expr) -> bool:

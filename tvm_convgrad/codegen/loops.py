@@ -12,37 +12,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from tvm import ir, tirx
-from tvm.tirx.buffer import buffer_data, decl_buffer
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.stack_slots import StackSlots, fits_slot
+from tvm_convgrad.codegen.tir import buffer_data, decl_buffer
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 
-Expr: TypeAlias = "ir.Expr"
+Expr: TypeAlias = "tir.Expr"
 """A scalar or vector TIR expression, or a condition."""
 
-Index: TypeAlias = "int | ir.Expr"
+Index: TypeAlias = "int | tir.Expr"
 """An int32 index or extent: a number known when the kernel is generated, or an expression of the kernel."""
 
-Buffer: TypeAlias = "tirx.Buffer"
+Buffer: TypeAlias = "tir.Buffer"
 
 INDEX = "int32"
 
 MAX_INDEX = 2**31 - 1
 """The largest int32."""
 
-Extent: TypeAlias = "int | str | tirx.Var"
+Extent: TypeAlias = "int | str | tir.Var"
 """An extent of a parameter: a number, the name of a batch known only at run time, or its variable."""
 
 Shapes: TypeAlias = dict[str, tuple[tuple[Extent, ...], str]]
 """Shape and dtype of each parameter of a kernel, by name."""
 
-StringImm = getattr(ir, "StringImm", None) or tirx.StringImm  # TVM 0.26 has it in tirx
-
 _KINDS = {
-    "serial": tirx.ForKind.SERIAL,
-    "parallel": tirx.ForKind.PARALLEL,
-    "vectorized": tirx.ForKind.VECTORIZED,
+    "serial": tir.ForKind.SERIAL,
+    "parallel": tir.ForKind.PARALLEL,
+    "vectorized": tir.ForKind.VECTORIZED,
 }
 
 
@@ -50,14 +47,14 @@ class Loops:
     """Collects the statements of one PrimFunc, in the order in which the methods are called."""
 
     def __init__(self) -> None:
-        self._blocks: list[list[tirx.Stmt]] = [[]]
+        self._blocks: list[list[tir.Stmt]] = [[]]
         self._panels: list[list[tuple[Buffer, int]]] = [[]]
         self._names: dict[str, int] = {}
         self._slots: list[StackSlots | None] = []
 
     # -- structure --------------------------------------------------------------------------------------------
 
-    def emit(self, statement: tirx.Stmt) -> None:
+    def emit(self, statement: tir.Stmt) -> None:
         """Append a statement to the innermost open block."""
         self._blocks[-1].append(statement)
 
@@ -71,7 +68,7 @@ class Loops:
         if kind == "serial" and isinstance(extent, int) and extent == 1:
             yield 0
             return
-        variable = tirx.Var(self._name(name), INDEX)
+        variable = tir.Var(self._name(name), INDEX)
         self._open()
         # Each thread needs slots of its own, and no slot can be written by a vectorized loop.
         own = kind != "serial" or not self._slots
@@ -82,19 +79,19 @@ class Loops:
         if slots is not None:
             self._blocks[-1] = [*slots.begin(), *self._blocks[-1], *slots.end()]
         body = self._close()
-        self.emit(tirx.For(variable, tirx.IntImm(INDEX, 0), expr(extent), _KINDS[kind], body))
+        self.emit(tir.For(variable, tir.IntImm(INDEX, 0), expr(extent), _KINDS[kind], body))
 
     @contextmanager
     def when(self, condition: Expr) -> Iterator[None]:
         """Statements that run only if `condition` holds."""
         self._open()
         yield
-        self.emit(tirx.IfThenElse(condition, self._close(), None))
+        self.emit(tir.IfThenElse(condition, self._close(), None))
 
     @contextmanager
     def otherwise(self, condition: Expr) -> Iterator[None]:
         """Statements that run only if `condition` does not hold."""
-        with self.when(tirx.Not(condition)):
+        with self.when(tir.Not(condition)):
             yield
 
     def let(self, value: Index, name: str = "v") -> Index:
@@ -102,7 +99,7 @@ class Loops:
 
         Inside loops the value goes to a stack slot (see `stack_slots`), elsewhere to a TIR variable.
         """
-        if isinstance(value, int | tirx.IntImm | tirx.Var):
+        if isinstance(value, int | tir.IntImm | tir.Var):
             return value
         lanes = lanes_of(value)
         dtype = dtype_of(value).partition("x")[0]
@@ -111,8 +108,8 @@ class Loops:
             buffer, at = slots.take(dtype, lanes)
             self.store(buffer, at, value)
             return load(buffer, at, lanes)
-        variable = tirx.Var(self._name(name), value.ty)
-        self.emit(tirx.Bind(variable, value))
+        variable = tir.Var(self._name(name), value.ty)
+        self.emit(tir.Bind(variable, value))
         return variable
 
     def divmod(self, value: Index, divisor: int) -> tuple[Index, Index]:
@@ -130,13 +127,13 @@ class Loops:
 
         It never faults: the index may lie outside of the buffer.
         """
-        address = tirx.op.address_of(buffer[expr(index)])
-        flags = [tirx.IntImm(INDEX, i) for i in (int(write), 3 if near else 2, 1)]
-        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *flags)))
+        address = tir.address_of(buffer[expr(index)])
+        flags = [tir.IntImm(INDEX, i) for i in (int(write), 3 if near else 2, 1)]
+        self.emit(tir.Evaluate(tir.call_llvm_intrin("void", "llvm.prefetch", address, *flags)))
 
-    def finish(self, parameters: Sequence[Buffer], name: str) -> tirx.PrimFunc:
+    def finish(self, parameters: Sequence[Buffer], name: str) -> tir.PrimFunc:
         """The PrimFunc of everything emitted; with an empty name it gets one when it is added to a module."""
-        function = tirx.PrimFunc(list(parameters), self._close())
+        function = tir.PrimFunc(list(parameters), self._close())
         attributes = {"tirx.is_scheduled": True, "tirx.noalias": True}
         return function.with_attr({**attributes, "global_symbol": name} if name else attributes)
 
@@ -145,7 +142,7 @@ class Loops:
     def buffer(self, name: str, size: Index, dtype: str) -> Buffer:
         """Allocate a flat buffer of the innermost open block (on the stack if under 1 KiB)."""
         result = decl_buffer((size,), dtype, name=self._name(name))
-        self.emit(tirx.AllocBuffer(result))
+        self.emit(tir.AllocBuffer(result))
         return result
 
     def panel(self, name: str, size: int, dtype: str) -> Buffer:
@@ -168,14 +165,14 @@ class Loops:
             data=buffer_data(buffer),
             data_alignment=DTYPE_BYTES[str(buffer.dtype)],
         )
-        self.emit(tirx.DeclBuffer(result, data=buffer_data(buffer)))
+        self.emit(tir.DeclBuffer(result, data=buffer_data(buffer)))
         return result
 
     def table(self, name: str, values: Sequence[int]) -> Buffer:
         """A buffer of constants that loops can index. `LookupTable` avoids the memory where all are equal."""
         result = self.buffer(name, max(1, len(values)), INDEX)
         for position, value in enumerate(values):
-            self.store(result, position, tirx.IntImm(INDEX, value))
+            self.store(result, position, tir.IntImm(INDEX, value))
         return result
 
     def store(self, buffer: Buffer, index: Index, value: Expr) -> None:
@@ -183,19 +180,19 @@ class Loops:
         lanes, dtype = lanes_of(value), str(buffer.dtype)
         single = dtype == "bfloat16" and lanes == 1 and dtype_of(value) in ("float32", "float64")
         stored = _bfloat16(convert(value, "float32"), index) if single else convert(value, dtype)
-        self.emit(tirx.BufferStore(buffer, stored, [_span(index, lanes)]))
+        self.emit(tir.BufferStore(buffer, stored, [_span(index, lanes)]))
 
     def store_masked(self, buffer: Buffer, index: Index, value: Expr, mask: Expr) -> None:
         """Store the lanes whose mask is true; memory of the others is not written."""
-        address = tirx.op.address_of(buffer[expr(index)])
-        self.emit(tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.masked.store", value, address, mask)))
+        address = tir.address_of(buffer[expr(index)])
+        self.emit(tir.Evaluate(tir.call_llvm_intrin("void", "llvm.masked.store", value, address, mask)))
 
     def require(self, condition: Expr, message: str) -> None:
         """Make calls of the kernel raise a ValueError where the condition does not hold."""
-        kind, text = (StringImm(words) for words in ("ValueError", message))
-        self.emit(tirx.AssertStmt(condition, kind, [text]))
+        kind, text = (tir.StringImm(words) for words in ("ValueError", message))
+        self.emit(tir.AssertStmt(condition, kind, [text]))
 
-    def batch(self, variable: tirx.Var, largest: int) -> Index:
+    def batch(self, variable: tir.Var, largest: int) -> Index:
         """The batch of a call as an int32 index; calls whose indices would overflow raise a ValueError.
 
         Args:
@@ -204,19 +201,19 @@ class Loops:
         """
         limit = MAX_INDEX // 2 // largest
         self.require(variable <= limit, f"this convolution's kernel takes batches of at most {limit}")
-        return self.let(tirx.Cast(INDEX, variable), "batch")
+        return self.let(tir.Cast(INDEX, variable), "batch")
 
     def _open(self) -> None:
         self._blocks.append([])
         self._panels.append([])
 
-    def _close(self) -> tirx.Stmt:
+    def _close(self) -> tir.Stmt:
         for buffer, size in self._panels.pop():
             self.store(buffer, size, zero(str(buffer.dtype)))
         block = self._blocks.pop()
         if not block:
-            return tirx.Evaluate(tirx.IntImm(INDEX, 0))
-        return block[0] if len(block) == 1 else tirx.SeqStmt(block)
+            return tir.Evaluate(tir.IntImm(INDEX, 0))
+        return block[0] if len(block) == 1 else tir.SeqStmt(block)
 
     def _name(self, name: str) -> str:
         number = self._names.get(name, 0)
@@ -256,9 +253,9 @@ def load(buffer: Buffer, index: Index, lanes: int = 1) -> Expr:
 def load_masked(buffer: Buffer, index: Index, mask: Expr, lanes: int) -> Expr:
     """The lanes whose mask is true, zero elsewhere; memory of the others is not read."""
     dtype = str(buffer.dtype)
-    address = tirx.op.address_of(buffer[expr(index)])
-    zeros = splat(tirx.const(0.0, dtype), lanes)
-    return tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.masked.load", address, mask, zeros)
+    address = tir.address_of(buffer[expr(index)])
+    zeros = splat(tir.const(0.0, dtype), lanes)
+    return tir.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.masked.load", address, mask, zeros)
 
 
 def lanes_below(first: Index, limit: Index, lanes: int) -> Expr:
@@ -269,7 +266,7 @@ def lanes_below(first: Index, limit: Index, lanes: int) -> Expr:
 def lanes_within(first: Index, limit: Index, lanes: int) -> Expr:
     """The mask of the lanes l with 0 <= first + l < limit."""
     positions = ramp(first, lanes)
-    return tirx.And(positions >= splat(expr(0), lanes), positions < splat(expr(limit), lanes))
+    return tir.And(positions >= splat(expr(0), lanes), positions < splat(expr(limit), lanes))
 
 
 def load_sum(buffer: Buffer, index: Index, lanes: int, count: int, step: int) -> Expr:
@@ -282,17 +279,17 @@ def load_sum(buffer: Buffer, index: Index, lanes: int, count: int, step: int) ->
 
 def splat(value: Expr, lanes: int) -> Expr:
     """A value broadcast to all lanes of a vector."""
-    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+    return tir.Broadcast(value, lanes) if lanes > 1 else value
 
 
 def ramp(first: Index, lanes: int) -> Expr:
     """The vector (first, first + 1, …)."""
-    return tirx.Ramp(expr(first), expr(1), lanes)
+    return tir.Ramp(expr(first), expr(1), lanes)
 
 
 def zero(dtype: str, lanes: int = 1) -> Expr:
     """A zero, or a vector of zeros."""
-    return splat(tirx.const(0.0, dtype), lanes)
+    return splat(tir.const(0.0, dtype), lanes)
 
 
 def convert(value: Expr, dtype: str) -> Expr:
@@ -303,11 +300,11 @@ def convert(value: Expr, dtype: str) -> Expr:
     """
     lanes = lanes_of(value)
     if dtype_of(value).startswith("bfloat16") and dtype != "bfloat16":
-        bits = tirx.Cast(_vector("uint32", lanes), tirx.reinterpret(_vector("uint16", lanes), value))
-        high = tirx.shift_left(bits, splat(tirx.const(16, "uint32"), lanes))
-        value = tirx.reinterpret(_vector("float32", lanes), high)
+        bits = tir.Cast(_vector("uint32", lanes), tir.reinterpret(_vector("uint16", lanes), value))
+        high = tir.shift_left(bits, splat(tir.const(16, "uint32"), lanes))
+        value = tir.reinterpret(_vector("float32", lanes), high)
     wanted = _vector(dtype, lanes)
-    return value if dtype_of(value) == wanted else tirx.Cast(wanted, value)
+    return value if dtype_of(value) == wanted else tir.Cast(wanted, value)
 
 
 def _vector(dtype: str, lanes: int) -> str:
@@ -321,13 +318,13 @@ def _bfloat16(value: Expr, index: Index) -> Expr:
     loop on AVX-512, to a store of four bytes (llvm/llvm-project#179489). To avoid the pattern the truncated number is
     combined with the lowest bit of i * (i + 1), which is always zero, though LLVM does not find that out.
     """
-    bits = tirx.reinterpret("uint32", value)
-    half, one, shift = (tirx.const(number, "uint32") for number in (0x7FFF, 1, 16))
-    rounded = bits + half + tirx.bitwise_and(tirx.shift_right(bits, shift), one)
-    place = tirx.Cast("uint16", expr(index))
-    hidden = tirx.bitwise_and(place * (place + tirx.const(1, "uint16")), tirx.const(1, "uint16"))
-    high = tirx.Cast("uint16", tirx.shift_right(rounded, shift))
-    return tirx.reinterpret("bfloat16", tirx.bitwise_xor(high, hidden))
+    bits = tir.reinterpret("uint32", value)
+    half, one, shift = (tir.const(number, "uint32") for number in (0x7FFF, 1, 16))
+    rounded = bits + half + tir.bitwise_and(tir.shift_right(bits, shift), one)
+    place = tir.Cast("uint16", expr(index))
+    hidden = tir.bitwise_and(place * (place + tir.const(1, "uint16")), tir.const(1, "uint16"))
+    high = tir.Cast("uint16", tir.shift_right(rounded, shift))
+    return tir.reinterpret("bfloat16", tir.bitwise_xor(high, hidden))
 
 
 def dtype_of(value: Expr) -> str:
@@ -344,24 +341,24 @@ def smaller(a: Index, b: Index) -> Index:
     """The minimum of two indices."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
-    return tirx.min(expr(a), expr(b))
+    return tir.min(expr(a), expr(b))
 
 
 def larger(a: Index, b: Index) -> Index:
     """The maximum of two indices."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
-    return tirx.max(expr(a), expr(b))
+    return tir.max(expr(a), expr(b))
 
 
 def quotient(a: Index, b: int) -> Index:
     """a // b for a >= 0."""
-    return a // b if isinstance(a, int) else (a if b == 1 else tirx.truncdiv(a, b))
+    return a // b if isinstance(a, int) else (a if b == 1 else tir.truncdiv(a, b))
 
 
 def remainder(a: Index, b: int) -> Index:
     """a % b for a >= 0."""
-    return a % b if isinstance(a, int) else (0 if b == 1 else tirx.truncmod(a, b))
+    return a % b if isinstance(a, int) else (0 if b == 1 else tir.truncmod(a, b))
 
 
 def ceiling(a: Index, b: int) -> Index:
@@ -372,27 +369,27 @@ def ceiling(a: Index, b: int) -> Index:
 def within(value: Index, limit: int) -> Expr:
     """The condition 0 <= value < limit."""
     if isinstance(value, int):
-        return tirx.IntImm("bool", int(0 <= value < limit))
-    return tirx.And(value >= 0, value < limit)
+        return tir.IntImm("bool", int(0 <= value < limit))
+    return tir.And(value >= 0, value < limit)
 
 
 def less(value: Index, limit: int) -> Expr:
     """The condition value < limit."""
-    return value < limit if not isinstance(value, int) else tirx.IntImm("bool", int(value < limit))
+    return value < limit if not isinstance(value, int) else tir.IntImm("bool", int(value < limit))
 
 
 def choose(condition: Expr, value: Index, other: Index) -> Expr:
     """`value` where the condition holds, else `other`; only the chosen one is evaluated."""
-    return tirx.if_then_else(condition, expr(value), expr(other))
+    return tir.if_then_else(condition, expr(value), expr(other))
 
 
 def _span(index: Index, lanes: int) -> Expr:
-    return expr(index) if lanes == 1 else tirx.Ramp(expr(index), tirx.IntImm(INDEX, 1), lanes)
+    return expr(index) if lanes == 1 else tir.Ramp(expr(index), tir.IntImm(INDEX, 1), lanes)
 
 
 def expr(value: Index) -> Expr:
     """A Python number as an int32 constant; expressions are returned as they are."""
-    return tirx.IntImm(INDEX, value) if isinstance(value, int) else value
+    return tir.IntImm(INDEX, value) if isinstance(value, int) else value
 
 
 def make_parameter(name: str, shape: Sequence[Extent], dtype: str) -> Buffer:
@@ -400,12 +397,12 @@ def make_parameter(name: str, shape: Sequence[Extent], dtype: str) -> Buffer:
     return decl_buffer(tuple(shape), dtype, name=name, data_alignment=DTYPE_BYTES[dtype])
 
 
-def with_variable(shapes: Shapes) -> tuple[Shapes, tirx.Var | None]:
+def with_variable(shapes: Shapes) -> tuple[Shapes, tir.Var | None]:
     """The shapes with an int64 variable in place of the batch's name, and the variable; None if the batch is known."""
     name = next((extent for shape, _ in shapes.values() for extent in shape if isinstance(extent, str)), None)
     if name is None:
         return shapes, None
-    variable = tirx.Var(name, "int64")
+    variable = tir.Var(name, "int64")
 
     def renamed(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
         return tuple(variable if isinstance(extent, str) else extent for extent in shape)

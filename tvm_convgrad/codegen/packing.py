@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import INDEX, Expr, Loops
 
 
 def shuffle(first: Expr, second: Expr, order: Sequence[int]) -> Expr:
     """A vector of lanes of two others: `order` has their numbers, those of `second` counted after those of `first`."""
-    return tirx.Shuffle([first, second], [tirx.IntImm(INDEX, i) for i in order])
+    return tir.Shuffle([first, second], [tir.IntImm(INDEX, i) for i in order])
 
 
 def transpose(loops: Loops, rows: Sequence[Expr]) -> list[Expr]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm import tirx
-from tvm.tirx.buffer import buffer_data, decl_buffer
+from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.tir import buffer_data, decl_buffer
 
 STACK_BYTES = 1023
 """The largest buffer that TVM allocates on the stack, from where LLVM promotes it to registers."""
@@ -29,10 +29,10 @@ class StackSlots:
         name: makes a name unique within the PrimFunc.
         """
         self._name = name
-        self._buffers: list[tuple[tirx.Buffer, tirx.Buffer]] = []
-        self._last: dict[tuple[str, int], tuple[tirx.Buffer, int]] = {}
+        self._buffers: list[tuple[tir.Buffer, tir.Buffer]] = []
+        self._last: dict[tuple[str, int], tuple[tir.Buffer, int]] = {}
 
-    def take(self, dtype: str, lanes: int) -> tuple[tirx.Buffer, int]:
+    def take(self, dtype: str, lanes: int) -> tuple[tir.Buffer, int]:
         """The buffer and the index in it of a new slot; slots of one type and width share buffers."""
         buffer, at = self._last.get((dtype, lanes), (None, 0))
         if buffer is None or at + lanes > int(buffer.shape[0]):
@@ -40,7 +40,7 @@ class StackSlots:
         self._last[dtype, lanes] = buffer, at + lanes
         return buffer, at
 
-    def _allocated(self, dtype: str, lanes: int) -> tirx.Buffer:
+    def _allocated(self, dtype: str, lanes: int) -> tir.Buffer:
         """The alias of a new buffer with one extra element, for the reasons that `Loops.panel` gives."""
         size = max(1, (STACK_BYTES // _BYTES[dtype] - 1) // lanes) * lanes
         name = self._name("slots")
@@ -49,17 +49,17 @@ class StackSlots:
         self._buffers.append((buffer, alias))
         return alias
 
-    def begin(self) -> list[tirx.Stmt]:
+    def begin(self) -> list[tir.Stmt]:
         """The statements at the begin of the loop body: allocations."""
         statements = []
         for buffer, alias in self._buffers:
-            statements += [tirx.AllocBuffer(buffer), tirx.DeclBuffer(alias, data=buffer_data(buffer))]
+            statements += [tir.AllocBuffer(buffer), tir.DeclBuffer(alias, data=buffer_data(buffer))]
         return statements + self.end()
 
-    def end(self) -> list[tirx.Stmt]:
+    def end(self) -> list[tir.Stmt]:
         """The statements at its end: stores to the extra elements, which keep the memory reserved until here."""
         return [
-            tirx.BufferStore(buffer, tirx.const(0, str(buffer.dtype)), [tirx.IntImm("int32", int(alias.shape[0]))])
+            tir.BufferStore(buffer, tir.const(0, str(buffer.dtype)), [tir.IntImm("int32", int(alias.shape[0]))])
             for buffer, alias in self._buffers
         ]
 

@@ -11,8 +11,7 @@ import math
 from dataclasses import fields, replace
 from functools import lru_cache
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import MAX_INDEX
 from tvm_convgrad.core.errors import UnsupportedError
@@ -117,7 +116,7 @@ def build(
     choice: Choice,
     name: str,
     epilogue: Epilogue = NO_EPILOGUE,
-) -> tirx.PrimFunc:
+) -> tir.PrimFunc:
     """The PrimFunc of a choice: (first operand, second operand, [bias,] result[, bias gradient]).
 
     Args:
@@ -136,7 +135,7 @@ def build(
 @lru_cache(maxsize=1024)
 def _build(
     kernel: Kernel, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-) -> tirx.PrimFunc:
+) -> tir.PrimFunc:
     return kernel.emit(problem, direction, plan, machine, name, epilogue)
 
 

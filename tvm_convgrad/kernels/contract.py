@@ -23,8 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD
 from tvm_convgrad.core.problem import ConvProblem
@@ -142,7 +141,7 @@ class Kernel(ABC):
     @abstractmethod
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tirx.PrimFunc:
+    ) -> tir.PrimFunc:
         """The function (first operand, second operand, [bias,] result[, bias gradient]).
 
         Args:

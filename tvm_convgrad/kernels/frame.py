@@ -13,7 +13,8 @@ from tvm_convgrad.kernels.spec import ConvSpec
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer, PrimFunc
+
+    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 Index: TypeAlias = "int | Expr"
 """An index or a count: a number where it is fixed when the kernel is generated, else an int32 expression."""

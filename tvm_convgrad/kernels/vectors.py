@@ -10,8 +10,8 @@ from tvm_convgrad.codegen.loops import Loops, convert, lanes_of, load, load_mask
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
 
+    from tvm_convgrad.codegen.tir import Buffer
     from tvm_convgrad.kernels.frame import Index
 
 Key = TypeVar("Key", bound=Hashable)

@@ -27,7 +27,8 @@ from tvm_convgrad.kernels.wgrad.spec import tap_offsets
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
+
+    from tvm_convgrad.codegen.tir import Buffer
 
 Finish: TypeAlias = "Callable[[Expr, Callable[[], Expr], Index, Expr | None], Expr]"
 """(values, before, channel, mask) to the values to store: `before` reads what the tensor holds; `channel` is that of

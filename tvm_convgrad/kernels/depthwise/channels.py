@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     convert,
@@ -43,8 +42,8 @@ from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector, 
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
 
+    from tvm_convgrad.codegen.tir import Buffer
     from tvm_convgrad.kernels.depthwise.channel_panels import Finish
 
 PREFETCH_TILES = 8
@@ -220,8 +219,8 @@ class ChannelsKernel(DepthwiseKernel):
         per_slab = self.tiling.slab_h // spec.out_step[1]
         start = slab * (per_slab * step) + min(offsets)
         reach = (per_slab - 1) * step + max(offsets) - min(offsets) + 1
-        row = loops.opaque(tirx.min(tirx.max(expr(start), expr(0)), expr(extent)), "row")
-        end = tirx.max(tirx.min(expr(start + reach), expr(extent)), row)
+        row = loops.opaque(tir.min(tir.max(expr(start), expr(0)), expr(extent)), "row")
+        end = tir.max(tir.min(expr(start + reach), expr(extent)), row)
         return row, loops.opaque(end - row, "rows"), min(reach, extent)
 
     # -- sums ---------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import MOST_PIECES, Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.geometry import DTYPE_BYTES
@@ -94,7 +93,7 @@ class DepthwiseChannels(Kernel):
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tirx.PrimFunc:
+    ) -> tir.PrimFunc:
         """The function (first operand, second operand, [bias,] result[, bias gradient])."""
         static = planned(problem)
         if direction == BACKWARD_WEIGHT.name:

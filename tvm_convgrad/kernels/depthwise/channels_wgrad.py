@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     ceiling,
@@ -47,7 +46,8 @@ from tvm_convgrad.kernels.wgrad.spec import tap_offsets
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
+
+    from tvm_convgrad.codegen.tir import Buffer
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ class ChannelsWgrad(DepthwiseWgrad):
                 self._prefetch(grad.origin, data.origin, slab.row)
         else:
             start = expr(slab.row * self.strides[1] - self.low[1])
-            row = loops.opaque(tirx.min(tirx.max(start, expr(0)), expr(x.extents[1])), "row")
-            end = tirx.max(tirx.min(start + self._reach(), expr(x.extents[1])), row)
+            row = loops.opaque(tir.min(tir.max(start, expr(0)), expr(x.extents[1])), "row")
+            end = tir.max(tir.min(start + self._reach(), expr(x.extents[1])), row)
             rows = loops.opaque(end - row, "rows")
             x_row, dy_row = x.extents[2] * lanes, dy.extents[2] * lanes
             dy_origin = loops.opaque(expr(-(slab.row * dy_row)), "dy_origin")
@@ -236,7 +236,7 @@ class ChannelsWgrad(DepthwiseWgrad):
                 panels.dy.prefetch(dy_base, first, slab.row, slab.rows)
             with loops.loop(kd_extent, "kd") as kd:
                 z = self._x_slice(slab.d, kd)
-                with loops.when(tirx.And(z >= 0, z < x.extents[0])):
+                with loops.when(tir.And(z >= 0, z < x.extents[0])):
                     panels.x.pack(x_base + z * x.spatial[0], first, row, rows, data.buffer, kd * panels.tap_size)
             if self.each > 1:
                 panels.dy.pack(dy_base, first, slab.row, slab.rows, grad.buffer, 0)
@@ -247,7 +247,7 @@ class ChannelsWgrad(DepthwiseWgrad):
                     panels.dy.pack(base, first, slab.row, slab.rows, grad.buffer, k * grad.multiple)
             with loops.loop(kd_extent, "kd") as kd:
                 z = self._x_slice(slab.d, kd)
-                with loops.when(tirx.And(z >= 0, z < x.extents[0])), loops.loop(kh_extent, "kh") as kh:
+                with loops.when(tir.And(z >= 0, z < x.extents[0])), loops.loop(kh_extent, "kh") as kh:
                     tap = (m * self.taps + (kd * kh_extent + kh) * kw_extent) * lanes
                     offset = loops.let(expr(kh * self.dilation[1] - self.low[1]), "offset")
                     of_slice = z * x.spatial[0] if panels is None else kd * panels.tap_size
@@ -287,10 +287,10 @@ class ChannelsWgrad(DepthwiseWgrad):
         """Add the sums of one (d, h) of the kernel over the slab's rows q with 0 <= q * stride + offset < H."""
         loops, lanes, stride, step = self.loops, self.lanes, self.strides[1], self.strides[2]
         kernel_w, copies, multiples = self.kernel[2], self.tiling.copies, self.tiling.multiples
-        begin = tirx.max(expr(slab.row), quotient(tirx.max(expr(stride - 1) - offset, expr(0)), stride))
+        begin = tir.max(expr(slab.row), quotient(tir.max(expr(stride - 1) - offset, expr(0)), stride))
         begin = loops.opaque(begin, "begin")
-        limit = quotient(tirx.max(expr(self.x_view.extents[1] + stride - 1) - offset, expr(0)), stride)
-        count = loops.opaque(tirx.min(expr(slab.row + slab.rows), limit) - begin, "count")
+        limit = quotient(tir.max(expr(self.x_view.extents[1] + stride - 1) - offset, expr(0)), stride)
+        count = loops.opaque(tir.min(expr(slab.row + slab.rows), limit) - begin, "count")
         of_copy = list(itertools.product(range(multiples), range(kernel_w)))
         tile = accumulators(loops, [(copy, m, k) for copy in range(copies) for m, k in of_copy], lanes, self.dtype)
         taps = tuple((k, k * self.dilation[2] - self.low[2]) for k in range(kernel_w))

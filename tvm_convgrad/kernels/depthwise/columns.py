@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     convert,
@@ -149,7 +148,7 @@ class _Rows:
         for piece in pieces:
             first, count = 0, piece.repeats
             if splits > 1:
-                first = loops.let(tirx.max(expr(place.split * per_split - before), expr(0)), "first_tile")
+                first = loops.let(tir.max(expr(place.split * per_split - before), expr(0)), "first_tile")
                 count = loops.let(smaller((place.split + 1) * per_split - before, piece.repeats) - first, "tiles")
             with loops.loop(count, "tile") as tile:
                 q = loops.let(expr(piece.first + (first + tile) * piece.size), "q")

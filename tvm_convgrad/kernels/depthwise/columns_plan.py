@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.problem import ConvProblem
@@ -89,7 +88,7 @@ class DepthwiseColumns(Kernel):
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tirx.PrimFunc:
+    ) -> tir.PrimFunc:
         """The function (first operand, second operand, [bias,] result[, bias gradient])."""
         static = planned(problem)
         if direction == BACKWARD_WEIGHT.name:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import (
     Loops,
     expr,
@@ -26,7 +25,8 @@ from tvm_convgrad.kernels.frame import Index
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
+
+    from tvm_convgrad.codegen.tir import Buffer
 
 PREFETCH_BYTES = 6144
 """Bytes of memory from what is computed with to what is prefetched: a tile or some depth slices."""
@@ -104,9 +104,9 @@ class MultiRowReader:
         """
         lanes, width = self.lanes, self.width
         low, high = max(0, -first), min(self.rows, self.height - first)
-        column = tirx.truncmod(ramp(0, lanes), splat(expr(width), lanes)) + splat(expr(offset), lanes)
-        mask = tirx.And(column >= splat(expr(0), lanes), column < splat(expr(width), lanes))
-        mask = tirx.And(mask, lanes_within(-low * width, (high - low) * width, lanes))
+        column = tir.truncmod(ramp(0, lanes), splat(expr(width), lanes)) + splat(expr(offset), lanes)
+        mask = tir.And(column >= splat(expr(0), lanes), column < splat(expr(width), lanes))
+        mask = tir.And(mask, lanes_within(-low * width, (high - low) * width, lanes))
         return load_masked(buffer, at + offset, mask, lanes)
 
 

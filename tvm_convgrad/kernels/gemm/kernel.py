@@ -18,8 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Buffer,
@@ -58,7 +57,7 @@ def gemm_kernel(
     name: str,
     shapes: Shapes,
     epilogue: Epilogue,
-) -> tirx.PrimFunc:
+) -> tir.PrimFunc:
     """The PrimFunc (source, weight, [bias,] result).
 
     Args:

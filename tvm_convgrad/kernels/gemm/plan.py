@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine, beyond_near_pages
 from tvm_convgrad.codegen.register_tile import balanced, tile_rows
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, FORWARD
@@ -134,7 +133,7 @@ class ImplicitGemm(Kernel):
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tirx.PrimFunc:
+    ) -> tir.PrimFunc:
         """The function (source, weight, [bias,] result)."""
         spec = regions_of(planned(problem), direction)[plan.region]
         shapes = shapes_of(problem, direction)

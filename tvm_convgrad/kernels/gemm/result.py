@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Buffer,
@@ -322,7 +321,7 @@ class ResultStore:
         """A row of the staging buffer, columns from `first` on: squares of pixels x channels, transposed."""
         loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
         static = isinstance(first, int)
-        chunks = -(-(width - first) // lanes) if static else tirx.truncdiv(width - first + (lanes - 1), lanes)
+        chunks = -(-(width - first) // lanes) if static else tir.truncdiv(width - first + (lanes - 1), lanes)
         masked = not static or (width - first) % lanes != 0
         with loops.loop(chunks, "chunk") as chunk, loops.loop(channels // lanes, "j") as j:
             x = loops.let(expr(first + chunk * lanes), "x")

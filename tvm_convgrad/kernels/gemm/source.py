@@ -11,8 +11,7 @@ import functools
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Buffer,
@@ -90,10 +89,10 @@ class SourcePanel:
         data_if: list[Expr] = []
         (packed_if if blocking.ranges.along_d is not None else data_if).append(within(d, source.extents[0]))
         (packed_if if blocking.ranges.skips_rows else data_if).append(within(h, source.extents[1]))
-        with loops.when(functools.reduce(tirx.And, packed_if)) if packed_if else nullcontext():
+        with loops.when(functools.reduce(tir.And, packed_if)) if packed_if else nullcontext():
             limit: Index = source.extents[2]
             if data_if:
-                limit = loops.let(choose(functools.reduce(tirx.And, data_if), limit, 0), "limit")
+                limit = loops.let(choose(functools.reduce(tir.And, data_if), limit, 0), "limit")
             self._pack_valid_row(panel, panel_at, block, (slice_, row), (d, h), limit)
 
     def _pack_valid_row(
@@ -131,7 +130,7 @@ class SourcePanel:
         whole = channels - channels % lanes if vectors else 0
         with loops.loop(blocking.panel_w, "x") as x:
             column = loops.let(expr(first + x * blocking.panel_step[2]), "column")
-            inside = loops.let(tirx.And(column >= 0, column < limit), "inside")
+            inside = loops.let(tir.And(column >= 0, column < limit), "inside")
             pixel = loops.let(base + column * source.spatial[2], "pixel")
             to = loops.let(expr(into + x * blocking.stride_w), "to")
             with loops.when(inside):
@@ -198,7 +197,7 @@ class SourcePanel:
                 with loops.loop(blocking.panel_w, "x") as x:
                     column = loops.let(expr(first + x * blocking.panel_step[2]), "column")
                     value = convert(load(self.source, row + column * source.spatial[2]), spec.dtype)
-                    inside = tirx.And(column >= 0, column < limit)
+                    inside = tir.And(column >= 0, column < limit)
                     loops.store(panel, to + x, choose(inside, value, zero(spec.dtype)))
 
     def _transposed_to_pixels(self, panel: Buffer, into: Index, base: Index, first: Index, limit: Index) -> None:
@@ -212,7 +211,7 @@ class SourcePanel:
             rows = []
             for i in range(lanes):
                 column = loops.let(expr(first + (x * lanes + i) * blocking.panel_step[2]), "column")
-                inside = tirx.And(column >= 0, column < limit)
+                inside = tir.And(column >= 0, column < limit)
                 mask = lanes_below(c * lanes, choose(inside, channels, 0), lanes)
                 pixel = base + column * spec.source.spatial[2] + c * lanes
                 rows.append(loops.let(load_masked(self.source, pixel, mask, lanes), "row"))

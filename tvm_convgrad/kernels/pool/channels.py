@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.extrema import exceeds, maximum
 from tvm_convgrad.codegen.hardware import PARALLEL_FROM
 from tvm_convgrad.codegen.loops import (
@@ -33,7 +32,8 @@ from tvm_convgrad.kernels.vectors import accumulators
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer, PrimFunc
+
+    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 BLOCK = 4
 """Vectors of channels of a work item: some contiguous cache lines."""
@@ -71,7 +71,7 @@ class _Emitter:
         work = pool.planes * math.prod(pool.results) * math.prod(pool.kernel)
         self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
         self.number = "int64" if pool.dtype == "float64" else "int32"
-        self.lowest = splat(tirx.const(-math.inf, pool.dtype), self.lanes)
+        self.lowest = splat(tir.const(-math.inf, pool.dtype), self.lanes)
 
     def forward(self, shapes: Sequence[Sequence[int]], name: str) -> PrimFunc:
         loops = self.loops
@@ -100,8 +100,8 @@ class _Emitter:
             def give(place: Index, number: Index) -> None:
                 for i, winner in enumerate(winners):
                     at = loops.let(expr(source + place + i * lanes), "at")
-                    wins = tirx.EQ(load(winner, 0, lanes), self._number(number))
-                    sent = tirx.Select(wins, load(grad, target + i * lanes, lanes), zero(dtype, lanes))
+                    wins = tir.EQ(load(winner, 0, lanes), self._number(number))
+                    sent = tir.Select(wins, load(grad, target + i * lanes, lanes), zero(dtype, lanes))
                     loops.store(result, at, load(result, at, lanes) + sent)
 
             places(give)
@@ -132,8 +132,8 @@ class _Emitter:
             for i, (register, winner) in enumerate(zip(largest, winners, strict=True)):
                 value, best = load(data, source + place + i * lanes, lanes), load(register, 0, lanes)
                 better, before = exceeds(value, best), load(winner, 0, lanes)
-                loops.store(winner, 0, tirx.Select(better, self._number(number), before))
-                loops.store(register, 0, tirx.Select(better, value, best))
+                loops.store(winner, 0, tir.Select(better, self._number(number), before))
+                loops.store(register, 0, tir.Select(better, value, best))
 
         places(keep_larger)
         return winners
@@ -144,7 +144,7 @@ class _Emitter:
 
     def _number(self, number: Index) -> Expr:
         """The number of a tap, in all lanes; as wide as the data, so that both are compared alike."""
-        return splat(tirx.Cast(self.number, expr(number)), self.lanes)
+        return splat(tir.Cast(self.number, expr(number)), self.lanes)
 
     def _each_window(self, use: Callable[..., None], before: Callable[[Index], None] | None = None) -> None:
         """Call use(start in data, start in the result, loop over the window's taps) for every window."""

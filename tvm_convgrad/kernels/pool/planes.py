@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.extrema import exceeds, maximum
 from tvm_convgrad.codegen.hardware import PARALLEL_FROM
 from tvm_convgrad.codegen.loops import (
@@ -35,7 +34,8 @@ from tvm_convgrad.kernels.frame import Index
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer, PrimFunc
+
+    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 Triple = tuple[int, int, int]
 
@@ -109,7 +109,7 @@ class _Emitter:
         with loops.loop(pool.planes, "plane", self.kind) as plane, loops.loop(rows, "row") as number:
             row = loops.let(plane * self.result_size + number * pool.results[2], "row_at")
             with loops.loop(pool.results[2], "x") as x:
-                loops.store(result, row + x, tirx.const(-math.inf, pool.dtype))
+                loops.store(result, row + x, tir.const(-math.inf, pool.dtype))
 
             def keep_larger(place: Index, x: Index) -> None:
                 value, best = load(data, plane * self.plane_size + place), load(result, row + x)
@@ -132,14 +132,14 @@ class _Emitter:
             with loops.loop(pool.results[0] * pool.results[1], "row") as number:
                 first = loops.let(self._first_row(number), "first_row")
                 with loops.loop(columns, "x") as x:
-                    loops.store(largest, x, tirx.const(-math.inf, pool.dtype))
+                    loops.store(largest, x, tir.const(-math.inf, pool.dtype))
                     start = larger(x * pool.strides[2] - pool.low[2], 0)
                     loops.store(places, x, first + start)
 
                 def keep_larger(place: Index, x: Index) -> None:
                     value, best = load(data, base + place), load(largest, x)
-                    loops.store(places, x, tirx.Select(exceeds(value, best), place, load(places, x)))
-                    loops.store(largest, x, tirx.Select(exceeds(value, best), value, best))
+                    loops.store(places, x, tir.Select(exceeds(value, best), place, load(places, x)))
+                    loops.store(largest, x, tir.Select(exceeds(value, best), value, best))
 
                 self._each_place(number, keep_larger)
                 row = loops.let(plane * self.result_size + number * columns, "row_at")

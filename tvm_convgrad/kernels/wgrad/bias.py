@@ -19,7 +19,8 @@ from tvm_convgrad.kernels.vectors import GradientStore, accumulate, accumulators
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
+
+    from tvm_convgrad.codegen.tir import Buffer
 
 CHAINS = 4
 """Accumulators of a block: as many as cycles of the adder's latency."""

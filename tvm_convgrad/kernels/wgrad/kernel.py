@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     ceiling,
@@ -45,7 +44,8 @@ from tvm_convgrad.kernels.wgrad.store import DwStore
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer, PrimFunc
+
+    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 
 def wgrad_kernel(
@@ -223,7 +223,7 @@ class _Wgrad(WgradPanels):
             b_slice = loops.let(expr(b_slice + start * b_row + first_w * b_pixel), "b_slice")
             if not self.all_valid[0]:
                 depth = loops.let(remainder(number, spec.dy.extents[0]), "depth")
-                valid = tirx.And(depth >= first_d, depth < end_d)
+                valid = tir.And(depth >= first_d, depth < end_d)
                 row_count = loops.let(choose(valid, row_count, 0), "slice_rows")
             with loops.loop(row_count, "h") as h:
                 a_from = loops.let(a_slice + h * a_row, "a_row")

@@ -38,7 +38,8 @@ from tvm_convgrad.kernels.wgrad.store import DwBlocks
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
+
+    from tvm_convgrad.codegen.tir import Buffer
 
 PIECES = 64
 """Work items of a pass over all elements of dY or dW."""

@@ -8,8 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import MOST_PIECES, Machine, beyond_near_pages
 from tvm_convgrad.codegen.register_tile import balanced, fits, tile_rows
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
@@ -112,7 +111,7 @@ class ImplicitGemmWgrad(Kernel):
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tirx.PrimFunc:
+    ) -> tir.PrimFunc:
         """The function (grad, data, weight's gradient[, bias gradient])."""
         detail = wgrad_spec(planned(problem)), plan.only(WgradTiling)
         return wgrad_kernel(problem, detail, machine, name, epilogue)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import (
     LookupTable,
     choose,
@@ -28,7 +27,7 @@ from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
 
 if TYPE_CHECKING:
-    from tvm.tirx import Buffer
+    from tvm_convgrad.codegen.tir import Buffer
 
 Steps = tuple[Index, int, int]
 """Where the operand of a depth slice begins, and its elements from a row to the next and from a pixel to the next."""
@@ -177,7 +176,7 @@ class Im2colScalars(Scalars):
             number = loops.let(slab.first_slice + p, "number")
             d = remainder(number, depth) * spec.strides[0] + kd * spec.dilation[0] - spec.low[0]
             h = slab.first_row * spec.strides[1] + r * spec.packed_stride_h - spec.low[1]
-            valid = loops.let(tirx.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
+            valid = loops.let(tir.And(within(d, x.extents[0]), within(h, x.extents[1])), "valid")
             limit = loops.let(choose(valid, x.extents[2] * panel.scale, 0), "limit")
             base = quotient(number, depth) * x.batch + d * x.spatial[0] + h * x.spatial[1]
             base = loops.let(expr(base), "from")
@@ -189,7 +188,7 @@ class Im2colScalars(Scalars):
                 if vectors:
                     value = load_masked(self.kernel.dy, at, lanes_within(place, limit, lanes), lanes)
                 else:
-                    inside = tirx.And(place >= 0, place < limit)
+                    inside = tir.And(place >= 0, place < limit)
                     value = choose(inside, convert(load(self.kernel.dy, at), spec.dtype), zero(spec.dtype))
                 loops.store(self.buffer, into + run * panel.pitch + v * lanes, value)
 

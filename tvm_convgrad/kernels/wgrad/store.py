@@ -28,7 +28,8 @@ from tvm_convgrad.kernels.wgrad.spec import WgradSpec, tap_offsets
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
+
+    from tvm_convgrad.codegen.tir import Buffer
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from tvm_convgrad.kernels.winograd.tiles import TransformedTiles, result_rule, s
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer, PrimFunc
+
+    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 
 def winograd_kernel(

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine, beyond_near_pages
 from tvm_convgrad.codegen.register_tile import balanced, tile_rows
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
@@ -110,7 +109,7 @@ class Winograd(Kernel):
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tirx.PrimFunc:
+    ) -> tir.PrimFunc:
         """The function (first operand, second operand, [bias,] result[, bias gradient])."""
         tiling = plan.only(WinogradTiling)
         if direction == BACKWARD_WEIGHT.name:

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tvm import tirx
-
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Loops, dtype_of, expr, lanes_of, load, splat
 from tvm_convgrad.kernels.frame import Index
@@ -25,7 +24,8 @@ from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling, padded
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
-    from tvm.tirx import Buffer
+
+    from tvm_convgrad.codegen.tir import Buffer
 
 Values = Sequence["Expr"]
 Rule = Callable[[Values], list["Expr"]]
@@ -66,7 +66,7 @@ def twice(loops: Loops, rows: Sequence[Values], rule: Rule) -> list[Expr]:
 
 
 def _half(value: Expr) -> Expr:
-    return value * splat(tirx.const(0.5, dtype_of(value).partition("x")[0]), lanes_of(value))
+    return value * splat(tir.const(0.5, dtype_of(value).partition("x")[0]), lanes_of(value))
 
 
 class TransformedTiles:

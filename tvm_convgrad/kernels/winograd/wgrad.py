@@ -24,7 +24,7 @@ from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling
 from tvm_convgrad.kernels.winograd.tiles import TransformedTiles, grad_rule, kernel_rule, source_rule, twice
 
 if TYPE_CHECKING:
-    from tvm.tirx import Buffer, PrimFunc
+    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 
 def winograd_wgrad_kernel(
