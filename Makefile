@@ -105,7 +105,7 @@ test-relay:
 	if [ $$code = 3 ]; then echo "test-relay: not run"; exit 0; fi; \
 	[ $$code = 0 ] && touch $(RELAY)/made && $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
 
-test-host: $(VENV)/with-test $(VENV)/with-onnx $(VENV)/with-torch
+test-host: $(VENV)/with-test $(VENV)/with-torch
 	$(BIN)/python -m tests.host.compare --workers $(WORKERS)
 
 lint: $(VENV)/with-lint
