@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
+from relax_ops.active import KERNELS, VARIABLE, disabled
 from relax_ops.builder import RelaxBuilder, checked_view
 from relax_ops.ir import (
     PREFIX,
@@ -161,6 +162,8 @@ def decide(op: str, direction: str, problem: ConvProblem) -> tuple[Choice, Machi
     machine = machine_of(target)
     if forced in COMPOSITIONS[direction]:
         choice = Choice(COMPOSITION, f"{forced} is forced")
+    elif disabled(KERNELS):
+        choice = Choice(COMPOSITION, f"{VARIABLE}={KERNELS} turns generated kernels off")
     elif target is None:
         choice = Choice(COMPOSITION, "no target is in scope, and kernels are made for one")
     else:

@@ -32,7 +32,7 @@ def _register_rules() -> None:
     """Register the rules of all operators that this TVM has, above TVM's own."""
     import tvm  # here, as all modules below need a TVM that `_check_tvm` has accepted
 
-    from relax_ops.layouts.site import layout_rule
+    from relax_ops.dispatch import registrations
     from relax_ops.ops import LEVEL
     from relax_ops.rules import missing_operators, operator_rules
 
@@ -43,15 +43,8 @@ def _register_rules() -> None:
     for name, rules in table.items():
         if name in missing:
             continue
-        stock = {key: tvm.ir.Op.get(name).get_attr(key) for key in ("FRelaxInferLayout", "FLegalize")}
-        attributes = {
-            "FPrimalGradient": rules.gradient,
-            "FRelaxInferLayout": rules.layout and layout_rule(rules.layout, stock["FRelaxInferLayout"]),
-            "FLegalize": rules.legalize and rules.legalize(stock["FLegalize"]),
-        }
-        for key, function in attributes.items():
-            if function is not None:
-                tvm.ir.register_op_attr(name, key, function, LEVEL)
+        for found in registrations(name, rules):
+            tvm.ir.register_op_attr(name, found.attribute, found.function, LEVEL)
 
 
 def _check_tvm() -> None:

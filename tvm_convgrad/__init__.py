@@ -11,6 +11,7 @@ evaluate             compile one op, or convolution_backward, and run it on nump
 ConvertLayout        a pass: relax.transform.ConvertLayout, and fewer transposes (convert_layout is its old name)
 partition            convolutions and gradients as calls of vendor libraries
 allow_transforms     a context in which 3x3 kernels may compute by Winograd's transform
+rules                a context in which TVM's passes use this package's rules for all operators
 from_relay           Relay programs (TVM up to 0.19) as Relax modules
 register             put the operators, gradients and rules into TVM (`import tvm` does it by itself; a TVM that has
                      Relay, up to 0.19, loads no plugins: there importing this package does it)
@@ -59,6 +60,7 @@ _LAZY = {
     "ConvertLayout": "relax_ops.passes.layout:ConvertLayout",
     "convert_layout": "relax_ops.passes.layout:ConvertLayout",  # the name of ConvertLayout in version 0.1
     "partition": "tvm_convgrad.offload.partition:partition",
+    "rules": "relax_ops.active:rules",
     "allow_transforms": "tvm_convgrad.kernels.transforms:allow_transforms",
 }
 
@@ -87,6 +89,7 @@ __all__ = [
     "partition",
     "reference",
     "register",
+    "rules",
 ]
 
 

@@ -114,15 +114,18 @@ class Site:
 
 Rule = Callable[[Site], Decision]
 
+LayoutFunction: TypeAlias = Callable[[relax.Call, object, object], object]
+"""TVM's FRelaxInferLayout: function(call, desired layouts, layouts of variables) -> InferLayoutOutput."""
 
-def layout_rule(rule: Rule, stock: Callable[..., Any] | None) -> Callable[..., Any]:
+
+def layout_rule(rule: Rule, stock: LayoutFunction | None) -> LayoutFunction:
     """A rule as FRelaxInferLayout.
 
     Packed layouts, which our rules do not cover, are left to the stock rule, if there is one, else are transformed
     back before the call.
     """
 
-    def infer_layout(call: relax.Call, desired: Any, layouts: Any) -> relax.Expr:
+    def infer_layout(call: relax.Call, desired: object, layouts: object) -> object:
         site = Site(call, desired, layouts)
         if not site.all_plain():
             if stock is not None:
@@ -133,6 +136,11 @@ def layout_rule(rule: Rule, stock: Callable[..., Any] | None) -> Callable[..., A
     infer_layout.__name__ = getattr(rule, "__name__", "infer_layout")
     infer_layout.__doc__ = rule.__doc__
     return infer_layout
+
+
+def stored_as_written(call: relax.Call, _desired: object, _layouts: object) -> object:
+    """FRelaxInferLayout of an operator without a rule: operands and result in the layouts that the program writes."""
+    return _output(call, unconverted(call))
 
 
 def unconverted(call: relax.Call) -> Decision:

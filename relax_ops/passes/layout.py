@@ -17,6 +17,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_ops.active import rules
 from relax_ops.compat import Constant, array_of
 from relax_ops.expressions import axis_order, known_shape, same_extent
 from relax_ops.ir import dtype_of
@@ -51,16 +52,21 @@ def ConvertLayout(desired: Mapping[str, Sequence[str]]) -> tvm.transform.Pass:
         >>> 'data_layout="NHWC"' in converted.script()
         True
     """
-    return tvm.transform.Sequential(
+    passes = tvm.transform.Sequential(
         [
             relax.transform.CanonicalizeBindings(),
             _each_function(_unpack_parameters, "UnpackParameters"),
             relax.transform.ConvertLayout({name: list(layouts) for name, layouts in desired.items()}),
             _each_function(_join_blocks, "JoinBlocks"),
             SimplifyTransposes(),
-        ],
-        name="ConvertLayoutAndSimplify",
+        ]
     )
+
+    @rules()
+    def convert(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return passes(module)
+
+    return tvm.transform.module_pass(convert, opt_level=0, name="ConvertLayoutAndSimplify")
 
 
 def SimplifyTransposes() -> tvm.transform.Pass:

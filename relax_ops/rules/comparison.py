@@ -9,6 +9,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.expressions import known_shape, same_shape
 from relax_ops.gradients.common import dtype_of, fit, no_grads, scalar
 from relax_ops.rules.elementwise import broadcast_rules, no_gradients
 
@@ -26,8 +27,15 @@ def where(
     ]
 
 
+def _where_broadcasts(call: relax.Call) -> str:
+    result = known_shape(call.ty)
+    shapes = [known_shape(operand.ty) for operand in call.args[1:]]
+    equal = result is not None and all(shape is not None and same_shape(shape, result) for shape in shapes)
+    return "" if equal else "TVM's rule gives a broadcast operand a gradient of the result's shape"
+
+
 RULES = (
     broadcast_rules("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_xor"),
     broadcast_rules("logical_and", "logical_or", gradient=no_gradients),
-    broadcast_rules("where", gradient=where),
+    broadcast_rules("where", gradient=where, stock_fails=_where_broadcasts),
 )

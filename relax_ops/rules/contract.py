@@ -50,9 +50,16 @@ LegalizationRule: TypeAlias = Callable[[Legalization], Legalization]
 """rule(stock) -> legalization; `stock` is what TVM has registered (None for an operator of ours), for other calls."""
 
 
+StockFails: TypeAlias = Callable[[relax.Call], str]
+"""reason(call) -> why TVM's own gradient of this call raises or is wrong; "" where it is right."""
+
+
 @dataclass(frozen=True)
 class OperatorRules:
     """All rules of one operator, or of several that share them. A rule that is None is TVM's own, or there is none.
+
+    Where TVM has a rule of its own, the one here is in force inside `tvm_convgrad.rules()` only. Outside, it takes the
+    place of a gradient that `stock_fails` finds wrong, and the lowering of convolutions; see relax_ops.dispatch.
 
     Attributes:
         names: of the operators, as TVM has them: "relax.reshape".
@@ -66,6 +73,8 @@ class OperatorRules:
         isometric: whether it leaves the sum of squares of its argument as it is.
         refusal_of_sums: why a sum over the samples does not go through it, where `linear` does not allow that.
         legalize: lowering to TIR functions or other operators.
+        stock_fails: for which calls TVM's own gradient raises or is wrong, with the reason.
+        always: whether layout and legalization here replace TVM's outside of `tvm_convgrad.rules()`, too.
         declare: registers the operator itself, where it is not TVM's; called before anything is registered for it.
     """
 
@@ -79,6 +88,8 @@ class OperatorRules:
     isometric: bool = False
     refusal_of_sums: str = "it is not linear in a sum over the samples"
     legalize: LegalizationRule | None = None
+    stock_fails: StockFails | None = None
+    always: bool = False
     declare: Callable[[], None] | None = None
 
 

@@ -220,13 +220,22 @@ def _permuted(block_builder: relax.BlockBuilder, value: relax.Expr, layout: str,
     return block_builder.emit(relax.op.permute_dims(value, [layout.index(letter) for letter in wanted]))
 
 
+def _stock_gradient_fails(_call: relax.Call) -> str:
+    return (
+        "TVM's rule of conv2d leaves dilation out of the kernel's extent, takes no layout but NCHW with OIHW, and no "
+        "symbolic extent"
+    )
+
+
 RULES = (
     OperatorRules(
         tuple(f"{PREFIX}conv{rank}d" for rank in SPATIAL),
         gradient=convolution_gradient,
+        stock_fails=_stock_gradient_fails,
         mapped_axis=convolution_axis,
         vmap=convolution_vmap,
         legalize=_legalization,
+        always=True,
     ),
     OperatorRules(
         tuple(f"{PREFIX}conv{rank}d_transpose" for rank in SPATIAL),
@@ -234,5 +243,6 @@ RULES = (
         mapped_axis=convolution_axis,
         vmap=convolution_vmap,
         legalize=_legalization,
+        always=True,
     ),
 )

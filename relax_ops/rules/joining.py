@@ -86,7 +86,12 @@ def stack_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[
 RULES = (
     OperatorRules(named("concat"), layout=concat_layout, mapped_axis=concat_axis, vmap=concat_vmap),
     OperatorRules(
-        named("stack"), gradient=stack_gradient, layout=stack_layout, mapped_axis=stack_axis, vmap=stack_vmap
+        named("stack"),
+        gradient=stack_gradient,
+        layout=stack_layout,
+        always=True,
+        mapped_axis=stack_axis,
+        vmap=stack_vmap,
     ),
     OperatorRules(named("split"), mapped_axis=split_axis, vmap=shifted_axes),
 )

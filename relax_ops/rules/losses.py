@@ -74,7 +74,20 @@ def nll_loss(
     return [dp, no_grad(targets), cast(op.sum(dw, axis=others) if others else dw, dtype_of(weights), ctx)]
 
 
+def _batch_is_symbolic(call: relax.Call) -> str:
+    shape = shape_of(call.args[0], "relax.nn.cross_entropy_with_logits")
+    return "" if isinstance(shape[0], int) else "TVM's rule needs the batch, which is symbolic"
+
+
+def _weights_are_given(call: relax.Call) -> str:
+    if len(call.args) < 3:
+        return ""
+    return "TVM's rule reads weights[target] outside the weights for targets to ignore, and gives them no gradient"
+
+
 RULES = (
-    OperatorRules(named("nn.cross_entropy_with_logits"), gradient=cross_entropy_with_logits),
-    OperatorRules(named("nn.nll_loss"), gradient=nll_loss),
+    OperatorRules(
+        named("nn.cross_entropy_with_logits"), gradient=cross_entropy_with_logits, stock_fails=_batch_is_symbolic
+    ),
+    OperatorRules(named("nn.nll_loss"), gradient=nll_loss, stock_fails=_weights_are_given),
 )

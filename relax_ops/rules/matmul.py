@@ -99,10 +99,16 @@ def _terms_of_product(call: relax.Call, axes: Axes) -> Summed | None:
     return Summed(terms, norm if entries == 1 or (known and pays(entries, height, width)) else None)
 
 
+def _types_differ(call: relax.Call) -> str:
+    types = [dtype_of(expr) for expr in (*call.args, call)]
+    return "" if len(set(types)) == 1 else f"TVM's rule multiplies operands of different types ({', '.join(types)})"
+
+
 RULES = (
     OperatorRules(
         named("matmul"),
         gradient=matmul_gradient,
+        stock_fails=_types_differ,
         mapped_axis=matmul_axis,
         vmap=matmul_vmap,
         sums=_terms_of_product,

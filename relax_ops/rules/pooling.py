@@ -24,6 +24,7 @@ from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward, no_grad
 
 from legalize.builder import Extent
 from relax_ops import pool_backward
+from relax_ops.active import KERNELS, disabled
 from relax_ops.compat import SBlock, SBlockRealize
 from relax_ops.expressions import same_extent
 from relax_ops.gradients.common import FLOATS, cast, divide_by_count, dtype_of, shape_of, wide
@@ -59,6 +60,18 @@ def _check_layout(name: str, attrs: tvm.ir.Attrs, rank: int) -> str:
     return layout
 
 
+def stock_gradient_fails(call: relax.Call) -> str:
+    """Why TVM's gradient of this 2-D max or average pool is wrong; "" where it is right."""
+    attrs, dtype = call.attrs, dtype_of(call.args[0])
+    if any(int(d) != 1 for d in attrs.dilation):
+        return "TVM's gradient of a pool ignores dilation"
+    if "avg_pool" in str(call.op.name) and bool(attrs.ceil_mode) and bool(attrs.count_include_pad):
+        return "TVM's gradient of an average pool with ceil_mode and count_include_pad divides by other counts"
+    if dtype in ("float16", "bfloat16"):
+        return f"TVM's gradient of a pool sums in {dtype}"
+    return ""
+
+
 def pool(
     _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
@@ -71,9 +84,7 @@ def pool(
     rank = len(attrs.pool_size)
     layout = _check_layout(name, attrs, rank)
     is_max = "max_pool" in name
-    dilated = any(int(d) != 1 for d in attrs.dilation)
-    odd_count = not is_max and bool(attrs.ceil_mode) and bool(attrs.count_include_pad)
-    if rank == 2 and not dilated and not odd_count and dtype_of(x) not in ("float16", "bfloat16"):
+    if rank == 2 and not stock_gradient_fails(orig_call):
         stock = max_pool2d_backward if is_max else avg_pool2d_backward
         return [
             stock(
@@ -265,7 +276,7 @@ def _legalization(stock: Legalization, is_forward: bool) -> Legalization:
 
     def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         data, result = (call.args[0], call) if is_forward else (call.args[1], call.args[0])
-        machine = machine_of(tvm.target.Target.current(allow_none=True))
+        machine = None if disabled(KERNELS) else machine_of(tvm.target.Target.current(allow_none=True))
         pool = _pool_of(call, data, result) if machine is not None else None
         if pool is None or machine is None:
             return fallback(block_builder, call) if _is_plain(call, data) else stock(block_builder, call)
@@ -300,8 +311,14 @@ def _rules(names: tuple[str, ...], **rules: Any) -> OperatorRules:
 
 
 RULES = (
-    _rules(_pools("max"), gradient=pool, vmap=window, legalize=_max_pool_legalization),
-    _rules(_pools("avg"), gradient=pool, vmap=window),
+    _rules(
+        _pools("max"),
+        gradient=pool,
+        stock_fails=stock_gradient_fails,
+        vmap=window,
+        legalize=_max_pool_legalization,
+    ),
+    _rules(_pools("avg"), gradient=pool, stock_fails=stock_gradient_fails, vmap=window),
     _rules(_pools("adaptive_avg"), gradient=adaptive, vmap=window),
     _rules(
         named("grad.max_pool2d_backward"),

@@ -181,14 +181,22 @@ def _legalization(combine: Combine, start: float) -> LegalizationRule:
     return make
 
 
+def _count_is_symbolic(call: relax.Call) -> str:
+    shape = shape_of(call.args[0], str(call.op.name))
+    symbolic = [axis for axis in _axes(call) if not isinstance(shape[axis], int)]
+    return (
+        f"TVM's rule needs the number of elements, and the extent of axis {symbolic[0]} is symbolic" if symbolic else ""
+    )
+
+
 def _rules(*names: str, **rules: Any) -> OperatorRules:
     return OperatorRules(named(*names), layout=reduction_layout, mapped_axis=reduction_axis, vmap=shifted_axes, **rules)
 
 
 RULES = (
     _rules("sum", gradient=sum_, sums=_terms_of_sum, linear=((0,),)),
-    _rules("mean", gradient=mean),
-    _rules("variance", gradient=variance),
+    _rules("mean", gradient=mean, stock_fails=_count_is_symbolic),
+    _rules("variance", gradient=variance, stock_fails=_count_is_symbolic),
     _rules("std", gradient=std),
     _rules("max", gradient=extremum, legalize=_legalization(maximum, -math.inf)),
     _rules("min", gradient=extremum, legalize=_legalization(minimum, math.inf)),

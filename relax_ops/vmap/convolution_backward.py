@@ -12,12 +12,15 @@ from legalize.batching import Level
 from legalize.builder import Extent
 from relax_ops.backward import bias_gradient
 from relax_ops.builder import RelaxBuilder
-from relax_ops.ir import dtype_of, spec_of
+from relax_ops.ir import AnalyzerProver, dtype_of, spec_of
 from relax_ops.vmap.convolution import vmap_call
-from tvm_convgrad.core.backward import OPERANDS, default_kernel_layout, family_kernel_layout, roles_of
+from tvm_convgrad.core.arguments import Ints, Padding
+from tvm_convgrad.core.backward import OPERANDS, BackwardCall, default_kernel_layout, family_kernel_layout, roles_of
+from tvm_convgrad.core.backward import backward_call as checked_call
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD, OpEntry
-from tvm_convgrad.core.errors import ProblemError, UnsupportedError
-from tvm_convgrad.core.geometry import SPATIAL, data_layout_of
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, flat_padding
+from tvm_convgrad.core.type_relation import TensorSpec
 
 
 def backward_call(
@@ -31,6 +34,11 @@ def backward_call(
     data_layout: str | None = None,
     kernel_layout: str | None = None,
     grad_layout: str | None = None,
+    strides: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    output_padding: Ints = 0,
     **attributes: Any,
 ) -> tuple[Any, Any, Any]:
     """(dX, dW, dbias) under vmap, None where `output_mask` is false.
@@ -46,22 +54,42 @@ def backward_call(
         operands: grad, data, weight.
         data_layout, grad_layout: of X and of Y; None is NC… and `data_layout`.
         kernel_layout: None is OI…, or IO… of a transposed convolution, which calls its data's channels I.
-        attributes: strides, padding, dilation, groups, out_dtype.
+        output_padding: of a transposed convolution; less than the stride or the dilation of its axis.
+        attributes: out_dtype.
     """
-    if len(output_mask) != 3:
-        raise ProblemError(
-            f"output_mask={tuple(output_mask)} must have three entries: for dX, dW and the bias gradient"
-        )
     data_layout = data_layout or data_layout_of(rank)
     grad_layout = grad_layout or data_layout
+    given = {name: block_builder.normalize(value) for name, value in zip(OPERANDS, operands, strict=True)}
+    axes = {name: [level[i] for level in levels] for i, name in enumerate(OPERANDS)}
+    checked = checked_call(
+        {
+            name: TensorSpec(tuple(_one_shape(value, axes[name], name)), rank + 2, str(dtype_of(value.ty)))
+            for name, value in given.items()
+        },
+        AnalyzerProver(),
+        stride=strides,
+        padding=padding,
+        dilation=dilation,
+        transposed=transposed,
+        output_padding=output_padding,
+        groups=groups,
+        output_mask=output_mask,
+        grad_layout=grad_layout,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+    )
+    whole = given["grad"]
+    given["grad"] = _cropped(block_builder, checked, given["grad"], grad_layout, axes["grad"])
+    attributes |= {"strides": checked.strides, "padding": flat_padding(checked.padding)}
+    attributes |= {"dilation": checked.dilation, "groups": checked.groups}
     roles = roles_of(transposed)
     layouts = {
         "grad_layout": data_layout if transposed else grad_layout,
         "data_layout": grad_layout if transposed else data_layout,
         "kernel_layout": family_kernel_layout(kernel_layout or default_kernel_layout(rank, transposed), transposed),
     }
-    values = {roles[name]: block_builder.normalize(value) for name, value in zip(OPERANDS, operands, strict=True)}
-    dims = {roles[name]: [level[i] for level in levels] for i, name in enumerate(OPERANDS)}
+    values = {roles[name]: value for name, value in given.items()}
+    dims = {roles[name]: dim for name, dim in axes.items()}
     shapes = {name: _one_shape(values[name], dims[name], name) for name in OPERANDS}
     batch = _batch(values, dims)
     direction = BACKWARD_DATA if transposed else FORWARD
@@ -85,10 +113,28 @@ def backward_call(
     bias = None
     if output_mask[2]:
         name = roles["grad"]
-        bias = bias_gradient(block_builder, values[name], grad_layout, str(dtype_of(values[name].ty)), dims[name])
+        bias = bias_gradient(block_builder, whole, grad_layout, str(dtype_of(whole.ty)), dims[name])
         reached = [number for number, dim in enumerate(dims[name]) if dim is not None]
         bias = _broadcast(block_builder, bias, reached, batch)
     return results[0], results[1], bias
+
+
+def _cropped(
+    block_builder: relax.BlockBuilder, call: BackwardCall, grad: relax.Expr, layout: str, dims: Sequence[int | None]
+) -> relax.Expr:
+    """grad, with its batch axes, without the elements that the transposed convolution wrote no product to."""
+    cropped = {SPATIAL[len(call.crop)][i]: crop for i, crop in enumerate(call.crop) if crop}
+    if not cropped:
+        return grad
+    shape = list(spec_of(grad, "grad", "convolution").shape or ())
+    own = list(range(len(shape)))
+    for dim in dims:
+        if dim is not None:
+            del own[dim]
+    places = [own[layout.index(letter)] for letter in cropped]
+    ends = [shape[place] - crop for place, crop in zip(places, cropped.values(), strict=True)]
+    sliced = relax.op.strided_slice(grad, axes=places, begin=[0] * len(places), end=ends, assume_inbound=True)
+    return block_builder.emit(sliced)
 
 
 def _one_shape(value: relax.Expr, dims: Sequence[int | None], name: str) -> list[Any]:

@@ -22,6 +22,7 @@ from tvm_convgrad.core import reference
 from tvm_convgrad.core.catalogue import DIRECTIONS, OpEntry
 from tvm_convgrad.core.errors import ProblemError, UnsupportedError
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.evaluation import evaluate
 from tvm_convgrad.training.autodiff.differentiate import emit_with_gradients
 
 DIRECTION_OF: dict[str, Any] = {
@@ -183,6 +184,31 @@ def test_all_gradients_at_once(transposed: bool, groups: int) -> None:
         want = looped(backward_reference(problem, transposed), case.rule.levels, case.operands)
         for part, expected in zip(found, want, strict=True):
             np.testing.assert_array_equal(part, expected, err_msg=str(case.rule))
+
+
+@pytest.mark.parametrize(
+    ("strides", "dilation", "padding", "output_padding"),
+    [(2, 1, 1, 1), (1, 3, 0, 2), (2, 4, 1, 3), ((2, 1), (1, 2), 0, (1, 1)), (2, 3, (1, 0), 2)],
+)
+def test_output_padding_of_a_transposed_convolution(
+    strides: Any, dilation: Any, padding: Any, output_padding: Any
+) -> None:
+    """Less than a stride, or more with dilation: what no product is written to takes part in the bias gradient only."""
+    rng = np.random.default_rng(3)
+    attributes = {"strides": strides, "dilation": dilation, "padding": padding, "output_padding": output_padding}
+    x, w = ints(rng, (2, 2, 4, 3, 5)), ints(rng, (4, 3, 2, 2))
+    each = [(value,) * 2 if isinstance(value, int) else value for value in attributes.values()]
+    y = [
+        (extent - 1) * stride + step + 1 - 2 * pad + more
+        for extent, stride, step, pad, more in zip((3, 5), *each, strict=True)
+    ]
+    dy = ints(rng, (2, 2, 3, *y))
+    cases = [Vmapped(vmap_rule("conv2d_transpose_backward", (0, 0, None)), [dy, x, w], attributes)]
+    (found,) = run(cases)
+    named = {"stride": strides, "dilation": dilation, "padding": padding, "output_padding": output_padding}
+    want = [evaluate("convolution_backward", dy[i], x[i], w, transposed=True, **named) for i in range(2)]
+    for part, expected in zip(found, zip(*want, strict=True), strict=True):
+        np.testing.assert_array_equal(part, np.stack(expected))
 
 
 def test_the_mask_leaves_gradients_away() -> None:

@@ -35,10 +35,13 @@ def env(json: options.Json = False) -> None:
     report["extras"] = {extra: all(map(installed_version, packages)) for extra, packages in _EXTRAS.items()}
     report["backends"] = {name: backend(name).unavailable(None) or "ready" for name in NAMES}
     report["gradient rules left out"] = _left_out()
+    report["over TVM's own rules"] = _overridden()
     if json:
         print_json(report)
         return
     report["gradient rules left out"] = report["gradient rules left out"] or "none"
+    for in_force, names in report.pop("over TVM's own rules").items():
+        report[f"over TVM's own, {in_force}"] = names
     extras = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in report.pop("extras").items())
     backends = [(f"backend {name}", state) for name, state in report.pop("backends").items()]
     rows = [
@@ -55,6 +58,17 @@ def _left_out() -> list[str]:
     from relax_ops.rules import missing_operators
 
     return missing_operators()
+
+
+def _overridden() -> dict[str, list[str]]:
+    """Where this package has registered a rule over one of TVM: when it is in force, and operators with attributes."""
+    from relax_ops.dispatch import overridden
+
+    found: dict[str, list[str]] = {}
+    for each in overridden():
+        if each.over_stock:
+            found.setdefault(each.in_force, []).append(f"{each.operator.removeprefix('relax.')} {each.attribute}")
+    return found
 
 
 def _compiler() -> dict[str, Any]:

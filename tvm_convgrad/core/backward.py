@@ -159,7 +159,9 @@ def _rank(specs: Mapping[str, TensorSpec]) -> int:
     rank = axes["weight"] - 2
     if rank not in SPATIAL or len(set(axes.values())) > 1:
         counts = ", ".join(f"{name} has {count}" for name, count in axes.items())
-        raise ProblemError(f"grad, data and weight must all have 3, 4 or 5 axes, but {counts}; add the missing axes")
+        if len(set(axes.values())) > 1:
+            raise ProblemError(f"grad, data and weight must have equally many axes, but {counts}; add the missing axes")
+        raise ProblemError(f"grad, data and weight must have 3, 4 or 5 axes, but {counts}; add the missing axes")
     return rank
 
 

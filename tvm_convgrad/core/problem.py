@@ -256,9 +256,8 @@ class ConvProblem:
         """
         rank = len(data_shape) - 2
         if rank not in SPATIAL or len(weight_shape) != rank + 2:
-            raise ProblemError(
-                f"data shape {tuple(data_shape)} and weight shape {tuple(weight_shape)} must both have 3, 4 or 5 axes"
-            )
+            rule = "have 3, 4 or 5 axes each" if len(data_shape) == len(weight_shape) else "have equally many axes"
+            raise ProblemError(f"data shape {tuple(data_shape)} and weight shape {tuple(weight_shape)} must {rule}")
         data_layout = check_layout(data_layout or data_layout_of(rank), rank, "data", "data_layout")
         kernel_layout = check_layout(kernel_layout or kernel_layout_of(rank), rank, "kernel", "kernel_layout")
         grad_layout = grad_layout or data_layout

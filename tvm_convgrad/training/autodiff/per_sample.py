@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import tvm
 from tvm import relax
 
+from relax_ops.active import rules
 from relax_ops.expressions import known_extents
 from relax_ops.per_sample.analysis import state_of, track
 from relax_ops.per_sample.states import Mixed, Summed
@@ -64,6 +65,7 @@ def PerSampleGradients(
         )
 
     @tvm.transform.module_pass(opt_level=0, name="PerSampleGradients")
+    @rules()
     def apply(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         original = _checked(module, function, (*parameters, *samples))
         builder = builder_with_tir(module)

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 
+from relax_ops.active import rules
 from relax_ops.lowering import Lowered, recorded_choices
 from relax_ops.passes.fusion import FuseEpilogues
 from tvm_convgrad.codegen.hardware import native_target
@@ -40,6 +41,7 @@ def compile_step(step: StepModule, target: tvm.target.Target = "llvm") -> tvm.ru
     return compile_with_plan(step, target)[0]
 
 
+@rules()
 def compile_with_plan(
     step: StepModule, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)
 ) -> tuple[tvm.runtime.Executable, list[Lowered]]:
@@ -61,6 +63,7 @@ def compile_with_plan(
     return executable, _in_order(module, record, offloaded)
 
 
+@rules()
 def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> tvm.runtime.Executable:
     """The executable of any module of straight-line Relax functions, compiled as a step is; target and errors alike."""
     if is_gpu(target):
@@ -69,6 +72,7 @@ def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> 
     return tvm.compile(module, target=_with_options(target), relax_pipeline=LowerStep(target), tir_pipeline=PIPELINE)
 
 
+@rules()
 def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
     """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
     module = _simplified(step.module)
@@ -139,6 +143,7 @@ def _with_options(target: tvm.target.Target) -> tvm.target.Target:
 def LowerStep(target: tvm.target.Target) -> tvm.transform.Pass:
     """The pass that lowers a step's module to what the virtual machine's code generator takes."""
 
+    @rules()
     def lower(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with target:
             return tvm.transform.Sequential(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from relax_ops.active import rules
 from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.model.program import TrainingProgram
 from tvm_convgrad.training.step.from_model import step_of_model
@@ -14,6 +15,7 @@ from tvm_convgrad.training.step.module import StepModule
 from tvm_convgrad.training.step.options import StepOptions
 
 
+@rules()
 def build_step(model: Model | TrainingProgram, options: StepOptions | None = None, /, **fields: Any) -> StepModule:
     """The training step of a model, or of a program that computes its own gradients (whose loss, bn and dropout stay).
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from relax_ops.active import rules
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.autodiff.per_sample import PerSampleGradients, Result
 from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, fresh_parameters, function_scope, replay
@@ -17,6 +18,7 @@ from tvm_convgrad.training.step.options import check_choice
 from tvm_convgrad.training.step.precision import narrow
 
 
+@rules()
 def per_sample_module(
     model: Model, *, loss: str = "cross_entropy", result: Result = "clipped", dtype: str = "float32"
 ) -> tvm.IRModule:

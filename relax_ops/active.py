@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rules for TVM's own operators are in force: those of TVM, or those of this package.
+
+Importing this package leaves TVM's operators as they are, but for convolutions and for what TVM refuses or gets wrong
+(`OperatorRules.stock_fails`). The other rules, of which a training step is made, are in force inside `rules()`, in
+which all of this package's own functions run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from tvm_convgrad.core.errors import SetupError
+
+VARIABLE = "CONVGRAD_DISABLE"
+"""The environment variable that turns parts of the package off in TVM; it is read when TVM is imported."""
+
+GRADIENTS, KERNELS = "gradients", "kernels"
+
+PARTS = {
+    GRADIENTS: "gradients of TVM's own operators, convolutions included, outside of tvm_convgrad.rules()",
+    KERNELS: "generated CPU kernels: convolutions become stock operators and TVM's own schedules",
+}
+"""The parts that can be turned off, and what each is."""
+
+_active: ContextVar[bool] = ContextVar("tvm_convgrad_rules", default=False)
+
+
+@contextmanager
+def rules() -> Iterator[None]:
+    """A context in which TVM's passes use this package's rules for all operators that it has rules for.
+
+    They are gradients (relax.transform.Gradient), layouts (ConvertLayout) and legalizations (LegalizeOps) as training
+    steps want them: relu's gradient is taken from its result and is 0 at 0, as PyTorch's, where TVM's own is 1; sums of
+    broadcast operands keep their layout; maxima and pools keep NaN. It holds for the thread and task that entered it,
+    may be nested, and ends with the block.
+
+    Example:
+        >>> import tvm_convgrad
+        >>> with tvm_convgrad.rules():
+        ...     pass  # relax.transform.Gradient("main")(module)
+    """
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def rules_active() -> bool:
+    """Whether the caller is inside `rules()`."""
+    return _active.get()
+
+
+def disabled(part: str) -> bool:
+    """Whether CONVGRAD_DISABLE names this part.
+
+    Raises:
+        SetupError: the variable names something that does not exist.
+    """
+    named = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
+    unknown = [word for word in named if word not in PARTS]
+    if unknown:
+        raise SetupError(
+            f"{VARIABLE}={os.environ[VARIABLE]}: there is no part {unknown[0]!r}; name some of {', '.join(PARTS)}, "
+            "separated by commas. TVM_DEVICE_BACKEND_AUTOLOAD=0 turns everything off."
+        )
+    return part in named
