@@ -56,6 +56,11 @@ class _Calls(relay.ExprMutator):
                 return found
         return super().visit_call(call)
 
+    def visit_function(self, fn: relay.Function) -> relay.Function:
+        # What is fused or matched already stays as it was matched.
+        whole = fn.attrs is not None and any(name in fn.attrs for name in ("Primitive", "Composite", "Compiler"))
+        return fn if whole else super().visit_function(fn)
+
     def visit_tuple_getitem(self, item: relay.TupleGetItem) -> relay.Expr:
         value = self.visit(item.tuple_value)
         return value.fields[item.index] if isinstance(value, relay.Tuple) else super().visit_tuple_getitem(item)

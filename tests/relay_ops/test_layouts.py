@@ -100,6 +100,42 @@ def test_transforms_stay_at_the_borders(network, source):
     assert borders(ConvertLayout(back)(found)) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("rank", "data", "kernel"), [(1, "NWC", "WIO"), (2, "NHWC", "OHWI"), (3, "NDHWC", "DHWIO")])
+def test_clip_and_mean_in_every_rank(rank, data, kernel):
+    """Their gradients stretch scalars and means; TVM itself converts no nn.conv1d."""
+    value, inputs, extents = relay.var("data", shape=(2, 3) + (5,) * rank), 3, tuple(range(2, 2 + rank))
+    for name in ("first", "second"):
+        weight, bias = (
+            relay.var(f"{name}_weight", shape=(4, inputs) + (3,) * rank),
+            relay.var(f"{name}_bias", shape=(4,)),
+        )
+        function = getattr(relay.nn, f"conv{rank}d")
+        value = function(value, weight, channels=4, kernel_size=(3,) * rank, padding=(1,) * rank)
+        value, inputs = relay.clip(relay.nn.bias_add(value, bias), 0.0, 6.0), 4
+    step = step_of(relay.mean(value, axis=extents))
+    names = [name.replace("2", str(rank)) for name in CONVOLUTIONS]
+    found = ConvertLayout({name: [data, kernel] for name in names})(step)
+    assert borders(found) == (3, 3, 0)
+    assert {str(call.attrs.data_layout) for call in calls(found, *names)} == {data}
+    channels_first = data[0] + "C" + data[1:-1]
+    back = {name: [channels_first, "OI" + channels_first[2:]] for name in names}
+    assert borders(ConvertLayout(back)(found)) == (0, 0, 0)
+
+
+def test_converted_conv1d_is_the_same():
+    x, w = relay.var("x", shape=(2, 3, 7)), relay.var("w", shape=(4, 3, 3))
+    program = typed(relay.Function([x, w], relay.nn.conv1d(x, w, channels=4, kernel_size=(3,), padding=(1, 0))))
+    rng = np.random.default_rng(1)
+    arrays = {"x": rng.integers(-3, 4, (2, 3, 7)).astype("float32"), "w": rng.integers(-3, 4, (4, 3, 3))}
+    arrays["w"] = arrays["w"].astype("float32")
+    wanted = run(program, arrays)[0]
+    for desired in (["NWC", "WIO"], ["NWC", "default"], ["NCW", "default"]):
+        found = ConvertLayout({"nn.conv1d": desired})(program)
+        (call,) = calls(found, "nn.conv1d")
+        assert (call.attrs.data_layout, call.attrs.kernel_layout) == (desired[0], "OIW" if "NCW" in desired else "WIO")
+        np.testing.assert_array_equal(run(found, arrays)[0], wanted)
+
+
 def test_stocks_own_pass_stays_at_the_borders():
     """relay.transform.ConvertLayout by itself; a transform before the flattening of 2 by 2 elements, and one after."""
     value = relay.nn.relu(convolution(relay.var("data", shape=(2, 3, 8, 8)), "first", 4, 3))
