@@ -108,6 +108,20 @@ def test_cutlass_takes_converted_data_gradients_and_no_wrong_weight_gradients():
         assert "cutlass.conv2d_backward_weight" not in regions
 
 
+def test_cutlass_takes_the_step_in_mixed_precision():
+    """wgrad with float16 operands and a float32 result, as TVM's own test of CUTLASS has it."""
+    layouts = {
+        name.replace("conv2d_transpose", "conv2d_backward_data"): ["NHWC", "OHWI"] for name in stock_facts.LAYOUTS
+    }
+    module = relay.transform.ToMixedPrecision("float16")(stock_facts.in_layouts(stock_facts.step(), layouts))
+    regions = dict(stock_facts.cutlass_regions(relay.transform.InferType()(module)))
+    assert {name: ty.rpartition(" ")[2].strip(")]") for name, ty in regions.items()} == {
+        "cutlass.conv2d": "float16",
+        "cutlass.conv2d_backward_weight": "float32",
+        "cutlass.conv2d_transpose": "float16",
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "becomes"),
     [

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relay
+from tvm.relay import testing
 
+import tvm_convgrad
 from relay_ops.differentiate import value_and_gradients
 from relay_ops.layout import ConvertLayout
 from relay_ops.simplify import simplify_gradients
@@ -120,6 +122,16 @@ def test_clip_and_mean_in_every_rank(rank, data, kernel):
     channels_first = data[0] + "C" + data[1:-1]
     back = {name: [channels_first, "OI" + channels_first[2:]] for name in names}
     assert borders(ConvertLayout(back)(found)) == (0, 0, 0)
+
+
+def test_resnet_18():
+    """The numbers of docs/RELAY.md."""
+    inference = tvm.transform.Sequential([relay.transform.SimplifyInference(), relay.transform.InferType()])
+    step = step_of(inference(testing.resnet.get_workload(1, 10, 18, (3, 32, 32))[0])["main"].body)
+    assert len(calls(step, "nn.conv2d")) == 21
+    # data is scaled in front of its convolution, so that its transform is elsewhere
+    assert borders(tvm_convgrad.ConvertLayout(NHWC)(step)) == (22, 22, 1)
+    assert sum(borders(relay.transform.ConvertLayout(NHWC)(step))) == 82
 
 
 def test_converted_conv1d_is_the_same():
