@@ -97,8 +97,10 @@ def _neutral(number: int) -> Rule:
     return rule
 
 
-def _collapse(call: relay.Call, operands: Sequence[relay.Expr]) -> relay.Expr:
+def _collapse(call: relay.Call, operands: Sequence[relay.Expr]) -> relay.Expr | None:
     """The operand, or its sum over the axes that broadcasting added or stretched."""
+    if call.args[0].checked_type.dtype != call.checked_type.dtype:
+        return None
     given, wanted = shape_of(call.args[0]), shape_of(call)
     added = len(given) - len(wanted)
     stretched = [i + added for i, extent in enumerate(wanted) if extent == 1 and given[i + added] != 1]
