@@ -101,7 +101,7 @@ test-oldest: $(OLDEST)/with-test
 # Exit code 3 is "the wheel that carries Relay cannot be had", for which the script has printed the reason; then there is nothing to do.
 # The tests fail if any of them was skipped.
 test-relay:
-	@code=0; test -e $(RELAY)/made || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
+	@code=0; test $(RELAY)/made -nt tests/relay_ops/make_venv.py || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
 	if [ $$code = 3 ]; then echo "test-relay: not run"; exit 0; fi; \
 	[ $$code = 0 ] && touch $(RELAY)/made && $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
 

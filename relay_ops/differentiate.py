@@ -6,6 +6,7 @@ from __future__ import annotations
 import tvm
 from tvm import relay
 
+from relay_ops.simplify import simplify_gradients
 from tvm_convgrad.core.errors import ModelError
 
 
@@ -32,7 +33,7 @@ def value_and_gradients(function: relay.Function) -> relay.Function:
             relay.transform.InferType(),
             relay.transform.ToGraphNormalForm(),
             relay.transform.DeadCodeElimination(inline_once=True),
-            relay.transform.InferType(),
+            simplify_gradients(),
         ]
     )
     with tvm.transform.PassContext(opt_level=3):

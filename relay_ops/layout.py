@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout conversion of the six operators in Relay: FInferCorrectLayout and FTVMConvertOpLayout.
+"""Layout conversion in Relay: FInferCorrectLayout and FTVMConvertOpLayout of the six operators, and a pass.
 
 In the argument of relay.transform.ConvertLayout an entry reads as one of a stock convolution does, and as upstream's of
 nn.conv2d_backward_weight: first the layout of the data and of grad, then that of the kernel; an optional third one is
@@ -11,15 +11,43 @@ grad's, if it differs from the data's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
+from tvm import relay
 from tvm.relay.transform.infer_layout_utils import InferCorrectLayoutOutput
 
 from relay_ops.ir import PREFIX, attributes_of, call_of, problem_of
+from relay_ops.simplify import Rule, rewrite_calls, shape_of, simplify_gradients
 from tvm_convgrad.core.arguments import desired_layouts
 from tvm_convgrad.core.catalogue import NEW_OPS, OpEntry
+
+
+def ConvertLayout(desired: dict[str, list[str]]) -> tvm.transform.Pass:
+    """relay.transform.ConvertLayout for gradients: layout_transforms stay at the borders of the graph only.
+
+    Runs at any opt_level. Before the conversion it simplifies gradients (relay_ops.simplify). After it,
+    layout_transforms that undo each other go, and those that move axes of one element only become reshapes.
+
+    Args:
+        desired: layouts by operator, as relay.transform.ConvertLayout takes them.
+    """
+
+    @relay.transform.function_pass(opt_level=0, name="tvm_convgrad.FoldLayoutTransforms")
+    def fold(function: relay.Function, module: tvm.IRModule, context: tvm.transform.PassContext) -> relay.Function:
+        return rewrite_calls(function, _FOLDING)
+
+    infer = relay.transform.InferType()
+    passes = (simplify_gradients(), relay.transform.ConvertLayout(desired), infer, fold, infer)
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_convgrad.ConvertLayout")
+    def convert(module: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+        for each in passes:  # not a Sequential, which leaves out what is above the context's opt_level
+            module = each(module)
+        return module
+
+    return convert
 
 
 def infer_rules() -> dict[str, Callable[..., Any]]:
@@ -55,3 +83,36 @@ def _convert_rule(entry: OpEntry) -> Callable[..., Any]:
         return call_of(entry.direction, problem.with_layouts(*layouts), inputs[0], inputs[1])
 
     return convert
+
+
+def _fold(call: relay.Call, operands: Sequence[relay.Expr]) -> relay.Expr | None:
+    """A layout_transform together with the one that it follows, in the fewest operators."""
+    source, target, value = str(call.attrs.src_layout), str(call.attrs.dst_layout), operands[0]
+    if not (source.isupper() and target.isupper()):
+        return None
+    shape = shape_of(call.args[0])
+    order = [source.index(letter) for letter in target]
+    if _is_call(value, "layout_transform"):
+        first, second = str(value.attrs.src_layout), str(value.attrs.dst_layout)
+        if first.isupper() and second.isupper():
+            # Axes of the first one's operand, in the order of the result.
+            order = [first.index(second[axis]) for axis in order]
+            shape = tuple(shape[second.index(letter)] for letter in first)
+            value = value.args[0]
+    if order == sorted(order):
+        return value
+    if [axis for axis in order if shape[axis] != 1] == [axis for axis in sorted(order) if shape[axis] != 1]:
+        while _is_call(value, "expand_dims") or _is_call(value, "reshape"):
+            value = value.args[0]
+        return relay.reshape(value, shape_of(call))
+    if value is operands[0]:
+        return None
+    letters = str(operands[0].attrs.src_layout)
+    return relay.layout_transform(value, letters, "".join(letters[axis] for axis in order))
+
+
+def _is_call(value: relay.Expr, name: str) -> bool:
+    return isinstance(value, relay.Call) and isinstance(value.op, tvm.ir.Op) and str(value.op.name) == name
+
+
+_FOLDING: dict[str, Rule] = {"layout_transform": _fold}

@@ -54,7 +54,10 @@ def legalizations() -> dict[str, Callable[..., relay.Expr]]:
 
 
 def strategies() -> dict[str, tvm.target.GenericFunc]:
-    """FTVMStrategy by operator; each a generic function of its own, which a target may override."""
+    """FTVMStrategy by operator, each a generic function of its own, which a target may override.
+
+    What TVM's own strategy of nn.conv2d_backward_weight has for a target (cuDNN) stays, at its priority.
+    """
     return {PREFIX + entry.name: _strategy(entry) for entry in NEW_OPS}
 
 
@@ -69,20 +72,60 @@ def _legalization(entry: OpEntry) -> Callable[..., relay.Expr]:
 
 def _strategy(entry: OpEntry) -> tvm.target.GenericFunc:
     op = tvm.ir.Op.get(PREFIX + entry.name)
+    stock = op.get_attr("FTVMStrategy")  # TVM's own: this runs before ours is registered
 
     @tvm.target.override_native_generic_func(f"tvm_convgrad.{entry.name}_strategy")
     def strategy(
         attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], out_type: relay.Type, target: tvm.target.Target
     ) -> relay.op.OpStrategy:
-        def compute(attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], out_type: relay.Type) -> list[te.Tensor]:
-            types = [relay.TensorType(tensor.shape, tensor.dtype) for tensor in inputs]
-            return [formula(entry.direction, problem_of(op, attrs, types), *inputs)]
+        def problem(inputs: Sequence[te.Tensor]) -> ConvProblem:
+            return problem_of(op, attrs, [relay.TensorType(tensor.shape, tensor.dtype) for tensor in inputs])
 
-        found = relay.op.OpStrategy()
+        def compute(attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], out_type: relay.Type) -> list[te.Tensor]:
+            return [formula(entry.direction, problem(inputs), *inputs)]
+
+        found = None
+        if stock is not None and stock_refuses(problem(inputs)) is None:
+            found = _implementations(stock, attrs, inputs, out_type, target)
+        found = found or relay.op.OpStrategy()
         found.add_implementation(compute, _schedule, name=f"{entry.name}.formula")
         return found
 
     return strategy
+
+
+def stock_refuses(problem: ConvProblem) -> str | None:
+    """Why TVM's strategy of nn.conv2d_backward_weight is not asked: its cuDNN call would raise or be wrong.
+
+    Args:
+        problem: static, of two dimensions.
+    """
+    layouts = (problem.grad_layout, problem.data_layout, problem.kernel_layout)
+    if layouts not in (("NCHW", "NCHW", "OIHW"), ("NHWC", "NHWC", "OHWI")):
+        return f"the layouts of grad, data and weight are {', '.join(layouts)}; it takes NCHW with OIHW, NHWC with OHWI"
+    if any(low != high for low, high in problem.padding):
+        return f"padding is {problem.padding}; it takes the same on both sides of an axis"
+    if len({problem.grad_dtype, problem.data_dtype, problem.kernel_dtype}) != 1:
+        return f"the types are {problem.grad_dtype}, {problem.data_dtype} and {problem.kernel_dtype}; it takes one"
+    if problem.groups != 1 and not problem.groups == problem.in_channels == problem.out_channels:
+        return f"groups is {problem.groups}; it takes 1 or depthwise convolutions without a multiplier"
+    return None
+
+
+def _implementations(
+    stock: tvm.target.GenericFunc,
+    attrs: tvm.ir.Attrs,
+    inputs: Sequence[te.Tensor],
+    out_type: relay.Type,
+    target: tvm.target.Target,
+) -> relay.op.OpStrategy | None:
+    """What TVM's own strategy has for a target; None where it raises that it has nothing."""
+    try:
+        return stock(attrs, inputs, out_type, target)
+    except RuntimeError as error:
+        if "only supported with cudnn" not in str(error):
+            raise
+        return None
 
 
 def formula(direction: Direction, problem: ConvProblem, first: te.Tensor, second: te.Tensor) -> te.Tensor:

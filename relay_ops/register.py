@@ -27,17 +27,21 @@ def register_all() -> None:
         tvm.error.register_error(error.__name__, error)
     register_ops()
 
+    from relay_ops.cutlass import register_cutlass
     from relay_ops.gradients import GRADIENTS
     from relay_ops.layout import convert_rules, infer_rules
+    from relay_ops.layout_stock import stock_convert_rules, stock_infer_rules
     from relay_ops.lowering import legalizations, strategies
+    from relay_ops.precision import conversion_rules
 
     op = tvm.relay.op.op
     tables = (
         (op.register_gradient, GRADIENTS),
         (op.register_legalize, legalizations()),
         (op.register_strategy, strategies()),
-        (op.register_infer_correct_layout, infer_rules()),
-        (op.register_convert_op_layout, convert_rules()),
+        (op.register_infer_correct_layout, infer_rules() | stock_infer_rules()),
+        (op.register_convert_op_layout, convert_rules() | stock_convert_rules()),
+        (op.register_mixed_precision_conversion, conversion_rules()),
     )
     for register, table in tables:
         for name, value in table.items():
@@ -47,5 +51,6 @@ def register_all() -> None:
     from relay_ops.partition import register_codegen
 
     register_codegen()
+    register_cutlass()
 
     _done = True

@@ -64,6 +64,9 @@ _LAZY = {
     "allow_transforms": "tvm_convgrad.kernels.transforms:allow_transforms",
 }
 
+_IN_RELAY = {"ConvertLayout": "relay_ops.layout:ConvertLayout", "convert_layout": "relay_ops.layout:ConvertLayout"}
+"""What a TVM that has Relay gets in the place of an entry above."""
+
 __all__ = [
     "ArtifactError",
     "ConvGradError",
@@ -120,6 +123,8 @@ def __getattr__(name: str) -> Any:
     where = _LAZY.get(name)
     if where is None:
         raise AttributeError(f"module 'tvm_convgrad' has no attribute {name!r}")
+    if name in _IN_RELAY and _tvm_has_relay():
+        where = _IN_RELAY[name]
     module_name, _, attribute = where.partition(":")
     module = importlib.import_module(module_name)
     value = getattr(module, attribute) if attribute else module

@@ -37,7 +37,7 @@ REQUIREMENTS = (
     "decorator",
     "psutil",
     "typing_extensions",
-    "setuptools",
+    "setuptools>=77",  # builds this package (test_install.py)
     "typer>=0.12",
     "rich>=13",
     "pytest>=8",
