@@ -9,7 +9,7 @@ from tvm import relay
 from tvm_convgrad.core.errors import ModelError
 
 
-def value_and_gradients(function: relay.Function) -> relay.Function:
+def value_and_gradients(function: relay.Function, more: bool = False) -> tvm.IRModule:
     """A module whose main takes what `function` takes and returns the flat tuple (result, d parameter 1, …).
 
     relay.transform.FirstOrderGradient gives nested tuples and let bindings, whose graph neither ConvertLayout nor
@@ -18,12 +18,16 @@ def value_and_gradients(function: relay.Function) -> relay.Function:
     Args:
         function: a Relay function of tensors that returns one tensor and calls no global function (run
             relay.transform.Inline first); gradients are those of its sum.
+        more: the function returns a flat tuple of tensors instead; gradients are those of the first, and the others,
+            such as running statistics, are returned behind them.
 
     Raises:
-        ModelError: the function returns no tensor.
+        ModelError: the function returns no tensor, or with `more` no tuple of tensors.
     """
     typed = relay.transform.InferType()(tvm.IRModule.from_expr(function))
     main = typed["main"]
+    if more:
+        return _with_more(main)
     if not isinstance(main.ret_type, relay.TensorType):
         raise ModelError(f"gradients are taken of functions that return one tensor, not {main.ret_type}")
     plain = tvm.transform.Sequential(
@@ -40,6 +44,22 @@ def value_and_gradients(function: relay.Function) -> relay.Function:
     value, gradients = _field(nested.body, 0), _field(nested.body, 1)
     flat = relay.Tuple([value, *(_field(gradients, i) for i in range(len(nested.params)))])
     return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(nested.params, flat)))
+
+
+def _with_more(main: relay.Function) -> tvm.IRModule:
+    kinds = main.ret_type.fields if isinstance(main.ret_type, relay.TupleType) else []
+    if not kinds or not all(isinstance(kind, relay.TensorType) for kind in kinds):
+        raise ModelError(f"with more=True the function must return a tuple of tensors, not {main.ret_type}")
+    step = value_and_gradients(relay.Function(main.params, _field(main.body, 0)))["main"]
+    own = dict(zip(main.params, step.params, strict=True))
+    others = [relay.bind(_field(main.body, i), own) for i in range(1, len(kinds))]
+    whole = relay.Function(step.params, relay.Tuple([*step.body.fields, *others]))
+    # The forward pass stands there twice now, once for the gradients and once for the other results.
+    once = tvm.transform.Sequential(
+        [relay.transform.InferType(), relay.transform.EliminateCommonSubexpr(), relay.transform.InferType()]
+    )
+    with tvm.transform.PassContext(opt_level=3):
+        return once(tvm.IRModule.from_expr(whole))
 
 
 def _field(value: relay.Expr, index: int) -> relay.Expr:

@@ -10,10 +10,11 @@ of the same convolution with a weight of one input channel a group, which is res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tvm import relay
 
+from relay_ops.gradients.contract import Rules
 from relay_ops.ir import PREFIX, call_of, multiplied_problem_of, problem_of, transposed_problem_of, types_of
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BY_NAME, DIRECTIONS, FORWARD, NEW_OPS, Direction
 from tvm_convgrad.core.geometry import SPATIAL
@@ -67,9 +68,8 @@ def _partials(
     ]
 
 
-GRADIENTS: dict[str, Callable[[relay.Call, relay.Expr], list[relay.Expr]]] = {
+RULES: Rules = {
     **{f"{PREFIX}conv{rank}d": family_gradient for rank in SPATIAL},
     **{f"{PREFIX}conv{rank}d_transpose": transpose_gradient for rank in SPATIAL},
     **{PREFIX + entry.name: family_gradient for entry in NEW_OPS},
 }
-"""Gradient rules by operator."""
