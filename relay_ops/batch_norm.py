@@ -14,7 +14,7 @@ from tvm import relay
 from tvm_convgrad.core.errors import ProblemError, UnsupportedError
 
 
-def BatchStatistics(momentum: float = 0.1) -> tvm.transform.Pass:  # noqa: N802
+def BatchStatistics(momentum: float = 0.1) -> tvm.transform.Pass:
     """A pass that turns every nn.batch_norm into that of training, with PyTorch's definitions.
 
     With sums over all axes but the channels', n elements a channel, m the momentum:
