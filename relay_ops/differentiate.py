@@ -6,7 +6,8 @@ from __future__ import annotations
 import tvm
 from tvm import relay
 
-from tvm_convgrad.core.errors import ModelError
+from relay_ops.symbolic import has_any, without_likes
+from tvm_convgrad.core.errors import ConvGradError, ModelError, UnsupportedError
 
 
 def value_and_gradients(function: relay.Function, more: bool = False) -> tvm.IRModule:
@@ -17,12 +18,16 @@ def value_and_gradients(function: relay.Function, more: bool = False) -> tvm.IRM
 
     Args:
         function: a Relay function of tensors that returns one tensor and calls no global function (run
-            relay.transform.Inline first); gradients are those of its sum.
+            relay.transform.Inline first); gradients are those of its sum. Each of its parameters may have one extent
+            Any, which is the same number in all, such as the batch: relay.vm runs the result, built with
+            disabled_pass=["SimplifyExpr"] (stock's raises for some graphs with Any).
         more: the function returns a flat tuple of tensors instead; gradients are those of the first, and the others,
             such as running statistics, are returned behind them.
 
     Raises:
         ModelError: the function returns no tensor, or with `more` no tuple of tensors.
+        UnsupportedError: an operator has no gradient with an extent Any; `relay_ops.symbolic.bind_batch` gives it a
+            number.
     """
     typed = relay.transform.InferType()(tvm.IRModule.from_expr(function))
     main = typed["main"]
@@ -39,11 +44,24 @@ def value_and_gradients(function: relay.Function, more: bool = False) -> tvm.IRM
             relay.transform.InferType(),
         ]
     )
+    symbolic = has_any(main)
+    if symbolic:
+        typed = relay.transform.SimplifyInference()(typed)  # stock makes zeros of known extents for unused results
     with tvm.transform.PassContext(opt_level=3):
-        nested = plain(typed)["main"]
+        try:
+            nested = plain(typed)["main"]
+        except tvm.error.TVMError as error:
+            if not symbolic or isinstance(error, ConvGradError):
+                raise
+            last = str(error).strip().splitlines()[-1]
+            raise UnsupportedError(
+                f"value_and_gradients: Relay has no gradient of this program while an extent of its parameters is Any "
+                f"({last}); give it a number, relay_ops.symbolic.bind_batch(function, 8), for each batch"
+            ) from error
     value, gradients = _field(nested.body, 0), _field(nested.body, 1)
     flat = relay.Tuple([value, *(_field(gradients, i) for i in range(len(nested.params)))])
-    return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(nested.params, flat)))
+    step = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(nested.params, flat)))
+    return without_likes(step) if symbolic else step
 
 
 def _with_more(main: relay.Function) -> tvm.IRModule:
