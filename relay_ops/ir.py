@@ -151,6 +151,31 @@ def types_of(call: relay.Call) -> list[relay.Type]:
     return [*(arg.checked_type for arg in call.args), call.checked_type]
 
 
+def with_batch(op: tvm.ir.Op, attrs: tvm.ir.Attrs, types: Sequence[relay.Type], batch: int = 1) -> list[relay.Type]:
+    """The types with a number for a batch that is not known; calls of the family do not depend on it.
+
+    Args:
+        op: one of the six operators, or a stock (transposed) convolution.
+        attrs: its attributes.
+        types: of its operands, and perhaps of its result.
+        batch: the number.
+    """
+    name = str(op.name)
+    first, second, own = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
+    # The layouts of both operands and of the result; a kernel's has no N.
+    layouts = (first, second, second if name.endswith("backward_weight") and not own else own or first)
+    bound = []
+    for kind, layout in zip(types, layouts, strict=False):
+        place = layout.find("N")
+        if place < 0 or not isinstance(kind, relay.TensorType) or len(kind.shape) != len(layout):
+            bound.append(kind)
+            continue
+        known = [isinstance(extent, tvm.tir.IntImm) for extent in kind.shape]
+        shape = [batch if i == place and not known[i] else extent for i, extent in enumerate(kind.shape)]
+        bound.append(relay.TensorType(shape, kind.dtype))
+    return bound
+
+
 def infer(entry: OpEntry, attrs: tvm.ir.Attrs, types: Sequence[relay.Type]) -> TensorSpec | None:
     """The catalogue's type relation on Relay types; None while an operand's type is not known.
 
@@ -294,8 +319,8 @@ def _static(op: str, types: Mapping[str, relay.Type]) -> tuple[dict[str, tuple[i
         spec = spec_of(ty, name, op)
         if spec is None or spec.shape is None or not all(isinstance(e, int) for e in spec.shape):
             raise UnsupportedError(
-                f"{op}: {name} is {ty}; its extents must be numbers: give the program fixed shapes "
-                f"(relay.transform.DynamicToStatic, or types without `?`)"
+                f"{op}: {name} is {ty}; its extents, all but perhaps the batch, must be numbers: give the program "
+                "fixed shapes (relay.transform.DynamicToStatic, or types without `?`)"
             )
         shapes[name], dtypes[name] = spec.shape, str(spec.dtype)
     return shapes, dtypes

@@ -14,9 +14,10 @@ from tvm import relay, te
 
 from legalize.forms import WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from relay_ops.builder import RelayBuilder, Tensor
-from relay_ops.ir import PREFIX, problem_of
+from relay_ops.ir import PREFIX, problem_of, with_batch
+from relay_ops.symbolic import ShapeFunction
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, NEW_OPS, Direction, OpEntry
-from tvm_convgrad.core.geometry import SPATIAL, Size
+from tvm_convgrad.core.geometry import SPATIAL, Size, transposed_extent
 from tvm_convgrad.core.problem import ConvProblem
 
 DATA_FORM = "dilated"
@@ -64,7 +65,9 @@ def strategies() -> dict[str, tvm.target.GenericFunc]:
 def _legalization(entry: OpEntry) -> Callable[..., relay.Expr]:
     op = tvm.ir.Op.get(PREFIX + entry.name)
 
-    def legalize(attrs: tvm.ir.Attrs, inputs: Sequence[relay.Expr], types: Sequence[relay.Type]) -> relay.Expr:
+    def legalize(attrs: tvm.ir.Attrs, inputs: Sequence[relay.Expr], types: Sequence[relay.Type]) -> relay.Expr | None:
+        if any(isinstance(extent, tvm.tir.Any) for kind in types[:2] for extent in kind.shape):
+            return None  # a batch that is Any is the strategy's: compositions have it in their attributes
         return composed(entry.direction, problem_of(op, attrs, list(types)[:2]), inputs[0], inputs[1])
 
     return legalize
@@ -79,10 +82,13 @@ def _strategy(entry: OpEntry) -> tvm.target.GenericFunc:
         attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], out_type: relay.Type, target: tvm.target.Target
     ) -> relay.op.OpStrategy:
         def problem(inputs: Sequence[te.Tensor]) -> ConvProblem:
-            return problem_of(op, attrs, [relay.TensorType(tensor.shape, tensor.dtype) for tensor in inputs])
+            types = [relay.TensorType(tensor.shape, tensor.dtype) for tensor in inputs]
+            return problem_of(op, attrs, with_batch(op, attrs, types))
 
         def compute(attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], out_type: relay.Type) -> list[te.Tensor]:
-            return [formula(entry.direction, problem(inputs), *inputs)]
+            found = problem(inputs)
+            first = found.grad_layout if entry.direction.operands[0] == "grad" else found.data_layout
+            return [formula(entry.direction, found, inputs[0], inputs[1], batch=inputs[0].shape[first.index("N")])]
 
         found = None
         if stock is not None and stock_refuses(problem(inputs)) is None:
@@ -128,14 +134,60 @@ def _implementations(
         return None
 
 
-def formula(direction: Direction, problem: ConvProblem, first: te.Tensor, second: te.Tensor) -> te.Tensor:
+def shape_functions() -> dict[str, ShapeFunction]:
+    """FShapeFunc by operator: of dgrad, whose result has the batch of dY. That of wgrad is known."""
+    return {PREFIX + entry.name: _data_shape for entry in NEW_OPS if entry.direction is BACKWARD_DATA}
+
+
+def _data_shape(attrs: tvm.ir.Attrs, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """The shape of dX from those of dY and W: see core.geometry.transposed_extent."""
+    grad_layout, kernel_layout = str(attrs.data_layout), str(attrs.kernel_layout)
+    rank = len(grad_layout) - 2
+    padding = [int(pad) for pad in attrs.padding]
+    padding = padding * 2 if len(padding) == rank else padding
+
+    def extent(letter: str) -> tvm.tir.PrimExpr:
+        grad, weight = inputs
+        if letter == "N":
+            return grad[grad_layout.index("N")]
+        if letter == "C":
+            return weight[kernel_layout.index("I")] * int(attrs.groups)
+        i = SPATIAL[rank].index(letter)
+        return transposed_extent(
+            grad[grad_layout.index(letter)],
+            weight[kernel_layout.index(letter)],
+            int(attrs.strides[i]),
+            int(attrs.dilation[i]),
+            padding[i],
+            padding[rank + i],
+            int(attrs.output_padding[i]),
+        )
+
+    def at(place: tvm.tir.Var) -> tvm.tir.PrimExpr:
+        found = tvm.tir.const(0, "int64")
+        for i, letter in enumerate(str(attrs.out_layout) or grad_layout):
+            found = tvm.tir.Select(place == i, extent(letter), found)
+        return found
+
+    return [te.compute((rank + 2,), at, name="shape")]
+
+
+def formula(
+    direction: Direction,
+    problem: ConvProblem,
+    first: te.Tensor,
+    second: te.Tensor,
+    batch: tvm.tir.PrimExpr | None = None,
+) -> te.Tensor:
     """wgrad or dgrad as one te.compute over all elements of the result, in the problem's layouts.
 
     Args:
         direction: BACKWARD_WEIGHT or BACKWARD_DATA.
         problem: static.
         first, second: te tensors of its operands.
+        batch: the operands' batch, where it is not the problem's.
     """
+    batch = problem.batch if batch is None else batch
     summed = problem.accumulator
     spatial = SPATIAL[problem.rank]
     out_per_group = problem.out_channels // problem.groups
@@ -154,7 +206,7 @@ def formula(direction: Direction, problem: ConvProblem, first: te.Tensor, second
 
     def weight_element(*place: Size) -> tvm.tir.PrimExpr:
         w = dict(zip(problem.kernel_layout, place, strict=True))
-        n = te.reduce_axis((0, problem.batch), "n")
+        n = te.reduce_axis((0, batch), "n")
         y = {a: te.reduce_axis((0, y_extent[a]), f"y_{a.lower()}") for a in spatial}
         x = {a: y[a] * step[a] + w[a] * spread[a] - low[a] for a in spatial}
         inside = [c for a in spatial for c in (x[a] >= 0, x[a] < x_extent[a])]
@@ -178,6 +230,8 @@ def formula(direction: Direction, problem: ConvProblem, first: te.Tensor, second
         return te.sum(tvm.tir.if_then_else(tvm.tir.all(*inside), product, zero), axis=[o, *k.values()])
 
     shape, dtype = problem.tensors[direction.result]
+    if direction is BACKWARD_DATA:
+        shape = tuple(batch if letter == "N" else e for letter, e in zip(problem.data_layout, shape, strict=True))
     name = f"conv{problem.rank}d_{direction.name}"
     total = te.compute(shape, data_element if direction is BACKWARD_DATA else weight_element, name=name)
     return total if dtype == summed else te.compute(shape, lambda *i: total(*i).astype(dtype), name=f"{name}_cast")

@@ -65,7 +65,7 @@ def make_call(
     """
     specs = {}
     for name, operand in zip(entry.direction.operands, (first, second), strict=True):
-        spec = spec_of(_type_of(operand), name, entry.name)
+        spec = spec_of(type_of(operand), name, entry.name)
         if spec is None or not all(isinstance(e, int) for e in spec.shape or ()):
             raise UnsupportedError(
                 f"{entry.name}: the shape of {name} is not known; run relay.transform.InferType first, or give its "
@@ -98,7 +98,7 @@ def _relation(entry: OpEntry) -> Callable[[Sequence[relay.Type], tvm.ir.Attrs], 
     return relation
 
 
-def _type_of(operand: relay.Expr) -> relay.Type:
+def type_of(operand: relay.Expr) -> relay.Type:
     """The operand's type: inferred before, annotated on a variable, or inferred now."""
     if getattr(operand, "_checked_type_", None) is not None:
         return operand.checked_type

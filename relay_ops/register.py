@@ -31,8 +31,9 @@ def register_all() -> None:
     from relay_ops.gradients import GRADIENTS
     from relay_ops.layout import convert_rules, infer_rules
     from relay_ops.layout_stock import stock_convert_rules, stock_infer_rules
-    from relay_ops.lowering import legalizations, strategies
+    from relay_ops.lowering import legalizations, shape_functions, strategies
     from relay_ops.precision import conversion_rules
+    from relay_ops.symbolic import STOCK_SHAPES
 
     op = tvm.relay.op.op
     tables = (
@@ -46,6 +47,8 @@ def register_all() -> None:
     for register, table in tables:
         for name, value in table.items():
             register(name, value, LEVEL)
+    for name, function in (STOCK_SHAPES | shape_functions()).items():
+        op.register_shape_func(name, False, function, LEVEL)
     for name in legalizations():
         op.register_pattern(name, op.OpPattern.OUT_ELEMWISE_FUSABLE, LEVEL)
     from relay_ops.partition import register_codegen

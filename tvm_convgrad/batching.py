@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vmap of convolutions and their gradients on Relax expressions: `vmap_rule("conv2d_backward_weight", (0, 0))`.
+"""vmap of convolutions and their gradients in Relax and Relay: `vmap_rule("conv2d_backward_weight", (0, 0))`.
 
 The rules are data (tvm_convgrad.core.batch_rules): each is the one unbatched call that computes the whole vmap. Nothing
 falls back to a loop. docs/BATCHING.md has the table and examples.
@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvm_convgrad import register
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME, FORWARD, OpEntry
 from tvm_convgrad.core.errors import ProblemError, UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL
+from tvm_convgrad.op import Expr, checked_ir
 
 if TYPE_CHECKING:
-    from tvm import relax
+    from tvm import relax, relay
 
 Dims = tuple["int | None", ...]
 
 
 @dataclass(frozen=True)
 class VmapRule:
-    """A function on Relax expressions: an operator under one or more vmaps. Made by `vmap_rule`.
+    """A function on expressions of Relax or Relay: an operator under one or more vmaps. Made by `vmap_rule`.
 
     Attributes:
         op: the operator's name.
@@ -39,12 +39,13 @@ class VmapRule:
         """Names of the operands, in order."""
         return OPERANDS[self.op]
 
-    def __call__(self, builder: relax.BlockBuilder, *operands: relax.Expr, **attributes: Any) -> Any:
-        """Emit the call of the operator under its vmaps.
+    def __call__(self, *arguments: relax.BlockBuilder | Expr, **attributes: Any) -> Any:
+        """The call of the operator under its vmaps.
 
         Args:
-            builder: has a dataflow block open.
-            operands: tensors of known shape; batch axes, N and spatial extents may be symbolic.
+            arguments: in Relax a BlockBuilder that has a dataflow block open, then the operands: tensors of known
+                shape, whose batch axes, N and spatial extents may be symbolic. In Relay the operands: expressions of
+                known types, whose extents are numbers.
             attributes: the operator's (see tvm_convgrad.op), as for one call: batch axes are in none of them. Of
                 `conv{r}d`: strides, padding, dilation, groups, data_layout, kernel_layout, grad_layout, out_dtype. Of
                 `conv{r}d_transpose`: those of relax.op.nn. Of `…_backward`: those of the convolution, and
@@ -57,16 +58,22 @@ class VmapRule:
         Raises:
             ProblemError: the convolutions do not exist, or the operands have different numbers of entries.
             DTypeError: an element type is not float16, bfloat16, float32 or float64.
-            UnsupportedError: a shape is not known at compile time.
+            UnsupportedError: a shape is not known at compile time; in Relay `…_backward`, for which there are the two
+                gradients.
         """
+        relay = checked_ir(self.op) == "Relay"
+        operands: tuple[Any, ...] = arguments if relay else arguments[1:]
         if len(operands) != len(self.operands):
             raise ProblemError(
                 f"{self.op}: {len(operands)} operands were given; it takes {len(self.operands)}: "
                 f"{', '.join(self.operands)}"
             )
-        register()
+        if relay:
+            checked_ir(self.op, *operands)
+            return self._relay_call(operands, attributes)
+        builder: Any = arguments[0]
         # Imported here as a TVM that has Relay has no Relax of the version that these modules need.
-        if self.op.endswith("d_backward") or self.op.endswith("transpose_backward"):
+        if self._all_gradients:
             from relax_ops.vmap.convolution_backward import backward_call
 
             return backward_call(builder, self.rank, "transpose" in self.op, self.levels, operands, **attributes)
@@ -79,6 +86,25 @@ class VmapRule:
             levels = self._named(entry.direction.operands)
             attributes = transposed_arguments(builder, self.rank, levels, *operands, **attributes)
         return vmap_call(builder, entry, self._named(entry.direction.operands), operands, **attributes)
+
+    def _relay_call(self, operands: Sequence[relay.Expr], attributes: dict[str, Any]) -> relay.Expr:
+        if self._all_gradients:
+            raise UnsupportedError(
+                f"{self.op}: it makes Relax expressions; in Relay take vmap_rule of conv{self.rank}d_backward_data and "
+                f"conv{self.rank}d_backward_weight"
+            )
+        from relay_ops.vmap import transposed_arguments, vmap_call
+
+        entry = BY_NAME.get(self.op, OpEntry(BACKWARD_DATA, self.rank))
+        levels = self._named(entry.direction.operands)
+        if self.op not in BY_NAME:
+            attributes = transposed_arguments(self.rank, levels, *operands, **attributes)
+        return vmap_call(entry, levels, operands, **attributes)
+
+    @property
+    def _all_gradients(self) -> bool:
+        """Whether the operator gives dX, dW and the bias gradient at once."""
+        return self.op.endswith(("d_backward", "transpose_backward"))
 
     @property
     def rank(self) -> int:
@@ -100,7 +126,8 @@ def vmap_rule(op: str | VmapRule, in_dims: Sequence[int | None]) -> VmapRule:
             least one has.
 
     Returns:
-        A function of a relax.BlockBuilder, the operands and the operator's attributes; see `VmapRule.__call__`.
+        A function of a relax.BlockBuilder (none in Relay), the operands and the operator's attributes; see
+        `VmapRule.__call__`.
 
     Raises:
         UnsupportedError: no such operator.

@@ -317,7 +317,7 @@ def convolution_backward(
         R.Tensor((6, 4, 3, 3), dtype="float32")
         R.Tensor((6,), dtype="float32")
     """
-    if _checked_ir("convolution_backward", grad, data, weight) == "Relay":
+    if checked_ir("convolution_backward", grad, data, weight) == "Relay":
         raise UnsupportedError(
             "convolution_backward: it makes Relax expressions; in Relay take conv{1,2,3}d_backward_data and _weight"
         )
@@ -343,11 +343,11 @@ def _call(name: str, grad: Expr, **arguments: Any) -> Expr:
     """A call of an operator of either IR, from the arguments of its function here."""
     entry = BY_NAME[name]
     second = arguments.pop(entry.direction.operands[1])
-    binding = _checked_ir(name, grad, second).lower()
+    binding = checked_ir(name, grad, second).lower()
     return importlib.import_module(f"{binding}_ops.ops").make_call(entry, grad, second, **arguments)
 
 
-def _checked_ir(name: str, *operands: Expr) -> str:
+def checked_ir(name: str, *operands: Expr) -> str:
     """ "Relay" or "Relax", whose expressions all operands are; registers the operators."""
     ir = "Relay" if hasattr(tvm, "relay") else "Relax"
     if not hasattr(tvm, ir.lower()):

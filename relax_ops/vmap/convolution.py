@@ -19,8 +19,8 @@ from relax_ops.vmap.unfolded import product_call
 from tvm_convgrad.core.arguments import make_attributes
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, FORWARD, OpEntry
 from tvm_convgrad.core.errors import ProblemError, UnsupportedError
-from tvm_convgrad.core.geometry import SPATIAL, normalize_axes, swapped_kernel_layout, transposed_extent
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.transposed import transposed_call
 from tvm_convgrad.core.type_relation import ConvAttributes, TensorSpec, result_dtype
 
 
@@ -101,82 +101,26 @@ def transposed_arguments(
     levels: Sequence[Level],
     data: relax.Expr,
     weight: relax.Expr,
-    *,
-    strides: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    data_layout: str | None = None,
-    kernel_layout: str | None = None,
-    out_layout: str | None = None,
-    out_dtype: str | None = None,
+    **attributes: Any,
 ) -> dict[str, Any]:
     """The arguments of dgrad, `data_shape` included, that make it a transposed convolution of data by weight.
 
-    Extents of the result: `core.geometry.transposed_extent`.
-
     Args:
         levels: batch axes of "grad" (the data) and "weight".
-        data, weight: with their batch axes; the weight's I are the data's channels, its O those of the result's group.
-        strides, padding, dilation, groups: as everywhere; padding is numbers.
-        output_padding: elements to add on the high side, below the stride.
-        data_layout, kernel_layout, out_layout: None is NC…, IO… and `data_layout`.
-
-    Raises:
-        ProblemError: an output padding that is not below its stride, or another argument that breaks a rule.
+        data, weight: with their batch axes.
+        attributes: those of core.transposed.transposed_call, which states the errors, too.
     """
     entry, builder = OpEntry(BACKWARD_DATA, rank), RelaxBuilder(block_builder)
-    data_layout = data_layout or "NC" + SPATIAL[rank]
-    swapped = swapped_kernel_layout(kernel_layout or "IO" + SPATIAL[rank])
-    out_layout = out_layout or data_layout
-    if isinstance(padding, str):
-        raise ProblemError(f"conv{rank}d_transpose: padding={padding!r} by name has no meaning here; give numbers")
-    made = make_attributes(
-        entry,
-        data_shape=lambda: None,
-        weight_shape=lambda: None,
-        strides=strides,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        grad_layout=data_layout,
-        data_layout=out_layout,
-        kernel_layout=swapped,
-        out_dtype=out_dtype,
-    )
-    extra = normalize_axes(output_padding, rank, "output_padding", least=0)
-    for axis, more, stride in zip(SPATIAL[rank], extra, made.strides, strict=True):
-        if more >= stride:
-            raise ProblemError(
-                f"conv{rank}d_transpose: output_padding {more} of axis {axis} is not below its stride {stride}; "
-                "pad the result instead"
-            )
-    operands = zip(("grad", "weight"), (data, weight), strict=True)
-    shapes = [
-        _unbatched(block_builder.normalize(v), name, entry, [level[name] for level in levels], builder).shape
-        for name, v in operands
-    ]
-    if [len(shape or ()) for shape in shapes] != [rank + 2] * 2:
-        raise ProblemError(f"conv{rank}d_transpose: data and weight must have {rank + 2} axes besides the batch's")
-    x, w = (
-        dict(zip(layout, shape or (), strict=True))
-        for layout, shape in zip((data_layout, swapped), shapes, strict=True)
-    )
-    result: dict[str, Extent] = {"N": x["N"], "C": w["I"] * groups}
-    for axis, s, d, pair, more in zip(SPATIAL[rank], made.strides, made.dilation, made.padding, extra, strict=True):
-        result[axis] = transposed_extent(x[axis], w[axis], s, d, *pair, more)
-    return {
-        "data_shape": [result[letter] for letter in out_layout],
-        "strides": made.strides,
-        "padding": made.padding,
-        "dilation": made.dilation,
-        "groups": groups,
-        "grad_layout": data_layout,
-        "data_layout": out_layout,
-        "kernel_layout": swapped,
-        "out_dtype": out_dtype,
-    }
+
+    def shapes() -> tuple[Sequence[Extent], Sequence[Extent]]:
+        first, second = (
+            _unbatched(block_builder.normalize(v), name, entry, [level[name] for level in levels], builder).shape or ()
+            for name, v in (("grad", data), ("weight", weight))
+        )
+        return first, second
+
+    call = transposed_call(rank, shapes, **attributes)
+    return vars(call) | {"data_shape": list(call.data_shape)}
 
 
 def _unbatched(

@@ -35,11 +35,6 @@ class Entry:
     def single(self) -> bool:
         return str(self.about["kind"]).startswith("op")
 
-    @property
-    def refused(self) -> bool:
-        """Whether it holds references, which no import can keep."""
-        return any(kind.startswith("Ref") for kind in self.about.get("nodes") or {})
-
     def path(self, form: str) -> Path | None:
         """The file of a form: json, text, tar, params_file or io; None if it has none."""
         found = self.about.get(form)

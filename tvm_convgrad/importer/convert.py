@@ -20,10 +20,13 @@ from tvm_convgrad.importer.context import MAX_ELEMENTS, Context
 from tvm_convgrad.importer.lift import lifted_weight_gradient
 from tvm_convgrad.importer.operators import TABLE, refuse_unknown
 from tvm_convgrad.importer.program import TensorType, TupleType, Type
+from tvm_convgrad.importer.references import Memory, Reference, refuse_shared
 from tvm_convgrad.importer.tensors import numpy_dtype
 from tvm_convgrad.training.ir.graph import function_scope
 
-MAX_DEPTH = 100
+MAX_BRANCHES = 100
+MAX_CALLS = 5_000
+"""How deep ifs, and how deep calls may nest: Relay's gradient of higher order calls a function for each operator."""
 MAX_EXTRA = 20_000
 _NUMBER_ERRORS = (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError, OverflowError)
 """What TVM raises where a program is wrong; its InternalError is a RuntimeError."""
@@ -75,6 +78,7 @@ def convert(program: ir.Program) -> Converted:
         names = ", ".join(sorted(program.functions)) or "none"
         raise ModelError(f"{program.source} has no function main; it has {names}.")
     refuse_unknown(program)
+    refuse_shared(program)
     main = program.functions["main"]
     params = [_parameter(var, name, program.source) for var, name in zip(main.params, unique_names(main), strict=True)]
     builder = relax.BlockBuilder()
@@ -143,7 +147,14 @@ def _expression(value: relax.Expr) -> relax.Expr:
         return relax.Tuple([_expression(item) for item in value])
     if isinstance(value, _Closure):
         raise ModelError(f"function {value.name} is a value here; closures are not imported, only calls of functions")
+    if isinstance(value, Reference):
+        raise ModelError("a reference is a value here; only what it holds can be one, so read it with ref_read")
     return value
+
+
+def _is_value(value: Any) -> bool:
+    """Whether it consists of tensors only."""
+    return all(map(_is_value, value)) if isinstance(value, list) else not isinstance(value, _Closure | Reference)
 
 
 def _last_line(error: BaseException) -> str:
@@ -159,6 +170,7 @@ class _Conversion:
         self.constants: dict[int, Any] = {}
         self.budget = MAX_EXTRA + sum(1 for _ in ir.walk(program))
         self.open_blocks = 0
+        self.memory = Memory()
 
     def fail(self, what: str) -> ModelError:
         return ModelError(f"{self.program.source}: {what}.")
@@ -236,7 +248,21 @@ class _Conversion:
                 return (yield self.call(expr, scope))
             case ir.Operator(name=name):
                 raise self.fail(f"the operator {name} is a value here; only calls of operators are imported")
+            case ir.RefCreate(value=inner):
+                return self.memory.new((yield self.evaluate(inner, scope)))
+            case ir.RefRead(ref=inner):
+                return (yield self.reference(inner, scope, "read")).value
+            case ir.RefWrite(ref=inner, value=new):
+                reference = yield self.reference(inner, scope, "written to")
+                self.memory.write(reference, (yield self.evaluate(new, scope)))
+                return []
         raise self.fail(f"{type(expr).__name__} is not imported")
+
+    def reference(self, expr: ir.Expr, scope: _Scope, what: str) -> Work:
+        found = yield self.evaluate(expr, scope)
+        if not isinstance(found, Reference):
+            raise self.fail(f"something is {what} that is no reference")
+        return found
 
     def constant(self, expr: ir.Constant) -> relax.Expr:
         if expr.value is None:
@@ -251,20 +277,49 @@ class _Conversion:
         condition = yield self.evaluate(expr.condition, scope)
         if isinstance(condition, list | _Closure) or self.context.dtype(condition) != "bool":
             raise self.fail("the condition of an if is no truth value")
-        if self.context.shape(condition) != () or scope.depth > MAX_DEPTH:
+        if self.context.shape(condition) != () or self.open_blocks >= MAX_BRANCHES:
             raise self.fail("the condition of an if is no scalar, or ifs nest too deep")
-        sides, types = [], []
+        sides, written = [], []
         for side in (expr.then, expr.other):
             self.builder._begin_binding_block()
             self.open_blocks += 1
+            self.memory.open_branch()
             value = yield self.evaluate(side, _Scope(scope))
-            result = self.builder.normalize(_expression(value))
-            types.append(result.ty)
+            written.append(self.memory.close_branch())
             self.open_blocks -= 1
-            sides.append(relax.SeqExpr([self.builder._end_block()], result))
-        if not tvm_ffi.structural_equal(types[0], types[1]):
+            sides.append((self.builder._end_block(), value))
+        changed = self.changed(written)
+        results = []
+        for (block, value), held in zip(sides, written, strict=True):
+            # What the branch writes to references comes out behind its value.
+            outputs = [value, *(held.get(reference, reference.value) for reference in changed)]
+            result = self.builder.normalize(_expression(outputs if changed else value))
+            results.append(relax.SeqExpr([block], result))
+        if not tvm_ffi.structural_equal(results[0].body.ty, results[1].body.ty):
             raise self.fail("the branches of an if have results of different types")
-        return self.spread(self.builder.emit(relax.If(condition, sides[0], sides[1])))
+        found = self.spread(self.builder.emit(relax.If(condition, results[0], results[1])))
+        if changed:
+            found, *values = found
+            for reference, value in zip(changed, values, strict=True):
+                self.memory.write(reference, value)
+        return found
+
+    def changed(self, written: Sequence[dict[Reference, Any]]) -> list[Reference]:
+        """The references that hold something else after an if, depending on its branch."""
+        found = []
+        for reference in {**written[0], **written[1]}:
+            held = [side.get(reference, reference.value) for side in written]
+            if held[0] is held[1]:
+                self.memory.write(reference, held[0])
+            elif all(map(_is_value, held)):
+                found.append(reference)
+            else:
+                raise self.fail(
+                    "the branches of an if leave different functions or references in a reference, so that what is "
+                    "called later depends on the condition; write relay.where instead of the if, and take the gradient "
+                    "of that"
+                )
+        return found
 
     def call(self, expr: ir.Call, scope: _Scope) -> Work:
         if isinstance(expr.op, str):
@@ -280,8 +335,8 @@ class _Conversion:
         callee = yield self.evaluate(expr.op, scope)
         if not isinstance(callee, _Closure):
             raise self.fail("something is called that is no function")
-        if callee.scope.depth > MAX_DEPTH or scope.depth > MAX_DEPTH:
-            raise self.fail(f"functions call one another deeper than {MAX_DEPTH}; {callee.name} may be recursive")
+        if callee.scope.depth > MAX_CALLS or scope.depth > MAX_CALLS:
+            raise self.fail(f"functions call one another deeper than {MAX_CALLS}; {callee.name} may be recursive")
         if len(callee.function.params) != len(expr.args):
             raise self.fail(
                 f"function {callee.name} takes {len(callee.function.params)} arguments, but {len(expr.args)} are given"
@@ -289,10 +344,7 @@ class _Conversion:
         inner = _Scope(callee.scope)
         inner.depth = max(callee.scope.depth, scope.depth) + 1
         for var, arg in zip(callee.function.params, expr.args, strict=True):
-            value = yield self.evaluate(arg, scope)
-            if isinstance(value, _Closure):
-                raise self.fail(f"a function is an argument of {callee.name}; closures are not imported")
-            inner.values[id(var)] = value
+            inner.values[id(var)] = yield self.evaluate(arg, scope)
         return (yield self.evaluate(callee.function.body, inner))
 
     def operator(self, expr: ir.Call, args: list[relax.Expr]) -> Any:
@@ -306,8 +358,8 @@ class _Conversion:
                 raise ModelError(
                     f"{len(args)} operands were given; it takes {fewest if fewest == most else entry.operands}"
                 )
-            if any(isinstance(arg, _Closure) for arg in args):
-                raise ModelError("an operand is a function; closures are not imported")
+            if any(isinstance(arg, _Closure | Reference) for arg in args):
+                raise ModelError("an operand is a function or a reference, not a tensor")
             if name not in ("concatenate", "stack") and any(isinstance(arg, list) for arg in args):
                 raise ModelError("an operand is a tuple")
             attributes = typed(name, entry.attributes, expr.attributes)

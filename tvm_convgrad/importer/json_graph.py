@@ -41,7 +41,7 @@ _CHILDREN: Mapping[str, tuple[str, ...]] = {
 }
 """The fields that are node numbers and are read."""
 
-_UNSUPPORTED = ("relay.RefCreate", "relay.RefRead", "relay.RefWrite", "relay.Match")
+_UNSUPPORTED = ("relay.Match",)
 _TYPES = ("FuncType", "RefType", "TypeCall", "TypeVar", "GlobalTypeVar", "IncompleteType", "relay.RefType")
 
 

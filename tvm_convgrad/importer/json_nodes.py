@@ -172,6 +172,10 @@ def _field_of(graph: Graph, index: int) -> ir.Expr:
     return ir.Field(value, graph.literal(index, "index"))
 
 
+def _part(graph: Graph, index: int, name: str) -> ir.Expr:
+    return graph.expr(graph.child(index, name), f"{name} of node {index}")
+
+
 _MAKERS: Makers = {
     "": lambda graph, index: None,
     "IRModule": _module,
@@ -184,6 +188,9 @@ _MAKERS: Makers = {
     "relay.TupleGetItem": _field_of,
     "relay.Let": _let,
     "relay.If": _if,
+    "relay.RefCreate": lambda graph, index: ir.RefCreate(_part(graph, index, "value")),
+    "relay.RefRead": lambda graph, index: ir.RefRead(_part(graph, index, "ref")),
+    "relay.RefWrite": lambda graph, index: ir.RefWrite(_part(graph, index, "ref"), _part(graph, index, "value")),
     "relay.TensorType": _tensor_type,
     "TupleType": _tuple_type,
     "GlobalVar": lambda graph, index: ir.GlobalRef(graph.text(index, "name_hint")),

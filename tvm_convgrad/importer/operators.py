@@ -21,9 +21,6 @@ from tvm_convgrad.importer.table import TABLE
 __all__ = ["TABLE", "refuse_unknown"]
 
 _KINDS = {
-    "RefCreate": "references (gradients of higher order: import the first_order gradient instead)",
-    "RefRead": "references (gradients of higher order: import the first_order gradient instead)",
-    "RefWrite": "references (gradients of higher order: import the first_order gradient instead)",
     "Match": "pattern matching on algebraic data types",
 }
 

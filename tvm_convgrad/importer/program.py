@@ -149,14 +149,51 @@ class Operator:
 
 
 @dataclass(frozen=True, eq=False)
+class RefCreate:
+    """A new reference that holds `value`."""
+
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class RefRead:
+    """What a reference holds."""
+
+    ref: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class RefWrite:
+    """Another value for a reference; the result is the empty tuple."""
+
+    ref: Expr
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
 class Unsupported:
-    """An expression of a kind that is not imported: references, pattern matching, constructors."""
+    """An expression of a kind that is not imported: pattern matching, constructors."""
 
     kind: str
     children: tuple[Expr, ...] = ()
 
 
-Expr = Union[Var, Constant, Tuple, Field, Call, Function, Let, If, GlobalRef, Operator, Unsupported]
+Expr = Union[
+    Var,
+    Constant,
+    Tuple,
+    Field,
+    Call,
+    Function,
+    Let,
+    If,
+    GlobalRef,
+    Operator,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Unsupported,
+]
 
 
 @dataclass(frozen=True)
@@ -169,7 +206,8 @@ class Program:
 
 
 TYPES = (TensorType, TupleType, OtherType)
-EXPRS = (Var, Constant, Tuple, Field, Call, Function, Let, If, GlobalRef, Operator, Unsupported)
+REFERENCES = (RefCreate, RefRead, RefWrite)
+EXPRS = (Var, Constant, Tuple, Field, Call, Function, Let, If, GlobalRef, Operator, *REFERENCES, Unsupported)
 """The classes, for isinstance."""
 
 
@@ -178,8 +216,10 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     match expr:
         case Tuple(fields=fields):
             return fields
-        case Field(value=value):
+        case Field(value=value) | RefCreate(value=value) | RefRead(ref=value):
             return (value,)
+        case RefWrite(ref=ref, value=value):
+            return (ref, value)
         case Call(op=op, args=args):
             return args if isinstance(op, str) else (op, *args)
         case Function(params=params, body=body):

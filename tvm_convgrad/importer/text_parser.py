@@ -163,7 +163,10 @@ class _Parser:
         return body
 
     def sequence(self, ends: tuple[str, ...]) -> ir.Expr:
-        """Bindings, then an expression. Lets may follow one another without end: they are nested afterwards."""
+        """Bindings, then an expression. Lets may follow one another without end: they are nested afterwards.
+
+        `ends` are the tokens that may follow; none where the sequence is itself the value of a binding.
+        """
         lets: list[tuple[ir.Var, ir.Expr]] = []
         while True:
             if self.accept("let", "name"):
@@ -188,9 +191,9 @@ class _Parser:
             else:
                 break
         body = self.expression()
-        if self.accept(";"):
+        if ends and self.accept(";"):
             raise self.fail("a value is computed and dropped; only lets and graph bindings may precede a result")
-        if self.peek().text not in ends and self.peek().kind not in ends:
+        if ends and self.peek().text not in ends and self.peek().kind not in ends:
             raise self.fail(f"{ends[0]!r} is expected, not {self.peek().text[:40]!r}")
         for var, value in reversed(lets):
             body = ir.Let(var, value, body)
@@ -284,9 +287,9 @@ class _Parser:
             ):
                 expr = ir.Field(expr, self.small(self.next().text[1:]))
             elif self.accept("^"):
-                expr = ir.Unsupported("RefRead", (expr,))
+                expr = ir.RefRead(expr)
             elif self.accept(":="):
-                expr = ir.Unsupported("RefWrite", (expr, self.expression()))
+                expr = ir.RefWrite(expr, self.expression())
             elif self.peek() == Token("ty", "[", self.peek().line):
                 found = self.type_comment()
                 if isinstance(expr, ir.Constant) and expr.value is None:
@@ -313,6 +316,8 @@ class _Parser:
             return self.block()
         if token.kind != "name":
             raise self.fail(f"an expression is expected, not {token.text[:40]!r}")
+        if token.text == "let":
+            return self.sequence(())
         self.next()
         match token.text:
             case "True" | "False":
@@ -328,13 +333,22 @@ class _Parser:
                 return ir.If(condition, then, self.block())
             case "meta":
                 return self.meta_expression()
-            case "ref" | "ref_read" | "ref_write" | "match" | "match?":
-                kinds = {"ref": "RefCreate", "ref_read": "RefRead", "ref_write": "RefWrite"}
-                raise self.fail(
-                    f"{kinds.get(token.text, 'Match')} is not imported: only programs without references and pattern "
-                    "matching are; run relay.transform.ToGraphNormalForm and PartialEvaluate first"
-                )
+            case "ref":
+                return ir.RefCreate(*self.operands(token.text, 1))
+            case "ref_read":
+                return ir.RefRead(*self.operands(token.text, 1))
+            case "ref_write":
+                return ir.RefWrite(*self.operands(token.text, 2))
+            case "match" | "match?":
+                raise self.fail("Match is not imported: only programs without pattern matching are")
         return ir.Operator(token.text)
+
+    def operands(self, name: str, count: int) -> tuple[ir.Expr, ...]:
+        """What stands in the parentheses behind ref, ref_read and ref_write."""
+        found = self.call(ir.Operator(name)).args
+        if len(found) != count:
+            raise self.fail(f"{name} takes {count} operands, but {len(found)} are given")
+        return found
 
     def variable(self, name: str) -> ir.Expr:
         """A variable; `%x.0` is a field of %x, unless there is a variable of that very name."""
@@ -384,7 +398,7 @@ class _Parser:
                 break
         return fields[0] if len(fields) == 1 and not comma else ir.Tuple(tuple(fields))
 
-    def call(self, callee: ir.Expr) -> ir.Expr:
+    def call(self, callee: ir.Expr) -> ir.Call:
         self.expect("(")
         args: list[ir.Expr] = []
         attributes: dict[str, Any] = {}

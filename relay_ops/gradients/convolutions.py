@@ -10,11 +10,12 @@ of the same convolution with a weight of one input channel a group, which is res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tvm import relay
 
-from relay_ops.ir import PREFIX, call_of, multiplied_problem_of, problem_of, transposed_problem_of, types_of
+from relay_ops.gradients.contract import Rules
+from relay_ops.ir import PREFIX, call_of, multiplied_problem_of, problem_of, transposed_problem_of, types_of, with_batch
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BY_NAME, DIRECTIONS, FORWARD, NEW_OPS, Direction
 from tvm_convgrad.core.geometry import SPATIAL
 from tvm_convgrad.core.problem import ConvProblem
@@ -24,10 +25,10 @@ def family_gradient(call: relay.Call, output_grad: relay.Expr) -> list[relay.Exp
     """FPrimalGradient of nn.conv{1,2,3}d and of the six operators, so that gradients can be taken again and again.
 
     Raises:
-        UnsupportedError: an unknown extent, or a packed layout.
+        UnsupportedError: an unknown extent other than the batch, or a packed layout.
     """
     direction = BY_NAME[str(call.op.name).removeprefix(PREFIX)].direction
-    types = types_of(call)
+    types = with_batch(call.op, call.attrs, types_of(call))
     multiplied = multiplied_problem_of(call.op, call.attrs, types) if direction is FORWARD else None
     if multiplied is not None:
         return _multiplied_gradient(call, multiplied, output_grad)
@@ -50,9 +51,11 @@ def transpose_gradient(call: relay.Call, output_grad: relay.Expr) -> list[relay.
     """FPrimalGradient of nn.conv{1,2,3}d_transpose.
 
     Raises:
-        UnsupportedError: an unknown extent, a packed layout, or output_padding not below the strides.
+        UnsupportedError: an unknown extent other than the batch, a packed layout, or output_padding not below the
+            strides.
     """
-    return _partials(BACKWARD_DATA, call.args, transposed_problem_of(call.op, call.attrs, types_of(call)), output_grad)
+    types = with_batch(call.op, call.attrs, types_of(call))
+    return _partials(BACKWARD_DATA, call.args, transposed_problem_of(call.op, call.attrs, types), output_grad)
 
 
 def _partials(
@@ -67,9 +70,8 @@ def _partials(
     ]
 
 
-GRADIENTS: dict[str, Callable[[relay.Call, relay.Expr], list[relay.Expr]]] = {
+RULES: Rules = {
     **{f"{PREFIX}conv{rank}d": family_gradient for rank in SPATIAL},
     **{f"{PREFIX}conv{rank}d_transpose": transpose_gradient for rank in SPATIAL},
     **{PREFIX + entry.name: family_gradient for entry in NEW_OPS},
 }
-"""Gradient rules by operator."""
