@@ -42,6 +42,8 @@ REQUIREMENTS = (
     "rich>=13",
     "pytest>=8",
     "pytest-xdist>=3.5",
+    "onednn-cpu-gomp==2023.2.0",  # these two as the extra onednn of pyproject.toml has them
+    "onednn-devel-cpu-gomp==2023.2.0",
 )
 STAND_INS = {"libcuda.so.1": "cu", "libcudart.so.12": "cuda", "libnvrtc.so.12": "nvrtc"}
 NO_DEVICE = 100
