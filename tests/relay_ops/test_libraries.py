@@ -18,6 +18,7 @@ from tvm import relay
 from relay_ops.backends import STRATEGY
 from relay_ops.ir import call_of
 from relay_ops.partition import partition, partition_for_convgrad, partition_for_onednn, verdicts
+from relay_ops.patterns import OPS
 from tests.relay_ops.harness import assert_equal, call_program, calls, execute, integers, typed, variables
 from tvm_convgrad import ConvProblem, SetupError, UnsupportedError
 from tvm_convgrad.core import reference
