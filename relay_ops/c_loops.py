@@ -10,17 +10,20 @@ known before the inner ones: these have no conditions. Around them is a loop ove
 and a block of the result's channels (no images for wgrad, which sums over them). TVM's threads divide the units: no two
 write the same element, and the order of sums does not depend on their number.
 
-The innermost loop is over the axis (o, i, or the last one of y) that is contiguous in most of the three tensors, so
-that a C compiler vectorizes it. Where it is a reduction it sums in lanes of fixed order.
+Vectors lie along the axis (o, i, or the last one of y) that is contiguous in most of the three tensors, and c_tiles.py
+keeps a tile of sums in registers. Where a stride leaves gaps there are plain loops, the innermost over that axis; where
+that is a reduction it sums in lanes of fixed order.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from relay_ops.c_tiles import Inner, tiles
 from tvm_convgrad.codegen.hardware import PARALLEL_FROM
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, Direction
-from tvm_convgrad.core.geometry import SPATIAL, strides_of
+from tvm_convgrad.core.geometry import DTYPE_BYTES, SPATIAL, strides_of
 from tvm_convgrad.core.problem import ConvProblem
 
 C_TYPES = {"float32": "float", "float64": "double"}
@@ -42,7 +45,9 @@ def refuses(problem: ConvProblem) -> str | None:
     return None
 
 
-def function(direction: Direction, problem: ConvProblem, name: str, *, accumulate: bool = False) -> str:
+def function(
+    direction: Direction, problem: ConvProblem, name: str, *, accumulate: bool = False, vector_bytes: int = 16
+) -> str:
     """C++: a static function `name(first, second, [summand,] result)` on compact tensors in the problem's layouts.
 
     It takes the tensors' starts as char*, and returns 0, or what TVM's threads give.
@@ -52,6 +57,7 @@ def function(direction: Direction, problem: ConvProblem, name: str, *, accumulat
         problem: one that `refuses` accepts.
         name: a C identifier.
         accumulate: the result is the sum of a summand and the convolution.
+        vector_bytes: of the target's vectors.
     """
     spatial, groups = SPATIAL[problem.rank], problem.groups
     ctype = C_TYPES[problem.data_dtype]
@@ -106,14 +112,17 @@ def function(direction: Direction, problem: ConvProblem, name: str, *, accumulat
     for axis in spatial[:-1]:
         a = axis.lower()
         lines.append(_loop(a, f"{a}_low", f"{a}_high"))
-    for axis in inner_axes:
-        if axis != inner:
-            lines.append(_loop(axis, *bounds[axis]))
+    loops = Inner(direction, ctype, inner_axes, inner, bounds, move)
+    length = extents.get(inner, int(problem.grad_extents[-1]))
+    tiled = tiles(loops, vector_bytes // DTYPE_BYTES[problem.data_dtype], length)
+    if tiled is None:
+        lines += [_loop(axis, *bounds[axis]) for axis in inner_axes if axis != inner]
     for tensor in ("data", "weight", "grad"):
-        place = _place(tensor, problem, steps[tensor], skip=inner)
+        place = _place(tensor, problem, steps[tensor], skip=(inner,) if tiled is None else inner_axes)
         const = "" if tensor == direction.result else "const "
-        lines.append(f"{const}{ctype}* __restrict {tensor}_at = {tensor} + {place};")
-    lines.extend(_inner(direction, ctype, bounds[inner], {tensor: move[tensor][inner] for tensor in move}))
+        end = "at" if tiled is None else "row"
+        lines.append(f"{const}{ctype}* __restrict {tensor}_{end} = {tensor} + {place};")
+    lines += tiled or _inner(direction, ctype, bounds[inner], {tensor: move[tensor][inner] for tensor in move})
     depth = sum(line.endswith("{") for line in lines) - sum(line == "}" for line in lines)
     lines += [*["}"] * (depth - 1), "return 0;", "}"]
     size = math.prod(int(e) for e in problem.tensors[direction.result][0])
@@ -152,12 +161,12 @@ def _inner(direction: Direction, ctype: str, bounds: tuple[str, str], move: dict
     ]
 
 
-def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: str) -> str:
-    """The offset of the element that the loops are at, the innermost axis `skip` left out."""
+def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: Sequence[str]) -> str:
+    """The offset of the element that the loops are at, the axes `skip` left out."""
     spatial = SPATIAL[problem.rank]
     out_per_group = problem.out_channels // problem.groups
     in_per_group = problem.in_channels // problem.groups
-    o, i = ("0" if skip == axis else axis for axis in ("o", "i"))
+    o, i = ("0" if axis in skip else axis for axis in ("o", "i"))
     terms = []
     if tensor == "weight":
         terms += [f"(g * {out_per_group} + {o}) * {steps['O']}", f"{i} * {steps['I']}"]
@@ -166,7 +175,7 @@ def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: str) 
         channel = f"g * {in_per_group} + {i}" if tensor == "data" else f"g * {out_per_group} + {o}"
         terms += [f"n * {steps['N']}", f"({channel}) * {steps['C']}"]
         for a, stride in zip(spatial, problem.strides, strict=True):
-            y = "0" if skip == a.lower() else a.lower()
+            y = "0" if a.lower() in skip else a.lower()
             terms.append(
                 f"({y} * {stride} + {a.lower()}_from) * {steps[a]}" if tensor == "data" else f"{y} * {steps[a]}"
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import tvm
 
-from relay_ops.c_loops import function, refuses
+from relay_ops.c_loops import C_TYPES, function, refuses
+from relay_ops.c_tiles import vector_types
 from relay_ops.patterns import Match
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.errors import UnsupportedError
@@ -15,6 +16,9 @@ _FEATURES = {
     "AVX2": "avx2,fma",
 }
 """What a compiler is told of an instruction set that is not its default."""
+
+_LEAST_VECTOR = 16
+"""Bytes of the vectors that nearly every CPU has; compilers split what it has not."""
 
 _CLANG = 'clang attribute push(__attribute__((target("{}"))), apply_to = function)'
 
@@ -26,11 +30,13 @@ class LoopCalls:
         self._symbol = symbol
         machine = machine_of(target)
         self._features = _FEATURES.get(machine.name, "") if machine is not None else ""
+        self._vector_bytes = machine.vector_bytes if machine is not None else _LEAST_VECTOR
         self._functions: dict[str, str] = {}
 
     def head(self) -> str:
         """What the loops call."""
-        return "static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }\n\n"
+        own = "static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }\n\n"
+        return vector_types(tuple(C_TYPES.values())) + own
 
     def call(self, match: Match, tensors: list[str]) -> str:
         """A call of the function of the match's direction and problem."""
@@ -38,7 +44,13 @@ class LoopCalls:
         if reason is not None:
             raise UnsupportedError(f"{self._symbol}: {match.problem.descriptor}: {reason}")
         # The text is the same for the same direction of the same problem.
-        text = function(match.direction, match.problem, "NAME", accumulate=match.epilogue.accumulate)
+        text = function(
+            match.direction,
+            match.problem,
+            "NAME",
+            accumulate=match.epilogue.accumulate,
+            vector_bytes=self._vector_bytes,
+        )
         name = self._functions.setdefault(text, f"{self._symbol}_part{len(self._functions)}")
         return f"{name}({', '.join(f'start_of({tensor})' for tensor in tensors)})"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,21 @@ class Case:
             self.wanted = self.wanted + values.astype("float64")
 
 
+def widened(problem: ConvProblem, rng: Any) -> ConvProblem:
+    """With channels and a row that tiles of registers and vectors do not divide."""
+    extents = (*problem.data_extents[:-1], int(problem.data_extents[-1]) + int(rng.integers(8, 30)))
+    channels = [problem.groups * int(each) for each in rng.integers(5, 40, 2)]
+    return replace(problem, in_channels=channels[0], out_channels=channels[1], data_extents=extents)
+
+
 def cases_of(rank: int, dtype: str, count: int) -> list[Case]:
     rng = np.random.default_rng([rank, count])
     kinds = [(direction, epilogue) for direction, all_of in EPILOGUES.items() for epilogue in all_of]
     made = []
     for number in range(count):
         direction, epilogue = kinds[number % len(kinds)]
-        made.append(Case(direction, drawn(rng, rank, dtype), epilogue, f"case{number}"))
+        problem = drawn(rng, rank, dtype)
+        made.append(Case(direction, widened(problem, rng) if number % 2 else problem, epilogue, f"case{number}"))
     return made
 
 
