@@ -11,6 +11,7 @@
 # make test-relay   the tests of the Relay binding, in a real Relay (TVM 0.17, from the package index) in .venv-relay
 # make test-host    TVM's own tests without and with this package; TVM_SOURCE names a checkout of TVM, without which it
 #                   says so and ends; no part of .ci/run
+# make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make lint         formatting, lint and types
 # make clean        remove .venv, .venv-oldest, .venv-relay, out and build leftovers
 #
@@ -31,7 +32,8 @@ RELAY := .venv-relay
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test test-torch test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-host lint clean
+.PHONY: demo test test-torch test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
+    test-host lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -107,6 +109,14 @@ test-relay:
 
 test-host: $(VENV)/with-test $(VENV)/with-torch
 	$(BIN)/python -m tests.host.compare --workers $(WORKERS)
+
+# The packages of .venv stand behind those of .venv-relay; CUTLASS's headers are in the wheel of today's TVM.
+test-relay-gpu: $(VENV)/with-test $(VENV)/with-cuda $(VENV)/with-cutlass
+	@code=0; test -e $(RELAY)/made || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
+	if [ $$code = 3 ]; then echo "test-relay-gpu: not run"; exit 0; fi; \
+	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_GPU_PACKAGES=$$packages CONVGRAD_RELAX_PYTHON=$(BIN)/python \
+	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops/gpu
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff format --check .

@@ -205,7 +205,7 @@ def _gradients_nhwc(problem: ConvProblem, arrays: Arrays) -> Arrays:
 def _library(problem: ConvProblem, arrays: Arrays) -> Arrays:
     from relay_ops.partition import NAME, partition
 
-    module = partition(gradient_program(problem), forward=True)
+    module = partition(gradient_program(problem), ["c"], forward=True)
     regions = [f for f in module.functions.values() if f.attrs and str(f.attrs.get("Compiler", "")) == NAME]
     assert regions, "nothing was partitioned"
     assert "nn.conv2d" not in str(module["main"]), "a convolution was left out"

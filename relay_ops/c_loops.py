@@ -5,24 +5,34 @@ All directions walk over the same products, result += first * second at
 
     X[n, g i, y * stride + k * dilation - low]    W[g o, i, k]    Y[n, g o, y]
 
-and differ in which of the three is the result. The taps k are the outer loops, so that the range of y that is in bounds
-is known before the inner ones: these have no conditions. The innermost loop is over the axis (o, i, or the last one of
-y) that is contiguous in most of the three tensors, so that a C compiler vectorizes it. Where it is a reduction
-it sums in lanes of fixed order.
+and differ in which of the three is the result. The taps k are outer loops, so that the range of y that is in bounds is
+known before the inner ones: these have no conditions. Around them is a loop over units of work, each an image, a group
+and a block of the result's channels (no images for wgrad, which sums over them). TVM's threads divide the units: no two
+write the same element, and the order of sums does not depend on their number.
+
+Vectors lie along the axis (o, i, or the last one of y) that is contiguous in most of the three tensors, and c_tiles.py
+keeps a tile of sums in registers. Where a stride leaves gaps there are plain loops, the innermost over that axis; where
+that is a reduction it sums in lanes of fixed order.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from tvm_convgrad.core.catalogue import Direction
-from tvm_convgrad.core.geometry import SPATIAL, strides_of
+from relay_ops.c_tiles import Inner, tiles
+from tvm_convgrad.codegen.hardware import PARALLEL_FROM
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, Direction
+from tvm_convgrad.core.geometry import DTYPE_BYTES, SPATIAL, strides_of
 from tvm_convgrad.core.problem import ConvProblem
 
 C_TYPES = {"float32": "float", "float64": "double"}
 """The element types that C has."""
 
 LANES = 16
+
+BLOCK, INNER_BLOCK = 8, 64
+"""Channels of the result in a unit of work; more where the innermost loop is over them."""
 
 
 def refuses(problem: ConvProblem) -> str | None:
@@ -35,13 +45,19 @@ def refuses(problem: ConvProblem) -> str | None:
     return None
 
 
-def function(direction: Direction, problem: ConvProblem, name: str) -> str:
-    """A static C (and C++) function `name(first, second, result)` on compact tensors in the problem's layouts.
+def function(
+    direction: Direction, problem: ConvProblem, name: str, *, accumulate: bool = False, vector_bytes: int = 16
+) -> str:
+    """C++: a static function `name(first, second, [summand,] result)` on compact tensors in the problem's layouts.
+
+    It takes the tensors' starts as char*, and returns 0, or what TVM's threads give.
 
     Args:
         direction: which of forward, wgrad and dgrad it computes.
         problem: one that `refuses` accepts.
         name: a C identifier.
+        accumulate: the result is the sum of a summand and the convolution.
+        vector_bytes: of the target's vectors.
     """
     spatial, groups = SPATIAL[problem.rank], problem.groups
     ctype = C_TYPES[problem.data_dtype]
@@ -59,14 +75,30 @@ def function(direction: Direction, problem: ConvProblem, name: str) -> str:
     inner = max(inner_axes, key=lambda axis: (sum(move[tensor][axis] == 1 for tensor in move), axis == last))
     bounds = {axis: ("0", str(extents[axis])) for axis in ("o", "i")} | {last: (f"{last}_low", f"{last}_high")}
 
+    parallel = "i" if direction is BACKWARD_DATA else "o"
+    block = INNER_BLOCK if parallel == inner else BLOCK
+    blocks = -(-extents[parallel] // block)
+    images = 1 if direction is BACKWARD_WEIGHT else problem.batch
+    units = images * groups * blocks
+    first, second = direction.operands
     lines = [
-        f"static void {name}(const {ctype}* __restrict {direction.operands[0]}, const {ctype}* __restrict "
-        f"{direction.operands[1]}, {ctype}* __restrict {direction.result}) {{"
+        f"struct {name}_tensors {{ const {ctype} *{first}, *{second}; {ctype}* {direction.result}; }};",
+        f"static int {name}_task(int task, Group* team, void* closure) {{",
+        f"const {name}_tensors* of = (const {name}_tensors*)closure;",
+        *(f"const {ctype}* __restrict {operand} = of->{operand};" for operand in direction.operands),
+        f"{ctype}* __restrict {direction.result} = of->{direction.result};",
+        f"const int64_t begin = INT64_C({units}) * task / team->tasks;",
+        f"const int64_t end = INT64_C({units}) * (task + 1) / team->tasks;",
+        _loop("unit", "begin", "end"),
+        f"const int64_t g = unit / {blocks} % {groups};",
+        f"const int64_t {parallel}_low = unit % {blocks} * {block};",
+        f"const int64_t {parallel}_high = at_most({parallel}_low + {block}, {extents[parallel]});",
     ]
-    size = math.prod(int(e) for e in problem.tensors[direction.result][0])
-    lines.append(f"memset({direction.result}, 0, sizeof({ctype}) * {size}u);")
-    lines.append(_loop("n", "0", str(problem.batch)))
-    lines.append(_loop("g", "0", str(groups)))
+    bounds[parallel] = (f"{parallel}_low", f"{parallel}_high")
+    if direction is BACKWARD_WEIGHT:
+        lines.append(_loop("n", "0", str(problem.batch)))
+    else:
+        lines.append(f"const int64_t n = unit / {groups * blocks};")
     for j, axis in enumerate(spatial):
         low, _ = problem.padding[j]
         a, stride, x = axis.lower(), problem.strides[j], int(problem.data_extents[j])
@@ -80,16 +112,33 @@ def function(direction: Direction, problem: ConvProblem, name: str) -> str:
     for axis in spatial[:-1]:
         a = axis.lower()
         lines.append(_loop(a, f"{a}_low", f"{a}_high"))
-    for axis in inner_axes:
-        if axis != inner:
-            lines.append(_loop(axis, *bounds[axis]))
+    loops = Inner(direction, ctype, inner_axes, inner, bounds, move)
+    length = extents.get(inner, int(problem.grad_extents[-1]))
+    tiled = tiles(loops, vector_bytes // DTYPE_BYTES[problem.data_dtype], length)
+    if tiled is None:
+        lines += [_loop(axis, *bounds[axis]) for axis in inner_axes if axis != inner]
     for tensor in ("data", "weight", "grad"):
-        place = _place(tensor, problem, steps[tensor], skip=inner)
+        place = _place(tensor, problem, steps[tensor], skip=(inner,) if tiled is None else inner_axes)
         const = "" if tensor == direction.result else "const "
-        lines.append(f"{const}{ctype}* __restrict {tensor}_at = {tensor} + {place};")
-    lines.extend(_inner(direction, ctype, bounds[inner], {tensor: move[tensor][inner] for tensor in move}))
+        end = "at" if tiled is None else "row"
+        lines.append(f"{const}{ctype}* __restrict {tensor}_{end} = {tensor} + {place};")
+    lines += tiled or _inner(direction, ctype, bounds[inner], {tensor: move[tensor][inner] for tensor in move})
     depth = sum(line.endswith("{") for line in lines) - sum(line == "}" for line in lines)
-    return _indented([*lines, *["}"] * depth])
+    lines += [*["}"] * (depth - 1), "return 0;", "}"]
+    size = math.prod(int(e) for e in problem.tensors[direction.result][0])
+    summand = ", char* summand" if accumulate else ""
+    begun = "memcpy(result, summand" if accumulate else "memset(result, 0"
+    lines += [
+        f"static int {name}(char* first, char* second{summand}, char* result) {{",
+        f"{name}_tensors of = {{(const {ctype}*)first, (const {ctype}*)second, ({ctype}*)result}};",
+        f"{begun}, sizeof({ctype}) * {size}u);",
+    ]
+    products = math.prod(int(e) for e in problem.tensors["grad"][0]) * extents["i"] * math.prod(problem.kernel)
+    if products < PARALLEL_FROM:
+        lines += ["Group alone = {0, 1};", f"return {name}_task(0, &alone, &of);", "}"]
+    else:
+        lines += [f"return TVMBackendParallelLaunch({name}_task, &of, 0);", "}"]
+    return _indented(lines)
 
 
 def _inner(direction: Direction, ctype: str, bounds: tuple[str, str], move: dict[str, int]) -> list[str]:
@@ -112,12 +161,12 @@ def _inner(direction: Direction, ctype: str, bounds: tuple[str, str], move: dict
     ]
 
 
-def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: str) -> str:
-    """The offset of the element that the loops are at, the innermost axis `skip` left out."""
+def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: Sequence[str]) -> str:
+    """The offset of the element that the loops are at, the axes `skip` left out."""
     spatial = SPATIAL[problem.rank]
     out_per_group = problem.out_channels // problem.groups
     in_per_group = problem.in_channels // problem.groups
-    o, i = ("0" if skip == axis else axis for axis in ("o", "i"))
+    o, i = ("0" if axis in skip else axis for axis in ("o", "i"))
     terms = []
     if tensor == "weight":
         terms += [f"(g * {out_per_group} + {o}) * {steps['O']}", f"{i} * {steps['I']}"]
@@ -126,7 +175,7 @@ def _place(tensor: str, problem: ConvProblem, steps: dict[str, int], skip: str) 
         channel = f"g * {in_per_group} + {i}" if tensor == "data" else f"g * {out_per_group} + {o}"
         terms += [f"n * {steps['N']}", f"({channel}) * {steps['C']}"]
         for a, stride in zip(spatial, problem.strides, strict=True):
-            y = "0" if skip == a.lower() else a.lower()
+            y = "0" if a.lower() in skip else a.lower()
             terms.append(
                 f"({y} * {stride} + {a.lower()}_from) * {steps[a]}" if tensor == "data" else f"{y} * {steps[a]}"
             )

@@ -186,7 +186,7 @@ def test_what_becomes_a_call() -> None:
         done = offload(module_of(PLAIN, body)[0], ["cudnn"], TARGET)
         assert [entry.fused for entry in done.lowered] == fused
         assert all(entry.form.startswith("cudnn engine ") for entry in done.lowered)
-        assert all("deterministic" in entry.choice.detail.detail for entry in done.lowered)
+        assert all("deterministic" in entry.choice.engine.detail for entry in done.lowered)
     double = directions_module([("main", DIRECTIONS["forward"], PLAIN.with_dtypes("float16", "float16", "float32"))])
     with pytest.raises(UnsupportedError, match=r"no convolution can be; .* refused by cudnn: types float16, float32"):
         partition(double, ["cudnn"], TARGET)

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""These tests need a TVM that has Relay: `make test-relay` makes one. Elsewhere they are not collected."""
+"""These tests need a TVM that has Relay: `make test-relay` makes one. Elsewhere they are not collected.
+
+Those in gpu/ want the packages of cuDNN and nvcc besides, from the folder that CONVGRAD_GPU_PACKAGES names: `make
+test-relay-gpu` gives them those of .venv. None of them needs a GPU.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 
 import pytest
 
@@ -12,7 +17,12 @@ from tests.relay_ops import corpus
 from tvm_convgrad import _tvm_has_relay
 
 HAS_RELAY = _tvm_has_relay()
-collect_ignore_glob = [] if HAS_RELAY else ["test_*.py"]
+GPU_PACKAGES = os.environ.get("CONVGRAD_GPU_PACKAGES", "")
+collect_ignore_glob = [] if HAS_RELAY else ["test_*.py", "gpu/*"]
+if HAS_RELAY and GPU_PACKAGES:
+    sys.path.append(GPU_PACKAGES)  # behind everything else: of it only cuDNN and nvcc are wanted
+elif HAS_RELAY:
+    collect_ignore_glob = ["gpu/*"]
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # as many workers as cores run already
 if HAS_RELAY:
     logging.getLogger("te_compiler").setLevel(logging.ERROR)  # "no tuned configuration", for every operator

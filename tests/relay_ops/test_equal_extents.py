@@ -15,10 +15,10 @@ import pytest
 import tvm
 from tvm import relay
 
-from relay_ops.c_source import source_of
 from relay_ops.differentiate import value_and_gradients
 from relay_ops.ir import call_of, multiplied_problem_of, problem_of, types_of
 from relay_ops.partition import NAME, partition
+from relay_ops.region_source import source_of
 from tests.relay_ops.harness import assert_equal, calls, execute, integers, run, typed, variables
 from tvm_convgrad import ConvProblem
 from tvm_convgrad.core import reference
@@ -210,12 +210,12 @@ def test_c_loops_are_right(rank: int, tmp_path: Any) -> None:
     for layout in {1: ("any",), 2: ("NC", "last"), 3: ("any",)}[rank]:
         for case in gradient_cases(rank, layout, DIRECTIONS if layout != "any" else DIRECTIONS[1:]):
             made, operands, _, _ = case
-            module = partition(typed(relay.Function(operands, made)), forward=True)
+            module = partition(typed(relay.Function(operands, made)), ["c"], forward=True)
             (region,) = (f for f in module.functions.values() if f.attrs and "Compiler" in f.attrs)
             symbol = f"case{len(wanted)}"
             wanted[symbol] = case, region.ret_type
             sources.append(source_of(region, symbol))
-    head = sources[0][: sources[0].index("static void case0")]
+    head = sources[0][: sources[0].index("struct case0")]
     text = head + "".join(source.removeprefix(head) for source in sources)
     text = text.replace('#pragma GCC optimize("O3")', '#pragma GCC optimize("O1")')
     path = str(tmp_path / "library.so")
@@ -230,7 +230,7 @@ def test_c_loops_are_right(rank: int, tmp_path: Any) -> None:
 def check_library(program: tuple[Any, dict[str, Any], list[Any]], folder: Any) -> None:
     """Partition, export, load and run: no gradient may be left to Relay."""
     module, values, wanted = program
-    module = partition(module)
+    module = partition(module, ["c"])
     main = tvm.IRModule.from_expr(module["main"])
     assert not calls(main, *(f"nn.conv{rank}d_backward_{kind}" for rank in SPATIAL for kind in ("weight", "data")))
     path = str(folder / "library.so")
@@ -329,7 +329,7 @@ def test_gradients_of_depthwise_convolutions_with_a_multiplier(tmp_path: Any) ->
             forwards.append((call, operands, given, [reference.forward(problem, arrays["data"], arrays["weight"])]))
     check_library(together(cases), tmp_path)
     module, values, wanted = together(forwards)
-    compare(run(partition(module, forward=True), values), wanted)
+    compare(run(partition(module, ["c"], forward=True), values), wanted)
 
 
 def test_a_multiplier_is_told_from_input_channels() -> None:
@@ -350,7 +350,7 @@ def test_a_multiplier_is_told_from_input_channels() -> None:
 def test_regions_refuse_tensors_of_as_many_elements(reshaped: tuple[int, ...], tmp_path: Any) -> None:
     problem = ConvProblem(2, 4, 4, (2, 3), (1, 1))
     operands = variables(problem, "grad", "weight")
-    module = partition(typed(relay.Function(operands, call_of(BACKWARD_DATA, problem, *operands))))
+    module = partition(typed(relay.Function(operands, call_of(BACKWARD_DATA, problem, *operands))), ["c"])
     ((symbol, region),) = ((v.name_hint, f) for v, f in module.functions.items() if f.attrs and "Compiler" in f.attrs)
     make: Callable[[Any], Any] = tvm.get_global_func(f"relay.ext.{NAME}")
     path = str(tmp_path / "region.so")

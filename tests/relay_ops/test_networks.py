@@ -147,7 +147,7 @@ def test_backward_graph(network, way, tmp_path):
     if way == "library":
         path = str(tmp_path / "network.so")
         with tvm.transform.PassContext(opt_level=2):
-            relay.build(partition(program), "llvm").export_library(path)
+            relay.build(partition(program, ["c"]), "llvm").export_library(path)
         executor = graph_executor.GraphModule(tvm.runtime.load_module(path)["default"](tvm.cpu()))
     else:
         executor = executor_of(program)

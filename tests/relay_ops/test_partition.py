@@ -14,11 +14,12 @@ import tvm
 from tvm import relay
 
 from relay_ops.ir import call_of
-from relay_ops.partition import NAME, partition, verdict
+from relay_ops.partition import NAME, partition, verdicts
 from tests.relay_ops.harness import assert_equal, call_program, calls, execute, integers, typed, variables
 from tvm_convgrad import ConvProblem
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD
+from tvm_convgrad.offload.registry import ENTRIES
 
 STRIDED = ConvProblem.from_descriptor("g2mb2ic4ih9oc6kh3sh2dh1ph1")
 
@@ -35,7 +36,13 @@ def exported(module, path):
 
 def test_table_is_registered_under_the_compilers_name():
     names = [name for name, *_ in relay.op.contrib.get_pattern_table(NAME)]
-    assert sorted(names) == sorted(f"{NAME}.conv{r}d_backward_{f}" for r in (1, 2, 3) for f in ("weight", "data"))
+    wanted = [f"{NAME}.conv{r}d_backward_{f}" for r in (1, 2, 3) for f in ("weight", "data")]
+    assert sorted(names) == sorted([*wanted, *(f"{name}_accumulate" for name in wanted)])
+    for name in ENTRIES:
+        compiler = f"{NAME}_{name}"
+        table = [label for label, *_ in relay.op.contrib.get_pattern_table(compiler)]
+        assert f"{compiler}.conv2d_backward_weight_accumulate" in table
+        assert tvm.get_global_func(f"relay.ext.{compiler}")
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS.values(), ids=lambda direction: direction.name)
@@ -54,7 +61,7 @@ def test_table_is_registered_under_the_compilers_name():
 )
 def test_c_loops_are_right(text, direction, tmp_path):
     problem = ConvProblem.from_descriptor(text)
-    module = partition(call_program(direction, problem), forward=True)
+    module = partition(call_program(direction, problem), ["c"], forward=True)
     assert len(regions(module)) == 1
     arrays = integers(problem)
     (found,) = execute(exported(module, tmp_path / "region.so"), {n: arrays[n] for n in direction.operands})
@@ -79,7 +86,7 @@ def chain():
 
 def test_a_region_of_several_operators(tmp_path):
     program, arrays, wanted = chain()
-    module = partition(program)
+    module = partition(program, ["c"])
     (region,) = regions(module).values()
     assert len(calls(tvm.IRModule.from_expr(region), "nn.conv2d_backward_data")) == 3
     for found, want in zip(execute(exported(module, tmp_path / "chain.so"), arrays), wanted, strict=True):
@@ -90,7 +97,7 @@ def test_constants_become_arguments_of_the_region(tmp_path):
     arrays = integers(STRIDED)
     (grad,) = variables(STRIDED, "grad")
     weight = relay.const(arrays["weight"])
-    module = partition(typed(relay.Function([grad], call_of(BACKWARD_DATA, STRIDED, grad, weight))))
+    module = partition(typed(relay.Function([grad], call_of(BACKWARD_DATA, STRIDED, grad, weight))), ["c"])
     (region,) = regions(module).values()
     assert len(region.params) == 2
     (found,) = execute(exported(module, tmp_path / "constant.so"), {"grad": arrays["grad"]})
@@ -100,13 +107,13 @@ def test_constants_become_arguments_of_the_region(tmp_path):
 def test_what_c_cannot_do_stays_with_relay():
     half = ConvProblem.from_descriptor("mb2ic4ih9oc6kh3ph1_dt=f16:f16:f16")
     program = call_program(BACKWARD_DATA, half)
-    assert not regions(partition(program))
-    call = program["main"].body
-    types = [*(arg.checked_type for arg in call.args), call.checked_type]
-    assert "not for float16" in verdict(call.op, call.attrs, types)
+    assert not regions(partition(program, ["c"]))
+    (found,) = verdicts(program, ["c"])
+    assert (found.backend, found.direction, found.problem) == ("", "backward_data", half.descriptor)
+    assert "not for float16" in found.refused["c"]
     forward = call_program(FORWARD, STRIDED)
-    assert not regions(partition(forward))
-    assert regions(partition(forward, forward=True))
+    assert not regions(partition(forward, ["c"]))
+    assert regions(partition(forward, ["c"], forward=True))
 
 
 WITHOUT = """
@@ -126,7 +133,7 @@ np.savez(out, *(executor.get_output(i).numpy() for i in range(executor.get_num_o
 def test_library_runs_in_a_process_without_this_package(tmp_path):
     program, arrays, wanted = chain()
     with tvm.transform.PassContext(opt_level=3):
-        relay.build(partition(program), "llvm").export_library(str(tmp_path / "step.so"))
+        relay.build(partition(program, ["c"]), "llvm").export_library(str(tmp_path / "step.so"))
     inputs = {name: arrays[name] for name in ("grad", "weight", "data")}
     np.savez(tmp_path / "arrays.npz", **inputs)
     files = [str(tmp_path / name) for name in ("step.so", "arrays.npz", "out.npz")]
@@ -138,7 +145,7 @@ def test_library_runs_in_a_process_without_this_package(tmp_path):
 
 
 def test_region_refuses_other_tensors(tmp_path):
-    module = partition(call_program(BACKWARD_DATA, STRIDED))
+    module = partition(call_program(BACKWARD_DATA, STRIDED), ["c"])
     ((symbol, region),) = regions(module).items()
     source = tvm.get_global_func(f"relay.ext.{NAME}")(region)
     path = str(tmp_path / "region.so")

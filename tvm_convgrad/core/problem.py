@@ -333,3 +333,12 @@ class ConvProblem:
                 f"descriptor {text!r} states output {outputs}, but its convolution gives {problem.grad_extents}"
             )
         return problem
+
+
+REPRESENTATIVE_BATCH = 8
+"""The number of images that code is planned for if its batch is known only at run time."""
+
+
+def planned(problem: ConvProblem) -> ConvProblem:
+    """The problem that code is planned for: with a representative batch if its own is known only at run time."""
+    return replace(problem, batch=REPRESENTATIVE_BATCH) if isinstance(problem.batch, str) else problem

@@ -26,11 +26,8 @@ from typing import TypeVar
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD
-from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
-
-REPRESENTATIVE_BATCH = 8
-"""The number of images that a kernel is planned for if its batch is known only at run time."""
 
 EPILOGUES: Mapping[str, tuple[str, ...]] = {
     FORWARD.name: ("bias", "relu", "accumulate"),
@@ -195,11 +192,6 @@ def not_one_tiling(plan: Plan) -> str:
     if len(plan.tilings) == 1 and plan.region == 0:
         return ""
     return f"there are {len(plan.tilings)} tilings of region {plan.region}; there must be one, of region 0"
-
-
-def planned(problem: ConvProblem) -> ConvProblem:
-    """The problem that a kernel is planned for: with a representative batch if its own is known only at run time."""
-    return replace(problem, batch=REPRESENTATIVE_BATCH) if isinstance(problem.batch, str) else problem
 
 
 __all__ = ["EPILOGUES", "REPRESENTATIVE_BATCH", "Kernel", "Plan", "Tiling", "not_one_tiling", "planned", "variants"]

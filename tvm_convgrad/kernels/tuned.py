@@ -13,15 +13,13 @@ from contextvars import ContextVar
 from dataclasses import fields, replace
 
 from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.core.entries import TUNED
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.contract import Plan
 
 Winners = Callable[[ConvProblem, str, Machine, Sequence[Choice]], "Choice | None"]
 """A function of problem, direction, machine and choices: one of the choices with a tuned plan, or None."""
-
-TUNED = "tuned"
-"""The first word of the reason of a tuned choice."""
 
 PlainTiling = dict[str, int | bool | str]
 """The fields of a tiling by their names, and the name of its class as "type"."""

@@ -6,6 +6,7 @@ registry.py     the backends, found in the folders of this package; the meaning 
 refusals.py     reasons to refuse a call that backends share
 calls.py        a call as plain numbers, as every runtime reads it
 call_source.py  the C code by which compiled programs call a runtime
+host.py         the TVM that runtimes are built for and loaded into; runtime/ has its C++ side
 libraries.py    runtime libraries: built once into the user's cache, checked, loaded
 partition.py    convolutions, with what follows them, replaced by calls of a backend
 in_place.py     calls that write a sum in the place of a summand

@@ -10,7 +10,7 @@ from tvm_convgrad.core.geometry import data_layout_of, kernel_layout_of
 from tvm_convgrad.core.problem import ConvProblem
 
 if TYPE_CHECKING:
-    from tvm_convgrad.kernels.epilogue import Epilogue
+    from tvm_convgrad.core.epilogue import Epilogue
 
 DIRECTIONS = ("forward", "backward_weight", "backward_data")
 

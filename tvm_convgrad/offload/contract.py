@@ -28,7 +28,7 @@ from tvm_convgrad.offload.libraries import installed_file
 if TYPE_CHECKING:  # importing kernels imports TVM, and artifacts are read without it
     from tvm.target import Target
 
-    from tvm_convgrad.kernels.epilogue import Epilogue
+    from tvm_convgrad.core.epilogue import Epilogue
 
 
 @dataclass(frozen=True)

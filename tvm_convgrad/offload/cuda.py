@@ -7,7 +7,6 @@ import ctypes
 from pathlib import Path
 
 import tvm
-import tvm_ffi
 
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.offload.libraries import installed_file
@@ -21,7 +20,7 @@ def load_cuda() -> None:
     Raises:
         SetupError: CUDA's runtime is not installed, or there is no NVIDIA driver.
     """
-    if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None:
+    if tvm.get_global_func("device_api.cuda", allow_missing=True) is not None:
         return
     runtime = installed_file("nvidia-cuda-runtime", "libcudart.so.13")
     if runtime is None:

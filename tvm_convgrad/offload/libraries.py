@@ -7,7 +7,6 @@ removed and built anew.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.metadata
 import os
@@ -23,6 +22,7 @@ from filelock import FileLock, Timeout
 
 import tvm_convgrad
 from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.offload import host
 
 VARIABLE = "CONVGRAD_RUNTIMES"
 LOCK_SECONDS = 600.0
@@ -118,9 +118,7 @@ def _compile(name: str, source: Path, library: Path, options: Sequence[str], com
 
 
 def _cpp_command(name: str, library: Path) -> list[str]:
-    from tvm.support import cc  # artifacts are read without TVM
-
-    compiler = cc.get_cc()
+    compiler = host.compiler()
     if compiler is None:
         raise SetupError(
             f"the runtime for {name} needs a C++ compiler to be built; install g++ or clang++, or set CXX to yours."
@@ -145,24 +143,19 @@ def recipe(
         libraries: folders of the vendor's libraries, which are also searched at run time.
         links: what else is linked, as arguments of the linker.
     """
-    import tvm  # artifacts are read without it
-    from tvm_ffi import libinfo
-
-    folders = [*libraries, Path(libinfo.find_libtvm_ffi()).parent, Path(tvm.__file__).parent / "lib"]
-    own = (libinfo.find_include_path(), libinfo.find_dlpack_include_path(), tvm.libinfo.find_include_path())
+    folders = [*libraries, *host.library_folders()]
     options = (
-        *(f"-isystem{folder}" for folder in dict.fromkeys(map(str, (*includes, *own)))),
+        *(f"-isystem{folder}" for folder in dict.fromkeys(map(str, (*includes, *host.includes())))),
         *(f"-L{folder}" for folder in folders),
         "-Wl,--no-as-needed",
         *links,
-        "-ltvm_ffi",
-        "-ltvm_runtime",
+        *host.options(),
         f"-Wl,-rpath,{':'.join(map(str, folders))}",
     )
     digest = hashlib.sha256()
-    for source in sorted(sources.iterdir()):
+    for source in (*sorted(sources.iterdir()), *host.headers()):
         digest.update(source.read_bytes())
-    versions = [importlib.metadata.version(each) for each in (*packages, "apache-tvm", "apache-tvm-ffi")]
+    versions = [*map(importlib.metadata.version, packages), *host.versions()]
     digest.update("\0".join([tvm_convgrad.__version__, *versions, *options]).encode())
     return digest.hexdigest()[:16], options
 
@@ -179,14 +172,12 @@ def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> N
     Raises:
         SetupError: the system's loader refuses it.
     """
-    import tvm_ffi  # artifacts are read without TVM
-
-    if tvm_ffi.get_global_func(entry, allow_missing=True) is not None:
+    if host.is_loaded(name, entry):
         return
     own = {key: value for key, value in settings.items() if key not in os.environ}
     os.environ.update(own)
     try:
-        ctypes.CDLL(str(library))
+        host.load(name, library)
     except OSError as error:
         raise SetupError(
             f"the runtime for {name} cannot be loaded ({error}); `convgrad build-runtime {name}` makes it anew."

@@ -24,11 +24,11 @@ from relax_ops.lowering import Lowered
 from relax_ops.passes.chain_rewriter import ChainRewriter
 from relax_ops.passes.chains import Chain, Convolution, Finder
 from tvm_convgrad.codegen.hardware import cores_of, machine_of
+from tvm_convgrad.core.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.offload.call_source import call_source
 from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.in_place import can_overwrite, overwriting

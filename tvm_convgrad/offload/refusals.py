@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tvm_convgrad.core.epilogue import Epilogue
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.epilogue import Epilogue
 
 
 def shape_refusal(problem: ConvProblem) -> str:

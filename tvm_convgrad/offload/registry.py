@@ -23,7 +23,7 @@ from tvm_convgrad.offload.contract import Backend, Engine, Entry
 if TYPE_CHECKING:  # artifacts are read without TVM
     from tvm.target import Target
 
-    from tvm_convgrad.kernels.epilogue import Epilogue
+    from tvm_convgrad.core.epilogue import Epilogue
 
 AUTO, NONE = "auto", "none"
 

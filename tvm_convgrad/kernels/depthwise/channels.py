@@ -36,6 +36,7 @@ from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, PanelMover, pack_weights, repeat_member
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, tap_run, valid_taps
+from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.frame import Index, KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec, Phase
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector, store_vector
@@ -288,7 +289,8 @@ class ChannelsKernel(DepthwiseKernel):
 
     def _finish_in_place(self, value: Expr, buffer: Buffer, place: Index, block: Index, mask: Expr | None) -> Expr:
         """The epilogue of contiguous channels of a pixel."""
-        return self.frame.epilogue.apply(
+        return finished(
+            self.frame.epilogue,
             value,
             self.dtype,
             lambda: self._read(self.frame.bias, block * self.lanes, mask),
@@ -305,7 +307,7 @@ class ChannelsKernel(DepthwiseKernel):
 
         def finish(value: Expr, before: Callable[[], Expr], channel: Index, mask: Expr | None) -> Expr:
             lanes = lanes_of(value)
-            return self.frame.epilogue.apply(value, self.dtype, lambda: bias(channel, mask, lanes), before)
+            return finished(self.frame.epilogue, value, self.dtype, lambda: bias(channel, mask, lanes), before)
 
         return finish
 

@@ -31,6 +31,7 @@ from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
 from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
+from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.frame import Index, KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, store_vector
@@ -273,8 +274,12 @@ class _Rows:
             first = x * len(values) + number * lanes
             mask = lanes_below(first, width, lanes)
             place = to + first
-            total = kernel.frame.epilogue.apply(
-                value, self.dtype, lambda: bias, lambda p=place, m=mask: load_masked(kernel.result, p, m, lanes)
+            total = finished(
+                kernel.frame.epilogue,
+                value,
+                self.dtype,
+                lambda: bias,
+                lambda p=place, m=mask: load_masked(kernel.result, p, m, lanes),
             )
             store_vector(loops, kernel.result, place, total, None if whole else mask)
 

@@ -33,7 +33,7 @@ from tvm_convgrad.codegen.loops import (
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
 from tvm_convgrad.core.geometry import DTYPE_BYTES
-from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue, finished
 from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES
 from tvm_convgrad.kernels.gemm.source import SpatialBlock
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
@@ -163,7 +163,7 @@ class ResultStore:
                 return read(self.bias, index, lanes)
             return splat(convert(load(self.bias, index), self.dtype), lanes)
 
-        return self.epilogue.apply(total, self.dtype, bias, lambda: read(self.result, at, lanes))
+        return finished(self.epilogue, total, self.dtype, bias, lambda: read(self.result, at, lanes))
 
     def prefetch(self, block: SpatialBlock, phase: Index, channel: Index, row: Index, column: Index) -> None:
         """Prefetch the cache lines that a tile will be stored to, into the L1: they arrive while it is summed.

@@ -16,7 +16,7 @@ from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Shapes, expr, lanes_below, lanes_of, load, smaller, splat
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
-from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue, finished
 from tvm_convgrad.kernels.frame import Index, KernelFrame, conv_frame
 from tvm_convgrad.kernels.gemm.weight import WeightPanel
 from tvm_convgrad.kernels.spec import ConvSpec
@@ -194,7 +194,7 @@ class _Winograd:
                 return load_vector(self.bias, index, lanes, mask)
             return splat(load(self.bias, index), lanes)
 
-        value = self.epilogue.apply(total, self.dtype, bias, lambda: load_vector(self.result, to, lanes, mask))
+        value = finished(self.epilogue, total, self.dtype, bias, lambda: load_vector(self.result, to, lanes, mask))
         store_vector(loops, self.result, to, value, mask)
 
 

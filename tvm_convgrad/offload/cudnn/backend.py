@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import tvm_ffi
 from tvm.target import Target
 
+from tvm_convgrad.core.entries import TUNED
+from tvm_convgrad.core.epilogue import Epilogue
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.tuned import TUNED
-from tvm_convgrad.offload import libraries
+from tvm_convgrad.offload import host, libraries
 from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.contract import Backend, Engine
 from tvm_convgrad.offload.cuda import local_name
@@ -30,10 +29,13 @@ from tvm_convgrad.offload.cudnn.settings import VARIABLE, settings
 from tvm_convgrad.offload.cudnn.store import EngineStore, Winner, beside, only_tuned, store_in_use, use_engines
 from tvm_convgrad.offload.libraries import installed_file
 
+if TYPE_CHECKING:
+    import tvm_ffi
+
 INTERFACE = 1
 """Of the runtime: of the numbers that it reads, and of the meaning of its functions."""
 
-FILE = f"libconvgrad_cudnn.so.{INTERFACE}"
+FILE = host.file_of(ENTRY.name, INTERFACE)
 
 RANKED = 4
 """Engines that a program carries for each call: the first that this GPU's cuDNN still has is taken."""
@@ -82,13 +84,13 @@ class CuDnn(Backend):
         assert properties is not None, arch
         self._load()
         numbers = tuple(self._fixed(direction, problem, epilogue))
-        return engines(numbers, properties, most, f"convgrad.cudnn.{INTERFACE}.engines")
+        return engines(numbers, properties, most, INTERFACE)
 
     def local_engines(self, call: Call, most: int) -> tuple[Listed, ...] | str:
         """As `engines`, for the first GPU of this machine."""
         self._load()
         numbers = tuple(self._fixed(call.direction, call.problem, call.epilogue))
-        return engines(numbers, "", most, f"convgrad.cudnn.{INTERFACE}.engines")
+        return engines(numbers, "", most, INTERFACE)
 
     def numbers(self, direction: str, problem: ConvProblem, epilogue: Epilogue, target: Target | None) -> list[int]:
         """The fields of Spec in runtime/spec.h, then cuDNN's version, the GPU's SM and the engines ranked for them.
@@ -117,10 +119,13 @@ class CuDnn(Backend):
 
     def number(self) -> int:
         """cuDNN's version as it states it, such as 92400."""
-        return int(self.function("version")())
+        self._load()
+        return int(host.ask(self.name, INTERFACE, "version"))
 
     def function(self, name: str) -> tvm_ffi.Function:
         """A global function of the runtime."""
+        import tvm_ffi  # a TVM with Relay has none
+
         self._load()
         return tvm_ffi.get_global_func(f"convgrad.cudnn.{INTERFACE}.{name}")
 
@@ -209,8 +214,8 @@ class CuDnn(Backend):
         if properties is None:
             return ""
         numbers = self.numbers_of(call, arch, [engine])
-        block = (ctypes.c_int64 * len(numbers))(*numbers)
-        _, _, reason = str(self.function("remade")(ctypes.c_void_p(ctypes.addressof(block)), properties)).partition("|")
+        self._load()
+        _, _, reason = host.ask(self.name, INTERFACE, "remade", numbers, properties).partition("|")
         return reason.strip()
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.core.exact import Array, integers, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 
 
 class Tensor(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import tvm_ffi
+from tvm_convgrad.offload import host
 
 NUMERICAL = (
     "tensor cores",
@@ -55,17 +55,16 @@ class Listed:
 
 
 @lru_cache(maxsize=4096)
-def engines(numbers: tuple[int, ...], properties: str, most: int, function: str) -> tuple[Listed, ...] | str:
+def engines(numbers: tuple[int, ...], properties: str, most: int, interface: int) -> tuple[Listed, ...] | str:
     """What cuDNN proposes for a call on a GPU, best first, up to `most` that may be used; or why it refuses the graph.
 
     Args:
         numbers: the call as the runtime reads it.
         properties: of the GPU, JSON.
-        function: the runtime's global function; the runtime is loaded.
+        interface: of the runtime, which is loaded.
     """
-    block = (ctypes.c_int64 * len(numbers))(*numbers)
     try:
-        text = str(tvm_ffi.get_global_func(function)(ctypes.c_void_p(ctypes.addressof(block)), properties, most))
+        text = host.ask("cudnn", interface, "engines", numbers, properties, most)
     except ValueError as error:
         return str(error).splitlines()[0].removeprefix("cudnn: ")
     if text.startswith("|"):

@@ -7,8 +7,8 @@ Sources: cuDNN 9, "Graph API" (operations, types, layouts), and its answers for 
 from __future__ import annotations
 
 from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.epilogue import Epilogue
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.offload.cudnn.entry import ENTRY
 from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
 

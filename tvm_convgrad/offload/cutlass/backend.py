@@ -13,11 +13,10 @@ from pathlib import Path
 from tvm.target import Target
 
 import tvm_convgrad
+from tvm_convgrad.core.epilogue import Epilogue
 from tvm_convgrad.core.errors import UnsupportedError
-from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.contract import REPRESENTATIVE_BATCH, planned
-from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.offload import libraries
+from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem, planned
+from tvm_convgrad.offload import host, libraries
 from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.contract import Backend, Engine
 from tvm_convgrad.offload.cutlass import rules
@@ -29,7 +28,7 @@ from tvm_convgrad.offload.cutlass.toolchain import cutlass_headers, required, to
 INTERFACE = 1
 """Of the runtime: of the numbers that it reads, and of the meaning of its functions."""
 
-FILE = f"libconvgrad_cutlass.so.{INTERFACE}"
+FILE = host.file_of(ENTRY.name, INTERFACE)
 VARIABLE = str(ENTRY.variable)
 FLOAT32 = ("simt", "3xtf32", "tf32")
 """How float32 operands are multiplied: exactly as float32, nearly so on tensor cores, or rounded to 10 bits there."""

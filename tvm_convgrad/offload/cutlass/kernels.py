@@ -18,7 +18,7 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.cudnn.devices import DEVICES
 
 if TYPE_CHECKING:
-    from tvm_convgrad.kernels.epilogue import Epilogue
+    from tvm_convgrad.core.epilogue import Epilogue
 
 VECTOR_BYTES = 16
 """The widest access to global memory."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.epilogue import Epilogue
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.offload.cutlass.entry import ENTRY
 from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
 

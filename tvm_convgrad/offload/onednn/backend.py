@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import lru_cache
 from pathlib import Path
 
-import tvm_ffi
 from tvm.target import Target
 
-from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.contract import planned
-from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.offload import libraries
+from tvm_convgrad.core.epilogue import Epilogue
+from tvm_convgrad.core.problem import ConvProblem, planned
+from tvm_convgrad.offload import host, libraries
 from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.contract import Backend, Engine
 from tvm_convgrad.offload.libraries import installed_file
@@ -24,7 +21,7 @@ from tvm_convgrad.threads import intended_threads
 INTERFACE = 2
 """Of the runtime: of the numbers that it reads, and of the meaning of its functions."""
 
-FILE = f"libconvgrad_onednn.so.{INTERFACE}"
+FILE = host.file_of(ENTRY.name, INTERFACE)
 _FORMATS = (rules.ANY, rules.PLAIN_DATA)
 _SOURCES = Path(__file__).parent / "runtime"
 
@@ -64,7 +61,7 @@ class OneDnn(Backend):
 
     def version(self) -> str:
         """The version that oneDNN itself states."""
-        return f"oneDNN {tvm_ffi.get_global_func(f'convgrad.onednn.{INTERFACE}.version')()}"
+        return f"oneDNN {host.ask(self.name, INTERFACE, 'version')}"
 
     def library(self) -> Path:
         """The runtime, built if it was not."""
@@ -92,10 +89,8 @@ def _recipe() -> tuple[str, tuple[str, ...]]:
 def _engine(direction: str, problem: ConvProblem, epilogue: Epilogue, threads: int, library: Path) -> Engine | str:
     BACKEND.load(library)
     numbers = BACKEND.numbers(direction, problem, epilogue, None)
-    block = (ctypes.c_int64 * len(numbers))(*numbers)
-    describe = tvm_ffi.get_global_func(f"convgrad.onednn.{INTERFACE}.describe")
     try:
-        text = str(describe(ctypes.c_void_p(ctypes.addressof(block)), threads))
+        text = host.ask(BACKEND.name, INTERFACE, "describe", numbers, threads)
     except ValueError as error:
         return f"the library has nothing for it on this CPU: {str(error).splitlines()[0]}"
     implementation, primitives, workspace = text.split(";")

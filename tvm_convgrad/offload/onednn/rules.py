@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.epilogue import Epilogue
 from tvm_convgrad.core.geometry import data_layout_of
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.offload.onednn.entry import ENTRY
 from tvm_convgrad.offload.refusals import epilogue_refusal, shape_refusal
 

@@ -4,9 +4,10 @@
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <tvm/ffi/error.h>
 
 #include <cstdint>
+
+#include "host.h"
 
 namespace convgrad {
 
@@ -62,14 +63,14 @@ class Stopwatch {
   static void Find(void* opened, const char* name, T* found) {
     void* address = opened == nullptr ? nullptr : dlsym(opened, name);
     if (address == nullptr) {
-      TVM_FFI_THROW(RuntimeError) << "cudnn: " << name << " of libcudart.so.13 cannot be had; pip install "
+      CONVGRAD_THROW(RuntimeError) << "cudnn: " << name << " of libcudart.so.13 cannot be had; pip install "
                                   << "'tvm-convgrad[cuda]' brings it";
     }
     *found = reinterpret_cast<T>(address);
   }
 
   static void Check(cudaError_t status) {
-    if (status != cudaSuccess) TVM_FFI_THROW(ValueError) << "cudnn: the GPU says: " << F().reason(status);
+    if (status != cudaSuccess) CONVGRAD_THROW(ValueError) << "cudnn: the GPU says: " << F().reason(status);
   }
 
   cudaStream_t stream_;

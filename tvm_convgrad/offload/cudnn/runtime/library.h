@@ -5,12 +5,13 @@
 
 #include <cudnn_graph.h>
 #include <dlfcn.h>
-#include <tvm/ffi/error.h>
 
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "host.h"
 
 namespace convgrad {
 
@@ -54,7 +55,7 @@ class Library {
   Library() {
     void* opened = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
     if (opened == nullptr) {
-      TVM_FFI_THROW(RuntimeError) << "cudnn: libcudnn.so.9 cannot be loaded (" << dlerror()
+      CONVGRAD_THROW(RuntimeError) << "cudnn: libcudnn.so.9 cannot be loaded (" << dlerror()
                                   << "); pip install 'tvm-convgrad[cuda]' brings it";
     }
 #define CONVGRAD_FIND(name) name = Find<decltype(&::name)>(opened, #name);
@@ -65,14 +66,14 @@ class Library {
   template <typename T>
   static T Find(void* opened, const char* name) {
     void* found = dlsym(opened, name);
-    if (found == nullptr) TVM_FFI_THROW(RuntimeError) << "cudnn: libcudnn.so.9 lacks " << name << "; it must be 9.11 or newer";
+    if (found == nullptr) CONVGRAD_THROW(RuntimeError) << "cudnn: libcudnn.so.9 lacks " << name << "; it must be 9.11 or newer";
     return reinterpret_cast<T>(found);
   }
 };
 
 inline void Check(cudnnStatus_t status, const char* what) {
   if (status != CUDNN_STATUS_SUCCESS) {
-    TVM_FFI_THROW(ValueError) << "cudnn: " << what << ": " << Library::Get().Reason(status);
+    CONVGRAD_THROW(ValueError) << "cudnn: " << what << ": " << Library::Get().Reason(status);
   }
 }
 

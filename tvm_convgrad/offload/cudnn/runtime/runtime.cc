@@ -1,24 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.cudnn.1.run` with a
 // pointer to a Spec and the tensors; the 1 is the version of this interface. `engines` answers without a GPU.
+// Built for a TVM with Relay, it exports C functions instead.
+#ifndef CONVGRAD_RELAY
 #include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/reflection/registry.h>
-#include <tvm/ffi/string.h>
 #include <tvm/runtime/device_api.h>
+#endif
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
 #include "engines.h"
 #include "events.h"
+#include "host.h"
 
 namespace convgrad {
 namespace {
 
+#ifndef CONVGRAD_RELAY
 namespace ffi = tvm::ffi;
+
+void SetDevice(DLDevice device) { tvm::runtime::DeviceAPI::Get(device)->SetDevice(device); }
+
+/*! \brief The compute capability of a GPU, such as "9.0". */
+std::string ComputeVersion(DLDevice device) {
+  ffi::Any version;
+  tvm::runtime::DeviceAPI::Get(device)->GetAttr(device, tvm::runtime::kComputeVersion, &version);
+  return version.cast<std::string>();
+}
+
+void CopyTensor(DLTensor* from, DLTensor* to, void* stream) {
+  tvm::runtime::DeviceAPI::Get(from->device)->CopyDataFromTo(from, to, stream);
+}
+#endif
 
 constexpr size_t kMostPlans = 4096;  // a step of any batch makes plans for each batch that it meets
 constexpr int kMostTensors = 6;
@@ -35,25 +50,6 @@ cudnnHandle_t HandleOf(int device) {
   }
   return found->second;
 }
-
-/*! \brief TVM's workspace, which it keeps from call to call; of the thread and its stream. */
-class Workspace {
- public:
-  Workspace(tvm::runtime::DeviceAPI* api, DLDevice device, int64_t bytes)
-      : api_(api), device_(device),
-        data_(bytes == 0 ? nullptr : api->AllocWorkspace(device, static_cast<size_t>(bytes))) {}
-  ~Workspace() {
-    if (data_ != nullptr) api_->FreeWorkspace(device_, data_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  void* data() const { return data_; }
-
- private:
-  tvm::runtime::DeviceAPI* api_;
-  DLDevice device_;
-  void* data_;
-};
 
 struct Key {
   Spec spec;
@@ -90,10 +86,8 @@ std::vector<Choice> Listed(const int64_t* numbers, int64_t sm) {
   return choices;
 }
 
-int64_t SmOf(tvm::runtime::DeviceAPI* api, DLDevice device) {
-  ffi::Any version;
-  api->GetAttr(device, tvm::runtime::kComputeVersion, &version);
-  const std::string text = version.cast<std::string>();  // such as 9.0
+int64_t SmOf(DLDevice device) {
+  const std::string text = ComputeVersion(device);
   const size_t dot = text.find('.');
   return std::stoll(text.substr(0, dot)) * 10 + std::stoll(text.substr(dot + 1));
 }
@@ -123,12 +117,12 @@ std::shared_ptr<Ready> Made(const Key& key, const int64_t* ranked, int64_t sm) {
     });
     if (found) return made;
   }
-  TVM_FFI_THROW(ValueError) << "cudnn: cuDNN " << Library::Get().cudnnGetVersion() << " has no engine for this "
+  CONVGRAD_THROW(ValueError) << "cudnn: cuDNN " << Library::Get().cudnnGetVersion() << " has no engine for this "
                             << "convolution on this GPU (" << (why.empty() ? "its heuristics know none" : why)
                             << "); build with --offload none, or for the GPU that it is to run on";
 }
 
-std::shared_ptr<Ready> ReadyFor(const Key& key, const int64_t* ranked, tvm::runtime::DeviceAPI* api, DLDevice device) {
+std::shared_ptr<Ready> ReadyFor(const Key& key, const int64_t* ranked, DLDevice device) {
   static std::mutex mutex;
   static auto& known = *new std::unordered_map<Key, std::shared_ptr<Ready>, KeyHash>;  // outlives other libraries
   {
@@ -136,7 +130,7 @@ std::shared_ptr<Ready> ReadyFor(const Key& key, const int64_t* ranked, tvm::runt
     auto found = known.find(key);
     if (found != known.end()) return found->second;
   }
-  std::shared_ptr<Ready> made = Made(key, ranked, SmOf(api, device));
+  std::shared_ptr<Ready> made = Made(key, ranked, SmOf(device));
   std::lock_guard<std::mutex> lock(mutex);
   if (known.size() >= kMostPlans) known.clear();  // those at work are kept by their callers
   return known.emplace(key, made).first->second;
@@ -149,13 +143,12 @@ struct Tensors {
   int count;
   bool is_aligned = true;
 
-  /*! \brief Those among the arguments from `first` on. */
-  Tensors(const ffi::PackedArgs& args, int first) : count(args.size() - first) {
-    if (count > kMostTensors || count < 3) TVM_FFI_THROW(ValueError) << "cudnn: " << count << " tensors";
+  Tensors(DLTensor* const* given, int number) : count(number) {
+    if (count > kMostTensors || count < 3) CONVGRAD_THROW(ValueError) << "cudnn: " << count << " tensors";
     for (int i = 0; i < count; ++i) {
-      tensors[i] = args[i + first].cast<DLTensor*>();
+      tensors[i] = given[i];
       if (tensors[i]->device.device_type != kDLCUDA) {
-        TVM_FFI_THROW(ValueError) << "cudnn: tensor " << i << " is not on an NVIDIA GPU; run the program on one";
+        CONVGRAD_THROW(ValueError) << "cudnn: tensor " << i << " is not on an NVIDIA GPU; run the program on one";
       }
       data[i] = static_cast<char*>(tensors[i]->data) + tensors[i]->byte_offset;
       is_aligned = is_aligned && reinterpret_cast<uintptr_t>(data[i]) % kAligned == 0;
@@ -165,19 +158,19 @@ struct Tensors {
 };
 
 /*! \brief Put the work of a call on TVM's current stream. */
-void Launch(const Ready& ready, const Tensors& given, tvm::runtime::DeviceAPI* api, void* workspace) {
+void Launch(const Ready& ready, const Tensors& given, void* workspace) {
   if (given.count != ready.graph.tensors()) {
-    TVM_FFI_THROW(ValueError) << "cudnn: " << given.count << " tensors where " << ready.graph.tensors()
+    CONVGRAD_THROW(ValueError) << "cudnn: " << given.count << " tensors where " << ready.graph.tensors()
                               << " are expected";
   }
   const Library& library = Library::Get();
   const DLDevice device = given.device();
   const cudnnHandle_t handle = HandleOf(device.device_id);
-  TVMFFIStreamHandle stream = TVMFFIEnvGetStream(device.device_type, device.device_id);
+  void* stream = CurrentStream(device);
   Check(library.cudnnSetStream(handle, static_cast<cudaStream_t>(stream)), "the stream cannot be set");
   const int64_t copied = ready.graph.copied(), last = given.count - 1;
   if (copied >= 0 && given.data[copied] != given.data[last]) {
-    api->CopyDataFromTo(given.tensors[copied], given.tensors[last], stream);
+    CopyTensor(given.tensors[copied], given.tensors[last], stream);
   }
   std::vector<void*> used;
   for (const int64_t id : ready.graph.ids()) used.push_back(given.data[id - 1]);
@@ -189,9 +182,9 @@ void Launch(const Ready& ready, const Tensors& given, tvm::runtime::DeviceAPI* a
   Check(library.cudnnBackendExecute(handle, ready.plan.plan.raw(), pack.raw()), "a convolution could not be run");
 }
 
-void Run(ffi::PackedArgs args, ffi::Any*) {
-  const auto* stated = static_cast<const Spec*>(args[0].cast<void*>());
-  const Tensors given(args, 1);
+void Run(const int64_t* numbers, DLTensor* const* tensors, int count) {
+  const auto* stated = reinterpret_cast<const Spec*>(numbers);
+  const Tensors given(tensors, count);
   const DLDevice device = given.device();
   Key key{*stated, given.is_aligned ? kAligned : given.tensors[0]->dtype.bits / 8, device.device_id};
   if (key.spec.batch < 0) {
@@ -200,50 +193,10 @@ void Run(ffi::PackedArgs args, ffi::Any*) {
       if (axes[place] == 0) key.spec.batch = given.tensors[0]->shape[place];
     }
   }
-  tvm::runtime::DeviceAPI* api = tvm::runtime::DeviceAPI::Get(device);
-  api->SetDevice(device);
-  const std::shared_ptr<Ready> ready = ReadyFor(key, stated->Ranked(), api, device);
-  const Workspace workspace(api, device, ready->plan.workspace);
-  Launch(*ready, given, api, workspace.data());
-}
-
-/*!
- * \brief The first engine that a call lists, and no other, ready to run on the first GPU, for memory aligned to 16 bytes:
- * its bytes of workspace, and a function of how often it is to be called, the workspace (None where it needs none) and
- * the tensors. That gives nanoseconds of all these calls by the GPU's own clock. Throws where there is no such plan.
- */
-ffi::Array<ffi::Any> Prepare(void* stated) {
-  const Spec& spec = *static_cast<const Spec*>(stated);
-  const std::vector<Choice> choices = Listed(spec.Ranked(), spec.Ranked()[1]);
-  if (choices.empty()) TVM_FFI_THROW(ValueError) << "cudnn: a call without engines for this version of cuDNN";
-  Device device;
-  device.handle = HandleOf(0);
-  auto made = std::make_shared<Ready>(Ready{Graph(spec, kAligned, device.handle), Plan()});
-  Check(made->graph.status(), "a call is refused");
-  const std::string why = Engines(spec, made->graph, device).Make(choices[0], &made->plan);
-  if (!why.empty()) TVM_FFI_THROW(ValueError) << "cudnn: " << why;
-  auto run = [made](ffi::PackedArgs args, ffi::Any* result) {
-    const int64_t calls = args[0].cast<int64_t>();
-    const auto scratch = args[1].cast<ffi::Optional<ffi::Tensor>>();
-    const Tensors given(args, 2);
-    const int64_t room = scratch.has_value() ? scratch.value().numel() * scratch.value().dtype().bits / 8 : 0;
-    if (!given.is_aligned || room < made->plan.workspace) {
-      TVM_FFI_THROW(ValueError) << "cudnn: " << room << " bytes of workspace for an engine that needs "
-                                << made->plan.workspace << ", or tensors that are not aligned to " << kAligned;
-    }
-    void* workspace = nullptr;
-    if (scratch.has_value()) {
-      const DLTensor* tensor = scratch.value().GetDLTensorPtr();
-      workspace = static_cast<char*>(tensor->data) + tensor->byte_offset;
-    }
-    tvm::runtime::DeviceAPI* api = tvm::runtime::DeviceAPI::Get(given.device());
-    api->SetDevice(given.device());
-    const DLDevice device = given.device();
-    Stopwatch stopwatch(static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id)));
-    for (int64_t i = 0; i < calls; ++i) Launch(*made, given, api, workspace);
-    *result = stopwatch.Stop();
-  };
-  return {made->plan.workspace, ffi::Function::FromPacked(run)};
+  SetDevice(device);
+  const std::shared_ptr<Ready> ready = ReadyFor(key, stated->Ranked(), device);
+  const Workspace workspace("cudnn", device, ready->plan.workspace);
+  Launch(*ready, given, workspace.data());
 }
 
 /*! \brief A GPU that need not be here; without properties the first of this machine. */
@@ -265,8 +218,8 @@ Device Described(const std::string& properties) {
  * "index|workspace|numerical notes|behavior notes|knob=value,...|reason against it"; "|reason" alone if the graph itself
  * is refused. It ends with the first `most` engines that may be used.
  */
-ffi::String DescribeEngines(void* stated, ffi::String properties, int64_t most) {
-  const Spec& spec = *static_cast<const Spec*>(stated);
+std::string DescribeEngines(const int64_t* numbers, const std::string& properties, int64_t most) {
+  const Spec& spec = *reinterpret_cast<const Spec*>(numbers);
   const Device device = Described(properties);
   const Graph graph(spec, kAligned, device.handle);
   if (graph.status() != CUDNN_STATUS_SUCCESS) return "|" + Library::Get().Reason(graph.status());
@@ -291,8 +244,8 @@ ffi::String DescribeEngines(void* stated, ffi::String properties, int64_t most) 
  * \brief Plans of the engines that a program carries for a call, made as Run makes them, for a GPU that `properties`
  * describes: one a line, "bytes of workspace|why there is none".
  */
-ffi::String RemadePlans(void* stated, ffi::String properties) {
-  const Spec& spec = *static_cast<const Spec*>(stated);
+std::string RemadePlans(const int64_t* numbers, const std::string& properties) {
+  const Spec& spec = *reinterpret_cast<const Spec*>(numbers);
   const Device device = Described(properties);
   const Graph graph(spec, kAligned, device.handle);
   std::ostringstream lines;
@@ -307,7 +260,7 @@ ffi::String RemadePlans(void* stated, ffi::String properties) {
 int64_t Version() { return static_cast<int64_t>(Library::Get().cudnnGetVersion()); }
 
 /*! \brief The properties of a GPU of this machine, as JSON that `engines` takes. */
-ffi::String Properties(int device) {
+std::string Properties(int device) {
   Descriptor properties(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
   const int32_t id = device;
   Check(Library::Get().cudnnBackendSetAttribute(properties.raw(), CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &id),
@@ -317,16 +270,81 @@ ffi::String Properties(int device) {
   return std::string(text.begin(), text.end());
 }
 
+#ifdef CONVGRAD_RELAY
+std::string Ask(const std::string& question, const int64_t* numbers, const char* text, int64_t number) {
+  if (question == "engines") return DescribeEngines(numbers, text, number);
+  if (question == "remade") return RemadePlans(numbers, text);
+  if (question == "properties") return Properties(static_cast<int>(number));
+  if (question == "version") return std::to_string(Version());
+  CONVGRAD_THROW(ValueError) << "cudnn: there is no question " << question;
+  return "";
+}
+#else
+/*!
+ * \brief The first engine that a call lists, and no other, ready to run on the first GPU, for memory aligned to 16 bytes:
+ * its bytes of workspace, and a function of how often it is to be called, the workspace (None where it needs none) and
+ * the tensors. That gives nanoseconds of all these calls by the GPU's own clock. Throws where there is no such plan.
+ */
+ffi::Array<ffi::Any> Prepare(void* stated) {
+  const Spec& spec = *static_cast<const Spec*>(stated);
+  const std::vector<Choice> choices = Listed(spec.Ranked(), spec.Ranked()[1]);
+  if (choices.empty()) CONVGRAD_THROW(ValueError) << "cudnn: a call without engines for this version of cuDNN";
+  Device device;
+  device.handle = HandleOf(0);
+  auto made = std::make_shared<Ready>(Ready{Graph(spec, kAligned, device.handle), Plan()});
+  Check(made->graph.status(), "a call is refused");
+  const std::string why = Engines(spec, made->graph, device).Make(choices[0], &made->plan);
+  if (!why.empty()) CONVGRAD_THROW(ValueError) << "cudnn: " << why;
+  auto run = [made](ffi::PackedArgs args, ffi::Any* result) {
+    const int64_t calls = args[0].cast<int64_t>();
+    const auto scratch = args[1].cast<ffi::Optional<ffi::Tensor>>();
+    const PackedTensors packed(args, 2);
+    const Tensors given(packed.tensors(), packed.count());
+    const int64_t room = scratch.has_value() ? scratch.value().numel() * scratch.value().dtype().bits / 8 : 0;
+    if (!given.is_aligned || room < made->plan.workspace) {
+      CONVGRAD_THROW(ValueError) << "cudnn: " << room << " bytes of workspace for an engine that needs "
+                                << made->plan.workspace << ", or tensors that are not aligned to " << kAligned;
+    }
+    void* workspace = nullptr;
+    if (scratch.has_value()) {
+      const DLTensor* tensor = scratch.value().GetDLTensorPtr();
+      workspace = static_cast<char*>(tensor->data) + tensor->byte_offset;
+    }
+    SetDevice(given.device());
+    Stopwatch stopwatch(static_cast<cudaStream_t>(CurrentStream(given.device())));
+    for (int64_t i = 0; i < calls; ++i) Launch(*made, given, workspace);
+    *result = stopwatch.Stop();
+  };
+  return {made->plan.workspace, ffi::Function::FromPacked(run)};
+}
+
+void RunPacked(ffi::PackedArgs args, ffi::Any*) {
+  const PackedTensors given(args, 1);
+  Run(static_cast<const int64_t*>(args[0].cast<void*>()), given.tensors(), given.count());
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
+  const auto numbers = [](void* stated) { return static_cast<const int64_t*>(stated); };
   refl::GlobalDef()
-      .def_packed("convgrad.cudnn.1.run", Run)
-      .def("convgrad.cudnn.1.engines", DescribeEngines)
+      .def_packed("convgrad.cudnn.1.run", RunPacked)
+      .def("convgrad.cudnn.1.engines",
+           [numbers](void* stated, ffi::String properties, int64_t most) -> ffi::String {
+             return DescribeEngines(numbers(stated), properties, most);
+           })
       .def("convgrad.cudnn.1.prepare", Prepare)
-      .def("convgrad.cudnn.1.properties", Properties)
-      .def("convgrad.cudnn.1.remade", RemadePlans)
+      .def("convgrad.cudnn.1.properties", [](int device) -> ffi::String { return Properties(device); })
+      .def("convgrad.cudnn.1.remade",
+           [numbers](void* stated, ffi::String properties) -> ffi::String {
+             return RemadePlans(numbers(stated), properties);
+           })
       .def("convgrad.cudnn.1.version", Version);
 }
+#endif
 
 }  // namespace
 }  // namespace convgrad
+
+#ifdef CONVGRAD_RELAY
+CONVGRAD_EXPORT(cudnn)
+#endif

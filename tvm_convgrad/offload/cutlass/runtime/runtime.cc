@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUTLASS's convolutions for compiled modules. Generated code calls the global function `convgrad.cutlass.1.run` with a
 // pointer to a Call and the tensors; the 1 is the version of this interface. Each kernel is a library of its own, which
-// is opened when it is first called. This file needs nothing of CUDA.
+// is opened when it is first called. This file needs nothing of CUDA. Built for a TVM
+// with Relay, it exports C functions instead.
 #include <dlfcn.h>
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/reflection/registry.h>
-#include <tvm/ffi/string.h>
-#include <tvm/runtime/c_backend_api.h>
 
 #include <cinttypes>
 #include <cstdio>
@@ -17,11 +12,10 @@
 #include <unordered_map>
 
 #include "call.h"
+#include "host.h"
 
 namespace convgrad {
 namespace {
-
-namespace ffi = tvm::ffi;
 
 constexpr int kMostTensors = 5;
 constexpr uintptr_t kAlignment = 16;  // bytes of the widest access
@@ -54,14 +48,14 @@ Functions Opened(int64_t key) {
     why = dlerror();
   }
   if (library == nullptr) {
-    TVM_FFI_THROW(RuntimeError) << "cutlass: this program calls the kernel " << name << ", which cannot be loaded ("
+    CONVGRAD_THROW(RuntimeError) << "cutlass: this program calls the kernel " << name << ", which cannot be loaded ("
                                 << why << "); build the program anew on this machine, or put the file beside "
-                                << own << "libconvgrad_cutlass.so.1 or on LD_LIBRARY_PATH";
+                                << own << "libconvgrad_cutlass.so.1, or on LD_LIBRARY_PATH";
   }
   const Functions found{reinterpret_cast<Check*>(dlsym(library, "convgrad_cutlass_check")),
                         reinterpret_cast<Launch*>(dlsym(library, "convgrad_cutlass_launch"))};
   if (found.check == nullptr || found.launch == nullptr) {
-    TVM_FFI_THROW(RuntimeError) << "cutlass: " << name << " is no kernel that this version can call";
+    CONVGRAD_THROW(RuntimeError) << "cutlass: " << name << " is no kernel that this version can call";
   }
   return found;
 }
@@ -74,65 +68,62 @@ Functions KernelOf(int64_t key) {
   return found != kernels.end() ? found->second : kernels.emplace(key, Opened(key)).first->second;
 }
 
-/*! \brief TVM's workspace on a GPU, which it keeps from call to call. */
-class Workspace {
- public:
-  Workspace(int device, int64_t bytes) : device_(device), data_(bytes == 0 ? nullptr : Allocate(device, bytes)) {}
-  ~Workspace() {
-    if (data_ != nullptr) TVMBackendFreeWorkspace(kDLCUDA, device_, data_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  void* data() const { return data_; }
-
- private:
-  static void* Allocate(int device, int64_t bytes) {
-    void* data = TVMBackendAllocWorkspace(kDLCUDA, device, static_cast<uint64_t>(bytes), kDLUInt, 8);
-    if (data == nullptr) TVM_FFI_THROW(RuntimeError) << "cutlass: there are no " << bytes << " bytes for its workspace";
-    return data;
-  }
-  int device_;
-  void* data_;
-};
-
-void Run(ffi::PackedArgs args, ffi::Any*) {
-  Call call = *static_cast<const Call*>(args[0].cast<void*>());
-  const int count = args.size() - 1;
+void Run(const int64_t* stated, DLTensor* const* tensors, int count) {
+  Call call = *reinterpret_cast<const Call*>(stated);
   if (count != call.tensors()) {
-    TVM_FFI_THROW(ValueError) << "cutlass: " << count << " tensors where " << call.tensors() << " are expected";
+    CONVGRAD_THROW(ValueError) << "cutlass: " << count << " tensors where " << call.tensors() << " are expected";
   }
   void* data[kMostTensors];
-  int device = 0;
   for (int i = 0; i < count; ++i) {
-    const auto* tensor = args[i + 1].cast<DLTensor*>();
+    const DLTensor* tensor = tensors[i];
     if (tensor->device.device_type != kDLCUDA) {
-      TVM_FFI_THROW(ValueError) << "cutlass: tensor " << i << " is not in the memory of an NVIDIA GPU; build for the "
+      CONVGRAD_THROW(ValueError) << "cutlass: tensor " << i << " is not in the memory of an NVIDIA GPU; build for the "
                                 << "target cuda and pass tensors of tvm.cuda()";
     }
     data[i] = static_cast<char*>(tensor->data) + tensor->byte_offset;
     if (reinterpret_cast<uintptr_t>(data[i]) % kAlignment != 0) {
-      TVM_FFI_THROW(ValueError) << "cutlass: tensor " << i << " does not begin at a multiple of " << kAlignment
+      CONVGRAD_THROW(ValueError) << "cutlass: tensor " << i << " does not begin at a multiple of " << kAlignment
                                 << " bytes; copy it to memory of its own";
     }
-    if (i == 0) device = tensor->device.device_id;
     if (i == 0 && call.batch < 0) call.batch = tensor->shape[0];
   }
-  if (call.batch == 0) TVM_FFI_THROW(ValueError) << "cutlass: a batch of 0";
+  if (call.batch == 0) CONVGRAD_THROW(ValueError) << "cutlass: a batch of 0";
+  const DLDevice device = tensors[0]->device;
   const Functions kernel = KernelOf(call.key);
   const auto* numbers = reinterpret_cast<const int64_t*>(&call);
   int64_t bytes = 0;
   const char* error = kernel.check(numbers, &bytes);
   if (error == nullptr) {
-    Workspace workspace(device, bytes);
-    error = kernel.launch(numbers, data, workspace.data(), device, TVMFFIEnvGetStream(kDLCUDA, device));
+    const Workspace workspace("cutlass", device, bytes);
+    error = kernel.launch(numbers, data, workspace.data(), device.device_id, CurrentStream(device));
   }
-  if (error != nullptr) TVM_FFI_THROW(RuntimeError) << "cutlass: the kernel cannot be started: " << error;
+  if (error != nullptr) CONVGRAD_THROW(RuntimeError) << "cutlass: the kernel cannot be started: " << error;
+}
+
+#ifdef CONVGRAD_RELAY
+/*! \brief "check": that the kernel's library can be opened, and takes the call; bytes of workspace. */
+std::string Ask(const std::string& question, const int64_t* numbers, const char*, int64_t) {
+  if (question != "check") CONVGRAD_THROW(ValueError) << "cutlass: there is no question " << question;
+  int64_t bytes = 0;
+  const char* error = KernelOf(reinterpret_cast<const Call*>(numbers)->key).check(numbers, &bytes);
+  if (error != nullptr) CONVGRAD_THROW(ValueError) << "cutlass: " << error;
+  return std::to_string(bytes);
+}
+#else
+void RunPacked(tvm::ffi::PackedArgs args, tvm::ffi::Any*) {
+  const PackedTensors given(args, 1);
+  Run(static_cast<const int64_t*>(args[0].cast<void*>()), given.tensors(), given.count());
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
-  refl::GlobalDef().def_packed("convgrad.cutlass.1.run", Run);
+  refl::GlobalDef().def_packed("convgrad.cutlass.1.run", RunPacked);
 }
+#endif
 
 }  // namespace
 }  // namespace convgrad
+
+#ifdef CONVGRAD_RELAY
+CONVGRAD_EXPORT(cutlass)
+#endif

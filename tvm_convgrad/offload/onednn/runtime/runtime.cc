@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // oneDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.onednn.2.run` with a
-// pointer to a Spec and the tensors; the 2 is the version of this interface.
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/reflection/registry.h>
-#include <tvm/ffi/string.h>
-#include <tvm/runtime/c_backend_api.h>
-
+// pointer to a Spec and the tensors; the 2 is the version of this interface. Built for a TVM with Relay, it exports C
+// functions instead.
 #include <cstdlib>
 
+#include "host.h"
 #include "plan.h"
 
 // Of the OpenMP library that oneDNN has been linked with.
@@ -17,8 +13,6 @@ extern "C" int omp_get_max_threads(void);
 
 namespace convgrad {
 namespace {
-
-namespace ffi = tvm::ffi;
 
 constexpr size_t kMostPlans = 4096;  // a step of any batch makes plans for each batch that it meets
 constexpr int kMostTensors = 6;
@@ -37,31 +31,6 @@ class Threads {
 
  private:
   int before_, wanted_;
-};
-
-int TvmThreads() {
-  static const ffi::Function count = ffi::Function::GetGlobalRequired("runtime.NumThreads");
-  return count().cast<int>();
-}
-
-/*! \brief TVM's workspace, which it keeps from call to call. */
-class Workspace {
- public:
-  explicit Workspace(size_t bytes) : data_(bytes == 0 ? nullptr : Allocate(bytes)) {}
-  ~Workspace() {
-    if (data_ != nullptr) TVMBackendFreeWorkspace(kDLCPU, 0, data_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  char* data() const { return static_cast<char*>(data_); }
-
- private:
-  static void* Allocate(size_t bytes) {
-    void* data = TVMBackendAllocWorkspace(kDLCPU, 0, bytes, kDLUInt, 8);
-    if (data == nullptr) TVM_FFI_THROW(RuntimeError) << "onednn: there are no " << bytes << " bytes for its workspace";
-    return data;
-  }
-  void* data_;
 };
 
 struct Key {
@@ -86,7 +55,7 @@ std::shared_ptr<Plan> PlanOf(const Key& key) {
     made = std::make_shared<Plan>(key.spec);
   } catch (const dnnl::error& error) {
     const dnnl_version_t& version = *dnnl_version();
-    TVM_FFI_THROW(ValueError) << "onednn: oneDNN " << version.major << "." << version.minor << "." << version.patch
+    CONVGRAD_THROW(ValueError) << "onednn: oneDNN " << version.major << "." << version.minor << "." << version.patch
                               << " has no implementation of this convolution on this CPU (" << error.what()
                               << "); build with --offload none, or for the CPU that it is to run on";
   }
@@ -95,14 +64,12 @@ std::shared_ptr<Plan> PlanOf(const Key& key) {
   return plans.emplace(key, made).first->second;
 }
 
-void Run(ffi::PackedArgs args, ffi::Any*) {
-  const auto* stated = static_cast<const Spec*>(args[0].cast<void*>());
-  Key key{*stated, TvmThreads()};
-  const int count = args.size() - 1;
+void Run(const int64_t* numbers, DLTensor* const* tensors, int count) {
+  Key key{*reinterpret_cast<const Spec*>(numbers), HostThreads()};
   void* data[kMostTensors];
-  if (count > kMostTensors) TVM_FFI_THROW(ValueError) << "onednn: " << count << " tensors";
+  if (count > kMostTensors) CONVGRAD_THROW(ValueError) << "onednn: " << count << " tensors";
   for (int i = 0; i < count; ++i) {
-    const auto* tensor = args[i + 1].cast<DLTensor*>();
+    const DLTensor* tensor = tensors[i];
     data[i] = static_cast<char*>(tensor->data) + tensor->byte_offset;
     if (i == 0 && key.spec.batch < 0) {
       const int64_t* axes = key.spec.direction == kForward ? key.spec.data_axes : key.spec.grad_axes;
@@ -114,15 +81,15 @@ void Run(ffi::PackedArgs args, ffi::Any*) {
   Threads threads(key.threads);
   const std::shared_ptr<Plan> plan = PlanOf(key);
   if (count != plan->tensors()) {
-    TVM_FFI_THROW(ValueError) << "onednn: " << count << " tensors where " << plan->tensors() << " are expected";
+    CONVGRAD_THROW(ValueError) << "onednn: " << count << " tensors where " << plan->tensors() << " are expected";
   }
-  Workspace workspace(plan->workspace());
-  plan->Run(data, workspace.data());
+  const Workspace workspace("onednn", {kDLCPU, 0}, static_cast<int64_t>(plan->workspace()));
+  plan->Run(data, static_cast<char*>(workspace.data()));
 }
 
 /*! \brief What oneDNN would use on this CPU: "implementation;primitives;bytes of workspace"; raises if it has nothing. */
-ffi::String Describe(void* stated, int threads) {
-  const Key key{*static_cast<const Spec*>(stated), threads};
+std::string Describe(const int64_t* numbers, int threads) {
+  const Key key{*reinterpret_cast<const Spec*>(numbers), threads};
   Threads used(threads);
   const std::shared_ptr<Plan> plan = PlanOf(key);
   std::ostringstream text;
@@ -130,20 +97,41 @@ ffi::String Describe(void* stated, int threads) {
   return text.str();
 }
 
-ffi::String Version() {
+std::string Version() {
   const dnnl_version_t& version = *dnnl_version();
   std::ostringstream text;
   text << version.major << "." << version.minor << "." << version.patch;
   return text.str();
 }
 
+#ifdef CONVGRAD_RELAY
+std::string Ask(const std::string& question, const int64_t* numbers, const char*, int64_t number) {
+  if (question == "describe") return Describe(numbers, static_cast<int>(number));
+  if (question == "version") return Version();
+  CONVGRAD_THROW(ValueError) << "onednn: there is no question " << question;
+  return "";
+}
+#else
+namespace ffi = tvm::ffi;
+
+void RunPacked(ffi::PackedArgs args, ffi::Any*) {
+  const PackedTensors given(args, 1);
+  Run(static_cast<const int64_t*>(args[0].cast<void*>()), given.tensors(), given.count());
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::GlobalDef()
-      .def_packed("convgrad.onednn.2.run", Run)
-      .def("convgrad.onednn.2.describe", Describe)
-      .def("convgrad.onednn.2.version", Version);
+      .def_packed("convgrad.onednn.2.run", RunPacked)
+      .def("convgrad.onednn.2.describe",
+           [](void* numbers, int threads) -> ffi::String { return Describe(static_cast<const int64_t*>(numbers), threads); })
+      .def("convgrad.onednn.2.version", []() -> ffi::String { return Version(); });
 }
+#endif
 
 }  // namespace
 }  // namespace convgrad
+
+#ifdef CONVGRAD_RELAY
+CONVGRAD_EXPORT(onednn)
+#endif
