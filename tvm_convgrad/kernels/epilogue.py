@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen.extrema import at_least
-from tvm_convgrad.codegen.loops import Expr, lanes_of, zero
+from tvm_convgrad.codegen.loops import lanes_of, zero
+from tvm_convgrad.codegen.tir import Expr
 
 
 @dataclass(frozen=True)

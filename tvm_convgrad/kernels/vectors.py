@@ -4,15 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from tvm_convgrad.codegen.loops import Loops, convert, lanes_of, load, load_masked, zero
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
-    from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.loops import Index, Loops, convert, lanes_of, load, load_masked, zero
+from tvm_convgrad.codegen.tir import Buffer, Expr
 
 Key = TypeVar("Key", bound=Hashable)
 

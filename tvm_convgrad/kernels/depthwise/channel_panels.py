@@ -6,10 +6,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     Loops,
     convert,
     expr,
@@ -21,14 +22,9 @@ from tvm_convgrad.codegen.loops import (
     smaller,
 )
 from tvm_convgrad.codegen.packing import shuffle, transpose
-from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.spec import View, WeightView
 from tvm_convgrad.kernels.wgrad.spec import tap_offsets
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 Finish: TypeAlias = "Callable[[Expr, Callable[[], Expr], Index, Expr | None], Expr]"
 """(values, before, channel, mask) to the values to store: `before` reads what the tensor holds; `channel` is that of

@@ -17,11 +17,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     convert,
     expr,
     lanes_below,
@@ -32,19 +32,14 @@ from tvm_convgrad.codegen.loops import (
     smaller,
     splat,
 )
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
-from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, PanelMover, pack_weights, repeat_member
+from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, Finish, PanelMover, pack_weights, repeat_member
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, tap_run, valid_taps
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec, Phase
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector, store_vector
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
-    from tvm_convgrad.kernels.depthwise.channel_panels import Finish
 
 PREFETCH_TILES = 8
 """Register tiles from what is summed to what is prefetched: some rows of a block of channels."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     ceiling,
     convert,
     expr,
@@ -34,20 +34,16 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.channel_panels import PanelMover, repeat_member
 from tvm_convgrad.kernels.depthwise.taps import border_pieces
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
 from tvm_convgrad.kernels.wgrad.spec import tap_offsets
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ forward, and interleave those of two phases in dgrad.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     convert,
     expr,
     lanes_below,
@@ -27,16 +27,14 @@ from tvm_convgrad.codegen.loops import (
     smaller,
     splat,
 )
+from tvm_convgrad.codegen.tir import Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
 from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, store_vector
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
 
 UNROLLED_TAPS = 16
 """Taps of a kernel's (h, w) up to which each has code of its own; of more, column taps are a loop."""

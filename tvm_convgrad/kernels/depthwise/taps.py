@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tvm_convgrad.codegen.loops import Loops, expr, larger, quotient, smaller
+from tvm_convgrad.codegen.loops import Index, Loops, expr, larger, quotient, smaller
 from tvm_convgrad.kernels.borders import valid_range
-from tvm_convgrad.kernels.frame import Index
 
 Taps = tuple[tuple[int, int], ...]
 """(kernel index, offset) of each tap along an axis, as in `AxisPhase`."""

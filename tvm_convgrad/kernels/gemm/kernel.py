@@ -21,7 +21,6 @@ import math
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
-    Buffer,
     Index,
     LookupTable,
     Loops,
@@ -35,6 +34,7 @@ from tvm_convgrad.codegen.loops import (
     smaller,
 )
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import KernelFrame, conv_frame

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
-    Buffer,
-    Expr,
     Index,
     LookupTable,
     Loops,
@@ -32,6 +30,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
-    Buffer,
-    Expr,
     Index,
     LookupTable,
     Loops,
@@ -30,6 +28,7 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.gemm.tiling import Blocking
 from tvm_convgrad.kernels.spec import ConvSpec
 

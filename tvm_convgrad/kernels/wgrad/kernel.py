@@ -14,11 +14,10 @@ X as m, and their scalars come from a panel with padding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     ceiling,
     choose,
     expr,
@@ -32,20 +31,16 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import Index, wgrad_frame
+from tvm_convgrad.kernels.frame import wgrad_frame
 from tvm_convgrad.kernels.vectors import load_vector
 from tvm_convgrad.kernels.wgrad.bias import BiasGradient, bias_gradient
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
 from tvm_convgrad.kernels.wgrad.scalars import Scalars, scalars_of
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 from tvm_convgrad.kernels.wgrad.store import DwStore
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 
 def wgrad_kernel(

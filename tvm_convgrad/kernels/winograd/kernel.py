@@ -10,24 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import Shapes, expr, lanes_below, lanes_of, load, smaller, splat
+from tvm_convgrad.codegen.loops import Index, Shapes, expr, lanes_below, lanes_of, load, smaller, splat
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import Index, KernelFrame, conv_frame
+from tvm_convgrad.kernels.frame import KernelFrame, conv_frame
 from tvm_convgrad.kernels.gemm.weight import WeightPanel
 from tvm_convgrad.kernels.spec import ConvSpec
 from tvm_convgrad.kernels.vectors import load_vector, store_vector
 from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling, padded_pitch
 from tvm_convgrad.kernels.winograd.tiles import TransformedTiles, result_rule, source_rule, twice, weight_rule
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 
 def winograd_kernel(

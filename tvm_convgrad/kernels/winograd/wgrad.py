@@ -8,23 +8,20 @@ channels], added up over all slabs of tiles. At the end the sums are transformed
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import choose, expr, load, load_sum, smaller, zero
+from tvm_convgrad.codegen.loops import Index, choose, expr, load, load_sum, smaller, zero
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import Index, KernelFrame, wgrad_frame
+from tvm_convgrad.kernels.frame import KernelFrame, wgrad_frame
 from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec, forward_spec
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, wgrad_spec
 from tvm_convgrad.kernels.wgrad.store import DwBlocks, DwStore
 from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling
 from tvm_convgrad.kernels.winograd.tiles import TransformedTiles, grad_rule, kernel_rule, source_rule, twice
-
-if TYPE_CHECKING:
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 
 def winograd_wgrad_kernel(
