@@ -24,6 +24,7 @@ from tvm_convgrad.codegen.loops import (
 from tvm_convgrad.codegen.packing import shuffle, transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.spec import View, WeightView
+from tvm_convgrad.kernels.vectors import where
 from tvm_convgrad.kernels.wgrad.spec import tap_offsets
 
 Finish: TypeAlias = "Callable[[Expr, Callable[[], Expr], Index, Expr | None], Expr]"
@@ -137,10 +138,7 @@ class PanelMover:
                     to = at + (first + c) * self.step
                     before = functools.partial(load_masked, self.buffer, to, mask, lanes)
                     value = finish(value, before, first + c, None)
-                    if not self.ragged:
-                        loops.store_masked(self.buffer, to, value, mask)
-                        continue
-                    with loops.when(expr(first + c) < self.channels):
+                    with where(loops, expr(first + c) < self.channels if self.ragged else None):
                         loops.store_masked(self.buffer, to, value, mask)
             return
         with loops.loop(rows, "h") as h, loops.loop(width, "w") as w:
