@@ -86,17 +86,16 @@ class ChannelsKernel(DepthwiseKernel):
     group has `multiple` of them for each channel of the vector.
     """
 
-    def __init__(
-        self, frame: KernelFrame, spec: ConvSpec, tiling: ChannelsTiling, kernel: DHW, machine: Machine
-    ) -> None:
-        super().__init__(frame, spec, kernel, machine)
-        self.tiling = tiling
+    tiling: ChannelsTiling
+
+    def __init__(self, frame: KernelFrame, spec: ConvSpec, tiling: Tiling, kernel: DHW, machine: Machine) -> None:
+        super().__init__(frame, spec, tiling, kernel, machine)
         self.each, self.multiple = min(self.inputs, self.outputs), max(self.inputs, self.outputs)
         if self.each > 1:
             self.outputs = 1
         self.channels = spec.groups * self.each
         self.blocks = -(-self.channels // self.lanes)
-        self.slabs = -(-spec.result.extents[1] // tiling.slab_h)
+        self.slabs = -(-spec.result.extents[1] // self.tiling.slab_h)
 
     # -- work items ---------------------------------------------------------------------------------------------
 

@@ -114,9 +114,11 @@ class ChannelsWgrad(DepthwiseWgrad):
     A vector spans groups of `each` contiguous channels that have the same multiples, 1 unless they are small groups.
     """
 
-    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: ChannelsWgradTiling, machine: Machine) -> None:
-        super().__init__(frame, problem, machine)
-        self.tiling, self.channels = tiling, problem.in_channels
+    tiling: ChannelsWgradTiling
+
+    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: Tiling, machine: Machine) -> None:
+        super().__init__(frame, problem, tiling, machine)
+        self.channels = problem.in_channels
         self.multiplier = problem.out_channels // problem.groups
         self.each = problem.in_channels // problem.groups
         self.blocks = -(-self.channels // self.lanes)

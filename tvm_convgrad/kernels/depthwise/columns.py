@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
     convert,
@@ -32,8 +31,7 @@ from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
 from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
-from tvm_convgrad.kernels.frame import KernelFrame
-from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec
+from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, store_vector
 
 UNROLLED_TAPS = 16
@@ -78,11 +76,7 @@ class _Slice:
 class ColumnsKernel(DepthwiseKernel):
     """The loops of one kernel."""
 
-    def __init__(
-        self, frame: KernelFrame, spec: ConvSpec, tiling: ColumnsTiling, kernel: DHW, machine: Machine
-    ) -> None:
-        super().__init__(frame, spec, kernel, machine)
-        self.tiling = tiling
+    tiling: ColumnsTiling
 
     def emit(self) -> None:
         """All work items: parts of the result's depth slices, in their order in memory."""

@@ -57,9 +57,11 @@ class ColumnsWgradTiling(Tiling):
 class ColumnsWgrad(DepthwiseWgrad):
     """The loops of one kernel; the frame has the parameters, the problem the batch that it is planned for."""
 
-    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Machine) -> None:
-        super().__init__(frame, problem, machine)
-        self.tiling, self.channels = tiling, problem.out_channels
+    tiling: ColumnsWgradTiling
+
+    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: Tiling, machine: Machine) -> None:
+        super().__init__(frame, problem, tiling, machine)
+        self.channels = problem.out_channels
         self.bias = None
         if frame.bias is not None:
             self.bias = GradientStore(self.loops, frame.bias, self.dtype, frame.epilogue.bias_accumulate)

@@ -17,7 +17,6 @@ from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
     LookupTable,
-    Loops,
     convert,
     expr,
     lanes_below,
@@ -31,7 +30,7 @@ from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.geometry import DTYPE_BYTES
-from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES
 from tvm_convgrad.kernels.gemm.source import SpatialBlock
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
@@ -80,18 +79,16 @@ class ResultStore:
 
     def __init__(
         self,
-        loops: Loops,
+        frame: KernelFrame,
         spec: ConvSpec,
         phases: tuple[Phase, ...],
         tiling: GemmTiling,
         blocking: Blocking,
         machine: Machine,
-        result: Buffer,
-        bias: Buffer | None,
-        epilogue: Epilogue,
     ) -> None:
-        self.loops, self.spec, self.tiling, self.blocking = loops, spec, tiling, blocking
-        self.machine, self.result, self.bias, self.epilogue = machine, result, bias, epilogue
+        loops = self.loops = frame.loops
+        self.spec, self.tiling, self.blocking, self.machine = spec, tiling, blocking, machine
+        self.result, self.bias, self.epilogue = frame.tensors[2], frame.bias, frame.epilogue
         self.lanes, self.dtype = machine.lanes(spec.dtype), spec.dtype
         self._width = phases[0][2].count
         view, steps = spec.result, spec.out_step
