@@ -97,8 +97,10 @@ class Winograd(Kernel):
 
     def invalid(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> str:
         """Why the tiling cannot be built, or nothing."""
-        known = plan.tilings[0] in set(tilings(problem, direction, machine)) if plan.tilings else False
-        return not_one_tiling(plan) or ("" if known else f"{plan} is not one of its tilings")
+        reason = not_one_tiling(plan)
+        if reason or plan.only(WinogradTiling) in set(tilings(problem, direction, machine)):
+            return reason
+        return f"{plan} is not one of its tilings"
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
