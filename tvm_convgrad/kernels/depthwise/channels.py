@@ -18,7 +18,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -36,7 +35,7 @@ from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, Finish, PanelMover, pack_weights, repeat_member
-from tvm_convgrad.kernels.depthwise.taps import border_pieces, tap_run, valid_taps
+from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds, tap_run, valid_taps
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec, Phase
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector, store_vector
@@ -213,9 +212,7 @@ class ChannelsKernel(DepthwiseKernel):
         per_slab = self.tiling.slab_h // spec.out_step[1]
         start = slab * (per_slab * step) + min(offsets)
         reach = (per_slab - 1) * step + max(offsets) - min(offsets) + 1
-        row = loops.opaque(tir.min(tir.max(expr(start), expr(0)), expr(extent)), "row")
-        end = tir.max(tir.min(expr(start + reach), expr(extent)), row)
-        return row, loops.opaque(end - row, "rows"), min(reach, extent)
+        return *rows_in_bounds(loops, expr(start), reach, extent), min(reach, extent)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 

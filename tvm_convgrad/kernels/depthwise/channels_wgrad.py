@@ -39,7 +39,7 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.channel_panels import PanelMover, repeat_member
-from tvm_convgrad.kernels.depthwise.taps import border_pieces
+from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
@@ -220,9 +220,7 @@ class ChannelsWgrad(DepthwiseWgrad):
                 self._prefetch(grad.origin, data.origin, slab.row)
         else:
             start = expr(slab.row * self.strides[1] - self.low[1])
-            row = loops.opaque(tir.min(tir.max(start, expr(0)), expr(x.extents[1])), "row")
-            end = tir.max(tir.min(start + self._reach(), expr(x.extents[1])), row)
-            rows = loops.opaque(end - row, "rows")
+            row, rows = rows_in_bounds(loops, start, self._reach(), x.extents[1])
             x_row, dy_row = x.extents[2] * lanes, dy.extents[2] * lanes
             dy_origin = loops.opaque(expr(-(slab.row * dy_row)), "dy_origin")
             x_origin = loops.opaque(expr(-(row * x_row)), "x_origin")

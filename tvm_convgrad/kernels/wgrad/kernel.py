@@ -44,20 +44,12 @@ from tvm_convgrad.kernels.wgrad.store import DwStore
 
 
 def wgrad_kernel(
-    problem: ConvProblem,
-    detail: tuple[WgradSpec, WgradTiling],
-    machine: Machine,
-    name: str,
-    epilogue: Epilogue,
+    problem: ConvProblem, spec: WgradSpec, tiling: WgradTiling, machine: Machine, name: str, epilogue: Epilogue
 ) -> PrimFunc:
     """The PrimFunc (grad, data, weight's gradient[, bias gradient]).
 
-    Args:
-        detail: the spec's batch is what the tiling is made for; the kernel loops over another one if the problem's is
-            a name, which becomes a variable in the shapes of grad and data.
-        epilogue: accumulate adds to what the weight's gradient holds; bias_grad adds the last parameter.
+    The spec's batch is what the tiling is made for; the problem's may be a name, which becomes a variable.
     """
-    spec, tiling = detail
     frame = wgrad_frame(problem, spec.batch, epilogue)
     bias = bias_gradient(frame, machine, spec.dy, spec.dtype, problem.out_channels)
     dy, x, _ = frame.tensors
