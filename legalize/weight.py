@@ -31,16 +31,7 @@ def swapped_roles(builder: Builder, problem: ConvProblem, grad: Value, data: Val
     """
     x = rearrange(builder, data, "n (g i) ... -> i (g n) ...", g=problem.groups)
     dy = rearrange(builder, grad, "n o ... -> o n ...")
-    wide = builder.convolution(
-        x,
-        dy,
-        strides=problem.dilation,
-        padding=problem.padding,
-        dilation=problem.strides,
-        groups=problem.groups,
-        out_dtype=problem.accumulator,
-    )
-    return rearrange(builder, _cropped_to_kernel(builder, problem, wide), "i o ... -> o i ...")
+    return rearrange(builder, _convolved(builder, problem, x, dy, problem.groups), "i o ... -> o i ...")
 
 
 def tiled_depthwise(builder: Builder, problem: ConvProblem, grad: Value, data: Value) -> Value:
@@ -55,17 +46,8 @@ def tiled_depthwise(builder: Builder, problem: ConvProblem, grad: Value, data: V
     dy = builder.tile(dy, [1, 1, per_group, 1] + [1] * problem.rank)
     dy = rearrange(builder, dy, "n g i o ... -> (n g i o) 1 ...")
     x = rearrange(builder, data, "n c ... -> 1 (n c) ...")
-    wide = builder.convolution(
-        x,
-        dy,
-        strides=problem.dilation,
-        padding=problem.padding,
-        dilation=problem.strides,
-        groups=int(n) * problem.in_channels,
-        out_dtype=problem.accumulator,
-    )
-    cropped = _cropped_to_kernel(builder, problem, wide)
-    samples = rearrange(builder, cropped, "1 (n g i o) ... -> n g i o ...", n=n, g=groups, i=per_group)
+    every = _convolved(builder, problem, x, dy, int(n) * problem.in_channels)
+    samples = rearrange(builder, every, "1 (n g i o) ... -> n g i o ...", n=n, g=groups, i=per_group)
     return rearrange(builder, builder.sum(samples, 0), "g i o ... -> (g o) i ...")
 
 
@@ -76,7 +58,17 @@ def tiled_depthwise_refuses(problem: ConvProblem) -> str | None:
     return None
 
 
-def _cropped_to_kernel(builder: Builder, problem: ConvProblem, wide: Value) -> Value:
+def _convolved(builder: Builder, problem: ConvProblem, data: Value, grad: Value, groups: int) -> Value:
+    """The data convolved by dY, stride and dilation in each other's places, and cropped to the kernel's extents."""
+    wide = builder.convolution(
+        data,
+        grad,
+        strides=problem.dilation,
+        padding=problem.padding,
+        dilation=problem.strides,
+        groups=groups,
+        out_dtype=problem.accumulator,
+    )
     shape = builder.shape(wide)
     end = (*shape[:2], *problem.kernel)
     if all(isinstance(have, int) and have == want for have, want in zip(shape[2:], problem.kernel, strict=True)):

@@ -55,6 +55,9 @@ UNREACHED = {
     },
     "kernels/contract.py": {
         'raise TypeError(f"a plan of {type(tiling).__name__}; this kernel takes {kind.__name__}")': OTHER_PLAN,
+        'return f"there are {len(plan.tilings)} tilings of region {plan.region}; there must be one, of region 0"': (
+            OTHER_PLAN
+        ),
         "Kernel.form": "the value of impl: tests/kernels/test_extension.py",
         "Kernel.tilings": TUNER,
         "variants": TUNER,
@@ -68,7 +71,6 @@ UNREACHED = {
     },
     "kernels/depthwise/columns_plan.py": {
         "return reason": OTHER_PLAN,
-        "not_one_tiling": OTHER_PLAN,
         "tile_h -= 1": TOO_LARGE,
         'return f"the code would have more than {MAX_PRODUCTS} multiply-adds"': TOO_LARGE,
     },
@@ -91,9 +93,6 @@ UNREACHED = {
     },
     "kernels/roofline.py": {"roofline": "a column of explain: tests/kernels/test_extension.py"},
     "kernels/wgrad/plan.py": {
-        'return f"there are {len(plan.tilings)} tilings of region {plan.region}; there must be one, of region 0"': (
-            OTHER_PLAN
-        ),
         "ImplicitGemmWgrad.tilings": TUNER,
         'return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"': TUNER,
     },

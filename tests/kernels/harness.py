@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a generated kernel by itself: on buffers in red zones, with a result full of NaN, on any number of threads."""
 
+from dataclasses import replace
+
 import numpy as np
 import tvm
 
@@ -10,10 +12,15 @@ from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.choice import Choice
+from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.registry import kernel_named
 from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 NATIVE = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
+TARGET = tvm.target.Target(NATIVE)
+MACHINE = machine_of(TARGET)
 ZONE = 64  # elements before and after each buffer: NaN around operands, a sign around the result
 
 
@@ -34,6 +41,21 @@ def forced(name: str):
         return chooser.choose(problem, direction, machine, kernel_named(name, direction))
 
     return choose
+
+
+def with_tiling(choice: Choice, tiling: Tiling) -> Choice:
+    """The choice with another tiling of its first loop nest."""
+    return replace(choice, plan=replace(choice.plan, tilings=(tiling, *choice.plan.tilings[1:])))
+
+
+def always(kernel: Kernel, tiling: Tiling):
+    """A chooser that takes a kernel with one tiling, whatever the problem."""
+    return lambda *_: Choice("", "", kernel=kernel, plan=Plan((tiling,)))
+
+
+def built(problem: ConvProblem, direction: str, choice: Choice, epilogue: Epilogue = NO_EPILOGUE):
+    """The compiled kernel of a choice on this machine."""
+    return compiled(chooser.build(problem, direction, MACHINE, choice, "main", epilogue), TARGET)
 
 
 def compiled(function, target):
@@ -68,9 +90,16 @@ def _zoned(array: np.ndarray, around: float):
     return zone, tvm.runtime.from_dlpack(inside)
 
 
-def check_exact(problem: ConvProblem, direction: str, target=None) -> None:
+def check_choice(problem: ConvProblem, direction: str, choice: Choice) -> None:
+    """The kernel of a choice equals the float64 reference, rounded once, on small integers."""
+    operands, wanted = numbers_of(problem, direction, 0)
+    found = run_in_red_zones(problem, direction, built(problem, direction, choice), operands)
+    np.testing.assert_array_equal(found, wanted, str(choice.plan))
+
+
+def check_exact(problem: ConvProblem, direction: str, target=None, choose=chooser.choose) -> None:
     """The kernel equals the float64 reference, rounded once, on small integers; bfloat16 without red zones."""
-    _, library = kernel_of(problem, direction, target)
+    _, library = kernel_of(problem, direction, target, choose)
     operands, wanted = numbers_of(problem, direction, 0)
     if "bfloat16" in {dtype for _, dtype in problem.tensors.values()}:
         result = tvm.runtime.tensor(np.full_like(wanted, np.nan))

@@ -7,21 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tvm
 
-from tests.kernels.harness import NATIVE, ZONE, _zoned, check_exact, compiled, run_in_red_zones
-from tvm_convgrad.codegen.hardware import machine_of
+from tests.kernels.harness import MACHINE, ZONE, _zoned, built, check_choice, check_exact, run_in_red_zones, with_tiling
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
-from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.depthwise.columns import ColumnsTiling
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 
-TARGET = tvm.target.Target(NATIVE)
-MACHINE = machine_of(TARGET)
 FORWARD_AND_DGRAD = ("forward", "backward_data")
 
 COLUMNS = {
@@ -50,11 +45,6 @@ CASES = {**{name: ("depthwise columns", text) for name, text in COLUMNS.items()}
     name: ("depthwise", text) for name, text in CHANNELS.items()
 }
 CASES |= {name: ("small groups", text) for name, text in GROUPS.items()}
-
-
-def built(problem: ConvProblem, direction: str, choice: Choice, epilogue: Epilogue = NO_EPILOGUE):
-    function = chooser.build(problem, direction, MACHINE, choice, "main", epilogue)
-    return compiled(function, TARGET)
 
 
 def choice_of(problem: ConvProblem, direction: str, family: str) -> Choice:
@@ -115,29 +105,22 @@ def test_sums_and_bias_gradients_of_every_batch(name):
 def test_columns_in_any_tiles_and_splits(direction, tile_h):
     problem = ConvProblem.from_descriptor(COLUMNS["strided"])
     choice = choice_of(problem, direction, "depthwise columns")
-    operands, wanted = numbers_of(problem, direction, 0)
     for split_h in (2, 3, 40):
-        library = built(problem, direction, replace(choice, plan=Plan((ColumnsTiling(tile_h, split_h, 1),))))
-        np.testing.assert_array_equal(run_in_red_zones(problem, direction, library, operands), wanted)
+        check_choice(problem, direction, with_tiling(choice, ColumnsTiling(tile_h, split_h, 1)))
 
 
 @pytest.mark.parametrize("direction", [*FORWARD_AND_DGRAD, "backward_weight"])
 def test_prefetching_changes_nothing(direction):
     problem = ConvProblem.from_descriptor(CHANNELS["in place, strided"])
     choice = choice_of(problem, direction, "depthwise")
-    operands, wanted = numbers_of(problem, direction, 0)
-    tilings = tuple(replace(tiling, prefetch=True) for tiling in choice.plan.tilings)
-    library = built(problem, direction, replace(choice, plan=Plan(tilings)))
-    np.testing.assert_array_equal(run_in_red_zones(problem, direction, library, operands), wanted)
+    check_choice(problem, direction, with_tiling(choice, replace(choice.plan.tilings[0], prefetch=True)))
 
 
 @pytest.mark.parametrize("tiling", [(1, 1, 1), (5, 2, 3), (12, 20, 2), (7, 7, 5)])
 def test_wgrad_of_columns_in_any_parts(tiling):
     problem = ConvProblem.from_descriptor(COLUMNS["plain"])
     choice = choice_of(problem, "backward_weight", "depthwise columns")
-    operands, wanted = numbers_of(problem, "backward_weight", 0)
-    library = built(problem, "backward_weight", replace(choice, plan=Plan((ColumnsWgradTiling(*tiling),))))
-    np.testing.assert_array_equal(run_in_red_zones(problem, "backward_weight", library, operands), wanted)
+    check_choice(problem, "backward_weight", with_tiling(choice, ColumnsWgradTiling(*tiling)))
 
 
 @pytest.mark.parametrize("direction", [*FORWARD_AND_DGRAD, "backward_weight"])

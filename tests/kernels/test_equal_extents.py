@@ -4,15 +4,10 @@
 import itertools
 
 import pytest
-import tvm
 
-from tests.kernels.harness import NATIVE, check_exact
-from tvm_convgrad.codegen.hardware import machine_of
+from tests.kernels.harness import MACHINE, always, check_exact
 from tvm_convgrad.core.geometry import effective_kernel
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels import chooser
-from tvm_convgrad.kernels.choice import Choice
-from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.wgrad import plan as weight_plan
 from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
 from tvm_convgrad.verify.operators import check_problems
@@ -38,18 +33,16 @@ def test_one_tap_wgrad_with_equal_extents():
 
 
 @pytest.mark.parametrize("name", ONE_TAP)
-def test_each_way_to_tile_a_one_tap_wgrad(name, monkeypatch):
+def test_each_way_to_tile_a_one_tap_wgrad(name):
     """Operands swapped, read in place and packed, wherever a tiling of that form is allowed."""
     problem = ConvProblem.from_descriptor(ONE_TAP[name])
-    machine = machine_of(tvm.target.Target(NATIVE))
     spec = wgrad_spec(problem)
     (kernel,) = weight_plan.KERNELS
     forms = {}
-    for tiling in weight_plan.candidates(spec, machine, True):
+    for tiling in weight_plan.candidates(spec, MACHINE, True):
         forms.setdefault((tiling.transposed, tiling.vectors_in_place, tiling.scalars_packed, tiling.prefetch), tiling)
     for tiling in forms.values():
-        monkeypatch.setattr(chooser, "choose", lambda *_, t=tiling: Choice("", "", kernel=kernel, plan=Plan((t,))))
-        check_exact(problem, "backward_weight")
+        check_exact(problem, "backward_weight", choose=always(kernel, tiling))
 
 
 def _alike():
@@ -107,7 +100,7 @@ SQUARES = [
 ]
 
 
-@pytest.mark.skipif(not machine_of(tvm.target.Target(NATIVE)).has_masks, reason="Winograd's kernels need masked stores")
+@pytest.mark.skipif(not MACHINE.has_masks, reason="Winograd's kernels need masked stores")
 def test_winograd_where_channels_and_extents_are_alike():
     layouts = itertools.cycle([("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC"), ("NHWC", "OHWI", "NCHW")])
     problems = [ConvProblem.from_descriptor(text).with_layouts(*next(layouts)) for text in SQUARES]

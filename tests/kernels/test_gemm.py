@@ -6,22 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tvm
 
-from tests.kernels.harness import NATIVE, compiled, run_in_red_zones
+from tests.kernels.harness import MACHINE, TARGET, built, check_choice, compiled, run_in_red_zones, with_tiling
 from tests.kernels.test_exact import SHAPES, _problem
 from tests.threads import run_with_threads
-from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.contract import planned
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gemm.plan import candidates, invalid, regions_of
 
-TARGET = tvm.target.Target(NATIVE)
-MACHINE = machine_of(TARGET)
 GEMMS = ("forward", "backward_data")
 EPILOGUES = [Epilogue(bias=True), Epilogue(relu=True, accumulate=True), Epilogue(bias=True, relu=True, accumulate=True)]
 FUSED = [
@@ -32,15 +28,6 @@ FUSED = [
     "mb1ic3ih33iw33oc20oh17ow17kh5kw5sh2sw2ph2pw2",  # a stem of fewer taps: code for 7x7 compiles twice as long
     "g2mb2ic32ih13iw53oc36oh13ow53kh3kw3ph1pw1",
 ]
-
-
-def _compiled(problem, direction, choice, epilogue=NO_EPILOGUE):
-    return compiled(chooser.build(problem, direction, MACHINE, choice, "main", epilogue), TARGET)
-
-
-def _with(choice, tiling):
-    """The choice with another tiling of its first loop nest."""
-    return replace(choice, plan=replace(choice.plan, tilings=(tiling, *choice.plan.tilings[1:])))
 
 
 def _tilings(spec, phases, count, seed):
@@ -56,10 +43,8 @@ def test_every_kind_of_tiling_is_exact(text, channels_last, direction):
     problem = _problem(text, channels_last)
     choice = chooser.choose(problem, direction, MACHINE)
     spec = regions_of(problem, direction)[choice.plan.region]
-    operands, wanted = numbers_of(problem, direction, 0)
     for tiling in _tilings(spec, spec.phases[0], 3, text):
-        library = _compiled(problem, direction, _with(choice, tiling))
-        np.testing.assert_array_equal(run_in_red_zones(problem, direction, library, operands), wanted, str(tiling))
+        check_choice(problem, direction, with_tiling(choice, tiling))
 
 
 def _prefetches(tiling, channels_last, pointwise):
@@ -84,7 +69,7 @@ def test_tiles_that_prefetch_the_next_are_exact(text, channels_last, direction):
     assert kinds
     operands, wanted = numbers_of(problem, direction, 0)
     for tiling in kinds.values():
-        with_it = _with(choice, tiling)
+        with_it = with_tiling(choice, tiling)
         near, far = (
             chooser.build(problem, direction, replace(MACHINE, l2_bytes=size), with_it, "main")
             for size in (1 << 30, 1 << 7)
@@ -140,7 +125,7 @@ def test_epilogues_are_exact(text, channels_last, direction):
     for seed, tiling in enumerate(_tilings(spec, spec.phases[0], 2, text)):
         epilogue = EPILOGUES[(FUSED.index(text) + seed) % len(EPILOGUES)]
         bias, before, wanted = _with_epilogue(sums, epilogue, layout.index("C"), seed)
-        library = _compiled(problem, direction, _with(choice, tiling), epilogue)
+        library = built(problem, direction, with_tiling(choice, tiling), epilogue)
         with_bias = [*operands, bias] if epilogue.bias else operands
         found = run_in_red_zones(problem, direction, library, with_bias, before if epilogue.accumulate else None)
         np.testing.assert_array_equal(found, wanted, str(tiling))
@@ -164,7 +149,7 @@ def test_a_batch_known_only_at_run_time(text, channels_last, direction):
     assert choice.is_kernel
     spec, best = regions_of(planned(symbolic), direction)[choice.plan.region], choice.plan.tilings
     for tiling in (*best[:1], *_tilings(spec, spec.phases[0], 1, text)):
-        library = _compiled(symbolic, direction, _with(choice, tiling), Epilogue(relu=True))
+        library = built(symbolic, direction, with_tiling(choice, tiling), Epilogue(relu=True))
         for batch in (1, 3):
             problem = replace(fixed, batch=batch)
             operands, wanted = numbers_of(problem, direction, 0)
@@ -191,7 +176,7 @@ def test_estimates_grow_with_the_work():
 
 PROGRAM = """
 import numpy as np, tvm
-from tests.kernels.test_gemm import MACHINE, _compiled
+from tests.kernels.test_gemm import MACHINE, built
 from tests.threads import check_same_bits
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.kernels import chooser
@@ -201,7 +186,7 @@ for text in ("mb3ic20ih20iw21oc24oh20ow21kh3kw3ph1pw1", "mb3ic40ih13iw53oc36oh13
     for problem in (p := ConvProblem.from_descriptor(text), p.with_layouts("NHWC", "OHWI", "NHWC")):
         for direction in ("forward", "backward_data"):
             choice = chooser.choose(problem, direction, MACHINE)
-            library = _compiled(problem, direction, choice, Epilogue(True, True, True))
+            library = built(problem, direction, choice, Epilogue(True, True, True))
             result = problem.tensors[DIRECTIONS[direction].result][0]
             channels = problem.out_channels if direction == "forward" else problem.in_channels
             shapes = [*(problem.tensors[name][0] for name in DIRECTIONS[direction].operands), (channels,), result]

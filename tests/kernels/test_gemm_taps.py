@@ -20,7 +20,7 @@ from tvm_convgrad.kernels.gemm.plan import candidates, estimate, regions_of
 from tvm_convgrad.kernels.gemm.prefetch import TilePrefetch
 from tvm_convgrad.kernels.gemm.taps import SKIP_BELOW, tap_ranges
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
-from tvm_convgrad.kernels.spec import dgrad_spec, forward_spec
+from tvm_convgrad.kernels.spec import conv_spec
 
 TARGET = tvm.target.Target(NATIVE)
 MACHINE = machine_of(TARGET)
@@ -35,10 +35,10 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("make", [forward_spec, dgrad_spec])
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_ranges_have_all_taps_in_bounds_and_few_others(text, make):
-    spec = make(ConvProblem.from_descriptor(text))
+def test_ranges_have_all_taps_in_bounds_and_few_others(text, direction):
+    spec = conv_spec(ConvProblem.from_descriptor(text), direction)
     for phases in spec.phases:
         height = phases[0][1].count
         for tile_h in (n for n in range(1, height + 1) if height % n == 0):
@@ -158,7 +158,7 @@ def test_blocks_are_not_split_into_more_items_than_there_are(text):
 
 
 def test_two_uneven_pieces_cost_as_much_as_the_larger_one():
-    spec = forward_spec(ConvProblem.from_descriptor("mb3ic512ih7iw7oc16kh3kw3ph1pw1"))
+    spec = conv_spec(ConvProblem.from_descriptor("mb3ic512ih7iw7oc16kh3kw3ph1pw1"), "forward")
     whole = GemmTiling("channels", 7, 1, 7, 1, order="weights")
     one, two = (estimate(spec, spec.phases[0], replace(whole, splits=n), replace(MACHINE, parts=2)) for n in (1, 2))
     assert 0.6 < two / one < 0.8
@@ -166,7 +166,7 @@ def test_two_uneven_pieces_cost_as_much_as_the_larger_one():
 
 @pytest.mark.parametrize("text", [*PROBLEMS, "mb1ic8ih28iw28oc8kh3kw3ph12pw12dh11dw11"])
 def test_rows_packed_are_counted_as_the_kernel_packs_them(text):
-    spec = forward_spec(ConvProblem.from_descriptor(text))
+    spec = conv_spec(ConvProblem.from_descriptor(text), "forward")
     phases = spec.phases[0]
     for tiling in {(t.block_h, t.tile_h): t for t in candidates(spec, phases, MACHINE) if not t.unpacked}.values():
         blocking = blocking_of(spec, phases, tiling, MACHINE)
@@ -185,7 +185,7 @@ def test_rows_packed_are_counted_as_the_kernel_packs_them(text):
     "text", ["mb8ic32id8ih28iw28oc32kd3kh3kw3pd1ph1pw1", "mb8ic32id9ih14iw14oc32kd3kh3kw3pd2ph1pw1dd1"]
 )
 def test_tiles_of_whole_depth_panels_prefetch_the_slices_that_their_taps_read(text):
-    spec = forward_spec(_problem(text, True))
+    spec = conv_spec(_problem(text, True), "forward")
     phases = spec.phases[0]
     tiling = GemmTiling("channels", 14, 2, phases[0][1].count, 1, order="weights")
     blocking = blocking_of(spec, phases, tiling, MACHINE)

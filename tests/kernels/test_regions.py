@@ -9,7 +9,7 @@ import pytest
 from tests.kernels.harness import NATIVE, check_exact, kernel_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.gemm.regions import by_regions, products
-from tvm_convgrad.kernels.spec import dgrad_spec, forward_spec
+from tvm_convgrad.kernels.spec import conv_spec
 from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
 from tvm_convgrad.verify.operators import ALL_DIRECTIONS
 
@@ -27,7 +27,7 @@ PROBLEMS = [
 
 def _specs(text: str):
     problem = ConvProblem.from_descriptor(text)
-    return [make(problem) for make in (forward_spec, dgrad_spec)]
+    return [conv_spec(problem, direction) for direction in ("forward", "backward_data")]
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

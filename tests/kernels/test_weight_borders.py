@@ -8,16 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tvm
 from tvm import tirx
 
-from tests.kernels.harness import NATIVE, check_exact
-from tvm_convgrad.codegen.hardware import machine_of
+from tests.kernels.harness import MACHINE, always, check_exact
 from tvm_convgrad.codegen.loops import Loops
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels import chooser
-from tvm_convgrad.kernels.choice import Choice
-from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.wgrad import plan as weight_plan
 from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel, VectorPanel
 from tvm_convgrad.kernels.wgrad.spec import WgradTiling, wgrad_spec
@@ -98,32 +93,26 @@ def _with_nan_in_panels(monkeypatch):
 
 
 def _changed(problem, changes):
-    """(spec, tiling) of a candidate with some fields changed."""
-    machine = machine_of(tvm.target.Target(NATIVE))
+    """The tiling of a candidate with some fields changed."""
     spec = wgrad_spec(problem)
-    tiling = next(t for t in weight_plan.candidates(spec, machine, True) if not t.transposed and not t.vectors_in_place)
-    tiling = replace(tiling, slab_h=spec.dy.extents[1])
-    tiling = replace(tiling, **changes)
-    assert not weight_plan.refusal(spec, tiling, machine)
-    return spec, tiling
+    tiling = next(t for t in weight_plan.candidates(spec, MACHINE, True) if not t.transposed and not t.vectors_in_place)
+    tiling = replace(tiling, **{"slab_h": spec.dy.extents[1], **changes})
+    assert not weight_plan.refusal(spec, tiling, MACHINE)
+    return tiling
 
 
 @pytest.mark.parametrize(("name", "channels_last", "changes"), CASES, ids=str)
 def test_padding_is_skipped(name, channels_last, changes, monkeypatch):
     problem = _arranged(BORDERS[name], channels_last)
-    chosen = Choice(KERNEL.label("backward_weight"), "", kernel=KERNEL, plan=Plan((_changed(problem, changes)[1],)))
-    monkeypatch.setattr(chooser, "choose", lambda *_: chosen)
     _with_nan_in_panels(monkeypatch)
-    check_exact(problem, "backward_weight")
+    check_exact(problem, "backward_weight", choose=always(KERNEL, _changed(problem, changes)))
 
 
 @pytest.mark.parametrize(("problem", "detail"), list(_pairs()))
 def test_rows_of_pairs_sum_where_any_of_their_taps_meets(problem, detail, monkeypatch):
-    assert not weight_plan.refusal(*detail, machine_of(tvm.target.Target(NATIVE)))
-    chosen = Choice(KERNEL.label("backward_weight"), "", kernel=KERNEL, plan=Plan((detail[1],)))
-    monkeypatch.setattr(chooser, "choose", lambda *_: chosen)
+    assert not weight_plan.refusal(*detail, MACHINE)
     _with_nan_in_panels(monkeypatch)
-    check_exact(problem, "backward_weight")
+    check_exact(problem, "backward_weight", choose=always(KERNEL, detail[1]))
 
 
 def test_a_block_of_one_tap_sums_its_own_bounds():

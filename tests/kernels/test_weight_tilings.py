@@ -4,13 +4,9 @@
 from dataclasses import replace
 
 import pytest
-import tvm
 
-from tests.kernels.harness import NATIVE, check_exact
-from tvm_convgrad.codegen.hardware import machine_of
+from tests.kernels.harness import MACHINE, always, check_exact
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.choice import Choice
-from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.wgrad import plan as weight_plan
 from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
 
@@ -69,37 +65,33 @@ CASES = [
 (KERNEL,) = weight_plan.KERNELS
 
 
-def _own(problem, machine):
+def _own(problem):
     """The problem as a contraction, and the kernel's own tiling of it."""
-    (tiling,) = KERNEL.plan(problem, "backward_weight", machine).tilings
+    (tiling,) = KERNEL.plan(problem, "backward_weight", MACHINE).tilings
     return wgrad_spec(problem), tiling
 
 
 @pytest.mark.parametrize(("changes", "layout", "text"), CASES, ids=str)
-def test_every_tiling_is_exact(text, layout, changes, monkeypatch):
+def test_every_tiling_is_exact(text, layout, changes):
     problem = ConvProblem.from_descriptor(text)
     if layout != "NCHW":
         problem = problem.with_layouts("NHWC", "OHWI" if layout == "NHWC" else "HWIO", "NHWC")
-    machine = machine_of(tvm.target.Target(NATIVE))
-    spec, tiling = _own(problem, machine)
+    spec, tiling = _own(problem)
     tiling = replace(tiling, **changes)
     if tiling.slab_h < spec.dy.extents[1] and "slab_d" not in changes:
         tiling = replace(tiling, slab_d=1)
-    reason = weight_plan.refusal(spec, tiling, machine)
+    reason = weight_plan.refusal(spec, tiling, MACHINE)
     if reason:
         pytest.skip(reason)
-    chosen = Choice("implicit GEMM wgrad", "", kernel=KERNEL, plan=Plan((tiling,)))
-    monkeypatch.setattr("tvm_convgrad.kernels.chooser.choose", lambda *_: chosen)
-    check_exact(problem, "backward_weight")
+    check_exact(problem, "backward_weight", choose=always(KERNEL, tiling))
 
 
 def test_refusals_name_the_knob():
-    machine = machine_of(tvm.target.Target(NATIVE))
-    spec, tiling = _own(ConvProblem.from_descriptor(DENSE[0]), machine)
-    assert not weight_plan.refusal(spec, tiling, machine)
+    spec, tiling = _own(ConvProblem.from_descriptor(DENSE[0]))
+    assert not weight_plan.refusal(spec, tiling, MACHINE)
     for knob, value in (("tile_m", 0), ("tile_m", 99), ("tile_n", 31), ("vectors_in_place", True)):
-        assert knob in weight_plan.refusal(spec, replace(tiling, **{knob: value}), machine) or value == 31
-    assert "lie in" in weight_plan.refusal(spec, replace(tiling, tile_m=19, tile_n=1, transposed=True), machine)
-    grouped, _ = _own(ConvProblem.from_descriptor(DENSE[2]), machine)
-    assert "transposed" in weight_plan.refusal(grouped, replace(tiling, transposed=True), machine)
-    assert "height" in weight_plan.refusal(spec, replace(tiling, slab_d=2, slab_h=2), machine)
+        assert knob in weight_plan.refusal(spec, replace(tiling, **{knob: value}), MACHINE) or value == 31
+    assert "lie in" in weight_plan.refusal(spec, replace(tiling, tile_m=19, tile_n=1, transposed=True), MACHINE)
+    grouped, _ = _own(ConvProblem.from_descriptor(DENSE[2]))
+    assert "transposed" in weight_plan.refusal(grouped, replace(tiling, transposed=True), MACHINE)
+    assert "height" in weight_plan.refusal(spec, replace(tiling, slab_d=2, slab_h=2), MACHINE)

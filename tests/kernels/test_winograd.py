@@ -7,20 +7,17 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import NATIVE, forced, run_in_red_zones
+from tests.kernels.harness import MACHINE, NATIVE, built, check_choice, forced, with_tiling
 from tvm_convgrad import allow_transforms, evaluate
-from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import evaluate_problem
 from tvm_convgrad.kernels import chooser
-from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.winograd.plan import tilings
 
-MACHINE = machine_of(tvm.target.Target(NATIVE))
 pytestmark = pytest.mark.skipif(
     MACHINE is None or not MACHINE.has_masks, reason="this CPU has no masked stores, and the kernels refuse it"
 )
@@ -38,12 +35,6 @@ SHAPES = [
 winograd = forced("winograd")
 
 
-def _library(problem, direction, choice, epilogue=None):
-    arguments = (epilogue,) if epilogue else ()
-    function = chooser.build(problem, direction, MACHINE, choice, "main", *arguments)
-    return tvm.compile(tvm.IRModule({"main": function}), tvm.target.Target(NATIVE))
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", SHAPES)
@@ -53,24 +44,20 @@ def test_small_integers_are_exact(text, layout, direction):
         problem = problem.with_layouts(layout, "HWIO", layout)
     choice = winograd(problem, direction, MACHINE)
     assert choice.is_kernel, choice.reason
-    operands, wanted = numbers_of(problem, direction, 0)
-    found = run_in_red_zones(problem, direction, _library(problem, direction, choice), operands)
-    np.testing.assert_array_equal(found, wanted)
+    check_choice(problem, direction, choice)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_kind_of_tiling_is_exact(direction):
     problem = ConvProblem.from_descriptor("mb4ic24ih12iw9oc40oh12ow9kh3kw3ph1pw1")
     choice = winograd(problem, direction, MACHINE)
-    operands, wanted = numbers_of(problem, direction, 1)
     kinds = {}
     for tiling in tilings(problem, direction, MACHINE):
         whole = "images" if tiling.slab_images > 1 else "rows" if tiling.slab_rows > 1 else "row"
         kinds.setdefault((whole, tiling.cores_share_slab), replace(tiling, tile_n=1 + len(kinds) % 2))
     assert len(kinds) == 6
     for tiling in kinds.values():
-        library = _library(problem, direction, replace(choice, plan=Plan((tiling,))))
-        np.testing.assert_array_equal(run_in_red_zones(problem, direction, library, operands), wanted, str(tiling))
+        check_choice(problem, direction, with_tiling(choice, tiling))
 
 
 def test_float64_is_exact_too():
@@ -95,7 +82,7 @@ def test_what_is_fused_is_exact(layout):
         bias = rng.integers(-9, 9, wanted.shape[axis])
         before = rng.integers(-9, 9, wanted.shape)
         epilogue = Epilogue(bias=True, relu=True, accumulate=True)
-        library = _library(problem, direction, winograd(problem, direction, MACHINE), epilogue)
+        library = built(problem, direction, winograd(problem, direction, MACHINE), epilogue)
         result = tensor(before)
         library["main"](*map(tvm.runtime.tensor, operands), tensor(bias), result)
         along = bias.reshape([-1 if a == axis else 1 for a in range(4)])
@@ -103,7 +90,7 @@ def test_what_is_fused_is_exact(layout):
     operands, wanted = numbers_of(problem, "backward_weight", 3)
     before, bias = rng.integers(-9, 9, wanted.shape), rng.integers(-9, 9, problem.out_channels)
     epilogue = Epilogue(accumulate=True, bias_grad=True, bias_accumulate=True)
-    library = _library(problem, "backward_weight", winograd(problem, "backward_weight", MACHINE), epilogue)
+    library = built(problem, "backward_weight", winograd(problem, "backward_weight", MACHINE), epilogue)
     result, bias_grad = tensor(before), tensor(bias)
     library["main"](*map(tvm.runtime.tensor, operands), result, bias_grad)
     np.testing.assert_array_equal(result.numpy(), wanted + before)
@@ -186,9 +173,7 @@ def test_other_orders_of_axes_are_exact_or_refused(layouts):
         if direction != "backward_weight" and result[-1] not in "CW":
             assert choice.reason == "neither channels nor columns of the result are contiguous"
             continue
-        operands, wanted = numbers_of(problem, direction, 5)
-        found = run_in_red_zones(problem, direction, _library(problem, direction, choice), operands)
-        np.testing.assert_array_equal(found, wanted)
+        check_choice(problem, direction, choice)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

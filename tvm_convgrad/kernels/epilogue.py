@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm_convgrad.codegen.extrema import at_least
-from tvm_convgrad.codegen.loops import Expr, lanes_of, zero
+from tvm_convgrad.codegen.loops import lanes_of, zero
+from tvm_convgrad.codegen.tir import Expr
 from tvm_convgrad.core.epilogue import NO_EPILOGUE, Epilogue
 
 

@@ -4,20 +4,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
 
-from tvm_convgrad.codegen.loops import Loops, Shapes, make_parameter, with_variable
+from tvm_convgrad.codegen.loops import Index, Loops, Shapes, make_parameter, with_variable
+from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.spec import ConvSpec
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
-
-Index: TypeAlias = "int | Expr"
-"""An index or a count: a number where it is fixed when the kernel is generated, else an int32 expression."""
 
 
 class KernelFrame:
@@ -88,4 +80,4 @@ def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue) -> KernelF
     return KernelFrame(shapes, epilogue, batch, batch_first=True)
 
 
-__all__ = ["Index", "KernelFrame", "conv_frame", "wgrad_frame"]
+__all__ = ["KernelFrame", "conv_frame", "wgrad_frame"]

@@ -112,65 +112,34 @@ class ConvSpec:
     dtype: str
 
 
-def forward_spec(problem: ConvProblem) -> ConvSpec:
-    """The forward direction."""
-    x, w, y = views(problem)
-    kernel, strides, dilation, padding = axes_of(problem)
-    axes = tuple(
-        AxisPhase(count, 0, tuple((k, k * d - low) for k in range(extent)))
-        for count, extent, d, (low, _) in zip(y.extents, kernel, dilation, padding, strict=True)
-    )
-    out_per_group = problem.out_channels // problem.groups
-    spec = ConvSpec(
-        batch=int(problem.batch),
-        groups=problem.groups,
-        source_channels=problem.in_channels // problem.groups,
-        result_channels=out_per_group,
-        source=x,
-        result=y,
-        weight=w,
-        weight_source_stride=w.into,
-        weight_result_stride=w.out,
-        weight_group_stride=w.out * out_per_group,
-        in_step=strides,
-        out_step=(1, 1, 1),
-        phases=((axes,),),  # type: ignore[arg-type]
-        dtype=problem.accumulator,
-    )
-    return collapse_axes(spec)
-
-
-def dgrad_spec(problem: ConvProblem) -> ConvSpec:
-    """The gradient of the data."""
-    x, w, y = views(problem)
-    kernel, strides, dilation, padding = axes_of(problem)
-    per_axis = [
-        _dgrad_phases(extent, k, s, d, low)
-        for extent, k, s, d, (low, _) in zip(x.extents, kernel, strides, dilation, padding, strict=True)
-    ]
-    out_per_group = problem.out_channels // problem.groups
-    spec = ConvSpec(
-        batch=int(problem.batch),
-        groups=problem.groups,
-        source_channels=out_per_group,
-        result_channels=problem.in_channels // problem.groups,
-        source=y,
-        result=x,
-        weight=w,
-        weight_source_stride=w.out,
-        weight_result_stride=w.into,
-        weight_group_stride=w.out * out_per_group,
-        in_step=(1, 1, 1),
-        out_step=strides,
-        phases=_grouped(list(itertools.product(*per_axis))),  # type: ignore[arg-type]
-        dtype=problem.accumulator,
-    )
-    return collapse_axes(spec)
-
-
 def conv_spec(problem: ConvProblem, direction: str) -> ConvSpec:
     """forward or dgrad, by the direction's name."""
-    return dgrad_spec(problem) if direction == BACKWARD_DATA.name else forward_spec(problem)
+    x, w, y = views(problem)
+    kernel, strides, dilation, padding = axes_of(problem)
+    ins, outs = problem.in_channels // problem.groups, problem.out_channels // problem.groups
+    is_dgrad, ones = direction == BACKWARD_DATA.name, (1, 1, 1)
+    lows = [low for low, _ in padding]
+    if is_dgrad:
+        of_axes = map(_dgrad_phases, x.extents, kernel, strides, dilation, lows)
+    else:
+        of_axes = map(_forward_phases, y.extents, kernel, dilation, lows)
+    spec = ConvSpec(
+        batch=int(problem.batch),
+        groups=problem.groups,
+        source_channels=outs if is_dgrad else ins,
+        result_channels=ins if is_dgrad else outs,
+        source=y if is_dgrad else x,
+        result=x if is_dgrad else y,
+        weight=w,
+        weight_source_stride=w.out if is_dgrad else w.into,
+        weight_result_stride=w.into if is_dgrad else w.out,
+        weight_group_stride=w.out * outs,
+        in_step=ones if is_dgrad else strides,
+        out_step=strides if is_dgrad else ones,
+        phases=_grouped(list(itertools.product(*of_axes))),  # type: ignore[arg-type]
+        dtype=problem.accumulator,
+    )
+    return collapse_axes(spec)
 
 
 def shapes_of(problem: ConvProblem, direction: str) -> Shapes:
@@ -226,6 +195,11 @@ def axes_of(problem: ConvProblem) -> tuple[DHW, DHW, DHW, tuple[tuple[int, int],
         return d, h, w
 
     return fill(problem.kernel), fill(problem.strides), fill(problem.dilation), ((0, 0),) * absent + problem.padding
+
+
+def _forward_phases(extent: int, kernel: int, dilation: int, low: int) -> list[AxisPhase]:
+    """The one phase of forward along one axis."""
+    return [AxisPhase(extent, 0, tuple((k, k * dilation - low) for k in range(kernel)))]
 
 
 def _dgrad_phases(extent: int, kernel: int, stride: int, dilation: int, low: int) -> list[AxisPhase]:

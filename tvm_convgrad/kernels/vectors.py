@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
-from tvm_convgrad.codegen.loops import Loops, convert, lanes_of, load, load_masked, zero
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
-    from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.loops import Index, Loops, convert, lanes_of, load, load_masked, zero
+from tvm_convgrad.codegen.tir import Buffer, Expr
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -48,6 +44,11 @@ def accumulate(loops: Loops, register: Buffer, value: Expr) -> None:
     loops.store(register, 0, load(register, 0, lanes_of(value)) + value)
 
 
+def where(loops: Loops, condition: Expr | None) -> AbstractContextManager[None]:
+    """Statements that run only if the condition holds; without a condition, always."""
+    return nullcontext() if condition is None else loops.when(condition)
+
+
 class GradientStore:
     """Stores gradients of type `dtype` to a tensor, or adds them to what the tensor holds."""
 
@@ -61,4 +62,4 @@ class GradientStore:
         store_vector(self.loops, self.buffer, index, value, mask)
 
 
-__all__ = ["GradientStore", "accumulate", "accumulators", "load_vector", "store_vector"]
+__all__ = ["GradientStore", "accumulate", "accumulators", "load_vector", "store_vector", "where"]

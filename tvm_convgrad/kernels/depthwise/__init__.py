@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Depthwise convolutions, and small groups of several channels. Reading order:
 
-- base.py: operands and extents that all of them have.
+- base.py: operands and extents that all of them have, and the frame of their PrimFuncs.
 - taps.py: which taps are in bounds where.
 - columns.py, columns_wgrad.py: vectors of contiguous columns (NCHW), read and written in place.
 - row_vectors.py: vectors of columns from rows of any width, strides of two, prefetch.
 - channels.py, channels_wgrad.py: vectors of channels, in place (NHWC) or through panels.
 - channel_panels.py: the packing of these panels, and of W.
-- kernel.py: the PrimFuncs.
 - columns_plan.py, channels_plan.py: which problems each takes, its tiling, and an estimate of its time.
 """

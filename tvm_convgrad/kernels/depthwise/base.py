@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the depthwise kernels over channels and over columns have in common: operands, extents, threads."""
+"""What the depthwise kernels over channels and over columns have in common: operands, extents, threads, epilogues."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.tir import PrimFunc
+from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.frame import KernelFrame
-from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, views
+from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling, planned
+from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.frame import KernelFrame, conv_frame, wgrad_frame
+from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, shapes_of, views
 from tvm_convgrad.kernels.vectors import GradientStore
 
 
-class DepthwiseKernel:
-    """Forward and dgrad.
+class DepthwiseKernel(ABC):
+    """The loops of forward and dgrad.
 
     Attributes:
         inputs, outputs: source and result channels of a group.
@@ -21,8 +26,9 @@ class DepthwiseKernel:
         kind: of the loop over work items, "parallel" or "serial".
     """
 
-    def __init__(self, frame: KernelFrame, spec: ConvSpec, kernel: DHW, machine: Machine) -> None:
-        self.frame, self.loops, self.spec, self.kernel, self.machine = frame, frame.loops, spec, kernel, machine
+    def __init__(self, frame: KernelFrame, spec: ConvSpec, tiling: Tiling, kernel: DHW, machine: Machine) -> None:
+        self.frame, self.loops, self.machine, self.tiling = frame, frame.loops, machine, tiling
+        self.spec, self.kernel = spec, kernel
         self.source, self.weight, self.result = frame.tensors
         self.dtype, self.lanes = spec.dtype, machine.lanes(spec.dtype)
         self.inputs, self.outputs = spec.source_channels, spec.result_channels
@@ -32,9 +38,13 @@ class DepthwiseKernel:
         products = results * self.inputs * self.outputs * self.taps
         self.kind = "parallel" if products >= machine.parallel_from else "serial"
 
+    @abstractmethod
+    def emit(self) -> None:
+        """All statements of the kernel."""
 
-class DepthwiseWgrad:
-    """wgrad.
+
+class DepthwiseWgrad(ABC):
+    """The loops of wgrad.
 
     Attributes:
         dy, x: the operands; dw: the store of the result.
@@ -43,8 +53,8 @@ class DepthwiseWgrad:
         kind: of the loop over work items, "parallel" or "serial".
     """
 
-    def __init__(self, frame: KernelFrame, problem: ConvProblem, machine: Machine) -> None:
-        self.frame, self.loops, self.machine = frame, frame.loops, machine
+    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: Tiling, machine: Machine) -> None:
+        self.frame, self.loops, self.machine, self.tiling = frame, frame.loops, machine, tiling
         self.dtype = problem.accumulator
         self.lanes = machine.lanes(self.dtype)
         self.dy, self.x, dw = frame.tensors
@@ -56,5 +66,38 @@ class DepthwiseWgrad:
         self.taps = math.prod(self.kernel)
         self.kind = "parallel" if problem.macs >= machine.parallel_from else "serial"
 
+    @abstractmethod
+    def emit(self) -> None:
+        """All statements of the kernel."""
 
-__all__ = ["DepthwiseKernel", "DepthwiseWgrad"]
+
+class GroupedKernel(Kernel):
+    """Base class of the kernels for groups, which compute forward and dgrad in one way and wgrad in another.
+
+    Attributes:
+        conv, wgrad: the tilings and the loops of forward and dgrad, and those of wgrad.
+    """
+
+    conv: tuple[type[Tiling], type[DepthwiseKernel]]
+    wgrad: tuple[type[Tiling], type[DepthwiseWgrad]]
+
+    def tiling_type(self, direction: str) -> type[Tiling]:
+        """The class of its tilings."""
+        return (self.wgrad if direction == BACKWARD_WEIGHT.name else self.conv)[0]
+
+    def emit(
+        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
+    ) -> PrimFunc:
+        """The function (first operand, second operand, [bias,] result[, bias gradient])."""
+        static, tiling = planned(problem), plan.only(self.tiling_type(direction))
+        if direction == BACKWARD_WEIGHT.name:
+            frame = wgrad_frame(problem, int(static.batch), epilogue)
+            self.wgrad[1](frame, static, tiling, machine).emit()
+        else:
+            spec = conv_spec(static, direction)
+            frame = conv_frame(spec, shapes_of(problem, direction), epilogue)
+            self.conv[1](frame, spec, tiling, axes_of(static)[0], machine).emit()
+        return frame.finish(name)
+
+
+__all__ = ["DepthwiseKernel", "DepthwiseWgrad", "GroupedKernel"]

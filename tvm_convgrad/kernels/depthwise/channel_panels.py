@@ -6,10 +6,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     Loops,
     convert,
     expr,
@@ -21,14 +22,10 @@ from tvm_convgrad.codegen.loops import (
     smaller,
 )
 from tvm_convgrad.codegen.packing import shuffle, transpose
-from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.spec import View, WeightView
+from tvm_convgrad.kernels.vectors import where
 from tvm_convgrad.kernels.wgrad.spec import tap_offsets
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 Finish: TypeAlias = "Callable[[Expr, Callable[[], Expr], Index, Expr | None], Expr]"
 """(values, before, channel, mask) to the values to store: `before` reads what the tensor holds; `channel` is that of
@@ -141,10 +138,7 @@ class PanelMover:
                     to = at + (first + c) * self.step
                     before = functools.partial(load_masked, self.buffer, to, mask, lanes)
                     value = finish(value, before, first + c, None)
-                    if not self.ragged:
-                        loops.store_masked(self.buffer, to, value, mask)
-                        continue
-                    with loops.when(expr(first + c) < self.channels):
+                    with where(loops, expr(first + c) < self.channels if self.ragged else None):
                         loops.store_masked(self.buffer, to, value, mask)
             return
         with loops.loop(rows, "h") as h, loops.loop(width, "w") as w:

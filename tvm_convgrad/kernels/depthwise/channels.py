@@ -17,11 +17,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     convert,
     expr,
     lanes_below,
@@ -32,20 +31,15 @@ from tvm_convgrad.codegen.loops import (
     smaller,
     splat,
 )
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
-from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, PanelMover, pack_weights, repeat_member
-from tvm_convgrad.kernels.depthwise.taps import border_pieces, tap_run, valid_taps
+from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, Finish, PanelMover, pack_weights, repeat_member
+from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds, tap_run, valid_taps
 from tvm_convgrad.kernels.epilogue import finished
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec, Phase
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector, store_vector
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
-    from tvm_convgrad.kernels.depthwise.channel_panels import Finish
 
 PREFETCH_TILES = 8
 """Register tiles from what is summed to what is prefetched: some rows of a block of channels."""
@@ -92,17 +86,16 @@ class ChannelsKernel(DepthwiseKernel):
     group has `multiple` of them for each channel of the vector.
     """
 
-    def __init__(
-        self, frame: KernelFrame, spec: ConvSpec, tiling: ChannelsTiling, kernel: DHW, machine: Machine
-    ) -> None:
-        super().__init__(frame, spec, kernel, machine)
-        self.tiling = tiling
+    tiling: ChannelsTiling
+
+    def __init__(self, frame: KernelFrame, spec: ConvSpec, tiling: Tiling, kernel: DHW, machine: Machine) -> None:
+        super().__init__(frame, spec, tiling, kernel, machine)
         self.each, self.multiple = min(self.inputs, self.outputs), max(self.inputs, self.outputs)
         if self.each > 1:
             self.outputs = 1
         self.channels = spec.groups * self.each
         self.blocks = -(-self.channels // self.lanes)
-        self.slabs = -(-spec.result.extents[1] // tiling.slab_h)
+        self.slabs = -(-spec.result.extents[1] // self.tiling.slab_h)
 
     # -- work items ---------------------------------------------------------------------------------------------
 
@@ -220,9 +213,7 @@ class ChannelsKernel(DepthwiseKernel):
         per_slab = self.tiling.slab_h // spec.out_step[1]
         start = slab * (per_slab * step) + min(offsets)
         reach = (per_slab - 1) * step + max(offsets) - min(offsets) + 1
-        row = loops.opaque(tir.min(tir.max(expr(start), expr(0)), expr(extent)), "row")
-        end = tir.max(tir.min(expr(start + reach), expr(extent)), row)
-        return row, loops.opaque(end - row, "rows"), min(reach, extent)
+        return *rows_in_bounds(loops, expr(start), reach, extent), min(reach, extent)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 

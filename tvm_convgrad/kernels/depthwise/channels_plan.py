@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import math
 
-from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import MOST_PIECES, Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.contract import Kernel, Plan, not_one_tiling, planned
+from tvm_convgrad.kernels.contract import Plan, not_one_tiling
+from tvm_convgrad.kernels.depthwise.base import GroupedKernel
 from tvm_convgrad.kernels.depthwise.channels import ChannelsKernel, ChannelsTiling, emitted_products
 from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgrad, ChannelsWgradTiling
-from tvm_convgrad.kernels.depthwise.columns_plan import MAX_PHASES, ONE_GROUP, kernel_of
-from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import conv_frame, wgrad_frame
+from tvm_convgrad.kernels.depthwise.columns_plan import MAX_PHASES, ONE_GROUP
 from tvm_convgrad.kernels.roofline import with_memory
-from tvm_convgrad.kernels.spec import ConvSpec, axes_of, conv_spec, shapes_of, views
+from tvm_convgrad.kernels.spec import ConvSpec, axes_of, conv_spec, views
 
 MAX_PRODUCTS = 1500
 """The most multiply-adds in the code of a kernel: they take time to compile."""
@@ -49,15 +47,13 @@ PIECE = 8
 """Pixels of a piece of a row in wgrad, whose code has no loop."""
 
 
-class DepthwiseChannels(Kernel):
+class DepthwiseChannels(GroupedKernel):
     """Vectors of channels, with one channel a group on one side: depthwise convolutions with a multiplier."""
 
     name = "depthwise"
     reason = "one channel a group"
-
-    def tiling_type(self, direction: str) -> type[ChannelsTiling] | type[ChannelsWgradTiling]:
-        """`ChannelsWgradTiling` for wgrad, `ChannelsTiling` for the others."""
-        return ChannelsWgradTiling if direction == BACKWARD_WEIGHT.name else ChannelsTiling
+    conv = ChannelsTiling, ChannelsKernel
+    wgrad = ChannelsWgradTiling, ChannelsWgrad
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """Why vectors of channels cannot be used, or nothing."""
@@ -90,20 +86,6 @@ class DepthwiseChannels(Kernel):
         if direction == BACKWARD_WEIGHT.name:
             return invalid_wgrad(problem, plan.only(ChannelsWgradTiling), machine)
         return invalid_conv(conv_spec(problem, direction), plan.only(ChannelsTiling), machine)
-
-    def emit(
-        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tir.PrimFunc:
-        """The function (first operand, second operand, [bias,] result[, bias gradient])."""
-        static = planned(problem)
-        if direction == BACKWARD_WEIGHT.name:
-            frame = wgrad_frame(problem, int(static.batch), epilogue)
-            ChannelsWgrad(frame, static, plan.only(ChannelsWgradTiling), machine).emit()
-            return frame.finish(name)
-        spec = conv_spec(static, direction)
-        frame = conv_frame(spec, shapes_of(problem, direction), epilogue)
-        ChannelsKernel(frame, spec, plan.only(ChannelsTiling), kernel_of(problem), machine).emit()
-        return frame.finish(name)
 
 
 class SmallGroups(DepthwiseChannels):

@@ -17,11 +17,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     ceiling,
     convert,
     expr,
@@ -34,20 +34,16 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.channel_panels import PanelMover, repeat_member
-from tvm_convgrad.kernels.depthwise.taps import border_pieces
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
 from tvm_convgrad.kernels.wgrad.spec import tap_offsets
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 
 @dataclass(frozen=True)
@@ -118,9 +114,11 @@ class ChannelsWgrad(DepthwiseWgrad):
     A vector spans groups of `each` contiguous channels that have the same multiples, 1 unless they are small groups.
     """
 
-    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: ChannelsWgradTiling, machine: Machine) -> None:
-        super().__init__(frame, problem, machine)
-        self.tiling, self.channels = tiling, problem.in_channels
+    tiling: ChannelsWgradTiling
+
+    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: Tiling, machine: Machine) -> None:
+        super().__init__(frame, problem, tiling, machine)
+        self.channels = problem.in_channels
         self.multiplier = problem.out_channels // problem.groups
         self.each = problem.in_channels // problem.groups
         self.blocks = -(-self.channels // self.lanes)
@@ -222,9 +220,7 @@ class ChannelsWgrad(DepthwiseWgrad):
                 self._prefetch(grad.origin, data.origin, slab.row)
         else:
             start = expr(slab.row * self.strides[1] - self.low[1])
-            row = loops.opaque(tir.min(tir.max(start, expr(0)), expr(x.extents[1])), "row")
-            end = tir.max(tir.min(start + self._reach(), expr(x.extents[1])), row)
-            rows = loops.opaque(end - row, "rows")
+            row, rows = rows_in_bounds(loops, start, self._reach(), x.extents[1])
             x_row, dy_row = x.extents[2] * lanes, dy.extents[2] * lanes
             dy_origin = loops.opaque(expr(-(slab.row * dy_row)), "dy_origin")
             x_origin = loops.opaque(expr(-(row * x_row)), "x_origin")

@@ -12,11 +12,10 @@ forward, and interleave those of two phases in dgrad.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     convert,
     expr,
     lanes_below,
@@ -27,17 +26,14 @@ from tvm_convgrad.codegen.loops import (
     smaller,
     splat,
 )
+from tvm_convgrad.codegen.tir import Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
 from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
 from tvm_convgrad.kernels.epilogue import finished
-from tvm_convgrad.kernels.frame import Index, KernelFrame
-from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec
+from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec
 from tvm_convgrad.kernels.vectors import accumulate, accumulators, store_vector
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
 
 UNROLLED_TAPS = 16
 """Taps of a kernel's (h, w) up to which each has code of its own; of more, column taps are a loop."""
@@ -81,11 +77,7 @@ class _Slice:
 class ColumnsKernel(DepthwiseKernel):
     """The loops of one kernel."""
 
-    def __init__(
-        self, frame: KernelFrame, spec: ConvSpec, tiling: ColumnsTiling, kernel: DHW, machine: Machine
-    ) -> None:
-        super().__init__(frame, spec, kernel, machine)
-        self.tiling = tiling
+    tiling: ColumnsTiling
 
     def emit(self) -> None:
         """All work items: parts of the result's depth slices, in their order in memory."""

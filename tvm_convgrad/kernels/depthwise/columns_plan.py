@@ -6,18 +6,16 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.contract import Kernel, Plan, not_one_tiling, planned
+from tvm_convgrad.kernels.contract import Plan, not_one_tiling
+from tvm_convgrad.kernels.depthwise.base import GroupedKernel
 from tvm_convgrad.kernels.depthwise.columns import ColumnsKernel, ColumnsTiling, is_rolled, products_of, rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgrad, ColumnsWgradTiling
 from tvm_convgrad.kernels.depthwise.taps import border_pieces
-from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import conv_frame, wgrad_frame
 from tvm_convgrad.kernels.roofline import with_memory
-from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, shapes_of, views
+from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, views
 
 MAX_PHASES = 16
 """The most phases of dgrad: each has code of its own."""
@@ -44,15 +42,13 @@ ONE_GROUP = "there is one group"
 """The refusal of all kernels for depthwise convolutions and small groups where there are none."""
 
 
-class DepthwiseColumns(Kernel):
+class DepthwiseColumns(GroupedKernel):
     """Vectors of columns of a row, with one channel a group: depthwise convolutions in NCHW."""
 
     name = "depthwise columns"
     reason = "one channel a group, columns are contiguous"
-
-    def tiling_type(self, direction: str) -> type[ColumnsTiling] | type[ColumnsWgradTiling]:
-        """`ColumnsWgradTiling` for wgrad, `ColumnsTiling` for the others."""
-        return ColumnsWgradTiling if direction == BACKWARD_WEIGHT.name else ColumnsTiling
+    conv = ColumnsTiling, ColumnsKernel
+    wgrad = ColumnsWgradTiling, ColumnsWgrad
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """Why vectors of columns cannot be used, or nothing."""
@@ -60,20 +56,20 @@ class DepthwiseColumns(Kernel):
             return ONE_GROUP
         if direction == BACKWARD_WEIGHT.name:
             return _wgrad_refusal(problem, machine)
-        return _conv_refusal(conv_spec(problem, direction), kernel_of(problem), machine)
+        return _conv_refusal(conv_spec(problem, direction), axes_of(problem)[0], machine)
 
     def plan(self, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
         """The one tiling that it has for a problem."""
         if direction == BACKWARD_WEIGHT.name:
             return Plan((_wgrad_tiling(problem, machine),))
-        return Plan((_conv_tiling(conv_spec(problem, direction), kernel_of(problem), machine),))
+        return Plan((_conv_tiling(conv_spec(problem, direction), axes_of(problem)[0], machine),))
 
     def estimate(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> float:
         """The time of the vectors that are computed, and of memory."""
         if direction == BACKWARD_WEIGHT.name:
             cycles = _wgrad_cycles(problem, plan.only(ColumnsWgradTiling), machine)
         else:
-            spec, kernel = conv_spec(problem, direction), kernel_of(problem)
+            spec, kernel = conv_spec(problem, direction), axes_of(problem)[0]
             cycles = _conv_cycles(spec, kernel, plan.only(ColumnsTiling), machine)
         return with_memory(cycles / Machine.clock, problem)
 
@@ -85,20 +81,6 @@ class DepthwiseColumns(Kernel):
         if direction == BACKWARD_WEIGHT.name:
             return invalid_wgrad(problem, plan.only(ColumnsWgradTiling))
         return invalid_conv(conv_spec(problem, direction), plan.only(ColumnsTiling), machine)
-
-    def emit(
-        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
-    ) -> tir.PrimFunc:
-        """The function (first operand, second operand, [bias,] result[, bias gradient])."""
-        static = planned(problem)
-        if direction == BACKWARD_WEIGHT.name:
-            frame = wgrad_frame(problem, int(static.batch), epilogue)
-            ColumnsWgrad(frame, static, plan.only(ColumnsWgradTiling), machine).emit()
-            return frame.finish(name)
-        spec = conv_spec(static, direction)
-        frame = conv_frame(spec, shapes_of(problem, direction), epilogue)
-        ColumnsKernel(frame, spec, plan.only(ColumnsTiling), kernel_of(problem), machine).emit()
-        return frame.finish(name)
 
 
 def _conv_refusal(spec: ConvSpec, kernel: DHW, machine: Machine) -> str:
@@ -225,12 +207,6 @@ def invalid_wgrad(problem: ConvProblem, tiling: ColumnsWgradTiling) -> str:
     return ""
 
 
-def kernel_of(problem: ConvProblem) -> DHW:
-    """Taps along depth, height and width."""
-    d, h, w = (1,) * (3 - problem.rank) + problem.kernel
-    return d, h, w
-
-
 KERNELS = (DepthwiseColumns(),)
 
-__all__ = ["KERNELS", "DepthwiseColumns", "invalid_conv", "invalid_wgrad", "kernel_of"]
+__all__ = ["KERNELS", "DepthwiseColumns", "invalid_conv", "invalid_wgrad"]

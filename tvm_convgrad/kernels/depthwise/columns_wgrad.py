@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     ceiling,
     expr,
     lanes_below,
@@ -27,20 +27,16 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import shuffle
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.row_vectors import PREFETCH_BYTES, RowReader, prefetch_rows
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, valid_taps
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.vectors import GradientStore, accumulate, accumulators, load_vector
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,11 @@ class ColumnsWgradTiling(Tiling):
 class ColumnsWgrad(DepthwiseWgrad):
     """The loops of one kernel; the frame has the parameters, the problem the batch that it is planned for."""
 
-    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Machine) -> None:
-        super().__init__(frame, problem, machine)
-        self.tiling, self.channels = tiling, problem.out_channels
+    tiling: ColumnsWgradTiling
+
+    def __init__(self, frame: KernelFrame, problem: ConvProblem, tiling: Tiling, machine: Machine) -> None:
+        super().__init__(frame, problem, tiling, machine)
+        self.channels = problem.out_channels
         self.bias = None
         if frame.bias is not None:
             self.bias = GradientStore(self.loops, frame.bias, self.dtype, frame.epilogue.bias_accumulate)

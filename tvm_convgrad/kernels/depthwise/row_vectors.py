@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import (
+    Index,
     Loops,
     expr,
     lanes_below,
@@ -20,13 +20,8 @@ from tvm_convgrad.codegen.loops import (
     splat,
 )
 from tvm_convgrad.codegen.packing import shuffle
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.geometry import DTYPE_BYTES
-from tvm_convgrad.kernels.frame import Index
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 PREFETCH_BYTES = 6144
 """Bytes of memory from what is computed with to what is prefetched: a tile or some depth slices."""

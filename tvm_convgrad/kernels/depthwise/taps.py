@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tvm_convgrad.codegen.loops import Loops, expr, larger, quotient, smaller
+from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.loops import Index, Loops, expr, larger, quotient, smaller
+from tvm_convgrad.codegen.tir import Expr
 from tvm_convgrad.kernels.borders import valid_range
-from tvm_convgrad.kernels.frame import Index
 
 Taps = tuple[tuple[int, int], ...]
 """(kernel index, offset) of each tap along an axis, as in `AxisPhase`."""
@@ -48,6 +49,13 @@ def valid_taps(loops: Loops, taps: Taps, positions: int, step: int, extent: int,
     return first, loops.let(larger(end - first, 0), "tap_count")
 
 
+def rows_in_bounds(loops: Loops, start: Expr, reach: int, extent: int) -> tuple[Index, Index]:
+    """(first, count) of those of the `reach` rows from `start` on that a source of `extent` rows has."""
+    row = loops.opaque(tir.min(tir.max(start, expr(0)), expr(extent)), "row")
+    end = tir.max(tir.min(start + reach, expr(extent)), row)
+    return row, loops.opaque(end - row, "rows")
+
+
 class Piece(NamedTuple):
     """Consecutive positions whose code has no loop.
 
@@ -78,4 +86,4 @@ def border_pieces(count: int, limit: int, taps: Taps, step: int, extent: int) ->
     return pieces
 
 
-__all__ = ["Piece", "TapRun", "border_pieces", "tap_run", "valid_taps"]
+__all__ = ["Piece", "TapRun", "border_pieces", "rows_in_bounds", "tap_run", "valid_taps"]

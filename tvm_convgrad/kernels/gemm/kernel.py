@@ -17,15 +17,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
-from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
-    Buffer,
     Index,
     LookupTable,
-    Loops,
-    Shapes,
     ceiling,
     expr,
     larger,
@@ -35,9 +32,9 @@ from tvm_convgrad.codegen.loops import (
     smaller,
 )
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.core.geometry import DTYPE_BYTES
-from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import KernelFrame, conv_frame
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES, BlockPrefetch, TilePrefetch
 from tvm_convgrad.kernels.gemm.result import ResultStore, TilePlace
 from tvm_convgrad.kernels.gemm.source import SourcePanel, SpatialBlock
@@ -50,29 +47,7 @@ WEIGHT_PREFETCH_STEPS = 16
 """How many steps ahead W is prefetched, where all of its panels together do not fit the L2."""
 
 
-def gemm_kernel(
-    spec: ConvSpec,
-    tilings: tuple[GemmTiling, ...],
-    machine: Machine,
-    name: str,
-    shapes: Shapes,
-    epilogue: Epilogue,
-) -> tir.PrimFunc:
-    """The PrimFunc (source, weight, [bias,] result).
-
-    Args:
-        spec: its batch is the one that the tilings are planned for.
-        tilings: one for each group of phases.
-        shapes: the parameters' shapes and types, by "source", "weight" and "result"; a batch known only at run time is
-            a name in the first and the last.
-    """
-    frame = conv_frame(spec, shapes, epilogue, _largest_panel(spec, tilings, machine))
-    for phases, tiling in zip(spec.phases, tilings, strict=True):
-        _PhaseGroup(frame.loops, spec, phases, tiling, machine, frame).emit()
-    return frame.finish(name)
-
-
-def _largest_panel(spec: ConvSpec, tilings: tuple[GemmTiling, ...], machine: Machine) -> int:
+def largest_panel(spec: ConvSpec, tilings: tuple[GemmTiling, ...], machine: Machine) -> int:
     """Elements per image of the largest panel that holds all images; 0 if there is none."""
     sizes = [0]
     for phases, tiling in zip(spec.phases, tilings, strict=True):
@@ -82,20 +57,25 @@ def _largest_panel(spec: ConvSpec, tilings: tuple[GemmTiling, ...], machine: Mac
     return max(sizes)
 
 
-class _PhaseGroup:
+@dataclass(frozen=True)
+class _Panels:
+    """The operands of a tile: W's panel and the source's (or the source itself), and where each begins."""
+
+    weights: Buffer
+    weights_at: Index
+    source: Buffer
+    source_at: Index
+
+
+class PhaseGroup:
     """The loop nest of a group of phases; what differs from phase to phase is in lookup tables."""
 
     def __init__(
-        self,
-        loops: Loops,
-        spec: ConvSpec,
-        phases: tuple[Phase, ...],
-        tiling: GemmTiling,
-        machine: Machine,
-        frame: KernelFrame,
+        self, frame: KernelFrame, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine
     ) -> None:
-        self.loops, self.spec, self.phases, self.tiling = loops, spec, phases, tiling
-        self.batch, self.dtype, (self.source, weight, result) = frame.batch, spec.dtype, frame.tensors
+        loops = self.loops = frame.loops
+        self.spec, self.phases, self.tiling = spec, phases, tiling
+        self.batch, self.dtype, (self.source, weight) = frame.batch, spec.dtype, frame.tensors[:2]
         self.lanes, self.counts = machine.lanes(spec.dtype), tuple(axis.count for axis in phases[0])
         self.over_pixels = tiling.over_pixels
         blocking = self.blocking = blocking_of(spec, phases, tiling, machine)
@@ -105,7 +85,7 @@ class _PhaseGroup:
         self.panels = SourcePanel(loops, spec, blocking, machine, self.over_pixels, self.source)
         self.block_prefetch = BlockPrefetch(loops, spec, blocking, tiling, self.source)
         self.tile_prefetch = TilePrefetch(loops, spec, len(phases), blocking, tiling, machine)
-        self.results = ResultStore(loops, spec, phases, tiling, blocking, machine, result, frame.bias, frame.epilogue)
+        self.results = ResultStore(frame, spec, phases, tiling, blocking, machine)
         run = blocking.run
         self.taps = TapLoops(loops, phases, blocking.ranges, run)
         starts = [start for of_phase in blocking.tap_starts for start in of_phase[::run]]
@@ -153,7 +133,7 @@ class _PhaseGroup:
             with loops.loop(smaller(channel_blocks - first, per_split), "b") as b:
                 channel_block = loops.let(first + b, "block")
                 w_at = loops.let(expr((group * channel_blocks + channel_block) * self.weights.size), "w_at")
-                self._channel_block(packed, w_at, panel, panel_at, block, channel_block, b)
+                self._channel_block(_Panels(packed, w_at, panel, panel_at), block, channel_block, b)
 
     def _weights_order(self) -> None:
         """Work items are blocks of result channels, or a part of the spatial blocks for one."""
@@ -191,7 +171,8 @@ class _PhaseGroup:
                 if self.block_prefetch.useful:
                     following = loops.let(expr(number + 1), "next")
                     self.block_prefetch.begin(self._spatial_block(following, group, depth), 1)
-                self._channel_block(packed, 0, panel, loops.let(expr(at), "panel_at"), block, channel_block, 0)
+                panels = _Panels(packed, 0, panel, loops.let(expr(at), "panel_at"))
+                self._channel_block(panels, block, channel_block, 0)
 
     def _spatial_block(self, number: Index, group: Index, depth: int) -> SpatialBlock:
         """A spatial block by its number among those of all images, which have `depth` slices each."""
@@ -214,28 +195,17 @@ class _PhaseGroup:
 
     # -- tiles --------------------------------------------------------------------------------------------------------
 
-    def _channel_block(
-        self,
-        packed: Buffer,
-        w_at: Index,
-        panel: Buffer,
-        panel_at: Index,
-        block: SpatialBlock,
-        channel_block: Index,
-        number: Index,
-    ) -> None:
+    def _channel_block(self, panels: _Panels, block: SpatialBlock, channel_block: Index, number: Index) -> None:
         """One block of result channels for a spatial block, piece after piece, phase after phase.
 
-        Args:
-            packed, w_at: W's panel; panel, panel_at: the source's.
-            number: of the block of channels among those of the work item.
+        `number` is that of the block of channels among those of the work item.
         """
         loops, rows = self.loops, self.results.staging_h
         channel = loops.let(expr(self.weights.first_channel(channel_block)), "first_channel")
         with loops.loop(self.tiling.block_h // rows, "piece") as piece:
             first = loops.let(expr(piece * rows), "first_row")
             with loops.loop(len(self.phases), "phase") as phase:
-                self._tiles(packed, w_at, panel, panel_at, block, channel_block, channel, first, phase, number)
+                self._tiles(panels, block, channel_block, channel, first, phase, number)
                 if self.results.uses_staging and not self.results.interleaves:
                     self.results.store_staging(block, channel, first, phase)
             if self.results.uses_staging and self.results.interleaves:
@@ -243,10 +213,7 @@ class _PhaseGroup:
 
     def _tiles(
         self,
-        packed: Buffer,
-        w_at: Index,
-        panel: Buffer,
-        panel_at: Index,
+        panels: _Panels,
         block: SpatialBlock,
         channel_block: Index,
         channel: Index,
@@ -256,7 +223,7 @@ class _PhaseGroup:
     ) -> None:
         """The tiles of one phase of a piece."""
         loops, blocking, tiling = self.loops, self.blocking, self.tiling
-        weights = loops.let(expr(w_at + self.weights.of_phase(phase)), "w_phase")
+        weights = loops.let(expr(panels.weights_at + self.weights.of_phase(phase)), "w_phase")
         overlap_channels: Index = 0
         if self.over_pixels:
             overlap_channels = loops.let(expr(channel_block * blocking.channel_block - channel), "channel_overlap")
@@ -269,7 +236,7 @@ class _PhaseGroup:
             # The last tile of a row overlaps the one before, so that it ends with the row.
             begin = block.w + block.overlap_w + t * blocking.tile_w
             column = loops.let(smaller(begin, max(0, self.counts[2] - blocking.tile_w)), "column")
-            at = panel_at + row * blocking.step_h + (column - block.w) * blocking.step_w
+            at = panels.source_at + row * blocking.step_h + (column - block.w) * blocking.step_w
             self.results.prefetch(block, phase, channel, row, column)
             next_block = self.block_prefetch.of_tile(number, row, t)
             at = loops.let(expr(at), "s_tile")
@@ -277,27 +244,18 @@ class _PhaseGroup:
             if self.tile_prefetch.of_rows:
                 next_tile = self.tile_prefetch.of_tile(at, (column - block.w) * blocking.step_w, t, block.tiles)
             position = TilePosition(phase, block.d, quotient(block.h + row, tiling.tile_h))
-            tile = self._sum(packed, weights, panel, at, position, next_block, next_tile)
+            here = _Panels(panels.weights, weights, panels.source, at)
+            tile = self._sum(here, position, next_block, next_tile)
             overlap = loops.let(expr(begin - column), "column_overlap")
             place = TilePlace(block, phase, channel, overlap_channels, row, staging_row, column, overlap)
             self.results.tile(tile, place)
 
-    def _sum(
-        self,
-        packed: Buffer,
-        weights: Index,
-        panel: Buffer,
-        at: Index,
-        position: TilePosition,
-        next_block: list[Index],
-        next_tile: Index | None,
-    ) -> Tile:
-        """The sum of a tile over taps and channels.
+    def _sum(self, panels: _Panels, position: TilePosition, next_block: list[Index], next_tile: Index | None) -> Tile:
+        """The sum of a tile over taps and channels, from where `panels` have the phase's W and the first pixel.
 
-        Args:
-            weights: where the phase's W begins in `packed`; at: where the tile's first pixel is in `panel`.
-            next_block, next_tile: where to prefetch.
+        `next_block` and `next_tile` are where to prefetch.
         """
+        packed, weights, panel, at = panels.weights, panels.weights_at, panels.source, panels.source_at
         loops, blocking, tiling, lanes = self.loops, self.blocking, self.tiling, self.lanes
         tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, self.dtype)
         channels, block = self.spec.source_channels, blocking.channel_block
@@ -330,4 +288,4 @@ class _PhaseGroup:
         return tile
 
 
-__all__ = ["gemm_kernel"]
+__all__ = ["PhaseGroup", "largest_panel"]

@@ -17,7 +17,8 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, planned
 from tvm_convgrad.kernels.costs import GEMM, overlapped
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.gemm.kernel import gemm_kernel
+from tvm_convgrad.kernels.frame import conv_frame
+from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of, in_bounds
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
@@ -136,8 +137,11 @@ class ImplicitGemm(Kernel):
     ) -> tir.PrimFunc:
         """The function (source, weight, [bias,] result)."""
         spec = regions_of(planned(problem), direction)[plan.region]
-        shapes = shapes_of(problem, direction)
-        return gemm_kernel(spec, tilings_of(plan), machine, name, shapes, epilogue)
+        tilings = tilings_of(plan)
+        frame = conv_frame(spec, shapes_of(problem, direction), epilogue, largest_panel(spec, tilings, machine))
+        for phases, tiling in zip(spec.phases, tilings, strict=True):
+            PhaseGroup(frame, spec, phases, tiling, machine).emit()
+        return frame.finish(name)
 
     def tilings(self, problem: ConvProblem, direction: str, own: Plan, machine: Machine) -> Iterator[Plan]:
         """One loop nest at a time has another tiling.

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import Buffer, Index, Loops, choose, expr, quotient
+from tvm_convgrad.codegen.loops import Index, Loops, choose, expr, quotient
+from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.gemm.source import SpatialBlock
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling

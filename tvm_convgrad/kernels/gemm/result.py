@@ -9,35 +9,34 @@ whole rows of the result, the staging buffer holds all of them interleaved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
-    Buffer,
-    Expr,
     Index,
     LookupTable,
-    Loops,
     convert,
     expr,
     lanes_below,
     lanes_of,
     load,
-    load_masked,
     ramp,
     smaller,
     splat,
 )
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.geometry import DTYPE_BYTES
-from tvm_convgrad.kernels.epilogue import Epilogue, finished
+from tvm_convgrad.kernels.epilogue import finished
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES
 from tvm_convgrad.kernels.gemm.source import SpatialBlock
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
 from tvm_convgrad.kernels.spec import ConvSpec, Phase
+from tvm_convgrad.kernels.vectors import load_vector, store_vector, where
 
 PREFETCH_STEPS, FAR = 128, 4
 """Steps of a sum long enough for a prefetched cache line to arrive; and how many times the L2 a result has to be for
@@ -81,18 +80,16 @@ class ResultStore:
 
     def __init__(
         self,
-        loops: Loops,
+        frame: KernelFrame,
         spec: ConvSpec,
         phases: tuple[Phase, ...],
         tiling: GemmTiling,
         blocking: Blocking,
         machine: Machine,
-        result: Buffer,
-        bias: Buffer | None,
-        epilogue: Epilogue,
     ) -> None:
-        self.loops, self.spec, self.tiling, self.blocking = loops, spec, tiling, blocking
-        self.machine, self.result, self.bias, self.epilogue = machine, result, bias, epilogue
+        loops = self.loops = frame.loops
+        self.spec, self.tiling, self.blocking, self.machine = spec, tiling, blocking, machine
+        self.result, self.bias, self.epilogue = frame.tensors[2], frame.bias, frame.epilogue
         self.lanes, self.dtype = machine.lanes(spec.dtype), spec.dtype
         self._width = phases[0][2].count
         view, steps = spec.result, spec.out_step
@@ -153,17 +150,16 @@ class ResultStore:
         """The sum with the epilogue, to be stored at `at`, under `mask` if there is one."""
         lanes = lanes_of(total)
 
-        def read(buffer: Buffer, index: Index, count: int) -> Expr:
-            value = load_masked(buffer, index, mask, count) if mask is not None else load(buffer, index, count)
-            return convert(value, self.dtype)
+        def read(buffer: Buffer, index: Index) -> Expr:
+            return convert(load_vector(buffer, index, lanes, mask), self.dtype)
 
         def bias() -> Expr:
             index = expr(group * self.spec.result_channels + channel)
             if lanes > 1 and self._channel_vectors:
-                return read(self.bias, index, lanes)
+                return read(self.bias, index)
             return splat(convert(load(self.bias, index), self.dtype), lanes)
 
-        return finished(self.epilogue, total, self.dtype, bias, lambda: read(self.result, at, lanes))
+        return finished(self.epilogue, total, self.dtype, bias, lambda: read(self.result, at))
 
     def prefetch(self, block: SpatialBlock, phase: Index, channel: Index, row: Index, column: Index) -> None:
         """Prefetch the cache lines that a tile will be stored to, into the L1: they arrive while it is summed.
@@ -210,27 +206,17 @@ class ResultStore:
         step_h, step_w = spec.out_step[1] * view.spatial[1], spec.out_step[2] * view.spatial[2]
         overlaps = self.epilogue.accumulate and self._width % self.blocking.tile_w != 0
         for i in range(self.tiling.tile_m):
-
-            def row(i: int = i) -> None:
+            with self._unless_stored(overlaps, i % self.blocking.tile_w, place.overlap_w):
                 for j in range(self.tiling.tile_n):
                     to = at + self._offset(i, step_h, step_w) + j * lanes
                     channel = expr(place.channel + j * lanes)
                     mask = lanes_below(channel, spec.result_channels, lanes) if self._ragged else None
                     value = self._finished(tile.value(i, j), place.block.group, channel, to, mask)
-                    if mask is None:
-                        loops.store(self.result, to, value)
-                    else:
-                        loops.store_masked(self.result, to, value, mask)
+                    store_vector(loops, self.result, to, value, mask)
 
-            self._unless_stored(overlaps, i % self.blocking.tile_w, place.overlap_w, row)
-
-    def _unless_stored(self, overlaps: bool, number: int, overlap: Index, body: Callable[[], None]) -> None:
-        """Emit `body`, which runs only from the number `overlap` on: others are accumulated by the tile before."""
-        if not overlaps:
-            body()
-            return
-        with self.loops.when(expr(overlap) <= number):
-            body()
+    def _unless_stored(self, overlaps: bool, number: int, overlap: Index) -> AbstractContextManager[None]:
+        """Statements that run only from the number `overlap` on: others are accumulated by the tile before."""
+        return where(self.loops, expr(overlap) <= number if overlaps else None)
 
     def _pixel_tile(self, tile: Tile, place: TilePlace) -> None:
         """Vectors of pixels; where these are not contiguous in the result, elements go through a scratch buffer."""
@@ -242,8 +228,7 @@ class ResultStore:
         channels_overlap = self.epilogue.accumulate and self._ragged
         if step_w == 1 and view.dtype == self.dtype and (self.machine.has_masks or not (narrow or overlaps)):
             for i in range(self.tiling.tile_m):
-
-                def row(i: int = i) -> None:
+                with self._unless_stored(channels_overlap, i, place.overlap_channels):
                     for j in range(self.tiling.tile_n):
                         to = at + (place.channel + i) * view.channel + j * lanes
                         mask = None
@@ -252,12 +237,7 @@ class ResultStore:
                         elif overlaps:
                             mask = _lanes_from(j * lanes, place.overlap_w, lanes)
                         value = self._finished(tile.value(i, j), place.block.group, place.channel + i, to, mask)
-                        if mask is None:
-                            loops.store(self.result, to, value)
-                        else:
-                            loops.store_masked(self.result, to, value, mask)
-
-                self._unless_stored(channels_overlap, i, place.overlap_channels, row)
+                        store_vector(loops, self.result, to, value, mask)
             return
         width = self.tiling.tile_n * lanes
         for i in range(self.tiling.tile_m):
@@ -330,20 +310,10 @@ class ResultStore:
             mask = lanes_below(x, width, lanes) if masked else None
             for i, value in enumerate(transpose(loops, rows)):
                 o = expr(j * lanes + i)
-
-                def row(o: Expr = o, value: Expr = value) -> None:
+                with where(loops, o < count if self._ragged else None):
                     to = loops.let(expr(out + (channel + o) * view.channel + x), "to")
                     value = self._finished(value, group, channel + o, to, mask)
-                    if mask is None:
-                        loops.store(self.result, to, value)
-                    else:
-                        loops.store_masked(self.result, to, value, mask)
-
-                if self._ragged:
-                    with loops.when(o < count):
-                        row()
-                else:
-                    row()
+                    store_vector(loops, self.result, to, value, mask)
 
 
 def _lanes_from(first: int, limit: Index, lanes: int) -> Expr:

@@ -8,14 +8,11 @@ A panel is [depth slice][row][column][channel] where vectors run over result cha
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
-    Buffer,
-    Expr,
     Index,
     LookupTable,
     Loops,
@@ -30,8 +27,10 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.gemm.tiling import Blocking
 from tvm_convgrad.kernels.spec import ConvSpec
+from tvm_convgrad.kernels.vectors import where
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class SourcePanel:
         data_if: list[Expr] = []
         (packed_if if blocking.ranges.along_d is not None else data_if).append(within(d, source.extents[0]))
         (packed_if if blocking.ranges.skips_rows else data_if).append(within(h, source.extents[1]))
-        with loops.when(functools.reduce(tir.And, packed_if)) if packed_if else nullcontext():
+        with where(loops, functools.reduce(tir.And, packed_if) if packed_if else None):
             limit: Index = source.extents[2]
             if data_if:
                 limit = loops.let(choose(functools.reduce(tir.And, data_if), limit, 0), "limit")
@@ -217,10 +216,7 @@ class SourcePanel:
                 rows.append(loops.let(load_masked(self.source, pixel, mask, lanes), "row"))
             to = loops.let(expr(into + c * (lanes * blocking.stride_c) + x * lanes), "to")
             for i, value in enumerate(transpose(loops, rows)):
-                if channels % lanes == 0:
-                    loops.store(panel, to + i * blocking.stride_c, value)
-                    continue
-                with loops.when(expr(c * lanes + i) < channels):
+                with where(loops, expr(c * lanes + i) < channels if channels % lanes else None):
                     loops.store(panel, to + i * blocking.stride_c, value)
 
 

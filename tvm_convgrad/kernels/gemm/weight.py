@@ -11,8 +11,6 @@ import itertools
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
-    Buffer,
-    Expr,
     Index,
     LookupTable,
     Loops,
@@ -29,8 +27,10 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.gemm.tiling import Blocking
 from tvm_convgrad.kernels.spec import ConvSpec
+from tvm_convgrad.kernels.vectors import where
 
 
 class WeightPanel:
@@ -161,10 +161,7 @@ class WeightPanel:
                         place = self._place(tap, channel)
                     else:
                         place = (self._dense_start.at(tap) + channel * self._dense_step.at(tap)) * self.block
-                    if length % lanes == 0:
-                        self._store(packed, into + place + j, value, self.block - j)
-                        continue
-                    with loops.when(e < length):
+                    with where(loops, e < length if length % lanes else None):
                         self._store(packed, into + place + j, value, self.block - j)
 
     def _store(self, packed: Buffer, at: Index, value: Expr, room: int) -> None:

@@ -10,30 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.extrema import exceeds, maximum
 from tvm_convgrad.codegen.hardware import PARALLEL_FROM
-from tvm_convgrad.codegen.loops import (
-    Loops,
-    expr,
-    larger,
-    load,
-    quotient,
-    remainder,
-    smaller,
-    splat,
-    zero,
-)
-from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.loops import Index, Loops, expr, larger, load, quotient, remainder, smaller, splat, zero
+from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.kernels.pool.planes import MaxPool, parameters_of
 from tvm_convgrad.kernels.vectors import accumulators
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 BLOCK = 4
 """Vectors of channels of a work item: some contiguous cache lines."""

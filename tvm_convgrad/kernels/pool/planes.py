@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.extrema import exceeds, maximum
 from tvm_convgrad.codegen.hardware import PARALLEL_FROM
 from tvm_convgrad.codegen.loops import (
     INDEX,
+    Index,
     Loops,
     expr,
     larger,
@@ -29,13 +29,8 @@ from tvm_convgrad.codegen.loops import (
     smaller,
     zero,
 )
+from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.kernels.borders import valid_range
-from tvm_convgrad.kernels.frame import Index
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 
 Triple = tuple[int, int, int]
 

@@ -9,18 +9,12 @@ are added at the end, in their order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import convert, expr, lanes_below, load, quotient, remainder, zero
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.codegen.loops import Index, convert, expr, lanes_below, load, quotient, remainder, zero
+from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.vectors import GradientStore, accumulate, accumulators, load_vector, store_vector
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 CHAINS = 4
 """Accumulators of a block: as many as cycles of the adder's latency."""

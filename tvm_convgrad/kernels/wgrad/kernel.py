@@ -14,11 +14,10 @@ X as m, and their scalars come from a panel with padding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     ceiling,
     choose,
     expr,
@@ -32,9 +31,10 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import Index, wgrad_frame
+from tvm_convgrad.kernels.frame import wgrad_frame
 from tvm_convgrad.kernels.vectors import load_vector
 from tvm_convgrad.kernels.wgrad.bias import BiasGradient, bias_gradient
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
@@ -42,27 +42,14 @@ from tvm_convgrad.kernels.wgrad.scalars import Scalars, scalars_of
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 from tvm_convgrad.kernels.wgrad.store import DwStore
 
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
-
 
 def wgrad_kernel(
-    problem: ConvProblem,
-    detail: tuple[WgradSpec, WgradTiling],
-    machine: Machine,
-    name: str,
-    epilogue: Epilogue,
+    problem: ConvProblem, spec: WgradSpec, tiling: WgradTiling, machine: Machine, name: str, epilogue: Epilogue
 ) -> PrimFunc:
     """The PrimFunc (grad, data, weight's gradient[, bias gradient]).
 
-    Args:
-        detail: the spec's batch is what the tiling is made for; the kernel loops over another one if the problem's is
-            a name, which becomes a variable in the shapes of grad and data.
-        epilogue: accumulate adds to what the weight's gradient holds; bias_grad adds the last parameter.
+    The spec's batch is what the tiling is made for; the problem's may be a name, which becomes a variable.
     """
-    spec, tiling = detail
     frame = wgrad_frame(problem, spec.batch, epilogue)
     bias = bias_gradient(frame, machine, spec.dy, spec.dtype, problem.out_channels)
     dy, x, _ = frame.tensors

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     LookupTable,
     ceiling,
     choose,
@@ -29,17 +29,13 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import shuffle, transpose
 from tvm_convgrad.codegen.register_tile import Tile
-from tvm_convgrad.kernels.frame import Index, KernelFrame
+from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import View
 from tvm_convgrad.kernels.vectors import load_vector
 from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel, VectorPanel
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 from tvm_convgrad.kernels.wgrad.store import DwBlocks
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 PIECES = 64
 """Work items of a pass over all elements of dY or dW."""

@@ -113,8 +113,8 @@ class ImplicitGemmWgrad(Kernel):
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
     ) -> tir.PrimFunc:
         """The function (grad, data, weight's gradient[, bias gradient])."""
-        detail = wgrad_spec(planned(problem)), plan.only(WgradTiling)
-        return wgrad_kernel(problem, detail, machine, name, epilogue)
+        spec = wgrad_spec(planned(problem))
+        return wgrad_kernel(problem, spec, plan.only(WgradTiling), machine, name, epilogue)
 
     def tilings(self, problem: ConvProblem, direction: str, own: Plan, machine: Machine) -> Iterator[Plan]:
         """Tilings packed and unpacked, in place or not, with prefetches or without.

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import (
+    Index,
     LookupTable,
     choose,
     convert,
@@ -22,12 +22,9 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
-from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
-
-if TYPE_CHECKING:
-    from tvm_convgrad.codegen.tir import Buffer
 
 Steps = tuple[Index, int, int]
 """Where the operand of a depth slice begins, and its elements from a row to the next and from a pixel to the next."""

@@ -7,11 +7,10 @@ import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tvm_convgrad.codegen.loops import larger, quotient, remainder, smaller
+from tvm_convgrad.codegen.loops import Index, larger, quotient, remainder, smaller
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.contract import Tiling
-from tvm_convgrad.kernels.frame import Index
 from tvm_convgrad.kernels.spec import DHW, View, WeightView, axes_of, views
 
 MAX_WIDTH = 256

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
+    Index,
     LookupTable,
     Loops,
     choose,
@@ -22,14 +22,9 @@ from tvm_convgrad.codegen.loops import (
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
-from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.vectors import GradientStore
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, tap_offsets
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 
 @dataclass(frozen=True)

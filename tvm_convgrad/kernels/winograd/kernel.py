@@ -8,38 +8,23 @@ registers when the source is packed and when the result is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import Shapes, expr, lanes_below, lanes_of, load, smaller, splat
+from tvm_convgrad.codegen.loops import Index, expr, lanes_below, lanes_of, load, smaller, splat
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
-from tvm_convgrad.kernels.epilogue import Epilogue, finished
-from tvm_convgrad.kernels.frame import Index, KernelFrame, conv_frame
+from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.kernels.epilogue import finished
+from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.gemm.weight import WeightPanel
 from tvm_convgrad.kernels.spec import ConvSpec
-from tvm_convgrad.kernels.vectors import load_vector, store_vector
+from tvm_convgrad.kernels.vectors import load_vector, store_vector, where
 from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling, padded_pitch
 from tvm_convgrad.kernels.winograd.tiles import TransformedTiles, result_rule, source_rule, twice, weight_rule
 
-if TYPE_CHECKING:
-    from tvm.ir import Expr
 
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
-
-
-def winograd_kernel(
-    spec: ConvSpec, tiling: WinogradTiling, machine: Machine, name: str, shapes: Shapes, epilogue: Epilogue
-) -> PrimFunc:
-    """The PrimFunc (source, weight, [bias,] result)."""
-    frame = conv_frame(spec, shapes, epilogue)
-    _Winograd(frame, spec, tiling, machine).emit()
-    return frame.finish(name)
-
-
-class _Winograd:
+class WinogradLoops:
     """The loops. The transformed weight U is [element][block][source channel][channel of the block], the products M
     are [element][tile][result channel]."""
 
@@ -156,15 +141,10 @@ class _Winograd:
         channels = self.spec.result_channels
         return lanes_below(channel, channels, self.lanes) if channels % self.lanes else None
 
-    @contextmanager
-    def _inside(self, position: Index, axis: int, second: int) -> Iterator[None]:
+    def _inside(self, position: Index, axis: int, second: int) -> AbstractContextManager[None]:
         """Statements for the first or second row or column of a tile; the second may lie outside of an odd extent."""
         extent = self.spec.result.extents[axis]
-        if not second or extent % 2 == 0:
-            yield
-            return
-        with self.loops.when(expr(position) < extent):
-            yield
+        return where(self.loops, expr(position) < extent if second and extent % 2 else None)
 
     def _store_transposed(self, strip: Buffer, r: int, base: Index, first: Index) -> None:
         """Store a strip's row to channels that are not contiguous, by transposing squares of pixels x channels."""
@@ -177,10 +157,7 @@ class _Winograd:
             mask = lanes_below(x, width, lanes) if width % lanes else None
             for i, value in enumerate(transpose(loops, rows)):
                 to = base + (first + i) * view.channel + x
-                if channels % lanes == 0:
-                    self._store(value, to, first + i, mask)
-                    continue
-                with loops.when(expr(first + i) < channels):
+                with where(loops, expr(first + i) < channels if channels % lanes else None):
                     self._store(value, to, first + i, mask)
 
     def _store(self, total: Expr, to: Index, channel: Index, mask: Expr | None) -> None:
@@ -198,4 +175,4 @@ class _Winograd:
         store_vector(loops, self.result, to, value, mask)
 
 
-__all__ = ["winograd_kernel"]
+__all__ = ["WinogradLoops"]

@@ -13,11 +13,12 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, not_one_tiling
 from tvm_convgrad.kernels.costs import WINOGRAD
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.frame import conv_frame, wgrad_frame
 from tvm_convgrad.kernels.spec import ConvSpec, conv_spec, shapes_of
 from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
-from tvm_convgrad.kernels.winograd.kernel import winograd_kernel
+from tvm_convgrad.kernels.winograd.kernel import WinogradLoops
 from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling, panel_shape, slabs_of
-from tvm_convgrad.kernels.winograd.wgrad import winograd_wgrad_kernel
+from tvm_convgrad.kernels.winograd.wgrad import WinogradWgrad
 
 ADD_CYCLES = 2.0
 """Cycles to add an accumulator to a stored sum."""
@@ -43,36 +44,6 @@ MAX_SLAB_BYTES, MAX_WEIGHT_BYTES = 1 << 26, 1 << 28
 """The most bytes of the buffers of a slab, and of a transformed weight or of all sums of wgrad."""
 
 
-def refusal(problem: ConvProblem, direction: str, machine: Machine) -> str:
-    """Why the transform does not cover a direction of a static problem, or nothing."""
-    if problem.rank != 2 or problem.kernel != (3, 3):
-        return f"a kernel of {'x'.join(map(str, problem.kernel))}; it is made for 3x3"
-    for name, values in (("stride", problem.strides), ("dilation", problem.dilation)):
-        if values != (1, 1):
-            return f"a {name} of {'x'.join(map(str, values))}; it is made for 1"
-    if problem.groups != 1:
-        return f"{problem.groups} groups; it is made for one"
-    dtypes = {dtype for _, dtype in problem.tensors.values()}
-    if dtypes not in ({"float32"}, {"float64"}):
-        return f"tensors of {', '.join(sorted(dtypes))}; it is made for float32 or float64"
-    if not machine.has_masks:
-        return f"{machine.name} has no masked stores, which its borders need"
-    lanes = machine.lanes(problem.accumulator)
-    fewest = min(problem.in_channels, problem.out_channels)
-    if fewest < lanes:
-        return f"{fewest} channels do not fill a vector of {lanes}"
-    if problem.data_layout.index("N") or problem.grad_layout.index("N"):
-        return "the batch is not the outermost axis"
-    result = conv_spec(problem, direction).result
-    if direction != BACKWARD_WEIGHT.name and 1 not in (result.channel, result.spatial[2]):
-        return "neither channels nor columns of the result are contiguous"
-    if direction == BACKWARD_WEIGHT.name and wgrad_spec(problem).kernel != (1, 3, 3):
-        return "some of the taps read padding only"
-    if _weight_bytes(problem, machine) > MAX_WEIGHT_BYTES:
-        return f"the transformed weight would take more than {MAX_WEIGHT_BYTES >> 20} MiB"
-    return ""
-
-
 class Winograd(Kernel):
     """3x3 kernels of stride 1 by Winograd's transform: 16 multiplications where a plain sum has 36."""
 
@@ -87,10 +58,34 @@ class Winograd(Kernel):
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """Why the transform does not cover a direction of a problem, or nothing."""
-        reason = refusal(problem, direction, machine)
-        if reason or next(tilings(problem, direction, machine), None) is not None:
-            return reason
-        return f"the tiles of one row would take more than {MAX_SLAB_BYTES >> 20} MiB"
+        if problem.rank != 2 or problem.kernel != (3, 3):
+            return f"a kernel of {'x'.join(map(str, problem.kernel))}; it is made for 3x3"
+        for name, values in (("stride", problem.strides), ("dilation", problem.dilation)):
+            if values != (1, 1):
+                return f"a {name} of {'x'.join(map(str, values))}; it is made for 1"
+        if problem.groups != 1:
+            return f"{problem.groups} groups; it is made for one"
+        dtypes = {dtype for _, dtype in problem.tensors.values()}
+        if dtypes not in ({"float32"}, {"float64"}):
+            return f"tensors of {', '.join(sorted(dtypes))}; it is made for float32 or float64"
+        if not machine.has_masks:
+            return f"{machine.name} has no masked stores, which its borders need"
+        lanes = machine.lanes(problem.accumulator)
+        fewest = min(problem.in_channels, problem.out_channels)
+        if fewest < lanes:
+            return f"{fewest} channels do not fill a vector of {lanes}"
+        if problem.data_layout.index("N") or problem.grad_layout.index("N"):
+            return "the batch is not the outermost axis"
+        result = conv_spec(problem, direction).result
+        if direction != BACKWARD_WEIGHT.name and 1 not in (result.channel, result.spatial[2]):
+            return "neither channels nor columns of the result are contiguous"
+        if direction == BACKWARD_WEIGHT.name and wgrad_spec(problem).kernel != (1, 3, 3):
+            return "some of the taps read padding only"
+        if _weight_bytes(problem, machine) > MAX_WEIGHT_BYTES:
+            return f"the transformed weight would take more than {MAX_WEIGHT_BYTES >> 20} MiB"
+        if next(tilings(problem, direction, machine), None) is None:
+            return f"the tiles of one row would take more than {MAX_SLAB_BYTES >> 20} MiB"
+        return ""
 
     def plan(self, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
         """The tiling of least estimated time."""
@@ -111,11 +106,14 @@ class Winograd(Kernel):
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
     ) -> tir.PrimFunc:
         """The function (first operand, second operand, [bias,] result[, bias gradient])."""
-        tiling = plan.only(WinogradTiling)
+        tiling, spec = plan.only(WinogradTiling), conv_spec(problem, direction)
         if direction == BACKWARD_WEIGHT.name:
-            return winograd_wgrad_kernel(problem, tiling, machine, name, epilogue)
-        shapes = shapes_of(problem, direction)
-        return winograd_kernel(conv_spec(problem, direction), tiling, machine, name, shapes, epilogue)
+            frame = wgrad_frame(problem, spec.batch, epilogue)
+            WinogradWgrad(frame, spec, wgrad_spec(problem), tiling, machine).emit()
+        else:
+            frame = conv_frame(spec, shapes_of(problem, direction), epilogue)
+            WinogradLoops(frame, spec, tiling, machine).emit()
+        return frame.finish(name)
 
     def tilings(self, problem: ConvProblem, direction: str, own: Plan, machine: Machine) -> Iterator[Plan]:
         """All tilings, the best estimates first."""
@@ -253,4 +251,4 @@ def wgrad_cycles(problem: ConvProblem, direction: str, tiling: WinogradTiling, m
 
 KERNELS = (Winograd(),)
 
-__all__ = ["KERNELS", "Winograd", "ranked", "refusal", "tilings"]
+__all__ = ["KERNELS", "Winograd", "ranked", "tilings"]

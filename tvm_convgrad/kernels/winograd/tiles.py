@@ -12,20 +12,14 @@ factors are 1 or 1/2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import Loops, dtype_of, expr, lanes_of, load, splat
-from tvm_convgrad.kernels.frame import Index
+from tvm_convgrad.codegen.loops import Index, Loops, dtype_of, expr, lanes_of, load, splat
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.gemm.source import SourcePanel, SpatialBlock
 from tvm_convgrad.kernels.spec import ConvSpec
 from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling, padded_pitch, panel_shape, slabs_of
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
-
-    from tvm_convgrad.codegen.tir import Buffer
 
 Values = Sequence["Expr"]
 Rule = Callable[[Values], list["Expr"]]

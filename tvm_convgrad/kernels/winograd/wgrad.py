@@ -8,33 +8,18 @@ channels], added up over all slabs of tiles. At the end the sums are transformed
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import choose, expr, load, load_sum, smaller, zero
+from tvm_convgrad.codegen.loops import Index, choose, expr, load, load_sum, smaller, zero
 from tvm_convgrad.codegen.register_tile import Tile
-from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import Index, KernelFrame, wgrad_frame
-from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec, forward_spec
+from tvm_convgrad.codegen.tir import Buffer
+from tvm_convgrad.kernels.frame import KernelFrame
+from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
-from tvm_convgrad.kernels.wgrad.spec import WgradSpec, wgrad_spec
+from tvm_convgrad.kernels.wgrad.spec import WgradSpec
 from tvm_convgrad.kernels.wgrad.store import DwBlocks, DwStore
 from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling
 from tvm_convgrad.kernels.winograd.tiles import TransformedTiles, grad_rule, kernel_rule, source_rule, twice
-
-if TYPE_CHECKING:
-    from tvm_convgrad.codegen.tir import Buffer, PrimFunc
-
-
-def winograd_wgrad_kernel(
-    problem: ConvProblem, tiling: WinogradTiling, machine: Machine, name: str, epilogue: Epilogue
-) -> PrimFunc:
-    """The PrimFunc (grad, data, weight's gradient[, bias gradient])."""
-    spec = wgrad_spec(problem)
-    frame = wgrad_frame(problem, spec.batch, epilogue)
-    _WinogradWgrad(frame, forward_spec(problem), spec, tiling, machine).emit()
-    return frame.finish(name)
 
 
 def grad_source(forward: ConvSpec, spec: WgradSpec) -> ConvSpec:
@@ -53,7 +38,7 @@ class _Tiles:
     dy: Buffer
 
 
-class _WinogradWgrad:
+class WinogradWgrad:
     """The loops. Sums are [part][element][block of input channels][block of output channels][output][input channel]."""
 
     def __init__(
@@ -154,4 +139,4 @@ class _WinogradWgrad:
         store.write(found, 0, 1, 0, 0, out_block, block * blocks.width)
 
 
-__all__ = ["grad_source", "winograd_wgrad_kernel"]
+__all__ = ["WinogradWgrad", "grad_source"]

@@ -18,7 +18,10 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling, planned
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 
-KEYS = ("isa", "l2", "registers", "parts", "parallel", "batch", "kernel", "region", "epilogue")
+MACHINE_KEYS = {"l2": "l2_bytes", "registers": "registers", "parts": "parts", "parallel": "parallel_from"}
+"""The keys of the machine's numbers, and the fields of `Machine` that have them."""
+
+KEYS = ("isa", *MACHINE_KEYS, "batch", "kernel", "region", "epilogue")
 """The keys of a case's string besides `tiling`, of which there is one for each loop nest."""
 
 
@@ -122,26 +125,15 @@ def words_of(text: str) -> tuple[dict[str, str], list[str]]:
 def machine_of_words(words: dict[str, str]) -> Machine:
     """The machine that a case's string names."""
     known = CPUS[words["isa"]]
-    numbers = {
-        "l2": known.l2_bytes,
-        "registers": known.registers,
-        "parts": known.parts,
-        "parallel": known.parallel_from,
-    }
-    for key in numbers:
-        word = words.get(key, str(numbers[key]))
+    given = {}
+    for key, field in MACHINE_KEYS.items():
+        word = words.get(key, str(getattr(known, field)))
         if not word.isdigit() or (key != "parallel" and int(word) < 1):
             raise ProblemError(
                 f"--tiling: {key}={word} is no number that a machine has; leave it out for {known.name}'s"
             )
-        numbers[key] = int(word)
-    return replace(
-        known,
-        l2_bytes=numbers["l2"],
-        registers=numbers["registers"],
-        parts=numbers["parts"],
-        parallel_from=numbers["parallel"],
-    )
+        given[field] = int(word)
+    return replace(known, **given)  # type: ignore[arg-type]
 
 
 def epilogue_of_words(words: dict[str, str]) -> Epilogue:

@@ -97,7 +97,7 @@ def draw_case(rng: random.Random, directions: Sequence[str] = tuple(DIRECTIONS))
         assert choice.kernel is not None
         assert choice.plan is not None
         return KernelCase(problem, direction, machine, choice.kernel, choice.plan, epilogue, any_batch)
-    plan = draw_of(kernel).plan(rng, planned(compiled), direction, machine)
+    plan = draw_of(kernel).plan(kernel, rng, planned(compiled), direction, machine)
     # Another value in one field, if the kernel accepts it: a check that is missing in `invalid` is found, too.
     place = rng.randrange(len(plan.tilings))
     tilings = (*plan.tilings[:place], changed(rng, plan.tilings[place]), *plan.tilings[place + 1 :])

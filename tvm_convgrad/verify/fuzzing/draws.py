@@ -50,27 +50,25 @@ class Draw:
 
     problems: str
     weight: int
-    plan: Callable[[random.Random, ConvProblem, str, Machine], Plan]
+    plan: Callable[[Kernel, random.Random, ConvProblem, str, Machine], Plan]
 
 
 def draw_of(kernel: Kernel) -> Draw:
     """How a kernel is drawn: its entry in DRAWS, or else its own plans with another value in one field."""
+    return DRAWS.get(type(kernel), Draw(ANY, 1, _any_plan))
 
-    def any_plan(rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
-        own = kernel.plan(problem, direction, machine)
-        known = [own, *itertools.islice(kernel.tilings(problem, direction, own, machine), 50)]
-        place = rng.randrange(len(own.tilings))
 
-        def draw() -> Plan:
-            tilings = list(rng.choice(known).tilings)
-            tilings[place] = changed(rng, tilings[place])
-            return replace(own, tilings=tuple(tilings))
+def _any_plan(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
+    own = kernel.plan(problem, direction, machine)
+    known = [own, *itertools.islice(kernel.tilings(problem, direction, own, machine), 50)]
+    place = rng.randrange(len(own.tilings))
 
-        return _until_valid(
-            draw, lambda plan: kernel.invalid(problem, direction, plan, machine), lambda: rng.choice(known)
-        )
+    def draw() -> Plan:
+        tilings = list(rng.choice(known).tilings)
+        tilings[place] = changed(rng, tilings[place])
+        return replace(own, tilings=tuple(tilings))
 
-    return DRAWS.get(type(kernel), Draw(ANY, 1, any_plan))
+    return _until_valid(draw, lambda plan: kernel.invalid(problem, direction, plan, machine), lambda: rng.choice(known))
 
 
 def drawn_kernels() -> list[Kernel]:
@@ -100,6 +98,17 @@ def _until_valid(draw: Callable[[], T], invalid: Callable[[T], str], last: Calla
     return last()
 
 
+def _one_tiling(
+    kernel: Kernel, problem: ConvProblem, direction: str, machine: Machine, draw: Callable[[], Tiling], last: Tiling
+) -> Plan:
+    """A plan of one drawn tiling that the kernel accepts, else of `last`."""
+
+    def invalid(plan: Plan) -> str:
+        return kernel.invalid(problem, direction, plan, machine)
+
+    return _until_valid(lambda: Plan((draw(),)), invalid, lambda: Plan((last,)))
+
+
 def _up_to(rng: random.Random, most: int) -> int:
     """A number from 1 to `most`: small, any, or the largest."""
     most = max(1, most)
@@ -113,7 +122,7 @@ def _maybe(rng: random.Random) -> bool:
 # ------------------------------------------------------------------------------------------------- implicit GEMM
 
 
-def _gemm(rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
+def _gemm(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """A decomposition into regions, and for each of its loop nests a tiling of its own."""
     regions = gemm_plan.regions_of(problem, direction)
     region = rng.randrange(len(regions))
@@ -154,7 +163,7 @@ def _gemm_tiling(rng: random.Random, spec: ConvSpec, phases: tuple[Phase, ...], 
     )
 
 
-def _wgrad(rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
+def _wgrad(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """Every field is drawn independently."""
     spec = wgrad_spec(problem)
     swaps = not wgrad_plan.swap_refusal(spec)
@@ -196,13 +205,12 @@ def _wgrad_tiling(rng: random.Random, oriented: WgradSpec, transposed: bool, mac
 # ------------------------------------------------------------------------------------------------- depthwise
 
 
-def _channels(rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
+def _channels(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """Every field is drawn independently."""
-    lanes = machine.lanes(problem.accumulator)
     if direction == BACKWARD_WEIGHT.name:
-        return Plan((_channels_wgrad(rng, problem, lanes, machine),))
+        return _channels_wgrad(kernel, rng, problem, machine)
     spec = conv_spec(problem, direction)
-    blocks = -(-spec.groups * min(spec.source_channels, spec.result_channels) // lanes)
+    blocks = -(-spec.groups * channels_plan.group_width(spec) // machine.lanes(spec.dtype))
     step = spec.out_step[1]
 
     def draw() -> ChannelsTiling:
@@ -211,13 +219,11 @@ def _channels(rng: random.Random, problem: ConvProblem, direction: str, machine:
         prefetch = in_place and _maybe(rng)
         return ChannelsTiling(in_place, _up_to(rng, 14), slab_h, _up_to(rng, blocks) if in_place else 1, prefetch)
 
-    def invalid(tiling: ChannelsTiling) -> str:
-        return channels_plan.invalid_conv(spec, tiling, machine)
-
-    return Plan((_until_valid(draw, invalid, lambda: ChannelsTiling(False, 4, step, 1, False)),))
+    return _one_tiling(kernel, problem, direction, machine, draw, ChannelsTiling(False, 4, step, 1, False))
 
 
-def _channels_wgrad(rng: random.Random, problem: ConvProblem, lanes: int, machine: Machine) -> ChannelsWgradTiling:
+def _channels_wgrad(kernel: Kernel, rng: random.Random, problem: ConvProblem, machine: Machine) -> Plan:
+    lanes = machine.lanes(problem.accumulator)
     multiplier = problem.out_channels // problem.groups
     divisors = [n for n in range(1, multiplier + 1) if multiplier % n == 0]
     height = 1 if problem.rank == 1 else int(problem.grad_extents[-2])
@@ -235,14 +241,11 @@ def _channels_wgrad(rng: random.Random, problem: ConvProblem, lanes: int, machin
             prefetch=in_place and _maybe(rng),
         )
 
-    return _until_valid(
-        draw,
-        lambda tiling: channels_plan.invalid_wgrad(problem, tiling, machine),
-        lambda: ChannelsWgradTiling(False, 8, 1, 1, 1, 1, 1, False),
-    )
+    last = ChannelsWgradTiling(False, 8, 1, 1, 1, 1, 1, False)
+    return _one_tiling(kernel, problem, BACKWARD_WEIGHT.name, machine, draw, last)
 
 
-def _columns(rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
+def _columns(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """Every field is drawn independently."""
     if direction == BACKWARD_WEIGHT.name:
         height = 1 if problem.rank == 1 else int(problem.grad_extents[-2])
@@ -255,16 +258,13 @@ def _columns(rng: random.Random, problem: ConvProblem, direction: str, machine: 
         per_vector = most if _maybe(rng) else 1
         return ColumnsTiling(_up_to(rng, 14), _up_to(rng, 5) if per_vector == 1 else 1, per_vector)
 
-    def invalid(tiling: ColumnsTiling) -> str:
-        return columns_plan.invalid_conv(spec, tiling, machine)
-
-    return Plan((_until_valid(draw, invalid, lambda: ColumnsTiling(1, 1, 1)),))
+    return _one_tiling(kernel, problem, direction, machine, draw, ColumnsTiling(1, 1, 1))
 
 
 # ------------------------------------------------------------------------------------------------- Winograd
 
 
-def _winograd(rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
+def _winograd(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """One of its own tilings: there are no others."""
     every = winograd_plan.tilings(problem, direction, machine)
     return Plan((rng.choice(list(itertools.islice(every, 200))),))

@@ -7,6 +7,7 @@ uniform draw of small numbers is seldom at those boundaries, so each regime draw
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,13 +104,8 @@ def _problem(
         )
     except ConvGradError:
         return None
-    for shape, _ in problem.tensors.values():
-        elements = 1
-        for extent in shape:
-            elements *= int(extent)
-        if elements > MOST_ELEMENTS:
-            return None
-    return problem
+    shapes = [map(int, shape) for shape, _ in problem.tensors.values()]
+    return None if max(map(math.prod, shapes)) > MOST_ELEMENTS else problem
 
 
 # ------------------------------------------------------------------------------------------------- regimes of an axis
