@@ -108,6 +108,7 @@ def match_of(expr: relay.Call, name: str, form: Form) -> Match | str:
         ConvGradError: its convolution is none that this package knows.
     """
     value, bias, summand, axis = expr, None, None, 0
+    chain = []
     for number in reversed(range(len(form))):
         part, inner = form[number], form[:number]
         if part == "bias":
@@ -118,6 +119,7 @@ def match_of(expr: relay.Call, name: str, form: Form) -> Match | str:
             value, summand = value.args[place], value.args[1 - place]
         else:
             value = value.args[0]
+        chain.append(value)
     problem = problem_of_call(value)
     direction = direction_of(name)
     layout = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}[
@@ -126,6 +128,8 @@ def match_of(expr: relay.Call, name: str, form: Form) -> Match | str:
     if bias is not None and axis != layout.index("C"):
         return f"the bias is added along axis {axis}, and the channels are axis {layout.index('C')}"
     if summand is not None:
+        if any(summand.same_as(each) for each in chain):
+            return "the convolution is its own summand"
         reason = _summand_refusal(summand, value)
         if reason:
             return reason

@@ -286,10 +286,33 @@ def test_epilogues_that_are_left_to_relay():
     }
     for label, expr in left.items():
         assert composites(partition(typed(relay.Function(relay.analysis.free_vars(expr), expr)), ["onednn"])) == [label]
+    own = relay.add(convolution, convolution)
+    module = partition(typed(relay.Function(operands, own)), ["onednn"])
+    assert composites(module) == ["tvm_convgrad_onednn.conv2d"], "a convolution that is its own summand"
+    late = relay.add(relay.nn.bias_add(convolution, bias), convolution)
+    module = partition(typed(relay.Function([*operands, bias], late)), ["onednn"])
+    assert composites(module) == ["tvm_convgrad_onednn.conv2d"], "a convolution that is read twice"
     # read by something else: it is a result of its own
     both = relay.Tuple([convolution, relay.nn.bias_add(convolution, bias)])
     module = partition(typed(relay.Function([*operands, bias], both)), ["onednn"])
     assert composites(module) == ["tvm_convgrad_onednn.conv2d"]
+
+
+def test_sums_of_convolutions(tmp_path):
+    """Which of two convolutions is the summand, and one that is the operand, too."""
+    x, w = variables(PROBLEM, "data", "weight")
+    other = relay.var("other", shape=PROBLEM.weight_shape)
+    first, second = call_of(FORWARD, PROBLEM, x, w), call_of(FORWARD, PROBLEM, x, other)
+    residual = relay.add(call_of(FORWARD, PROBLEM, first, other), first)
+    body = relay.Tuple([relay.add(first, second), residual, relay.add(x, call_of(FORWARD, PROBLEM, x, w))])
+    module = partition(typed(relay.Function([x, w, other], body)), ["onednn"])
+    arrays = {name: np.sign(array) for name, array in integers(PROBLEM).items()}
+    values = {"data": arrays["data"], "weight": arrays["weight"], "other": np.sign(integers(PROBLEM, 1)["weight"])}
+    a = reference.forward(PROBLEM, values["data"], values["weight"])
+    b = reference.forward(PROBLEM, values["data"], values["other"])
+    wanted = [a + b, reference.forward(PROBLEM, a, values["other"]) + a, values["data"] + a]
+    for found, want in zip(execute(exported(module, tmp_path / "sums.so"), values), wanted, strict=True):
+        assert_equal(found, want)
 
 
 def test_weights_that_are_constants(tmp_path):
