@@ -38,10 +38,17 @@ def rules() -> Iterator[None]:
     broadcast operands keep their layout; maxima and pools keep NaN. It holds for the thread and task that entered it,
     may be nested, and ends with the block.
 
+    Returns:
+        The context; as a decorator it holds for each call.
+
     Example:
         >>> import tvm_convgrad
+        >>> from relax_ops.active import rules_active
         >>> with tvm_convgrad.rules():
-        ...     pass  # relax.transform.Gradient("main")(module)
+        ...     rules_active()
+        True
+        >>> rules_active()
+        False
     """
     token = _active.set(True)
     try:

@@ -40,6 +40,7 @@ EXCEPTIONS = {
     "from_relay": {"Example": "it reads a file that another TVM has written"},
     "partition": {"Example": "it needs an installed library"},
     "allow_transforms": {"Raises": "nothing"},
+    "rules": {"Args": "it has none", "Raises": "nothing"},
 }
 """Sections that a public function may lack, and why."""
 

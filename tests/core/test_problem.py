@@ -193,8 +193,8 @@ def test_from_shapes_reads_layouts() -> None:
     ("data", "weight", "groups", "part"),
     [
         ((2, 4, 9, 8), (6, 4, 3, 2), 2, "4 channels in 2 groups need 2"),
-        ((2, 4, 9, 8), (6, 4, 3), 1, "must both have 3, 4 or 5 axes"),
-        ((2, 4), (6, 4), 1, "must both have 3, 4 or 5 axes"),
+        ((2, 4, 9, 8), (6, 4, 3), 1, "must have equally many axes"),
+        ((2, 4), (6, 4), 1, "must have 3, 4 or 5 axes each"),
         ((2, "c", 9, 8), (6, 4, 3, 2), 1, "channels of data are symbolic"),
     ],
 )

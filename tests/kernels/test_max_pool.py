@@ -9,6 +9,8 @@ import tvm
 from tvm import relax
 from tvm.relax.op.grad import max_pool2d_backward
 
+import tvm_convgrad
+
 torch = pytest.importorskip("torch")
 
 CASES = {
@@ -40,7 +42,7 @@ def compiled(shape, kernel, stride, padding, layout="NCHW"):
         builder.emit_func_output(output)
     module = builder.get()
     target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-    with target:
+    with target, tvm_convgrad.rules():
         legal = relax.transform.LegalizeOps()(module)
     assert {v.name_hint for v in legal.get_global_vars()} >= {"max_pool", "max_pool_backward"}
     return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
