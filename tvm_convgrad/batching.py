@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME, FORWARD, OpEntry
 from tvm_convgrad.core.errors import ProblemError, UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL
-from tvm_convgrad.op import Expr, checked_ir
+from tvm_convgrad.graph_ir import checked_ir
+from tvm_convgrad.op import Expr
 
 if TYPE_CHECKING:
     from tvm import relax, relay

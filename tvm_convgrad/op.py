@@ -11,13 +11,11 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import tvm
-
-from tvm_convgrad import register
 from tvm_convgrad.core.arguments import Ints, Padding
 from tvm_convgrad.core.catalogue import BY_NAME
-from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL, Size, data_layout_of, kernel_layout_of
+from tvm_convgrad.graph_ir import checked_ir
 
 if TYPE_CHECKING:
     from tvm import relax, relay
@@ -345,18 +343,3 @@ def _call(name: str, grad: Expr, **arguments: Any) -> Expr:
     second = arguments.pop(entry.direction.operands[1])
     binding = checked_ir(name, grad, second).lower()
     return importlib.import_module(f"{binding}_ops.ops").make_call(entry, grad, second, **arguments)
-
-
-def checked_ir(name: str, *operands: Expr) -> str:
-    """ "Relay" or "Relax", whose expressions all operands are; registers the operators."""
-    ir = "Relay" if hasattr(tvm, "relay") else "Relax"
-    if not hasattr(tvm, ir.lower()):
-        raise SetupError(f"{name}: TVM {tvm.__version__} has no Relax; install 'apache-tvm>=0.26,<0.28'")
-    for operand in operands:
-        if not isinstance(operand, getattr(tvm, ir.lower()).Expr):
-            raise UnsupportedError(
-                f"{name}: the operands must be {ir} expressions, not {type(operand).__name__}; for numpy arrays "
-                f"there is tvm_convgrad.evaluate({name!r}, ...)"
-            )
-    register()
-    return ir

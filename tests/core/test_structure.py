@@ -21,6 +21,7 @@ LAYERS = (
     ("relax_ops",),
     ("tvm_convgrad/offload",),
     ("relay_ops",),
+    ("tvm_convgrad/graph_ir.py",),
     ("tvm_convgrad/op.py",),
     ("tvm_convgrad/batching.py",),
     ("tvm_convgrad/evaluation.py",),

@@ -45,7 +45,8 @@ def compiled(shape, kernel, stride, padding, layout="NCHW"):
     with target, tvm_convgrad.rules():
         legal = relax.transform.LegalizeOps()(module)
     assert {v.name_hint for v in legal.get_global_vars()} >= {"max_pool", "max_pool_backward"}
-    return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
+    with tvm_convgrad.rules():
+        return relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
 
 
 @pytest.mark.parametrize("name", CASES)
