@@ -27,6 +27,7 @@ def register_all() -> None:
         tvm.error.register_error(error.__name__, error)
     register_ops()
 
+    from relay_ops import cpu_kernels
     from relay_ops.gradients import GRADIENTS
     from relay_ops.layout import convert_rules, infer_rules
     from relay_ops.lowering import legalizations, strategies
@@ -34,8 +35,8 @@ def register_all() -> None:
     op = tvm.relay.op.op
     tables = (
         (op.register_gradient, GRADIENTS),
-        (op.register_legalize, legalizations()),
-        (op.register_strategy, strategies()),
+        (op.register_legalize, legalizations() | cpu_kernels.legalizations()),
+        (op.register_strategy, strategies() | cpu_kernels.strategies()),
         (op.register_infer_correct_layout, infer_rules()),
         (op.register_convert_op_layout, convert_rules()),
     )
