@@ -78,15 +78,22 @@ def taken(
         types: of its operands and its result.
         target: what it is compiled for.
     """
-    machine = machine_of(target) if _enabled.get() else None
-    if machine is None:
-        return "the target is not a CPU that kernels are made for, or kernels are turned off"
-    if is_auto_scheduler_enabled() or is_meta_schedule_enabled():
-        return "a scheduler of TVM is asked for, and kernels cannot be scheduled"
     try:
         direction, problem = _problem_of(op, attrs, types)
     except (ProblemError, DTypeError, UnsupportedError) as error:
         return str(error)
+    return kernel_for(direction, problem, target)
+
+
+def kernel_for(direction: Direction, problem: ConvProblem, target: tvm.target.Target | None) -> Taken | str:
+    """The kernel for a direction of a problem, or why there is none."""
+    if not _enabled.get():
+        return "kernels are turned off"
+    machine = machine_of(target)
+    if machine is None:
+        return "the target is not a CPU that kernels are made for"
+    if is_auto_scheduler_enabled() or is_meta_schedule_enabled():
+        return "a scheduler of TVM is asked for, and kernels cannot be scheduled"
     if "bfloat16" in {dtype for _, dtype in problem.tensors.values()}:
         return "the TVM versions that have Relay do not lower the kernels' bfloat16"
     choice = chooser.choose(problem, direction.name, machine)
@@ -284,6 +291,7 @@ __all__ = [
     "Taken",
     "add_implementation",
     "implement",
+    "kernel_for",
     "left_to_strategy",
     "legalizations",
     "strategies",

@@ -28,6 +28,7 @@ def register_all() -> None:
     register_ops()
 
     from relay_ops import cpu_kernels
+    from relay_ops.fusion import register_fused
     from relay_ops.gradients import GRADIENTS
     from relay_ops.layout import convert_rules, infer_rules
     from relay_ops.lowering import legalizations, strategies
@@ -48,5 +49,6 @@ def register_all() -> None:
     from relay_ops.partition import register_codegen
 
     register_codegen()
+    register_fused()
 
     _done = True
