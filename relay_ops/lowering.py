@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the six operators become code in Relay: the legalization to stock operators, and a strategy for what is left.
 
-Legalization (Relay runs it from opt_level 1) takes the compositions of `legalize`, which are right for every grouping
-and layout. Where it has not run the strategy computes the formula itself, on any target.
+The strategy takes a generated kernel on CPUs (`cpu_kernels`). Where there is none, legalization (Relay runs it from
+opt_level 1) takes the compositions of `legalize`, which are right for every grouping and layout; where it has not run
+the strategy computes the formula itself, on any target.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tvm
 from tvm import relay, te
 
 from legalize.forms import WEIGHT_FORMS, compose_backward_data, compose_backward_weight
+from relay_ops import cpu_kernels
 from relay_ops.builder import RelayBuilder, Tensor
 from relay_ops.ir import PREFIX, problem_of, with_batch
 from relay_ops.symbolic import ShapeFunction
@@ -49,7 +51,7 @@ def composed(
     return compose_backward_weight(builder, problem, a, b, form or next(iter(WEIGHT_FORMS))).expr
 
 
-def legalizations() -> dict[str, Callable[..., relay.Expr]]:
+def legalizations() -> dict[str, Callable[..., relay.Expr | None]]:
     """FTVMLegalize by operator."""
     return {PREFIX + entry.name: _legalization(entry) for entry in NEW_OPS}
 
@@ -62,12 +64,14 @@ def strategies() -> dict[str, tvm.target.GenericFunc]:
     return {PREFIX + entry.name: _strategy(entry) for entry in NEW_OPS}
 
 
-def _legalization(entry: OpEntry) -> Callable[..., relay.Expr]:
+def _legalization(entry: OpEntry) -> Callable[..., relay.Expr | None]:
     op = tvm.ir.Op.get(PREFIX + entry.name)
 
     def legalize(attrs: tvm.ir.Attrs, inputs: Sequence[relay.Expr], types: Sequence[relay.Type]) -> relay.Expr | None:
         if any(isinstance(extent, tvm.tir.Any) for kind in types[:2] for extent in kind.shape):
             return None  # a batch that is Any is the strategy's: compositions have it in their attributes
+        if cpu_kernels.left_to_strategy(op, attrs, types):
+            return None
         return composed(entry.direction, problem_of(op, attrs, list(types)[:2]), inputs[0], inputs[1])
 
     return legalize
@@ -95,6 +99,7 @@ def _strategy(entry: OpEntry) -> tvm.target.GenericFunc:
             found = _implementations(stock, attrs, inputs, out_type, target)
         found = found or relay.op.OpStrategy()
         found.add_implementation(compute, _schedule, name=f"{entry.name}.formula")
+        cpu_kernels.add_implementation(found, op, attrs, inputs, out_type, target)
         return found
 
     return strategy

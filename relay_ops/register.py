@@ -27,7 +27,9 @@ def register_all() -> None:
         tvm.error.register_error(error.__name__, error)
     register_ops()
 
+    from relay_ops import cpu_kernels
     from relay_ops.cutlass import register_cutlass
+    from relay_ops.fusion import register_fused
     from relay_ops.gradients import GRADIENTS
     from relay_ops.layout import convert_rules, infer_rules
     from relay_ops.layout_stock import stock_convert_rules, stock_infer_rules
@@ -38,8 +40,8 @@ def register_all() -> None:
     op = tvm.relay.op.op
     tables = (
         (op.register_gradient, GRADIENTS),
-        (op.register_legalize, legalizations()),
-        (op.register_strategy, strategies()),
+        (op.register_legalize, legalizations() | cpu_kernels.legalizations()),
+        (op.register_strategy, strategies() | cpu_kernels.strategies()),
         (op.register_infer_correct_layout, infer_rules() | stock_infer_rules()),
         (op.register_convert_op_layout, convert_rules() | stock_convert_rules()),
         (op.register_mixed_precision_conversion, conversion_rules()),
@@ -55,5 +57,6 @@ def register_all() -> None:
 
     register_codegen()
     register_cutlass()
+    register_fused()
 
     _done = True

@@ -8,6 +8,7 @@
     extrema.py        maxima and minima that propagate NaN
     stack_slots.py    where `Loops.let` keeps named values, so that TVM compiles long kernels fast
     hardware.py       Machine: vector width, registers and caches of a CPU
+    tir.py            TIR of the TVM in use: tir_flat.py from 0.26 on, tir_nested.py where TVM has Relay
 
 Python code runs once and writes the kernel: a Python `for` unrolls, `with loops.loop(...)` makes a loop of the kernel.
 A PrimFunc that adds 1 to n floats, 16 at a time, on all cores:

@@ -136,7 +136,9 @@ def cores_of(target: Target) -> int:
 
 def with_cores(target: Target, cores: int) -> Target:
     """A TVM target of kind llvm with another number of cores."""
-    return Target({**json.loads(str(target)), CORES_ATTRIBUTE: cores})
+    text = str(target)  # JSON, or the options of a command where TVM has Relay
+    fields = json.loads(text) if text.startswith("{") else dict(target.export())
+    return Target({**fields, CORES_ATTRIBUTE: cores})
 
 
 def native_target() -> Target:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.stack_slots import StackSlots, fits_slot
 from tvm_convgrad.codegen.tir import buffer_data, decl_buffer
+from tvm_convgrad.codegen.tir import dtype_of as dtype_of
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 
 Expr: TypeAlias = "tir.Expr"
@@ -108,7 +109,7 @@ class Loops:
             buffer, at = slots.take(dtype, lanes)
             self.store(buffer, at, value)
             return load(buffer, at, lanes)
-        variable = tir.Var(self._name(name), value.ty)
+        variable = tir.Var(self._name(name), tir.type_of(value))
         self.emit(tir.Bind(variable, value))
         return variable
 
@@ -127,14 +128,13 @@ class Loops:
 
         It never faults: the index may lie outside of the buffer.
         """
-        address = tir.address_of(buffer[expr(index)])
         flags = [tir.IntImm(INDEX, i) for i in (int(write), 3 if near else 2, 1)]
-        self.emit(tir.Evaluate(tir.call_llvm_intrin("void", "llvm.prefetch", address, *flags)))
+        self.emit(tir.prefetch(buffer, expr(index), *flags))
 
     def finish(self, parameters: Sequence[Buffer], name: str) -> tir.PrimFunc:
         """The PrimFunc of everything emitted; with an empty name it gets one when it is added to a module."""
         function = tir.PrimFunc(list(parameters), self._close())
-        attributes = {"tirx.is_scheduled": True, "tirx.noalias": True}
+        attributes = {tir.SCHEDULED: True, tir.NO_ALIAS: True}
         return function.with_attr({**attributes, "global_symbol": name} if name else attributes)
 
     # -- memory -----------------------------------------------------------------------------------------------
@@ -184,8 +184,7 @@ class Loops:
 
     def store_masked(self, buffer: Buffer, index: Index, value: Expr, mask: Expr) -> None:
         """Store the lanes whose mask is true; memory of the others is not written."""
-        address = tir.address_of(buffer[expr(index)])
-        self.emit(tir.Evaluate(tir.call_llvm_intrin("void", "llvm.masked.store", value, address, mask)))
+        self.emit(tir.store_masked(buffer, expr(index), value, mask))
 
     def require(self, condition: Expr, message: str) -> None:
         """Make calls of the kernel raise a ValueError where the condition does not hold."""
@@ -210,10 +209,7 @@ class Loops:
     def _close(self) -> tir.Stmt:
         for buffer, size in self._panels.pop():
             self.store(buffer, size, zero(str(buffer.dtype)))
-        block = self._blocks.pop()
-        if not block:
-            return tir.Evaluate(tir.IntImm(INDEX, 0))
-        return block[0] if len(block) == 1 else tir.SeqStmt(block)
+        return tir.sequence(self._blocks.pop())
 
     def _name(self, name: str) -> str:
         number = self._names.get(name, 0)
@@ -252,10 +248,7 @@ def load(buffer: Buffer, index: Index, lanes: int = 1) -> Expr:
 
 def load_masked(buffer: Buffer, index: Index, mask: Expr, lanes: int) -> Expr:
     """The lanes whose mask is true, zero elsewhere; memory of the others is not read."""
-    dtype = str(buffer.dtype)
-    address = tir.address_of(buffer[expr(index)])
-    zeros = splat(tir.const(0.0, dtype), lanes)
-    return tir.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.masked.load", address, mask, zeros)
+    return tir.load_masked(buffer, expr(index), mask, splat(tir.const(0.0, str(buffer.dtype)), lanes))
 
 
 def lanes_below(first: Index, limit: Index, lanes: int) -> Expr:
@@ -325,11 +318,6 @@ def _bfloat16(value: Expr, index: Index) -> Expr:
     hidden = tir.bitwise_and(place * (place + tir.const(1, "uint16")), tir.const(1, "uint16"))
     high = tir.Cast("uint16", tir.shift_right(rounded, shift))
     return tir.reinterpret("bfloat16", tir.bitwise_xor(high, hidden))
-
-
-def dtype_of(value: Expr) -> str:
-    """The type of an expression, such as float32x16."""
-    return str(getattr(value.ty, "dtype", value.ty))
 
 
 def lanes_of(value: Expr) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, load, splat, zero
 
@@ -36,7 +37,7 @@ class Tile:
             factor = scalar(i)
             broadcast = loops.let(factor if lanes_of(factor) > 1 else splat(factor, self.lanes), "a")
             for register, value in zip(row, vectors, strict=True):
-                loops.store(register, 0, load(register, 0, self.lanes) + broadcast * value)
+                loops.store(register, 0, load(register, 0, self.lanes) + tir.product(broadcast, value))
 
     def value(self, row: int, column: int) -> Expr:
         """An accumulator, as a vector."""
