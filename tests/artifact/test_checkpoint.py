@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tvm_convgrad.core.errors import ArtifactError
-from tvm_convgrad.training.runtime.checkpoint import Progress, load, load_latest, save
+from tvm_convgrad.training.runtime.checkpoint import CHECKPOINT, Progress, load, load_latest, save
+from tvm_convgrad.training.runtime.envelope import Manifest, seal, unseal
 
 STATE = {
     "conv.weight": np.random.default_rng(0).normal(size=(4, 3, 3)).astype("float32"),
@@ -67,3 +68,57 @@ def test_only_damaged_ones_are_refused(tmp_path: Path) -> None:
 def test_no_checkpoints(tmp_path: Path) -> None:
     assert load_latest(tmp_path) == (None, [])
     assert load_latest(tmp_path / "missing") == (None, [])
+
+
+def array(**fields: object) -> Manifest:
+    """The manifest's change of its first array, the losses."""
+    return {"arrays": [{"name": "losses", "dtype": "float64", "shape": [6], "offset": 0} | fields]}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"progress": None}, "TypeError"),
+        ({"progress": {}}, "TypeError"),
+        ({"progress": {"seed": 1}}, "TypeError"),
+        ({"seed": "five"}, "seed is 'five'"),
+        ({"seed": True}, "seed is True"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"position": 1.5}, "position is 1.5"),
+        ({"lr": None}, "lr is None"),
+        ({"data": 3}, "data is 3"),
+        ({"surplus": 3}, "TypeError"),
+        ({"arrays": None}, "TypeError"),
+        ({"arrays": []}, "KeyError"),
+        ({"arrays": [7]}, "TypeError"),
+        (array(dtype="floaty"), "TypeError"),
+        (array(dtype="object"), "ValueError"),
+        (array(dtype="int64"), "losses are not"),
+        (array(shape=[2, 3]), "losses are not"),
+        (array(shape=[-1]), "negative extent"),
+        (array(shape=[1 << 40]), "ValueError"),
+        (array(offset=1 << 40), "ValueError"),
+        (array(offset=-8), "ValueError"),
+        (array(name=3), "KeyError"),
+    ],
+)
+def test_a_wrong_manifest_under_a_right_digest_is_refused(tmp_path: Path, change: Manifest, named: str) -> None:
+    path = save(tmp_path, progress(6), STATE)
+    sealed = unseal(CHECKPOINT, path)
+    manifest = dict(sealed.manifest)
+    if change.keys() <= manifest.keys():
+        manifest |= change
+    else:
+        manifest["progress"] |= change
+    path.write_bytes(seal(CHECKPOINT, sealed.payload(), manifest)[0])
+    with pytest.raises(ArtifactError, match=f"does not describe one .*{named}.*make it anew"):
+        load(path)
+
+
+@pytest.mark.parametrize("manifest", [[], "text", 3, None])
+def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+    path = tmp_path / "step-0000000006.ckpt"
+    path.write_bytes(seal(CHECKPOINT, b"", manifest)[0])
+    with pytest.raises(ArtifactError, match="manifest is no JSON object"):
+        load(path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections.abc import Iterator
@@ -129,19 +130,51 @@ def load(path: Path) -> Checkpoint:
     """Read the checkpoint at `path`.
 
     Raises:
-        ArtifactError: it is missing, foreign, truncated, damaged or of another format version.
+        ArtifactError: it is missing, foreign, truncated, damaged or of another format version, or its manifest is not
+            that of a checkpoint.
     """
     sealed = unseal(CHECKPOINT, path)
     payload = sealed.payload()
     arrays: dict[str, np.ndarray] = {}
-    for entry in sealed.manifest["arrays"]:
-        dtype = numpy_dtype(entry["dtype"])
-        count = int(np.prod(entry["shape"], dtype=np.int64))
-        flat = np.frombuffer(payload, dtype, count, entry["offset"])
-        arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
-    losses = arrays.pop("losses").tolist()
-    state = {name.removeprefix("state/"): array for name, array in arrays.items()}
-    return Checkpoint(path, Progress(**sealed.manifest["progress"], losses=losses), state)
+    try:
+        for entry in sealed.manifest["arrays"]:
+            if min(entry["shape"], default=0) < 0:
+                raise ValueError(f"negative extent in {entry['shape']}")
+            count = math.prod(entry["shape"])
+            flat = np.frombuffer(payload, numpy_dtype(entry["dtype"]), count, entry["offset"])
+            arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
+        losses = arrays.pop("losses").tolist()
+        progress = Progress(**sealed.manifest["progress"], losses=losses)
+        state = {name.removeprefix("state/"): array for name, array in arrays.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _malformed(path, f"{type(error).__name__}: {error}") from error
+    wrong = _wrong_field(progress)
+    if wrong:
+        raise _malformed(path, wrong)
+    return Checkpoint(path, progress, state)
+
+
+def _wrong_field(progress: Progress) -> str:
+    """Which field has a value that no run writes, or ""."""
+    for name in ("artifact", "data"):
+        if not isinstance(getattr(progress, name), str):
+            return f"{name} is {getattr(progress, name)!r}, not a digest"
+    for name, least in (("seed", 0), ("batch_size", 1), ("epoch", 0), ("position", 0)):
+        value = getattr(progress, name)
+        if type(value) is not int or value < least:
+            return f"{name} is {value!r}, not an integer of at least {least}"
+    if type(progress.lr) not in (int, float):
+        return f"lr is {progress.lr!r}, not a number"
+    if not isinstance(progress.losses, list) or not all(isinstance(loss, float) for loss in progress.losses):
+        return "losses are not a vector of floats"
+    return ""
+
+
+def _malformed(path: Path, reason: str) -> ArtifactError:
+    return ArtifactError(
+        f"{path}: {CHECKPOINT.noun} whose manifest does not describe one ({reason}); remove it, and make it anew with "
+        f"`{CHECKPOINT.maker}`."
+    )
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

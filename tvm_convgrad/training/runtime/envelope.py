@@ -119,4 +119,16 @@ def _unseal(kind: Kind, path: Path, file: BinaryIO) -> Sealed:
             f"{path}: {kind.noun} whose content does not match its SHA-256; it is damaged, make it anew with "
             f"`{kind.maker}`."
         )
-    return Sealed(path, json.loads(text), digest.hexdigest(), payload_bytes)
+    return Sealed(path, _manifest(kind, path, text), digest.hexdigest(), payload_bytes)
+
+
+def _manifest(kind: Kind, path: Path, text: bytes) -> Manifest:
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path}: {kind.noun} whose manifest is no JSON; make it anew with `{kind.maker}`."
+        ) from error
+    if not isinstance(manifest, dict):
+        raise ArtifactError(f"{path}: {kind.noun} whose manifest is no JSON object; make it anew with `{kind.maker}`.")
+    return manifest
