@@ -11,6 +11,7 @@
 # make test-relay   the tests of the Relay binding, in a real Relay (TVM 0.17, from the package index) in .venv-relay
 # make test-host    TVM's own tests without and with this package; TVM_SOURCE names a checkout of TVM, without which it
 #                   says so and ends; no part of .ci/run
+# make bench-relay  16 gradients in Relay, Relax and PyTorch in turns; the table in OUT; installs PyTorch
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make lint         formatting, lint and types
 # make clean        remove .venv, .venv-oldest, .venv-relay, out and build leftovers
@@ -33,7 +34,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
-    test-host lint clean
+    bench-relay test-host lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -106,6 +107,12 @@ test-relay:
 	@code=0; test $(RELAY)/made -nt tests/relay_ops/make_venv.py || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
 	if [ $$code = 3 ]; then echo "test-relay: not run"; exit 0; fi; \
 	[ $$code = 0 ] && touch $(RELAY)/made && $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
+
+bench-relay: $(VENV)/with-torch
+	@mkdir -p $(OUT)
+	test $(RELAY)/made -nt tests/relay_ops/make_venv.py || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY)
+	touch $(RELAY)/made
+	$(BIN)/python benchmarks/relay_lane.py --relay $(RELAY)/bin/python --markdown $(OUT)/relay.md
 
 test-host: $(VENV)/with-test $(VENV)/with-torch
 	$(BIN)/python -m tests.host.compare --workers $(WORKERS)

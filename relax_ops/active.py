@@ -8,23 +8,9 @@ which all of this package's own functions run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-
-from tvm_convgrad.core.errors import SetupError
-
-VARIABLE = "CONVGRAD_DISABLE"
-"""The environment variable that turns parts of the package off in TVM; it is read when TVM is imported."""
-
-GRADIENTS, KERNELS = "gradients", "kernels"
-
-PARTS = {
-    GRADIENTS: "gradients of TVM's own operators, convolutions included, outside of tvm_convgrad.rules()",
-    KERNELS: "generated CPU kernels: convolutions become stock operators and TVM's own schedules",
-}
-"""The parts that can be turned off, and what each is."""
 
 _active: ContextVar[bool] = ContextVar("tvm_convgrad_rules", default=False)
 
@@ -60,19 +46,3 @@ def rules() -> Iterator[None]:
 def rules_active() -> bool:
     """Whether the caller is inside `rules()`."""
     return _active.get()
-
-
-def disabled(part: str) -> bool:
-    """Whether CONVGRAD_DISABLE names this part.
-
-    Raises:
-        SetupError: the variable names something that does not exist.
-    """
-    named = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
-    unknown = [word for word in named if word not in PARTS]
-    if unknown:
-        raise SetupError(
-            f"{VARIABLE}={os.environ[VARIABLE]}: there is no part {unknown[0]!r}; name some of {', '.join(PARTS)}, "
-            "separated by commas. TVM_DEVICE_BACKEND_AUTOLOAD=0 turns everything off."
-        )
-    return part in named

@@ -13,10 +13,11 @@ from typing import cast
 import tvm
 from tvm import relax
 
-from relax_ops.active import GRADIENTS, VARIABLE, disabled, rules_active
+from relax_ops.active import rules_active
 from relax_ops.layouts.site import LayoutFunction, layout_rule, stored_as_written
 from relax_ops.rules.contract import GradientRule, Legalization, OperatorRules
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.switches import GRADIENTS, VARIABLE, disabled
 
 GRADIENT, LAYOUT, LEGALIZE = "FPrimalGradient", "FRelaxInferLayout", "FLegalize"
 

@@ -16,7 +16,6 @@ import tvm
 from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
-from relax_ops.active import KERNELS, VARIABLE, disabled
 from relax_ops.builder import RelaxBuilder, checked_view
 from relax_ops.ir import (
     PREFIX,
@@ -34,6 +33,7 @@ from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD, NEW_OPS
 from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.switches import KERNELS, VARIABLE, disabled
 from tvm_convgrad.core.type_relation import expected_grad_shape, unproven_axes
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import COMPOSITION, Choice

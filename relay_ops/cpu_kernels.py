@@ -26,6 +26,7 @@ from tvm_convgrad.core.catalogue import BACKWARD_DATA, BY_NAME, FORWARD, Directi
 from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.core.geometry import DTYPE_BYTES, SPATIAL
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.switches import KERNELS, VARIABLE, disabled
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
@@ -88,7 +89,9 @@ def taken(
 def kernel_for(direction: Direction, problem: ConvProblem, target: tvm.target.Target | None) -> Taken | str:
     """The kernel for a direction of a problem, or why there is none."""
     if not _enabled.get():
-        return "kernels are turned off"
+        return "without_kernels() turns kernels off"
+    if disabled(KERNELS):
+        return f"{VARIABLE}={KERNELS} turns generated kernels off"
     machine = machine_of(target)
     if machine is None:
         return "the target is not a CPU that kernels are made for"

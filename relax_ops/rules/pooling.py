@@ -24,7 +24,6 @@ from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward, no_grad
 
 from legalize.builder import Extent
 from relax_ops import pool_backward
-from relax_ops.active import KERNELS, disabled
 from relax_ops.compat import SBlock, SBlockRealize
 from relax_ops.expressions import same_extent
 from relax_ops.gradients.common import FLOATS, cast, divide_by_count, dtype_of, shape_of, wide
@@ -38,6 +37,7 @@ from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.codegen.loops import MAX_INDEX
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL
+from tvm_convgrad.core.switches import KERNELS, disabled
 from tvm_convgrad.kernels.pool.channels import channels_last_backward_kernel, channels_last_kernel
 from tvm_convgrad.kernels.pool.planes import MaxPool, Triple, max_pool_backward_kernel, max_pool_kernel
 

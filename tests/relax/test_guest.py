@@ -16,10 +16,10 @@ from tvm import relax
 from tvm.relax import op
 
 import tvm_convgrad
-from relax_ops.active import VARIABLE, disabled
 from relax_ops.dispatch import INSIDE_RULES, WHERE_STOCK_FAILS, overridden
 from tests.relax import stock_failures
 from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.switches import VARIABLE, disabled
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:

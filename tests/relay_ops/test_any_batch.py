@@ -102,6 +102,8 @@ def test_a_step_equals_that_of_a_known_batch():
         p.name_hint: rng.uniform(0.5, 1.5, p.checked_type.concrete_shape).astype("float32") - 0.5 * (p.name_hint == "x")
         for p in static.params
     }
+    arrays["w"] *= 0.05  # where tanh is 1, its derivative is rounding, which differs from code to code
+    arrays["b"] -= 1
     wanted = run(value_and_gradients(static), arrays, opt_level=1)
     for found, want in zip(execute(*arrays.values()), wanted, strict=True):
         scale = max(np.abs(want).max(), 1e-3)
