@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import NamedTuple
 
 import tvm
@@ -118,7 +119,7 @@ class _Fuser(relay.ExprMutator):
         if name == "add":
             first, second = expr.args
             for value, other in ((first, second), (second, first)):
-                found = self._extended(value, lambda chain, other=other: _with_sum(chain, other, expr))
+                found = self._extended(value, partial(_with_sum, other=other, result=expr))
                 if found is not None:
                     return found
         return None
