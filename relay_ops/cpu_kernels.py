@@ -37,6 +37,10 @@ PRIORITY = 30
 STOCK = tuple(f"{PREFIX}conv{rank}d" for rank in SPATIAL)
 TRANSPOSED = tuple(f"{PREFIX}conv{rank}d_transpose" for rank in SPATIAL)
 
+STOCK_RAISES = (RuntimeError, ValueError, AssertionError, LookupError, TypeError)
+"""What TVM's strategies, and their computations, raise for layouts, groupings and strides that they lack. Relay calls
+the computation of every implementation, also of those that it does not take."""
+
 COPIED_AT_ONCE = 4096
 """Elements that one step of a parallel copy moves."""
 
@@ -261,8 +265,11 @@ def _with_kernel(op: tvm.ir.Op) -> tvm.target.GenericFunc:
             return stock(attrs, inputs, out_type, target)
         try:
             found = stock(attrs, inputs, out_type, target)
-        except (RuntimeError, ValueError, AssertionError):
-            return own  # TVM's strategies raise for layouts and groupings that they lack
+            for specialized in found.specializations:
+                for implementation in specialized.implementations:
+                    implementation.compute(attrs, inputs, out_type)
+        except STOCK_RAISES:
+            return own
         add_implementation(found, op, attrs, inputs, out_type, target)
         return found
 

@@ -125,7 +125,7 @@ def everything(problems):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_random_problems_are_right(rank, dtype, instructions):
     rng = random.Random(f"{rank} {dtype} {instructions}")
-    module, arrays, wanted = everything([random_problem(rng, rank, dtype) for _ in range(3)])
+    module, arrays, wanted = everything([random_problem(rng, rank, dtype) for _ in range(1 if rank == 3 else 2)])
     library = built(module, TARGETS[instructions])
     assert library.lib is not None
     if cpu_has(instructions):
@@ -282,7 +282,7 @@ def test_a_channel_multiplier_is_a_kernels_too():
     module = typed(relay.Function([data, weight], relay.nn.relu(conv)))
     changed = fused(module, tvm.target.Target("llvm"))
     assert len(calls(changed, FUSED)) == 1
-    problem = ConvProblem.from_descriptor("g4mb2ic4ih9iw7oc12kh3ph1")
+    problem = ConvProblem.from_descriptor("g4mb2ic4ih9iw7oc12kh3kw3ph1pw1")
     own = integers(problem)
     arrays = {"data": own["data"], "weight": own["weight"].reshape(4, 3, 3, 3)}
     want = np.maximum(reference.forward(problem, own["data"], own["weight"]), 0)
