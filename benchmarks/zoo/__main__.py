@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the cases of the zoo, each in a process of its own, and writes the table."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.zoo.architectures import Architecture, architectures
+from benchmarks.zoo.case import CRASHED, FORMS, STAGES
+
+
+def main() -> None:
+    """Run what the command line asks for; cases that a former run has in OUT/cases.jsonl are not run again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/zoo"))
+    parser.add_argument("--only", default="*", help="a pattern of names, such as 'timm:*'")
+    parser.add_argument("--forms", default=",".join(FORMS))
+    parser.add_argument("--stage", choices=STAGES, default="time")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for one case")
+    parser.add_argument("--processes", type=int, default=1, help="cases at a time; times want 1")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    kept = given.out / f"{given.stage}.jsonl"
+    done = {}
+    if kept.exists():
+        done = {(each["name"], each["form"]): each for each in map(json.loads, kept.read_text().splitlines())}
+    found = [each for each in architectures(given.out) if fnmatch.fnmatch(each.name, given.only)]
+    forms = given.forms.split(",")
+    cases = [(each, form) for each in found for form in forms if (each.name, form) not in done]
+
+    def run(case: tuple[Architecture, str]) -> dict[str, object]:
+        architecture, form = case
+        name, shapes = architecture.name, json.dumps(architecture.shapes)
+        options = ["--stage", given.stage, "--batch", given.batch, "--seconds", given.seconds, "--shapes", shapes]
+        command = [sys.executable, "-m", "benchmarks.zoo.case", name, form, *map(str, options)]
+        try:
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=given.limit, check=False, env=dict(os.environ)
+            )
+        except subprocess.TimeoutExpired:
+            return {"name": name, "form": form, "result": CRASHED, "reason": f"not done after {given.limit:.0f} s"}
+        if ended.returncode or not ended.stdout.strip():
+            last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+            return {"name": name, "form": form, "result": CRASHED, "reason": f"exit {ended.returncode}: {last[:300]}"}
+        return dict(json.loads(ended.stdout.strip().splitlines()[-1]))
+
+    with ThreadPoolExecutor(given.processes) as pool, kept.open("a") as file:
+        for number, outcome in enumerate(pool.map(run, cases), 1):
+            file.write(json.dumps(outcome) + "\n")
+            file.flush()
+            done[outcome["name"], outcome["form"]] = outcome
+            print(
+                f"[{number}/{len(cases)}] {outcome['name']} {outcome['form']}: {outcome['result']} {outcome['reason']}"
+            )
+    counts = Counter((form, done[each.name, form]["result"]) for each in found for form in forms)
+    for (form, result), count in sorted(counts.items()):
+        print(f"{form:6} {result:13} {count}")
+
+
+if __name__ == "__main__":
+    main()
