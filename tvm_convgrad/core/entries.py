@@ -20,9 +20,6 @@ LOCK_SECONDS = 60.0
 
 VARIABLE = "CONVGRAD_TUNINGS"
 
-TUNED = "tuned"
-"""The first word of the reason of a tuned choice."""
-
 
 def default_path() -> Path:
     """The file of tuned tilings: CONVGRAD_TUNINGS, or tunings.json in the user's cache folder; others lie beside it."""

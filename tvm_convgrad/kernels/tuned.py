@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from dataclasses import fields, replace
 
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.core.entries import TUNED
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.tuned import TUNED
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.contract import Plan
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from tvm.target import Target
 
-from tvm_convgrad.core.entries import TUNED
 from tvm_convgrad.core.epilogue import Epilogue
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.tuned import TUNED
 from tvm_convgrad.offload import host, libraries
 from tvm_convgrad.offload.calls import call_numbers
 from tvm_convgrad.offload.contract import Backend, Engine
