@@ -73,8 +73,8 @@ PLANTS = (
     Plant(
         "relu before the bias",
         "kernels/epilogue.py",
-        "        if self.bias:\n            total = total + bias()\n",
-        "        if self.bias:\n            total = at_least(total, zero(dtype, lanes_of(total))) + bias()\n",
+        "    if epilogue.bias:\n        total = total + bias()\n",
+        "    if epilogue.bias:\n        total = at_least(total, zero(dtype, lanes_of(total))) + bias()\n",
     ),
     Plant(
         "padding of a packed row counted from the panel's start",

@@ -25,6 +25,8 @@ MEASURED = ("codegen", "kernels")
 OTHERS = {
     "codegen/extrema.py": "most of it is for pools and steps: tests/gradients/test_nonfinite.py",
     "codegen/hardware.py": "it reads TVM's targets: tests/kernels/test_targets.py",
+    "codegen/tir.py": "it chooses by the TVM in use",
+    "codegen/tir_nested.py": "the TIR of a TVM that has Relay: tests/relay_ops/test_cpu_kernels.py",
     "kernels/candidates.py": "the tuner's other plans: tests/tuning",
     "kernels/pool/channels.py": "no convolution: tests/kernels/test_max_pool.py",
     "kernels/pool/planes.py": "no convolution: tests/kernels/test_max_pool.py",

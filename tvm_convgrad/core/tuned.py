@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The word that a choice of measured plans or engines carries, apart from their files, which `import tvm` must not load."""
+"""The word that a choice of measured plans carries, apart from their files, which `import tvm` must not load."""
 
 from __future__ import annotations
 
