@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relax_ops.active import rules
 from relax_ops.builder import checked_view
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.ir.graph import Environment, bindings_of, element_type, is_call, operator_name, static_shape
@@ -36,6 +37,7 @@ class Composite:
     backward: Callable[[Any, Any, Any], list[Any]]
 
 
+@rules()
 def emit_with_gradients(
     builder: relax.BlockBuilder,
     function: relax.Function,
