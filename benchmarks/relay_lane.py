@@ -7,6 +7,9 @@ Layers: 3x3 of 64 channels at 56x56, 3x3 of 256 at 14x14, 1x1 from 256 to 64 at 
 batch 8, float32, wgrad and dgrad, NCHW and NHWC. A TVM with Relay and one without cannot share a process, so the Relay
 lane runs in a process of its own, and the three take turns (`measure.timing`) across both. The library of Relay is that
 of `relay.build` at opt_level 3. What is measured is `GraphModule.run`; each result is compared with PyTorch's.
+
+TVM's threads sleep as soon as they have no work (TVM_THREAD_POOL_SPIN_COUNT=0, in both processes): those of the other
+process cannot be made to settle by calls of this one (`timing.SETTLE`), and spinning take a core from PyTorch's.
 """
 
 from __future__ import annotations
@@ -264,7 +267,7 @@ def compare(options: argparse.Namespace) -> int:
         scratch = str(Path(folder) / "arrays.npz")
         for threads in options.threads:
             words = ["--seconds", str(options.seconds), "--scratch", scratch, "--work", str(threads)]
-            environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
+            environment = {**os.environ, "TVM_NUM_THREADS": str(threads), "TVM_THREAD_POOL_SPIN_COUNT": "0"}
             with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, text=True, env=environment) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
