@@ -102,11 +102,12 @@ test-oldest: $(OLDEST)/with-test
 	$(OLDEST)/bin/pytest $(SHARED)
 
 # Exit code 3 is "the wheel that carries Relay cannot be had", for which the script has printed the reason; then there is nothing to do.
-# The tests fail if any of them was skipped.
-test-relay:
+# The tests fail if any of them was skipped. One compares with PyTorch, which stands in .venv.
+test-relay: $(VENV)/with-torch
 	@code=0; test $(RELAY)/made -nt tests/relay_ops/make_venv.py || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
 	if [ $$code = 3 ]; then echo "test-relay: not run"; exit 0; fi; \
-	[ $$code = 0 ] && touch $(RELAY)/made && $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
+	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_TORCH_PYTHON=$(abspath $(BIN)/python) \
+	    $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
 
 bench-relay: $(VENV)/with-torch
 	@mkdir -p $(OUT)

@@ -18,6 +18,9 @@ Rule = Callable[[relay.Call, Sequence[relay.Expr]], "relay.Expr | None"]
 def simplify_gradients() -> tvm.transform.Pass:
     """A pass: x + 0 and x * 1 become x, collapse_sum_like becomes x or relay.sum, reshape_like becomes reshape.
 
+    x + x becomes x * 2. TVM's SimplifyExpr does that, too, but copies the whole graph behind x each time: the gradient
+    of a square in each of 20 batch norms makes 2^20 copies of it.
+
     collapse_sum_to, broadcast_to_like, broadcast_to and cast_like are treated alike, and a field of a tuple that is
     there is taken. Calls with unknown or empty extents stay.
     """
@@ -97,6 +100,22 @@ def _neutral(number: int) -> Rule:
     return rule
 
 
+def _add(call: relay.Call, operands: Sequence[relay.Expr]) -> relay.Expr | None:
+    """What stays of a sum with zeros, or twice the operand of a sum with itself."""
+    found = _neutral(0)(call, operands)
+    if found is None and _computes_the_same(*operands):
+        found = relay.multiply(operands[0], relay.const(2, call.checked_type.dtype))
+    return found
+
+
+def _computes_the_same(first: relay.Expr, second: relay.Expr) -> bool:
+    """Whether both are one expression, or the same operator of the same operands."""
+    if not (isinstance(first, relay.Call) and isinstance(second, relay.Call)):
+        return bool(first.same_as(second))
+    alike = len(first.args) == len(second.args) and all(map(relay.Expr.same_as, first.args, second.args))
+    return bool(first.op.same_as(second.op)) and alike and tvm.ir.structural_equal(first.attrs, second.attrs)
+
+
 def _collapse(call: relay.Call, operands: Sequence[relay.Expr]) -> relay.Expr | None:
     """The operand, or its sum over the axes that broadcasting added or stretched."""
     if call.args[0].checked_type.dtype != call.checked_type.dtype:
@@ -119,7 +138,7 @@ def _reshape(call: relay.Call, operands: Sequence[relay.Expr]) -> relay.Expr | N
 
 
 RULES: dict[str, Rule] = {
-    "add": _neutral(0),
+    "add": _add,
     "multiply": _neutral(1),
     "collapse_sum_like": _collapse,
     "collapse_sum_to": _collapse,

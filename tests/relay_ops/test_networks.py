@@ -4,6 +4,7 @@
 The forward graphs hold stock operators only, so that the oracle knows nothing of this package. One difference along one
 direction for each weight and for the data: <gradient, direction> = d loss / d direction. The direction has length 1, so
 that hardly any relu changes sides, and is half random, half the gradient's own, so that what is compared is not small.
+ResNet-18 is in test_resnet_training.py.
 """
 
 from __future__ import annotations
@@ -37,10 +38,6 @@ class _Smooth(relay.ExprMutator):
 
 def smooth(module):
     return relay.transform.InferType()(tvm.IRModule.from_expr(_Smooth().visit(module["main"])))
-
-
-def resnet18():
-    return smooth(testing.resnet.get_workload(2, 4, 18, (3, 32, 32), dtype="float64")[0])
 
 
 def mobilenet():
@@ -127,7 +124,6 @@ def check_differences(forward, arrays, gradients):
 @pytest.mark.parametrize(
     ("network", "way"),
     [
-        (resnet18, "legalized"),
         (mobilenet, "legalized"),
         (dilated_grouped, "legalized"),
         (dilated_grouped, "NHWC"),
