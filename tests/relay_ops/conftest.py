@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """These tests need a TVM that has Relay: `make test-relay` makes one. Elsewhere they are not collected.
 
-CONVGRAD_TORCH_PYTHON names a Python that has PyTorch, for test_resnet_training.py. Those in gpu/ want the packages of cuDNN and nvcc besides, from the folder that CONVGRAD_GPU_PACKAGES names: `make
-test-relay-gpu` gives them those of .venv. None of them needs a GPU.
+CONVGRAD_TORCH_PYTHON names a Python that has PyTorch, for test_resnet_training.py. Those in gpu/ want the packages of
+cuDNN and nvcc besides, from the folder that CONVGRAD_GPU_PACKAGES names: `make test-relay-gpu` gives them those of
+.venv. None of them needs a GPU.
 """
 
 from __future__ import annotations
