@@ -14,6 +14,7 @@ onnx = pytest.importorskip("onnx")
 
 from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers  # noqa: E402
+from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters  # noqa: E402
 
 TRAINING = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
 X = torch.zeros(4, 3, 6, 6)
@@ -170,7 +171,7 @@ def optimised(rules, names, producer="pytorch"):
     ],
 )
 def test_signs_of_an_exporter(rules, names, sentences):
-    found = rewritten_layers(optimised(rules, names), "net.onnx")
+    found = rewritten_layers(with_exported_parameters(optimised(rules, names)), "net.onnx")
     assert len(found) == len(sentences)
     assert all(sentence in said for sentence, said in zip(sentences, found, strict=True))
 

@@ -13,7 +13,7 @@ import contextlib
 import io
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,7 @@ from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
 from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
+from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters
 from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
 from tvm_convgrad.training.model.batch_axis import BatchError
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, from_module
@@ -77,8 +78,9 @@ def from_onnx(
     from tvm.relax.frontend.onnx import onnx_frontend
 
     _refuse_unsupported(proto, onnx_frontend, source)
-    notes = rewritten_layers(proto, source)
-    proto, public = with_safe_names(with_own_parameters(proto))
+    exported = with_exported_parameters(proto)
+    notes = rewritten_layers(exported, source)
+    proto, public = with_safe_names(with_own_parameters(exported.proto))
     initializers = {tensor.name for tensor in proto.graph.initializer}
     shapes = _input_shapes(proto, initializers, batch, source)
     stored = stored_batch(proto)
@@ -86,7 +88,7 @@ def from_onnx(
     if not fixed:
         proto = with_free_batch(proto)
     try:
-        module, parameters = _imported(proto, onnx_frontend, shapes, public, source)
+        module, parameters = _imported(proto, onnx_frontend, shapes, public, source, exported.constants)
         model = from_module(
             module,
             num_inputs=len(shapes),
@@ -129,9 +131,14 @@ class ImportFailure(ModelError):
 
 
 def _imported(
-    proto: onnx.ModelProto, frontend: ModuleType, shapes: dict[str, list[Any]], public: dict[str, str], source: str
+    proto: onnx.ModelProto,
+    frontend: ModuleType,
+    shapes: dict[str, list[Any]],
+    public: dict[str, str],
+    source: str,
+    constants: frozenset[str] = frozenset(),
 ) -> tuple[tvm.IRModule, dict[str, Array]]:
-    """The Relax module of a graph, and the values of its parameters by their public names."""
+    """The Relax module of a graph, and the values of its parameters by their public names, without `constants`."""
     printed = io.StringIO()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
@@ -148,7 +155,10 @@ def _imported(
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
     names = [public.get(str(param.name), str(param.name)) for param in function.params]
-    return _as_pytorch(module, names), dict(zip(names[count:], values, strict=True))
+    parameters = dict(zip(names[count:], values, strict=True))
+    fixed = {name: value for name, value in parameters.items() if name in constants}
+    kept = {name: value for name, value in parameters.items() if name not in fixed}
+    return _as_pytorch(module, names, fixed), kept
 
 
 def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None:
@@ -208,8 +218,8 @@ def _input_shapes(
     return shapes
 
 
-def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
-    """The module with 1 - momentum in each batch norm and parameters called `names`."""
+def _as_pytorch(module: tvm.IRModule, names: Sequence[str], fixed: Mapping[str, Array]) -> tvm.IRModule:
+    """The module with 1 - momentum in each batch norm and parameters called `names`; those in `fixed` are constants."""
 
     def rewrite(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         attributes = call.attrs
@@ -226,10 +236,10 @@ def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
     function = module["main"]
     environment = Environment()
     fresh = [relax.Var(name, param.ty) for name, param in zip(names, function.params, strict=True)]
-    for param, var in zip(function.params, fresh, strict=True):
-        environment[param] = var
+    for name, param, var in zip(names, function.params, fresh, strict=True):
+        environment[param] = relax.const(fixed[name]) if name in fixed else var
     builder = builder_with_tir(module)
-    with function_scope(builder, "main", fresh):
+    with function_scope(builder, "main", [var for name, var in zip(names, fresh, strict=True) if name not in fixed]):
         with builder.dataflow():
             result = replay(builder, function, environment, {BATCH_NORM: rewrite})
             output = builder.emit_output(result)

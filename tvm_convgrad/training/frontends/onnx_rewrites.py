@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tvm_convgrad.training.frontends.onnx_torch import Exported
+
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
 
@@ -18,8 +20,6 @@ _BIAS_RULE = "RemoveOptionalBias"
 # keeps names such as `features.0.weight` otherwise, and those of tf2onnx and onnxoptimizer.
 _COMPUTED = re.compile(r"(onnx::Conv(Transpose)?_)?\d+")
 _FUSED_NAME = re.compile(r"(fused?_bn|bn_fused?)", re.IGNORECASE)
-_LIFTED = re.compile(r"val_\d+")  # by torch.onnx.export with dynamo=True
-_FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
 _SHOWN = 3
 _NORMS = ("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization")
 _REMEDY = (
@@ -28,7 +28,7 @@ _REMEDY = (
 )
 
 
-def rewritten_layers(proto: onnx.ModelProto, source: str) -> list[str]:
+def rewritten_layers(exported: Exported, source: str) -> list[str]:
     """Sentences about layers that the file does not have any more.
 
     Batch norms of a model in eval mode are folded into the convolutions before them: PyTorch's TorchScript exporter
@@ -36,6 +36,7 @@ def rewritten_layers(proto: onnx.ModelProto, source: str) -> list[str]:
     its rules in the nodes; the former is recognised by the names of the initializers that it computes. Convolutions
     that have a bias of their own, as those of VGG, have the model's names.
     """
+    proto = exported.proto
     shared = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}
     initializers = {tensor.name for tensor in proto.graph.initializer}
     kinds = Counter(node.op_type for node in proto.graph.node)
@@ -57,17 +58,13 @@ def rewritten_layers(proto: onnx.ModelProto, source: str) -> list[str]:
             "the bias of 1 layer, since it was" if removed == 1 else f"the biases of {removed} layers, since they were"
         )
         notes.append(f"{source}: the exporter has removed {what} zero; the step trains a network without it. {_REMEDY}")
-    lifted = [
-        tensor.name
-        for tensor in proto.graph.initializer
-        if tensor.dims and tensor.data_type in _FLOATS and _LIFTED.fullmatch(tensor.name)
-    ]
-    if lifted and proto.producer_name == "pytorch":
-        what = "1 tensor is a result" if len(lifted) == 1 else f"{len(lifted)} tensors are results"
-        shown = ", ".join(lifted[:_SHOWN]) + (", …" if len(lifted) > _SHOWN else "")
+    computed = exported.computed
+    if computed:
+        what = "1 tensor is a result" if len(computed) == 1 else f"{len(computed)} tensors are results"
+        shown = ", ".join(computed[:_SHOWN]) + (", …" if len(computed) > _SHOWN else "")
         notes.append(
-            f"{source}: {what} of the exporter ({shown}), which merges equal parameters and computes constants in "
-            f"advance; each is trained as one parameter. {_REMEDY}"
+            f"{source}: {what} of the exporter ({shown}), which computes in advance what follows from parameters and "
+            f"constants; each is trained as one parameter. {_REMEDY}"
         )
     return notes
 

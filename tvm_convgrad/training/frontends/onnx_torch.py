@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters in graphs of torch.onnx.export (dynamo=True), told by the notes that it leaves in each node.
+
+Its optimizer merges initializers with equal values (all scales of new norms become one tensor), writes results of
+constants as initializers (a transposed weight as `val_42`), and keeps constants of operators (the scale of attention)
+as initializers, too. A note in each node has the call of PyTorch that it stands for:
+
+    %linear : ... = call_function[target=torch.ops.aten.linear.default](args = (%gelu, %p_mlp_weight, %p_mlp_bias), ...)
+
+`%p_` begins the name of a parameter and `%b_` that of a buffer, dots written as `_`; another note has the modules that
+the call is in. So what the model trains can be told from what it does not, under the model's own names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # optional packages, imported where they are needed
+    import onnx
+
+Tensor: TypeAlias = npt.NDArray[np.generic]
+
+_CALL, _SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
+_TARGET = re.compile(r"target=(?:torch\.ops\.)?([\w.]+)")
+_INTERMEDIATE = re.compile(r"val_\d+")
+_FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
+_WEIGHT_AND_BIAS = {1: "weight", 2: "bias"}
+_BIAS_RULE = "RemoveOptionalBias"
+_RULE = "pkg.onnxscript.rewriter.rule_name"
+_ROLES: dict[str, tuple[str, dict[int, str]]] = {
+    "Conv": ("conv", _WEIGHT_AND_BIAS),
+    "ConvTranspose": ("conv", _WEIGHT_AND_BIAS),
+    "Gemm": ("linear", _WEIGHT_AND_BIAS),
+    "LayerNormalization": ("layer_norm", _WEIGHT_AND_BIAS),
+    "InstanceNormalization": ("instance_norm", _WEIGHT_AND_BIAS),
+    "BatchNormalization": ("batch_norm", {**_WEIGHT_AND_BIAS, 3: "running_mean", 4: "running_var"}),
+    "MatMul": ("linear", {1: "weight"}),
+    "Mul": ("group_norm", {0: "weight", 1: "weight"}),
+    "Add": ("linear group_norm", {0: "bias", 1: "bias"}),
+    "PRelu": ("prelu", {1: "weight"}),
+}
+"""By operator of ONNX: words of which PyTorch's operator has one, and the name of an operand in PyTorch's modules."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The call of PyTorch that a node stands for: its operator, the names of its arguments, the modules it is in."""
+
+    target: str
+    arguments: tuple[str, ...]
+    scopes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, node: onnx.NodeProto) -> _Call | None:
+        """From the notes of a node; None where there are none (onnx before 1.16 has no place for them)."""
+        notes = {entry.key: entry.value for entry in getattr(node, "metadata_props", ())}
+        operator, found, arguments = notes.get(_CALL, "").partition("](args = ")
+        target = _TARGET.search(operator)
+        if not found or target is None:
+            return None
+        scopes = ast.literal_eval(notes[_SCOPES]) if _SCOPES in notes else []
+        return cls(target.group(1), tuple(re.findall(r"%(\w+)", arguments)), tuple(scopes[:-1]))
+
+    @property
+    def stored(self) -> list[str]:
+        """The arguments that are parameters, buffers or constants of the model."""
+        return [name for name in self.arguments if name.startswith(("p_", "b_", "c_"))]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """An initializer as an operand of a node, and the name of what the model has there: "p_mlp_weight"."""
+
+    node: onnx.NodeProto
+    position: int
+    call: _Call
+    stored: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A graph whose initializers are those of the model.
+
+    Attributes:
+        proto: the graph.
+        constants: initializers that are no parameters of the model.
+        computed: initializers that the exporter has computed of the model's, which stay as parameters.
+    """
+
+    proto: onnx.ModelProto
+    constants: frozenset[str] = frozenset()
+    computed: tuple[str, ...] = ()
+
+
+def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
+    """The model with an initializer for each parameter, under its name in PyTorch, and what of the others is known.
+
+    A transposed or reshaped parameter becomes that of the model, and a node that transposes or reshapes it. What the
+    notes do not tell stays as it is; graphs without notes are returned as they are.
+    """
+    if proto.producer_name != "pytorch":
+        return Exported(proto)
+    if not any(_Call.of(node) for node in proto.graph.node):
+        floats = [tensor.name for tensor in proto.graph.initializer if tensor.dims and tensor.data_type in _FLOATS]
+        return Exported(proto, computed=tuple(filter(_INTERMEDIATE.fullmatch, floats)))
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    graph = _Graph(copy)
+    graph.separate_unnoted()
+    graph.restore_biases()
+    uses: list[_Use] = []
+    constants, others = set(), set()
+    for node, position, call in graph.operands():
+        name = node.input[position]
+        stored = "" if call is None else _stored(node, position, call, name)
+        if call is not None and stored:
+            uses.append(_Use(node, position, call, stored))
+        elif call is not None and _INTERMEDIATE.fullmatch(name) and not _may_be_stored(call):
+            constants.add(name)
+        else:
+            others.add(name)
+    buffers = graph.take_apart(uses)
+    computed = graph.tie_samples({name for name in others if graph.is_computed(name)})
+    graph.replace_initializers()
+    used = {name for node in copy.graph.node for name in node.input}
+    statistics = {name for node in copy.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
+    fixed = (constants - others) | (buffers - statistics)
+    return Exported(copy, frozenset(fixed & used), tuple(name for name in computed if name in used))
+
+
+class _Graph:
+    """The graph of a model while its initializers are taken apart."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        from onnx import numpy_helper
+
+        self._proto = proto
+        self._values = {
+            tensor.name: np.asarray(numpy_helper.to_array(tensor))
+            for tensor in proto.graph.initializer
+            if tensor.data_type in _FLOATS
+        }
+        self._made: dict[str, Tensor] = {}
+        self._nodes: dict[str, onnx.NodeProto] = {}
+        self._known = {_named(name): name for name in self._values if not _INTERMEDIATE.fullmatch(name)}
+        calls = [call for node in proto.graph.node if (call := _Call.of(node)) is not None]
+        modules = {scope for call in calls for scope in call.scopes if scope}
+        modules |= {name.rpartition(".")[0] for name in self._known.values() if "." in name}
+        self._modules = sorted(modules, key=len, reverse=True)
+        self._arguments = {name for call in calls for name in call.arguments}
+
+    def operands(self) -> Iterator[tuple[onnx.NodeProto, int, _Call | None]]:
+        """Every use of an initializer of floats."""
+        for node in self._proto.graph.node:
+            call = _Call.of(node)
+            for position, name in enumerate(node.input):
+                if name in self._values:
+                    yield node, position, call
+
+    def is_computed(self, name: str) -> bool:
+        """Whether an initializer is a value of PyTorch's graph or of an operator, and no tensor of the model."""
+        return name in self._arguments or _INTERMEDIATE.fullmatch(name) is not None
+
+    def name_of(self, use: _Use) -> str:
+        """The name of what a use stands for: of an initializer, or that of its module and its own behind it."""
+        text = _named(use.stored[2:])
+        if text in self._known:
+            return self._known[text]
+        for module in self._modules:
+            if text.startswith(f"{_named(module)}_"):
+                return f"{module}.{use.stored[2:][len(module) + 1 :]}"
+        return use.stored[2:]
+
+    def separate_unnoted(self) -> None:
+        """Give each module its own copy of a node without notes whose initializer the optimizer merged with its like.
+
+        Such are the splits of `in_proj_bias` of attention layers, all zeros in new models: nodes in `blocks.1.att`
+        read the one of `blocks.0.att`.
+        """
+        readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self._proto.graph.node:
+            for name in node.input:
+                readers.setdefault(name, []).append(node)
+        for node in list(self._proto.graph.node):
+            own = [name for name in node.input if name in self._values]
+            if len(own) != 1 or _Call.of(node) is not None or "." not in own[0]:
+                continue
+            home, leaf = own[0].rsplit(".", 1)
+            strangers: dict[str, list[onnx.NodeProto]] = {}
+            for reader in (reader for result in node.output for reader in readers.get(result, [])):
+                call = _Call.of(reader)
+                module = next((scope for scope in reversed(call.scopes) if scope), "") if call else ""
+                module = re.sub(r"@\d+", "", module)
+                if module and module != home and f"{module}.{leaf}" not in self._values:
+                    strangers.setdefault(module, []).append(reader)
+            for module, users in strangers.items():
+                name = f"{module}.{leaf}"
+                self._made[name] = self._values[own[0]]
+                renamed = {result: f"{result}.{module}" for result in node.output}
+                twin = type(node)()
+                twin.CopyFrom(node)
+                twin.name = f"{node.name}.{module}"
+                twin.input[:] = [name if each == own[0] else each for each in node.input]
+                twin.output[:] = list(renamed.values())
+                self._nodes[twin.name] = twin
+                for user in users:
+                    user.input[:] = [renamed.get(each, each) for each in user.input]
+
+    def restore_biases(self) -> None:
+        """Add the biases that the optimizer has removed as they were zero: in training they do not stay so."""
+        for node in self._proto.graph.node:
+            call = _Call.of(node)
+            rules = [entry for entry in node.metadata_props if entry.key == _RULE]
+            if call is None or not any(_BIAS_RULE in entry.value for entry in rules) or len(node.input) != 2:
+                continue
+            biases = [name for name in call.stored if name.endswith("_bias")]
+            weight = self._values.get(node.input[1])
+            if len(biases) != 1 or weight is None or any("FuseBatchNorm" in entry.value for entry in rules):
+                continue
+            attributes = {attribute.name: attribute.i for attribute in node.attribute}
+            is_first = node.op_type == "Conv" or attributes.get("transB")
+            channels = weight.shape[0 if is_first else 1] * (1 if is_first else attributes.get("group", 1))
+            name = self.name_of(_Use(node, 2, call, biases[0]))
+            self._made[name] = np.zeros(channels, weight.dtype)
+            node.input.append(name)
+            for entry in rules:
+                node.metadata_props.remove(entry)
+
+    def take_apart(self, uses: list[_Use]) -> set[str]:
+        """Give each use the tensor that the model has there; returns the names of those that are no parameters."""
+        buffers = set()
+        for use in uses:
+            given = use.node.input[use.position]
+            name = self.name_of(use)
+            value, operator = _as_stored(use, self._values[given])
+            before = self._made.get(name, self._values.get(name))
+            if before is not None and not (before.shape == value.shape and before.tobytes() == value.tobytes()):
+                continue  # two tensors of one name: the notes mean something else
+            self._made[name] = value
+            use.node.input[use.position] = self._derived(operator, name, given) if operator else name
+            if not use.stored.startswith("p_"):
+                buffers.add(name)
+        return buffers
+
+    def tie_samples(self, computed: set[str]) -> list[str]:
+        """Replace what a parameter was expanded to along the batch by one sample of it; returns all names after that.
+
+        A class token that is expanded to the batch is one tensor of all samples after the exporter's optimizer.
+        """
+        names = []
+        for name in sorted(computed):
+            value = self._values[name]
+            batch = self._batch()
+            if batch in (None, 1) or value.ndim < 2 or len(value) != batch or (value != value[:1]).any():
+                names.append(name)
+                continue
+            sample = f"{name}.sample"
+            self._made[sample] = value[:1]
+            result = self._derived("Expand", sample, name)
+            for node in self._proto.graph.node:
+                node.input[:] = [result if each == name else each for each in node.input]
+            names.append(sample)
+        return names
+
+    def _batch(self) -> int | None:
+        inputs = [value for value in self._proto.graph.input if value.name not in self._values]
+        extents = inputs[0].type.tensor_type.shape.dim if inputs else []
+        return int(extents[0].dim_value) or None if extents else None
+
+    def _derived(self, operator: str, name: str, given: str) -> str:
+        """The name of the operand `given` as a node makes it of an initializer, once for all that read it."""
+        from onnx import helper, numpy_helper
+
+        result = f"{name}.{operator.lower()}.{given}"
+        if result not in self._nodes:
+            inputs = [name] if operator == "Transpose" else [name, f"{result}.shape"]
+            attributes = {"perm": [1, 0]} if operator == "Transpose" else {}
+            for extents in inputs[1:]:  # TVM's importer takes an initializer of an Expand's extents for an argument
+                shape = numpy_helper.from_array(np.array(self._values[given].shape, "int64"))
+                self._nodes[extents] = helper.make_node("Constant", [], [extents], name=extents, value=shape)
+            self._nodes[result] = helper.make_node(operator, inputs, [result], name=result, **attributes)
+        return result
+
+    def replace_initializers(self) -> None:
+        """Write the new initializers and the nodes that read them, and drop initializers that nobody reads any more."""
+        from onnx import numpy_helper
+
+        graph = self._proto.graph
+        nodes = [*self._nodes.values(), *graph.node]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        read = {name for node in nodes for name in node.input} | {output.name for output in graph.output}
+        present = [tensor for tensor in graph.initializer if tensor.name in read]
+        names = {tensor.name for tensor in present}
+        for name, value in self._made.items():
+            if name not in names:
+                present.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        del graph.initializer[:]
+        graph.initializer.extend(present)
+
+
+def _stored(node: onnx.NodeProto, position: int, call: _Call, name: str) -> str:
+    """Which argument of a call the operand of its node is; "" if it is none, or the notes do not tell."""
+    # A value of PyTorch's graph, computed in advance; or a node that is not that of the call any more.
+    is_own = name not in call.arguments and all(entry.key != _RULE for entry in node.metadata_props)
+    words, roles = _ROLES.get(node.op_type, ("", {}))
+    role = roles.get(position, "") if is_own and any(word in call.target for word in words.split()) else ""
+    alike = [stored for stored in call.stored if role and f"_{stored[2:]}".endswith(f"_{role}")]
+    if len(alike) == 1:
+        return alike[0]
+    mangled = {_named(stored[2:]): stored for stored in call.stored}
+    if _named(name) in mangled:
+        return mangled[_named(name)]
+    return call.stored[0] if is_own and len(call.stored) == 1 and not _INTERMEDIATE.fullmatch(name) else ""
+
+
+def _may_be_stored(call: _Call) -> bool:
+    """Whether an intermediate of a call may come of a parameter; group norms' are told apart by their nodes."""
+    return bool(call.stored) and "group_norm" not in call.target
+
+
+def _as_stored(use: _Use, value: Tensor) -> tuple[Tensor, str | None]:
+    """The value of the model's tensor, and the operator that makes the operand of it, "Transpose" or "Reshape"."""
+    node = use.node
+    if not _INTERMEDIATE.fullmatch(node.input[use.position]):
+        return value, None
+    is_linear = "linear" in use.call.target and value.ndim == 2
+    if is_linear and (node.op_type == "MatMul" or (node.op_type == "Gemm" and not _transposes(node))):
+        return np.ascontiguousarray(value.T), "Transpose"
+    if value.ndim > 1 and node.op_type in ("Mul", "Add", "PRelu") and value.size == max(value.shape):
+        return value.reshape(-1), "Reshape"
+    return value, None
+
+
+def _transposes(node: onnx.NodeProto) -> bool:
+    return any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+
+
+def _named(name: str) -> str:
+    """A name as PyTorch writes it in notes."""
+    return re.sub(r"\W", "_", name).lower()
+
+
+__all__ = ["Exported", "with_exported_parameters"]
