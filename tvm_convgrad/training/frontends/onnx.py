@@ -13,18 +13,20 @@ import contextlib
 import io
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_convgrad.core.errors import ModelError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
+from tvm_convgrad.training.frontends.onnx_fold import with_folded_shapes
 from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
 from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters
@@ -139,6 +141,8 @@ def _imported(
     constants: frozenset[str] = frozenset(),
 ) -> tuple[tvm.IRModule, dict[str, Array]]:
     """The Relax module of a graph, and the values of its parameters by their public names, without `constants`."""
+    fixed = {tensor.name for tensor in proto.graph.initializer if public.get(tensor.name, tensor.name) in constants}
+    proto = with_folded_shapes(proto, shapes, fixed)
     printed = io.StringIO()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
@@ -155,10 +159,7 @@ def _imported(
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
     names = [public.get(str(param.name), str(param.name)) for param in function.params]
-    parameters = dict(zip(names[count:], values, strict=True))
-    fixed = {name: value for name, value in parameters.items() if name in constants}
-    kept = {name: value for name, value in parameters.items() if name not in fixed}
-    return _as_pytorch(module, names, fixed), kept
+    return _as_pytorch(module, names), dict(zip(names[count:], values, strict=True))
 
 
 def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None:
@@ -218,10 +219,13 @@ def _input_shapes(
     return shapes
 
 
-def _as_pytorch(module: tvm.IRModule, names: Sequence[str], fixed: Mapping[str, Array]) -> tvm.IRModule:
-    """The module with 1 - momentum in each batch norm and parameters called `names`; those in `fixed` are constants."""
+def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
+    """The module with 1 - momentum in each batch norm, parameters called `names`, and known extents as constants.
 
-    def rewrite(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+    TVM's importer reads extents where the graph runs to make the indices of a Gather positive.
+    """
+
+    def normalise(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         attributes = call.attrs
         return relax.op.nn.batch_norm(
             *call.args,
@@ -233,15 +237,21 @@ def _as_pytorch(module: tvm.IRModule, names: Sequence[str], fixed: Mapping[str, 
             training=bool(attributes.training),
         )
 
+    def extents(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+        values = call.args[0].ty.values
+        known = values is not None and all(isinstance(value, tvm.tirx.IntImm) for value in values)
+        return relax.const(np.array([int(value) for value in values], "int64"), "int64") if known else call
+
     function = module["main"]
     environment = Environment()
     fresh = [relax.Var(name, param.ty) for name, param in zip(names, function.params, strict=True)]
-    for name, param, var in zip(names, function.params, fresh, strict=True):
-        environment[param] = relax.const(fixed[name]) if name in fixed else var
+    for param, var in zip(function.params, fresh, strict=True):
+        environment[param] = var
     builder = builder_with_tir(module)
-    with function_scope(builder, "main", [var for name, var in zip(names, fresh, strict=True) if name not in fixed]):
+    with function_scope(builder, "main", fresh):
         with builder.dataflow():
-            result = replay(builder, function, environment, {BATCH_NORM: rewrite})
+            rewrites = {BATCH_NORM: normalise, "relax.shape_to_tensor": extents}
+            result = replay(builder, function, environment, rewrites)
             output = builder.emit_output(result)
         builder.emit_func_output(output)
-    return builder.get()
+    return relax.transform.FoldConstant()(builder.get())

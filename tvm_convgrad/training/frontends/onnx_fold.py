@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic of shapes in ONNX graphs, computed before TVM's importer sees it.
+
+Exporters compute the operands of Reshape, Slice, Expand and Resize from the extents of tensors, in integers that are
+tensors of the graph. TVM's importer takes such integers for data where they are initializers, or makes operators of
+them that have no gradient. All of it is known where the extents are; what depends on a batch that is not known stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # optional packages, imported where they are needed
+    import onnx
+
+_BATCH = "convgrad_batch"
+_ROUNDS = 16
+"""Rounds of folding and inferring shapes: each gets behind one more reshape to computed extents."""
+
+_EVER_ANEW = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
+
+
+def with_folded_shapes(
+    proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]], constants: Collection[str] = ()
+) -> onnx.ModelProto:
+    """The model with every value that follows from constants and known extents as a constant.
+
+    Args:
+        proto: a model; its initializers of integers and booleans are constants, those of floats are parameters.
+        shapes: extents of the inputs by name; what is no int, such as a symbolic batch, is not known.
+        constants: initializers of floats that are no parameters.
+    """
+    folded = type(proto)()
+    folded.CopyFrom(proto)
+    _initializers_to_constants(folded.graph, constants)
+    for _ in range(_ROUNDS):
+        known = _known_extents(folded, shapes)
+        if not _fold(folded, known):
+            break
+    _free_reshapes(folded, _known_extents(folded, shapes))
+    _drop_unread(folded.graph)
+    return folded
+
+
+def _initializers_to_constants(graph: onnx.GraphProto, constants: Collection[str]) -> None:
+    """Write initializers that are no parameters as nodes, which TVM's importer makes constants of."""
+    from onnx import helper
+
+    results = {output.name for output in graph.output}
+    moved = [
+        tensor
+        for tensor in graph.initializer
+        if (tensor.data_type not in _FLOATS or tensor.name in constants) and tensor.name not in results
+    ]
+    names = {tensor.name for tensor in moved}
+    nodes = [helper.make_node("Constant", [], [tensor.name], tensor.name, value=tensor) for tensor in moved]
+    nodes.extend(graph.node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for field in (graph.initializer, graph.input):
+        kept = [value for value in field if value.name not in names]
+        del field[:]
+        field.extend(kept)
+
+
+def _known_extents(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]]) -> dict[str, list[int | str | None]]:
+    """The extents of all tensors that follow from those of the inputs: numbers, the batch as `_BATCH`, or None."""
+    import onnx
+
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for value in copy.graph.input:
+        for extent, wanted in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            if isinstance(wanted, int):
+                extent.dim_value = wanted
+            else:
+                extent.dim_param = _BATCH
+    for value in copy.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del copy.graph.value_info[:]
+    graph = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
+    found: dict[str, list[int | str | None]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            extents = value.type.tensor_type.shape.dim
+            found[value.name] = [e.dim_value if e.HasField("dim_value") else e.dim_param or None for e in extents]
+    return found
+
+
+def _fold(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]]) -> bool:
+    """Replace nodes whose values are known by constants; whether any was."""
+    from onnx import helper, numpy_helper
+
+    graph = proto.graph
+    known = {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    taken: list[onnx.NodeProto] = []
+    values: dict[str, npt.NDArray[np.generic]] = {}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            continue
+        shape = extents.get(node.input[0]) if node.op_type in ("Shape", "Size") else None
+        if shape is not None and all(isinstance(extent, int) for extent in shape):
+            values[node.output[0]] = _extents_of(node, np.array(shape, "int64"))
+            known.add(node.output[0])
+        elif _is_known(node, known):
+            taken.append(node)
+            known.update(node.output)
+    if not values and not taken:
+        return False
+    made = {name for node in taken for name in node.output if name}
+    replaced = made | set(values)
+    kept = [node for node in graph.node if not replaced.intersection(node.output)]
+    read = {name for node in kept for name in node.input} | {output.name for output in graph.output}
+    values.update(_evaluated(proto, taken, values, sorted(made & read)))
+    constants = [
+        helper.make_node("Constant", [], [name], name, value=numpy_helper.from_array(np.asarray(value), name))
+        for name, value in values.items()
+        if name in read
+    ]
+    del graph.node[:]
+    graph.node.extend([*constants, *kept])
+    return True
+
+
+def _is_known(node: onnx.NodeProto, known: Collection[str]) -> bool:
+    """Whether the results of a node follow from constants."""
+    inner = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+    inputs = [name for name in node.input if name]
+    return not inner and node.op_type not in _EVER_ANEW and bool(inputs) and all(name in known for name in inputs)
+
+
+def _extents_of(node: onnx.NodeProto, shape: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The result of Shape (with its attributes `start` and `end`) or Size."""
+    if node.op_type == "Size":
+        return np.array(shape.prod(), "int64")
+    bounds = {attribute.name: attribute.i for attribute in node.attribute}
+    return shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+
+
+def _evaluated(
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, npt.NDArray[np.generic]],
+    wanted: Sequence[str],
+) -> dict[str, npt.NDArray[np.generic]]:
+    """The values of nodes that read constants only, by onnx's reference implementation."""
+    from onnx import helper, numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    if not wanted:
+        return {}
+    read = {name for node in nodes for name in node.input}
+    constants = [node for node in proto.graph.node if node.op_type == "Constant" and node.output[0] in read]
+    stored = [numpy_helper.from_array(np.asarray(value), name) for name, value in values.items() if name in read]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in wanted]
+    graph = helper.make_graph([*constants, *nodes], "constants", [], outputs, stored)
+    model = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
+    found = ReferenceEvaluator(model).run(None, {})
+    return dict(zip(wanted, found, strict=True))
+
+
+def _free_reshapes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]]) -> None:
+    """Write reshapes to computed extents of which only the batch is not known with a constant: [batch, 8] is [0, 8].
+
+    In ONNX, 0 is the extent that the data have on the same axis, and -1 what is left of them.
+    """
+    from onnx import helper, numpy_helper
+
+    constants = {node.output[0] for node in proto.graph.node if node.op_type == "Constant"}
+    added = []
+    for node in proto.graph.node:
+        if node.op_type != "Reshape" or node.input[1] in constants:
+            continue
+        given, wanted = extents.get(node.input[0]), extents.get(node.output[0])
+        if given is None or wanted is None or any(extent is None for extent in wanted):
+            continue
+        free = [axis for axis, extent in enumerate(wanted) if not isinstance(extent, int)]
+        if len(free) != 1 or 0 in wanted:
+            continue
+        axis = free[0]
+        same = axis < len(given) and given[axis] == wanted[axis] == _BATCH
+        target = [extent if isinstance(extent, int) else 0 if same else -1 for extent in wanted]
+        name = f"{node.output[0]}_extents"
+        value = numpy_helper.from_array(np.array(target, "int64"), name)
+        added.append(helper.make_node("Constant", [], [name], name, value=value))
+        node.input[1] = name
+    nodes = [*added, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """Remove nodes whose results nobody reads."""
+    read = {output.name for output in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if read.intersection(node.output):
+            kept.append(node)
+            read.update(node.input)
+            for attribute in node.attribute:
+                for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                    read.update(name for each in inner.node for name in each.input)
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+
+
+__all__ = ["with_folded_shapes"]
