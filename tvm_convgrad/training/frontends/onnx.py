@@ -28,6 +28,7 @@ from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
 from tvm_convgrad.training.frontends.onnx_fold import with_folded_shapes
 from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
+from tvm_convgrad.training.frontends.onnx_operators import ONNX_DOMAINS, imported_module
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
 from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters
 from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
@@ -38,7 +39,6 @@ from tvm_convgrad.training.model.outputs import Outputs
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
 
-_DOMAINS = ("", "ai.onnx")
 _SHOWN = 3
 _TRIED = 2
 """The batch that is tried for a file without one, to find out whether its symbolic batch is at fault."""
@@ -147,9 +147,7 @@ def _imported(
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
             warnings.simplefilter("ignore")
-            module = frontend.from_onnx(
-                proto, shape_dict=shapes, dtype_dict=None, keep_params_in_input=True, sanitize_input_names=False
-            )
+            module = imported_module(frontend, proto, shapes)
     except Exception as error:  # TVM's importer raises every kind; the last line names the operator
         printed_line = printed.getvalue().strip().splitlines()
         release(error)
@@ -165,7 +163,7 @@ def _imported(
 def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None:
     newest = onnx.defs.onnx_opset_version()
     for entry in proto.opset_import:
-        if entry.domain in _DOMAINS and entry.version > newest:
+        if entry.domain in ONNX_DOMAINS and entry.version > newest:
             raise ModelError(
                 f"{source} uses opset {entry.version}, but onnx {onnx.__version__} has those up to {newest}; export "
                 "the model with an older opset, or install a newer onnx."
@@ -176,7 +174,7 @@ def _refuse_unsupported(proto: onnx.ModelProto, frontend: ModuleType, source: st
     known = set(frontend._get_convert_map()) | {"Constant"}
     unsupported: Counter[str] = Counter()
     for node in proto.graph.node:
-        if node.domain not in _DOMAINS:
+        if node.domain not in ONNX_DOMAINS:
             unsupported[f"{node.domain}.{node.op_type}"] += 1
         elif node.op_type not in known:
             unsupported[node.op_type] += 1

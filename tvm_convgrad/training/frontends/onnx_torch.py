@@ -122,7 +122,7 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
         stored = "" if call is None else _stored(node, position, call, name)
         if call is not None and stored:
             uses.append(_Use(node, position, call, stored))
-        elif call is not None and _INTERMEDIATE.fullmatch(name) and not _may_be_stored(call):
+        elif call is not None and graph.is_constant(name, call):
             constants.add(name)
         else:
             others.add(name)
@@ -167,6 +167,17 @@ class _Graph:
     def is_computed(self, name: str) -> bool:
         """Whether an initializer is a value of PyTorch's graph or of an operator, and no tensor of the model."""
         return name in self._arguments or _INTERMEDIATE.fullmatch(name) is not None
+
+    def is_constant(self, name: str, call: _Call) -> bool:
+        """Whether an initializer is one of an operator, which the model knows nothing of: a bound, a scale.
+
+        Operators' own have any name (`val_3`, `min_val_cast`). Of a call with parameters an operand may come of them,
+        but for group norms, whose nodes tell them apart.
+        """
+        if _INTERMEDIATE.fullmatch(name):
+            return not call.stored or "group_norm" in call.target
+        known = {f"{kind}_{_named(name)}" for kind in "pbc"} | {name}
+        return not call.stored and "." not in name and known.isdisjoint(self._arguments)
 
     def name_of(self, use: _Use) -> str:
         """The name of what a use stands for: of an initializer, or that of its module and its own behind it."""
@@ -319,11 +330,6 @@ def _stored(node: onnx.NodeProto, position: int, call: _Call, name: str) -> str:
     if _named(name) in mangled:
         return mangled[_named(name)]
     return call.stored[0] if is_own and len(call.stored) == 1 and not _INTERMEDIATE.fullmatch(name) else ""
-
-
-def _may_be_stored(call: _Call) -> bool:
-    """Whether an intermediate of a call may come of a parameter; group norms' are told apart by their nodes."""
-    return bool(call.stored) and "group_norm" not in call.target
 
 
 def _as_stored(use: _Use, value: Tensor) -> tuple[Tensor, str | None]:
