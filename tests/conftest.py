@@ -12,6 +12,7 @@ import ast
 import inspect
 import os
 import re
+import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU, and runs only with -m gpu (make test-gpu)")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
+    if "CONVGRAD_CACHE" not in os.environ:  # of this run only, whose workers share it
+        kept = tempfile.TemporaryDirectory(prefix="convgrad-test-objects-")
+        config.add_cleanup(kept.cleanup)
+        os.environ["CONVGRAD_CACHE"] = kept.name
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests import tiny
 from tests.cli.command import MAIN, Command, finish, start
 from tests.conftest import build_tiny
-from tvm_convgrad.training.compile import artifact_writer
+from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.runtime.artifact import read_artifact
 from tvm_convgrad.training.runtime.checkpoint import LOCK
 
@@ -55,9 +55,9 @@ def test_what_a_killed_build_left_is_removed_by_the_next(
     assert subprocess.run(build, capture_output=True, check=False).returncode == -signal.SIGKILL
     (left,) = tmp_path.glob("convgrad-build-*")
     assert (left / "step.so").exists()
-    with artifact_writer._workspace() as running:
+    with workspace() as running:
         os.utime(running, (0, 0))
-        with artifact_writer._workspace() as other:
+        with workspace() as other:
             assert left.exists()  # young
             assert other != running
         os.utime(left, (0, 0))

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tvm_convgrad.commands import options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
-from tvm_convgrad.commands.stages import stages
+from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.training.frontends import shown_formats
 
 if TYPE_CHECKING:
+    from tvm_convgrad.commands.kept_builds import Built
+    from tvm_convgrad.core.kept_objects import KeptObjects
     from tvm_convgrad.training.runtime.artifact import Artifact
 
 
@@ -48,6 +51,7 @@ def build(
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
     store: options.Store = None,
+    cache: options.Cache = True,
     json: options.Json = False,
 ) -> None:
     """Compile the training step of MODEL into one shared library, which Python and C++ load.
@@ -58,49 +62,44 @@ def build(
     backends = options.parse_offload(offload)
     start = time.perf_counter()
 
+    from tvm_convgrad.commands.kept_builds import KeptBuilds
     from tvm_convgrad.core.files import check_destination
-    from tvm_convgrad.kernels.tuned import TUNED
-    from tvm_convgrad.report.gradients import describe_convolutions
+    from tvm_convgrad.core.kept_objects import KeptObjects
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs
-    from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
-    from tvm_convgrad.training.compile.lower import compile_with_plan
-    from tvm_convgrad.training.step.build import build_step
 
-    compilation = CompileOptions(options.parse_target(target, gpus=True), backends, tuned, transforms, store)
     settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "betas": betas, "weight_decay": weight_decay}
-    options.check_optimizer(optimizer, settings)
+    step: dict[str, Any] = {
+        **settings,
+        "loss": loss,
+        "optimizer": optimizer,
+        "dtype": dtype,
+        "results": results,
+        "loss_scale": loss_scale,
+        "bn": bn,
+        "dropout_mode": dropout,
+        "layout": layout,
+        "accumulate": accumulate,
+        "seed": seed,
+    }
+    chosen = {"target": target, "offload": backends, "tuned": tuned, "transforms": transforms}
     check_destination(output)
-    with compilation.in_force() as winners, stages(f"reading {model}") as enter:
-        loaded = source.load()
-        enter("differentiating")
-        step = build_step(
-            loaded,
-            loss=loss,
-            optimizer=optimizer,
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            betas=betas,
-            weight_decay=weight_decay,
-            dtype=dtype,
-            results=options.results_for(results, compilation.target),
-            loss_scale=loss_scale,
-            bn=bn,
-            dropout_mode=dropout,
-            layout=layout,
-            accumulate=accumulate,
-            seed=seed,
-        )
-        enter("compiling")
-        executable, plan = compile_with_plan(step, compilation.target, backends)
-        described = describe_convolutions(plan)
-        manifest = make_manifest(step, compilation.target, described)
-        enter(f"writing {output}")
-        artifact = save_artifact(executable, manifest, output)
+    kept = KeptObjects() if cache else None
+    with stages(f"reading {model}") as enter:
+        earlier = KeptBuilds(kept, source, step | chosen, store) if kept is not None else None
+        built = earlier.take(output) if earlier is not None else None
+        if built is None:
+            compilation = CompileOptions(options.parse_target(target, gpus=True), backends, tuned, transforms, store)
+            options.check_optimizer(optimizer, settings)
+            built = _build(source, step, compilation, kept, output, enter)
+            if earlier is not None and compilation.target.kind.name == "llvm":
+                earlier.keep(built)
+        else:
+            print_warnings(built.warnings)
+    if kept is not None and kept.problem:
+        print_warnings([kept.problem])
+    artifact, taken = built.artifact, built.tuned
     size_bytes = output.stat().st_size
     seconds = time.perf_counter() - start
-    taken = len(winners.used) if winners is not None else 0
-    taken += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
     if json:
         report = {
             "output": str(output),
@@ -108,9 +107,9 @@ def build(
             "bytes": size_bytes,
             "seconds": seconds,
             "tuned": taken,
-            "warnings": list(loaded.warnings),
+            "warnings": list(built.warnings),
         }
-        print_json(report | manifest)
+        print_json(report | artifact.manifest)
         return
     print_pairs(
         f"training step of {model}",
@@ -118,9 +117,43 @@ def build(
     )
 
 
+def _build(
+    source: ModelOptions,
+    step_options: dict[str, Any],
+    compilation: CompileOptions,
+    kept: KeptObjects | None,
+    output: Path,
+    enter: Callable[[str], None],
+) -> Built:
+    """Compile the step of a model and write its library to `output`; `kept` has compiled kernels."""
+    from tvm_convgrad.commands.kept_builds import Built
+    from tvm_convgrad.kernels.tuned import TUNED
+    from tvm_convgrad.report.gradients import describe_convolutions
+    from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+    from tvm_convgrad.training.compile.lower import compile_with_plan
+    from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
+    from tvm_convgrad.training.step.build import build_step
+
+    target = compilation.target
+    with compilation.in_force() as winners:
+        loaded = source.load()
+        enter("differentiating")
+        step = build_step(loaded, **step_options | {"results": options.results_for(step_options["results"], target)})
+        enter("compiling")
+        with compile_apart(KernelBuilds(kept, progress=enter)):
+            executable, plan = compile_with_plan(step, target, compilation.backends)
+        described = describe_convolutions(plan)
+        manifest = make_manifest(step, target, described)
+        enter(f"writing {output}")
+        artifact = save_artifact(executable, manifest, output)
+    taken = len(winners.used) if winners is not None else 0
+    taken += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
+    return Built(artifact, taken, tuple(loaded.warnings))
+
+
 def _summary(artifact: Artifact, seconds: float, size: str) -> list[tuple[str, object]]:
     """The rows of the table: names and values."""
-    from tvm_convgrad.report.gradients import cores_in_words
+    from tvm_convgrad.report.tables import cores_in_words
 
     state = artifact.state
     weights = sum(math.prod(map(int, spec.shape)) for spec in state if spec.role == "parameter")

@@ -24,7 +24,8 @@ def env(json: options.Json = False) -> None:
     """Show versions, CPU, compilation target, cache folder, extras, backends, and what this TVM lacks."""
     import platformdirs
 
-    from tvm_convgrad.report.tables import installed_version, print_json, print_pairs
+    from tvm_convgrad.core.kept_objects import KeptObjects
+    from tvm_convgrad.report.tables import byte_count, installed_version, print_json, print_pairs
 
     report: dict[str, Any] = {name: installed_version(name) for name in _PACKAGES}
     report |= {"python": f"{platform.python_implementation()} {platform.python_version()}"}
@@ -32,6 +33,9 @@ def env(json: options.Json = False) -> None:
     report["cores"] = len(os.sched_getaffinity(0))
     report |= _compiler()
     report["cache"] = platformdirs.user_cache_dir("tvm-convgrad")
+    kept = KeptObjects()
+    count, size = kept.size()
+    report["compiled objects"] = {"folder": str(kept.folder), "count": count, "bytes": size, "limit": kept.limit}
     report["extras"] = {extra: all(map(installed_version, packages)) for extra, packages in _EXTRAS.items()}
     report["backends"] = {name: backend(name).unavailable(None) or "ready" for name in NAMES}
     report["gradient rules left out"] = _left_out()
@@ -39,6 +43,7 @@ def env(json: options.Json = False) -> None:
     if json:
         print_json(report)
         return
+    report["compiled objects"] = f"{kept.folder} ({count}, {byte_count(size)} of {byte_count(kept.limit)})"
     report["gradient rules left out"] = report["gradient rules left out"] or "none"
     for in_force, names in report.pop("over TVM's own rules").items():
         report[f"over TVM's own, {in_force}"] = names

@@ -47,12 +47,11 @@ def explain(
     source = ModelOptions(model, options.parse_batch(batch), params, options.parse_outputs(model_output))
     backends = options.parse_offload(offload)
     from tvm_convgrad.report.gradients import (
-        cores_in_words,
         describe_convolutions,
         print_convolutions_json,
         show_convolutions,
     )
-    from tvm_convgrad.report.tables import print_pairs
+    from tvm_convgrad.report.tables import cores_in_words, print_pairs
     from tvm_convgrad.training.compile.artifact_writer import built_for_of
     from tvm_convgrad.training.runtime.artifact import read_artifact
 

@@ -202,6 +202,15 @@ Store = Annotated[
     ),
 ]
 
+Cache = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Take what earlier builds have compiled from CONVGRAD_CACHE, or a folder in the user's cache folder, "
+        "and keep what this one compiles there.",
+    ),
+]
+
 
 def results_for(results: str | None, target: TvmTarget) -> str:
     """The value of --results; without it "operands" on GPUs, as PyTorch and cuDNN store, and "float32" on CPUs."""

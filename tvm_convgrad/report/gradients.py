@@ -101,13 +101,6 @@ def show_convolutions(model: str, gradients: Sequence[Entry], forward: Sequence[
             _show(f"{title} of {model}", with_shares(entries))
 
 
-def cores_in_words(cores: int | None) -> str:
-    """The number of cores in a manifest as text; manifests of GPUs and of early versions have none."""
-    if cores is None:
-        return "not recorded"
-    return f"{cores} (num-cores of the target; it fixes the order of sums in generated kernels)"
-
-
 def with_shares(entries: Sequence[Entry]) -> list[Entry]:
     """The entries with the `share` of each in their floating-point work."""
     total = sum(entry["gflop"] or 0.0 for entry in entries)

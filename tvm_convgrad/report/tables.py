@@ -101,3 +101,10 @@ def byte_count(value: int | None) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def cores_in_words(cores: int | None) -> str:
+    """The number of cores in a manifest as text; manifests of GPUs and of early versions have none."""
+    if cores is None:
+        return "not recorded"
+    return f"{cores} (num-cores of the target; it fixes the order of sums in generated kernels)"

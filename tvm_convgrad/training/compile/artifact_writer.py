@@ -3,14 +3,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
@@ -22,6 +16,7 @@ from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.files import check_destination, write_atomic
 from tvm_convgrad.offload.registry import NAMES, backend
 from tvm_convgrad.training.compile.targets import required_features
+from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.model.model import TensorSchema
 from tvm_convgrad.training.runtime.artifact import ARTIFACT, Artifact, versions
 from tvm_convgrad.training.runtime.envelope import Manifest, seal
@@ -29,8 +24,6 @@ from tvm_convgrad.training.runtime.schema import TensorSpec
 from tvm_convgrad.training.step.module import StateSchema, StepModule
 
 _LITERAL_BYTES = 2000
-_WORKSPACE = "convgrad-build-"
-_YOUNG_SECONDS = 10  # between making a folder and locking it no other build may take it for left behind
 
 
 def built_for_of(target: tvm.target.Target) -> Manifest:
@@ -76,7 +69,7 @@ def save_artifact(executable: tvm.runtime.Executable, manifest: Manifest, path: 
     if cc.get_cc() is None:
         raise SetupError("build needs a C++ compiler to link the step; install g++ or clang++, or set CXX to yours.")
     headers = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
-    with _workspace() as folder:
+    with workspace() as folder:
         source, linked = folder / "manifest.c", folder / "step.so"
         source.write_text(_manifest_source(manifest))
         try:
@@ -87,34 +80,6 @@ def save_artifact(executable: tvm.runtime.Executable, manifest: Manifest, path: 
         content, digest = seal(ARTIFACT, linked.read_bytes(), manifest)
     write_atomic(path, content)
     return Artifact(path, digest, manifest)
-
-
-@contextmanager
-def _workspace() -> Iterator[Path]:
-    """A temporary folder for a build; one that a killed build has left is removed by the next.
-
-    Its maker holds a lock on it, which the system takes away when that process ends, however it ends.
-    """
-    for left in Path(tempfile.gettempdir()).glob(f"{_WORKSPACE}*"):
-        with suppress(OSError), _locked(left):  # BlockingIOError: in use; PermissionError: another user's
-            if time.time() - left.stat().st_mtime > _YOUNG_SECONDS:
-                shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE))
-    try:
-        with _locked(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _manifest_source(manifest: Manifest) -> str:

@@ -19,6 +19,7 @@ from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.offload.registry import NONE
 from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
+from tvm_convgrad.training.compile.separate import build_apart, builds_in_force
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.passes.gradient_sums import AddGradientsInPlace
 from tvm_convgrad.training.passes.in_place import UpdateStateInPlace
@@ -69,7 +70,12 @@ def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> 
     if is_gpu(target):
         return compile_for_gpu(module, target)
     target = _cpu(target)
-    return tvm.compile(module, target=_with_options(target), relax_pipeline=LowerStep(target), tir_pipeline=PIPELINE)
+    whole, builds = _with_options(target), builds_in_force()
+    if builds is None:
+        return tvm.compile(module, target=whole, relax_pipeline=LowerStep(target), tir_pipeline=PIPELINE)
+    with whole:
+        lowered = LowerStep(target)(module)
+    return build_apart(lowered, whole, builds)
 
 
 @rules()

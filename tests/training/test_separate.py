@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that are compiled apart are the same code, whoever compiles them and whether they were kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.linked import PLAIN
+from tvm_convgrad.core.kept_objects import KeptObjects
+from tvm_convgrad.training.compile import separate
+from tvm_convgrad.training.compile.kernel_object import Settings, kernel_key, kernel_text, make_object
+from tvm_convgrad.training.compile.kernel_worker import Worker
+from tvm_convgrad.training.compile.lower import compile_module
+from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
+
+SHAPE = (2, 3, 6, 6)
+HASWELL = {**PLAIN, "mcpu": "haswell"}
+
+
+def module(factor: float = 2.0) -> tvm.IRModule:
+    """Two functions with kernels in common: conv2d, relu, a product."""
+    builder = relax.BlockBuilder()
+    for name in ("main", "other"):
+        x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+        w = relax.Var("w", relax.TensorType((4, 3, 3, 3), "float32"))
+        with builder.function(name, [x, w]):
+            with builder.dataflow():
+                h = builder.emit(relax.op.nn.conv2d(x, w, padding=1))
+                h = builder.emit(relax.op.exp(relax.op.multiply(h, relax.const(factor if name == "main" else 3.0))))
+                result = builder.emit_output(relax.op.cumsum(h, axis=1))
+            builder.emit_func_output(result)
+    return builder.get()
+
+
+def library(folder: Path, kept: KeptObjects | None, target: object = PLAIN) -> tuple[Path, KernelBuilds]:
+    """The linked module, and how its kernels were built."""
+    builds = KernelBuilds(kept, workers=0)
+    with compile_apart(builds):
+        executable = compile_module(module(), target)
+    path = folder / "linked.so"
+    executable.export_library(str(path))
+    return path, builds
+
+
+def result(path: Path) -> np.ndarray:
+    random = np.random.default_rng(0)
+    arrays = [tvm.runtime.tensor(random.normal(size=shape).astype("float32")) for shape in (SHAPE, (4, 3, 3, 3))]
+    return relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())["main"](*arrays).numpy()
+
+
+def test_cold_warm_damaged_and_without_give_the_same_library(tmp_path: Path) -> None:
+    """Bit for bit; and it computes what a module compiled as a whole computes."""
+    kept = KeptObjects(tmp_path / "objects")
+    path, cold = library(tmp_path, kept)
+    whole = path.read_bytes()
+    own = result(path)
+    assert (cold.taken, kept.size()[0]) == (0, cold.found)
+
+    path, warm = library(tmp_path, kept)
+    assert warm.taken == warm.found
+    assert path.read_bytes() == whole
+
+    damaged = min(kept.folder.glob("*/*.object"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    path, again = library(tmp_path, kept)
+    assert again.taken == again.found - 1
+    assert path.read_bytes() == whole
+
+    (tmp_path / "file").write_text("")
+    unwritable = KeptObjects(tmp_path / "file")
+    assert library(tmp_path, unwritable)[0].read_bytes() == whole
+    assert unwritable.problem
+    assert library(tmp_path, None)[0].read_bytes() == whole
+
+    together = tmp_path / "together.so"
+    compile_module(module(), PLAIN).export_library(str(together))
+    np.testing.assert_array_equal(result(together), own)
+
+
+def test_another_target_shares_nothing(tmp_path: Path) -> None:
+    kept = KeptObjects(tmp_path / "objects")
+    library(tmp_path, kept)
+    _, other = library(tmp_path, kept, HASWELL)
+    assert other.taken == 0
+    assert library(tmp_path, kept, HASWELL)[1].taken == other.found
+
+
+def test_kernels_are_found_by_their_code() -> None:
+    """A kernel's name in a module does not matter, and all else does."""
+
+    def function(name: str, factor: float) -> tvm.tirx.PrimFunc:
+        made = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((4,), "float32"))
+        with made.function("main", [x]):
+            made.emit_func_output(made.emit_te(lambda a: tvm.te.compute((4,), lambda i: a[i] * factor), x))
+        (kernel,) = [f for _, f in made.get().functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+        return kernel.with_attr("global_symbol", name)
+
+    target = tvm.target.Target("llvm")
+    settings = Settings.current(target)
+    assert kernel_text(function("a", 2.0)) == kernel_text(function("b", 2.0))
+    text = kernel_text(function("a", 2.0))
+    with tvm.transform.PassContext(opt_level=1):
+        level = Settings.current(target)
+    with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
+        option = Settings.current(target)
+    keys = [
+        kernel_key(text, "a", settings),
+        kernel_key(kernel_text(function("a", 3.0)), "a", settings),
+        kernel_key(text, "b", settings),
+        kernel_key(text, "a", Settings.current(tvm.target.Target(HASWELL))),
+        kernel_key(text, "a", level),
+        kernel_key(text, "a", option),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert kernel_key(text, "a", Settings.current(target)) == keys[0]
+
+
+def test_equal_kernels_of_a_module_are_one(tmp_path: Path) -> None:
+    """The convolution and the sum of both functions; the products differ."""
+    lowered_names = library(tmp_path, None)[1].found
+    builds = KernelBuilds(None, workers=0)
+    with compile_apart(builds):
+        compile_module(module(3.0), PLAIN)
+    assert builds.found < lowered_names
+
+
+def test_a_worker_makes_the_same_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it, a worker that dies leaves its kernels to others."""
+    target = tvm.target.Target(PLAIN)
+    settings = Settings.current(target)
+    i = tvm.te.placeholder((16,), name="x")
+    function = tvm.te.create_prim_func([i, tvm.te.compute((16,), lambda n: i[n] * 2.0, name="y")])
+    text = kernel_text(function)
+    worker = Worker(tmp_path / "worker")
+    try:
+        answer = worker.make(text, "twice", settings)
+        assert answer == make_object(function, "twice", settings, tmp_path)
+        assert worker.make("{}", "nothing", settings) is None  # it failed, and still serves
+        assert worker.make(text, "twice", settings) == answer
+    finally:
+        worker.stop()
+    assert worker.make(text, "twice", settings) is None
+
+    class Dead(Worker):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            self.stop()
+
+    monkeypatch.setattr(separate, "Worker", Dead)
+    monkeypatch.setattr(separate, "_FEW_BYTES", 0)
+    builds = KernelBuilds(None, workers=2)
+    with compile_apart(builds):
+        compile_module(module(), PLAIN)
+    assert builds.found > 0
