@@ -7,12 +7,15 @@ power is NaN at 0⁰.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.relax import op
 
 from relax_ops.compat import Constant
 from relax_ops.gradients.common import dtype_of, fit, scalar
-from relax_ops.rules.elementwise import broadcast_rules
+from relax_ops.rules.contract import GradientRule
+from relax_ops.rules.elementwise import broadcast_rules, no_gradients
 
 
 def add(
@@ -60,6 +63,27 @@ def power(
     return [fit(ctx, dx, x), fit(ctx, op.where(flat, zero, dy), y)]
 
 
+def _remainder(rounded: Callable[[relax.Expr], relax.Expr]) -> GradientRule:
+    def rule(
+        _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
+        x, y = orig_call.args
+        quotient = ctx.emit(rounded(ctx.emit(op.divide(x, y))))
+        return [fit(ctx, output_grad, x), fit(ctx, op.negative(op.multiply(output_grad, quotient)), y)]
+
+    rule.__doc__ = """z = x − y·round(x/y), rounded down or to zero: dx = dz, dy = −dz·round(x/y)."""
+    return rule
+
+
+def atan2(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = atan(y/x) in the quadrant of (x, y): dy = dz·x/(x² + y²), dx = −dz·y/(x² + y²)."""
+    y, x = orig_call.args
+    share = ctx.emit(op.divide(output_grad, op.add(op.multiply(x, x), op.multiply(y, y))))
+    return [fit(ctx, op.multiply(share, x), y), fit(ctx, op.negative(op.multiply(share, y)), x)]
+
+
 def _exponent_varies(call: relax.Call) -> str:
     return "" if isinstance(call.args[1], Constant) else "TVM's rule gives NaN where base and exponent are 0"
 
@@ -70,6 +94,9 @@ RULES = (
     broadcast_rules("multiply", gradient=multiply, linear=((0,), (1,))),
     broadcast_rules("divide", gradient=divide, linear=((0,),)),
     broadcast_rules("power", gradient=power, stock_fails=_exponent_varies),
-    broadcast_rules("floor_divide", "mod", "floor_mod", "atan2"),
-    broadcast_rules("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
+    broadcast_rules("floor_mod", gradient=_remainder(op.floor)),
+    broadcast_rules("mod", gradient=_remainder(op.trunc)),
+    broadcast_rules("atan2", gradient=atan2),
+    broadcast_rules("floor_divide", gradient=no_gradients),
+    broadcast_rules("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", gradient=no_gradients),
 )

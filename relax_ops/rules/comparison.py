@@ -35,7 +35,7 @@ def _where_broadcasts(call: relax.Call) -> str:
 
 
 RULES = (
-    broadcast_rules("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_xor"),
-    broadcast_rules("logical_and", "logical_or", gradient=no_gradients),
+    broadcast_rules("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    broadcast_rules("logical_and", "logical_or", "logical_xor", gradient=no_gradients),
     broadcast_rules("where", gradient=where, stock_fails=_where_broadcasts),
 )

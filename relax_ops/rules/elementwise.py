@@ -10,7 +10,7 @@ from tvm.relax import op
 
 from relax_ops.gradients.common import dtype_of, elementwise_gradient, is_float, no_grads, scalar
 from relax_ops.layouts.common import broadcast_layout, unary_layout
-from relax_ops.rules.contract import OperatorRules, named
+from relax_ops.rules.contract import GradientRule, OperatorRules, named
 from relax_ops.vmap.common import broadcast_axis, elementwise, same_axis
 
 
@@ -56,6 +56,28 @@ def _tan(ctx: relax.BlockBuilder, x: relax.Expr, y: relax.Expr) -> relax.Expr:
     return op.add(scalar(1, dtype_of(x)), op.multiply(y, y))
 
 
+def _of_square(sign_of_square: int, shift: int, power: float, sign: int = 1) -> GradientRule:
+    """The rule of an inverse function: y' = ±(±x² + shift)^power."""
+
+    def derivative(_ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
+        dtype = dtype_of(x)
+        inner = op.add(op.multiply(scalar(sign_of_square, dtype), op.multiply(x, x)), scalar(shift, dtype))
+        found = op.rsqrt(inner) if power == -0.5 else op.divide(scalar(1, dtype), inner)
+        return op.negative(found) if sign < 0 else found
+
+    return elementwise_gradient(derivative)
+
+
+def _sinh(ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
+    """y = sinh x: y' = cosh x."""
+    return op.cosh(x)
+
+
+def _cosh(ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
+    """y = cosh x: y' = sinh x."""
+    return op.sinh(x)
+
+
 def _is_no_cast_of_floats(call: relax.Call) -> str:
     if is_float(call.args[0]) and is_float(call):
         return ""
@@ -79,9 +101,17 @@ RULES = (
     unary_rules("erf", gradient=elementwise_gradient(_erf)),
     unary_rules("tan", gradient=elementwise_gradient(_tan)),
     unary_rules("negative", linear=((0,),), isometric=True),
-    unary_rules("acos", "asin", "atan", "cos", "cosh", "exp", "log", "sigmoid", "sin", "sinh", "sqrt", "tanh"),
-    unary_rules("sign", "floor", "ceil", "round", "trunc", "logical_not", "isnan", gradient=no_gradients),
-    unary_rules("isfinite", "isinf"),
+    unary_rules("sinh", gradient=elementwise_gradient(_sinh)),
+    unary_rules("cosh", gradient=elementwise_gradient(_cosh)),
+    unary_rules("atan", gradient=_of_square(1, 1, -1)),
+    unary_rules("atanh", gradient=_of_square(-1, 1, -1)),
+    unary_rules("asin", gradient=_of_square(-1, 1, -0.5)),
+    unary_rules("acos", gradient=_of_square(-1, 1, -0.5, -1)),
+    unary_rules("asinh", gradient=_of_square(1, 1, -0.5)),
+    unary_rules("acosh", gradient=_of_square(1, -1, -0.5)),
+    unary_rules("cos", "exp", "log", "sigmoid", "sin", "sqrt", "tanh"),
+    unary_rules("sign", "floor", "ceil", "round", "trunc", "logical_not", "bitwise_not", gradient=no_gradients),
+    unary_rules("isnan", "isfinite", "isinf", gradient=no_gradients),
     unary_rules("zeros_like", "ones_like", "full_like", layout=unary_layout),
     unary_rules("astype", gradient=astype, stock_fails=_is_no_cast_of_floats, linear=((0,),)),
 )

@@ -1,15 +1,140 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators whose second operand holds indices: take, and one_hot, which undoes it."""
+"""Operators with an operand of places: take, index_tensor, gather_elements, scatter_elements, index_put, one_hot.
+
+Stock differentiates `take` by a vector along an axis only. In TVM negative places are wrapped by gather_elements,
+scatter_elements, index_tensor and index_put, and by `take` in the mode "wrap".
+"""
 
 from __future__ import annotations
 
-from tvm import relax
+from typing import Any
 
+from tvm import relax
+from tvm.relax import op
+
+from relax_ops.compat import Constant, array_of
 from relax_ops.expressions import ndim_of
+from relax_ops.gradients.common import dtype_of, fit, no_grads, scalar, shape_of
 from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted
 from relax_ops.rules.contract import OperatorRules, named
+from relax_ops.rules.elementwise import no_gradients
+from relax_ops.rules.slicing import put_back
+from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
+from tvm_convgrad.core.errors import UnsupportedError
+
+
+def take_gradient(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = x at places of one axis, or of the flattened x: dx is dy summed at each place, 0 elsewhere.
+
+    A constant place is one slice, at which dy is put; any other number of places is a scatter.
+    """
+    x, places = orig_call.args
+    shape, axis = shape_of(x, "relax.take"), orig_call.attrs.axis
+    axis = None if axis is None else int(axis) % len(shape)
+    whole = x if axis is not None else ctx.emit(op.reshape(x, relax.ShapeExpr([-1])))
+    along, extents = axis or 0, shape_of(whole)
+    place = _constant_place(places, extents[along], str(orig_call.attrs.mode))
+    if place is not None:
+        grad = ctx.emit(op.expand_dims(output_grad, [along]))
+        grad = grad if extents[along] == 1 else put_back(ctx, grad, whole, along, place, 1)
+    else:
+        places = _inside(ctx, places, extents[along], str(orig_call.attrs.mode))
+        flat = ctx.emit(op.reshape(places, relax.ShapeExpr([-1])))
+        rows = [*extents[:along], shape_of(flat)[0], *extents[along + 1 :]]
+        grad = ctx.emit(op.reshape(output_grad, relax.ShapeExpr(rows)))
+        grad = ctx.emit(op.grad.take_backward(grad, whole, flat, along))
+    if axis is None:
+        grad = ctx.emit(op.reshape(grad, relax.ShapeExpr(list(shape))))
+    return [grad, *no_grads([orig_call.args[1]])]
+
+
+def _constant_place(places: relax.Expr, extent: Any, mode: str) -> int | None:
+    """The place that a scalar constant names, if it and the extent of its axis are numbers."""
+    if not isinstance(places, Constant) or array_of(places).ndim or not isinstance(extent, int):
+        return None
+    place = int(array_of(places))
+    if mode == "clip":
+        return min(max(place, 0), extent - 1)
+    return place + extent if place < 0 else place
+
+
+def _inside(ctx: relax.BlockBuilder, places: relax.Expr, extent: Any, mode: str) -> relax.Expr:
+    """The places that `take` reads in this mode."""
+    if mode == "fast":
+        return places
+    if not isinstance(extent, int):
+        raise UnsupportedError(f"relax.take: the gradient in mode {mode!r} needs the extent of the axis, not {extent}")
+    dtype = dtype_of(places)
+    if mode == "clip":
+        return ctx.emit(op.minimum(ctx.emit(op.maximum(places, scalar(0, dtype))), scalar(extent - 1, dtype)))
+    return ctx.emit(op.floor_mod(places, scalar(extent, dtype)))
+
+
+def take_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[bool]) -> relax.Expr:
+    """Elements of the same places for all indices."""
+    axis = int(call.attrs.axis) % m.own_ndim(args[0], True) + 1
+    return op.take(args[0], args[1], axis, str(call.attrs.mode))
+
+
+def gather_elements(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y[..., i, ...] = x[..., places[..., i, ...], ...]: dx is dy summed at each place."""
+    x, places = orig_call.args
+    zeros = ctx.emit(op.zeros_like(x))
+    axis = int(orig_call.attrs.axis)
+    return [op.scatter_elements(zeros, places, output_grad, axis, "add"), *no_grads([places])]
+
+
+def gather_elements_axis(call: relax.Call, axes: Axes) -> int | str:
+    """Data and places have the samples on the same axis, which is not the one along which is gathered."""
+    axis = axes.first
+    if axes[0] != axes[1]:
+        return "its data and its places have the samples on different axes"
+    return "it selects samples" if int(call.attrs.axis) % ndim_of(call.args[0]) == axis else axis
+
+
+def scatter_elements(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = x with values written ("update") or added at places: dv is dy there, dx is dy, 0 where it is overwritten.
+
+    Raises:
+        UnsupportedError: another reduction.
+    """
+    _, places, values = orig_call.args
+    mode, axis = str(orig_call.attrs.reduction), int(orig_call.attrs.axis)
+    if mode not in ("update", "add"):
+        raise UnsupportedError(f"relax.scatter_elements: the gradient is of 'update' and 'add', not of {mode!r}")
+    dx = output_grad
+    if mode == "update":
+        dx = ctx.emit(op.scatter_elements(output_grad, places, ctx.emit(op.zeros_like(values)), axis))
+    return [dx, *no_grads([places]), op.gather_elements(output_grad, places, axis)]
+
+
+def index_tensor(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = x[places of the first axes, broadcast against each other]: dx is dy summed at each place."""
+    x, places = orig_call.args
+    zeros = ctx.emit(op.zeros_like(x))
+    return [op.index_put(zeros, places, output_grad, accumulate=True), op.grad.no_grad(places)]
+
+
+def index_put(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = x with values written or added at places: dv is dy there, dx is dy, 0 where it is overwritten."""
+    _, places, values = orig_call.args
+    dx = output_grad
+    if not orig_call.attrs.accumulate:
+        dx = ctx.emit(op.index_put(output_grad, places, ctx.emit(op.zeros_like(values))))
+    found = ctx.emit(op.index_tensor(output_grad, places))
+    return [dx, op.grad.no_grad(places), fit(ctx, found, values)]
 
 
 def take_layout(site: Site) -> Decision:
@@ -40,6 +165,12 @@ def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:
 
 
 RULES = (
-    OperatorRules(named("take"), layout=take_layout, mapped_axis=take_axis),
-    OperatorRules(named("one_hot"), mapped_axis=one_hot_axis),
+    OperatorRules(
+        named("take"), gradient=take_gradient, layout=take_layout, mapped_axis=take_axis, vmap=take_vmap, linear=((0,),)
+    ),
+    OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
+    OperatorRules(named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis),
+    OperatorRules(named("scatter_elements"), gradient=scatter_elements),
+    OperatorRules(named("index_tensor"), gradient=index_tensor),
+    OperatorRules(named("index_put"), gradient=index_put),
 )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from tvm import relax
 from tvm.relax import op
 
@@ -25,6 +27,25 @@ def stack_gradient(
     axis = int(orig_call.attrs.axis or 0) % (fields[0].ndim + 1)
     parts = [ctx.emit(op.squeeze(slice_axis(ctx, output_grad, axis, i, i + 1), [axis])) for i in range(len(fields))]
     return [relax.Tuple(parts)]
+
+
+def concat_gradient(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, _ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = the tensors of a tuple behind each other: each one's gradient is its part of dy.
+
+    All of dy is that of one tensor alone: a split in one part has the type of a tensor, not that of a tuple.
+    """
+    fields = orig_call.args[0].ty.fields
+    if len(fields) == 1:
+        return [relax.Tuple([output_grad])]
+    axis = int(orig_call.attrs.axis or 0)
+    *inner, _ = accumulate(field.shape.values[axis] for field in fields)
+    return [op.split(output_grad, inner, axis)]
+
+
+def _is_concat_of_one(call: relax.Call) -> str:
+    return "TVM's rule splits in one part, which is no tuple" if len(call.args[0].ty.fields) == 1 else ""
 
 
 def concat_layout(site: Site) -> Decision:
@@ -84,7 +105,14 @@ def stack_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[
 
 
 RULES = (
-    OperatorRules(named("concat"), layout=concat_layout, mapped_axis=concat_axis, vmap=concat_vmap),
+    OperatorRules(
+        named("concat"),
+        gradient=concat_gradient,
+        stock_fails=_is_concat_of_one,
+        layout=concat_layout,
+        mapped_axis=concat_axis,
+        vmap=concat_vmap,
+    ),
     OperatorRules(
         named("stack"),
         gradient=stack_gradient,

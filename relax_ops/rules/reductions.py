@@ -21,6 +21,7 @@ from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site
 from relax_ops.per_sample.states import Summed, apart
 from relax_ops.rules.contract import Legalization, LegalizationRule, OperatorRules, named
+from relax_ops.rules.elementwise import no_gradients
 from relax_ops.vmap.common import shifted_axes
 from relax_ops.vmap.mapped_axis import Axes, MappedAxis
 from tvm_convgrad.codegen.extrema import maximum, minimum
@@ -201,5 +202,5 @@ RULES = (
     _rules("max", gradient=extremum, legalize=_legalization(maximum, -math.inf)),
     _rules("min", gradient=extremum, legalize=_legalization(minimum, math.inf)),
     _rules("prod"),
-    OperatorRules(named("argmax", "argmin"), layout=arg_extremum_layout),
+    OperatorRules(named("argmax", "argmin"), gradient=no_gradients, layout=arg_extremum_layout),
 )

@@ -49,11 +49,11 @@ def strided_slice_gradient(
             grad = ctx.emit(op.flip(grad, axis))
             start, stride = start + (length - 1) * stride, -stride
         if not (stride == 1 and same_extent(length, extent)):
-            grad = _put_back(ctx, grad, base, axis, start, stride)
+            grad = put_back(ctx, grad, base, axis, start, stride)
     return [grad, *no_grads(orig_call.args[1:])]
 
 
-def _put_back(
+def put_back(
     ctx: relax.BlockBuilder, grad: relax.Expr, base: relax.Expr, axis: int, start: Extent, stride: int
 ) -> relax.Expr:
     """A tensor of the shape of `base`: `grad` at start, start + stride, … of the axis, zeros elsewhere."""
@@ -122,6 +122,25 @@ def strided_slice_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mappe
     return relax.op.strided_slice(args[0], axes, *args[2:], assume_inbound=inbound)
 
 
+def slice_scatter_gradient(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """y = x with a slice overwritten: that slice of dy is the gradient of what is written, the rest that of x."""
+    _, written, begin, end, stride = orig_call.args
+    axis = int(orig_call.attrs.axis)
+    zeros = ctx.emit(op.zeros_like(written))
+    dx = op.slice_scatter(output_grad, zeros, begin, end, stride, axis=axis)
+    part = op.strided_slice(output_grad, [axis], [begin], [end], [stride])
+    return [dx, part, *no_grads([begin, end, stride])]
+
+
+def slice_scatter_axis(call: relax.Call, axes: Axes) -> int | str:
+    """Tensor and slice have the samples on the same axis, which is not the one that is sliced."""
+    if axes[0] != axes[1]:
+        return "its tensor and its slice have the samples on different axes"
+    return "it writes samples" if int(call.attrs.axis) % ndim_of(call) == axes.first else axes.first
+
+
 RULES = (
     OperatorRules(
         named("strided_slice"),
@@ -129,5 +148,10 @@ RULES = (
         mapped_axis=strided_slice_axis,
         vmap=strided_slice_vmap,
     ),
-    OperatorRules(named("slice_scatter"), layout=slice_scatter_layout),
+    OperatorRules(
+        named("slice_scatter"),
+        gradient=slice_scatter_gradient,
+        layout=slice_scatter_layout,
+        mapped_axis=slice_scatter_axis,
+    ),
 )

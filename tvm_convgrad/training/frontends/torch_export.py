@@ -8,30 +8,35 @@ well, and dropout becomes `relax.nn.dropout`, whatever mode the model was export
 
 from __future__ import annotations
 
-import copy
 import zipfile
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tvm import relax
 
 from tvm_convgrad.core.errors import ModelError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
+from tvm_convgrad.training.frontends.torch_converters import converters
+from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
+from tvm_convgrad.training.frontends.torch_places import listed, name_of
+from tvm_convgrad.training.frontends.torch_random import with_plain_dropout
 from tvm_convgrad.training.model.model import Array, Model, from_module
 from tvm_convgrad.training.model.outputs import Outputs
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import torch
-    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 _REMEDY = "export the model with torch.export.export(..., dynamic_shapes=({0: torch.export.Dim('n')},))"
 # The translator takes these for the identity or for constants, which would be wrong without a word.
-_RANDOM = ("bernoulli", "rand", "normal", "multinomial", "feature_dropout", "alpha_dropout")
+_RANDOM = ("bernoulli", "rand", "normal", "multinomial", "uniform", "exponential", "rrelu_with_noise")
+_REPLACE = "replace them in the model and export it again."
+_REPLACE_RANDOM = (
+    "random numbers other than those of dropout and stochastic depth have no seed that a step could keep; export the "
+    "model in eval mode (model.eval()) if it draws them in training only, or give them to it as an input."
+)
 
 
 def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
@@ -73,7 +78,7 @@ def from_exported_program(
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
-    program = _with_dropout(torch, program).run_decompositions(_decompositions(torch))
+    program = with_used_places(with_plain_dropout(program, source), source).run_decompositions(decompositions())
     _refuse_unsupported(program, source)
     adapted, mutated = _buffers_as_inputs(torch, program)
     importer = ExportedProgramImporter()
@@ -83,7 +88,7 @@ def from_exported_program(
             keep_params_as_input=True,
             unwrap_unit_return_tuple=False,
             no_bind_return_tuple=False,
-            custom_convert_map=_converters(),
+            custom_convert_map=converters(),
         )
     except (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
         release(error)
@@ -117,47 +122,16 @@ def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, sour
             )
 
 
-def _decompositions(torch: ModuleType) -> dict[Any, Any]:
-    """PyTorch's decompositions without those of dropout, which would become random numbers."""
-    table = torch.export.default_decompositions()
-    for packet in (torch.ops.aten.dropout, torch.ops.aten.native_dropout):
-        for overload in packet.overloads():
-            table.pop(getattr(packet, overload), None)
-    return dict(table)
-
-
-def _with_dropout(torch: ModuleType, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program with every dropout in train mode; decomposing one in eval mode would lose its rate."""
-    dropout = torch.ops.aten.dropout.default
-    if not any(node.target is dropout and not node.args[2] for node in program.graph.nodes):
-        return program
-    program = copy.deepcopy(program)
-    for node in program.graph.nodes:
-        if node.target is dropout:
-            node.args = (*node.args[:2], True)
-    return program
-
-
 def _refuse_unsupported(program: torch.export.ExportedProgram, source: str) -> None:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    known = set(ExportedProgramImporter().convert_map) | set(_converters())
-    unknown: Counter[str] = Counter()
-    random: Counter[str] = Counter()
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = str(getattr(node.target, "__name__", node.target))
-        if name.startswith(_RANDOM):
-            random[name] += 1
-        elif name not in known:
-            unknown[name] += 1
-    for kind, found in (("unsupported", unknown), ("random", random)):
+    known = set(ExportedProgramImporter().convert_map) | set(converters())
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    random = [node for node in calls if name_of(node).startswith(_RANDOM)]
+    unknown = [node for node in calls if node not in random and name_of(node) not in known]
+    for kind, found, remedy in (("unsupported", unknown, _REPLACE), ("random", random, _REPLACE_RANDOM)):
         if found:
-            listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(found.items()))
-            raise ModelError(
-                f"{source} uses {kind} operators: {listed}; replace them in the model and export it again."
-            )
+            raise ModelError(f"{source} uses {kind} operators: {listed(found)}; {remedy}")
 
 
 def _buffers_as_inputs(torch: ModuleType, program: torch.export.ExportedProgram) -> tuple[Any, list[str]]:
@@ -220,33 +194,3 @@ def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], s
         elif spec.target not in trained:
             frozen.add(spec.arg.name)
     return values, frozen, constants
-
-
-def _converters() -> dict[str, Any]:
-    """Translations that replace those of TVM, by operator."""
-    return {
-        "dropout.default": _dropout,
-        "native_dropout.default": _native_dropout,
-        "_native_batch_norm_legit_functional.default": _batch_norm_training,
-    }
-
-
-def _dropout(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    data, rate = importer.env[node.args[0]], float(node.args[1])
-    return importer.block_builder.emit(_dropped(importer, data, rate)[0])
-
-
-def _native_dropout(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    return _dropped(importer, importer.env[node.args[0]], float(node.args[1]))
-
-
-def _dropped(importer: ExportedProgramImporter, data: relax.Expr, rate: float) -> relax.Expr:
-    return importer.block_builder.emit(relax.op.nn.dropout(data, rate))
-
-
-def _batch_norm_training(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    """(output, saved mean, saved deviation, new running mean, new running variance)."""
-    result = importer._batch_norm(node, training=True, return_tuple=True)
-    emit = importer.block_builder.emit
-    output, mean, variance = (emit(relax.TupleGetItem(result, index)) for index in range(3))
-    return emit(relax.Tuple([output, mean, variance, mean, variance]))

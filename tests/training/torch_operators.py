@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single operators as PyTorch users write them: functions of one tensor, by topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SHAPE = (2, 4, 6, 6)
+"""Of the tensor that each function gets: samples, channels, height, width."""
+
+Function = Callable[[Tensor], Tensor]
+
+
+def row(x: Tensor) -> Tensor:
+    """One sample as a sequence: (samples, 6, 24)."""
+    return x.permute(0, 2, 1, 3).flatten(2)
+
+
+def volume(x: Tensor) -> Tensor:
+    """(samples, 4, 2, 3, 6)."""
+    return x.unflatten(2, (2, 3))
+
+
+def _filled(x: Tensor) -> Tensor:
+    y = x * 1
+    y[:, 0] = 0.5
+    return y
+
+
+def _added_in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, 1:3] += x[:, :2]
+    return y
+
+
+def _index_put(x: Tensor) -> Tensor:
+    y = x * 1
+    y[:, torch.tensor([0, 3]), torch.tensor([2, 1])] = x[:, :2, 3] * 2
+    return y
+
+
+def _no_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.mean() * 3
+    return x * scale
+
+
+def _windows(x: Tensor) -> Tensor:
+    """Swin's partition into windows of 3x3."""
+    n, c, h, w = x.shape
+    return x.view(n, c, h // 3, 3, w // 3, 3).permute(0, 2, 4, 3, 5, 1).reshape(-1, 9, c).mean(1).view(n, -1)
+
+
+def _grid(x: Tensor) -> Tensor:
+    """A grid in [-1.2, 1.2] that depends on x, off the borders of pixels."""
+    return torch.tanh(row(x)[:, :5, :4].reshape(-1, 5, 2, 2) * 0.7) * 1.2
+
+
+TOPICS: dict[str, dict[str, Function]] = {
+    "selection": {
+        "select_first": lambda x: x[:, 0],
+        "select_last": lambda x: x[:, :, -1],
+        "select_middle": lambda x: x[:, :, 2, 1],
+        "unbind": lambda x: torch.stack([part * (k + 1) for k, part in enumerate(x.unbind(1))], 2),
+        "chunk": lambda x: x.chunk(2, 1)[0] * x.chunk(2, 1)[1],
+        "split_uneven": lambda x: x.split([1, 3], 1)[1],
+        "slice_step": lambda x: x[:, :, 1::2, ::3],
+        "slice_negative": lambda x: x[..., -4:-1],
+        "narrow": lambda x: x.narrow(2, 1, 3),
+        "index_select": lambda x: x.index_select(1, torch.tensor([2, 0, 2])),
+        "index_list": lambda x: x[:, [3, 1, 1]],
+        "index_two": lambda x: x[:, :, torch.tensor([0, 5]), torch.tensor([2, 3])],
+        "index_table": lambda x: x[:, :, torch.tensor([[0, 5], [1, 1]])],
+        "index_negative": lambda x: x[:, :, [-1, 2, -6]],
+        "index_apart": lambda x: x[:, torch.tensor([0, 3]), :, torch.tensor([2, -3])],
+        "index_put": _index_put,
+        "detach": lambda x: x * x.detach() + x.detach() ** 2,
+        "no_grad": _no_grad,
+        "gather": lambda x: x.gather(3, torch.arange(12).view(1, 1, 6, 2).expand(2, 4, 6, 2) % 6),
+        "take_along_dim": lambda x: x.take_along_dim(x.detach().argsort(-1), -1) * torch.arange(1.0, 7.0),
+        "diagonal": lambda x: x.diagonal(0, 2, 3),
+        "masked_fill": lambda x: x.masked_fill(x > 0.5, -1.0),
+        "where": lambda x: torch.where(x > 0, x * x, 0.1 * x),
+        "fill_slice": _filled,
+        "add_in_place": _added_in_place,
+        "one_hot_product": lambda x: x * F.one_hot(torch.tensor([0, 2, 4, 1, 3, 5]), 6),
+    },
+    "joining": {
+        "cat_one": lambda x: torch.cat([x], 1),
+        "cat": lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
+        "cat_negative": lambda x: torch.cat([x, x[..., :2]], -1),
+        "stack": lambda x: torch.stack([x, x.relu()], 1),
+        "repeat": lambda x: x.repeat(1, 2, 1, 3),
+        "repeat_interleave": lambda x: x.repeat_interleave(2, 3),
+        "expand": lambda x: x[:, :1].expand(-1, 5, -1, -1),
+        "tile": lambda x: x.tile(2, 1),
+        "roll": lambda x: x.roll((1, -2), (2, 3)),
+        "flip": lambda x: x.flip(2, 3),
+        "rot90": lambda x: x.rot90(1, (2, 3)),
+        "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
+        "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
+        "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+        "unfold_image": lambda x: F.unfold(x, 3, padding=1, stride=2),
+        "fold": lambda x: F.fold(F.unfold(x, 2, stride=2) * 1.5, (6, 6), 2, stride=2),
+        "fold_overlapping": lambda x: F.fold(F.unfold(x, 3, padding=1), (6, 6), 3, padding=1),
+        "unfold_tensor": lambda x: x.unfold(3, 3, 2),
+        "windows": _windows,
+        "movedim": lambda x: x.movedim(1, -1).contiguous(),
+        "tril": lambda x: x.tril(),
+        "outer_sum": lambda x: x.mean(3)[:, :, :, None] + x.mean(2)[:, :, None, :],
+        "einsum": lambda x: torch.einsum("nchw,nkhw->nck", x, x),
+        "bmm": lambda x: torch.bmm(row(x), row(x).transpose(1, 2)),
+        "baddbmm": lambda x: torch.baddbmm(x.mean((1, 2))[:, :, None], row(x), row(x).mT, beta=0.5, alpha=2.0),
+        "scatter_add": lambda x: torch.zeros(2, 4, 6, 3).scatter_add(3, torch.arange(6).expand(2, 4, 6, 6) % 3, x),
+    },
+    "reductions": {
+        "amax": lambda x: x.amax((2, 3)),
+        "amin": lambda x: x.amin(1, keepdim=True),
+        "max_dim": lambda x: x.max(1)[0],
+        "max_keepdim": lambda x: x.max(dim=2, keepdim=True).values,
+        "min_dim": lambda x: x.min(-1)[0],
+        "max_all": lambda x: x * x.max(),
+        "topk": lambda x: x.topk(3, dim=1)[0],
+        "topk_smallest": lambda x: x.flatten(1).topk(5, largest=False).values,
+        "sort": lambda x: x.sort(-1)[0] * torch.arange(1.0, 7.0),
+        "kthvalue": lambda x: x.kthvalue(2, -1).values,
+        "sum": lambda x: x.sum((1, 2)),
+        "mean": lambda x: x.mean((-2, -1), keepdim=True),
+        "var": lambda x: x.var((2, 3)),
+        "std": lambda x: x.std(1, unbiased=False),
+        "std_mean": lambda x: torch.std_mean(x, (2, 3))[0],
+        "norm": lambda x: x.norm(dim=1),
+        "norm_l1": lambda x: x.norm(p=1, dim=(2, 3)),
+        "normalize": lambda x: F.normalize(x, dim=1),
+        "vector_norm_inf": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1),
+        "logsumexp": lambda x: x.logsumexp(1),
+        "cumsum": lambda x: x.cumsum(2),
+        "cumprod": lambda x: x.cumprod(3),
+        "prod": lambda x: x.prod(3),
+        "softmax": lambda x: x.softmax(1),
+        "log_softmax": lambda x: x.log_softmax(-1),
+        "softmin": lambda x: F.softmin(x, 1),
+        "cosine_similarity": lambda x: F.cosine_similarity(x[:, :2], x[:, 2:], 1),
+        "pairwise": lambda x: torch.cdist(row(x), row(x)[:, :3] + 3.0),
+        "any_mask": lambda x: x * (x > 1).any(1, keepdim=True),
+        "aminmax": lambda x: x.aminmax(dim=1)[1],
+    },
+    "pools": {
+        "adaptive_max_1": lambda x: F.adaptive_max_pool2d(x, 1),
+        "adaptive_max_uneven": lambda x: F.adaptive_max_pool2d(x, (4, 5)),
+        "adaptive_max_1d": lambda x: F.adaptive_max_pool1d(row(x), 4),
+        "adaptive_max_3d": lambda x: F.adaptive_max_pool3d(volume(x), (1, 2, 3)),
+        "adaptive_avg_uneven": lambda x: F.adaptive_avg_pool2d(x, (4, 5)),
+        "adaptive_avg_larger": lambda x: F.adaptive_avg_pool2d(x, 8),
+        "adaptive_avg_1d": lambda x: F.adaptive_avg_pool1d(row(x), 5),
+        "adaptive_avg_3d": lambda x: F.adaptive_avg_pool3d(volume(x), (1, 2, 4)),
+        "max_ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+        "max_dilated": lambda x: F.max_pool2d(x, 2, 1, dilation=2),
+        "max_1d": lambda x: F.max_pool1d(row(x), 2),
+        "max_3d": lambda x: F.max_pool3d(volume(x), (1, 2, 2)),
+        "avg_ceil": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+        "avg_include_pad": lambda x: F.avg_pool2d(x, 3, 2, 1),
+        "avg_divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+        "avg_1d": lambda x: F.avg_pool1d(row(x), 3, 2, 1),
+        "avg_3d": lambda x: F.avg_pool3d(volume(x), 2, 1),
+        "lp_pool": lambda x: F.lp_pool2d(x, 2.0, 2),
+        "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        "max_places": lambda x: F.max_pool2d(x, 3, 2, 1, 1, True, return_indices=True)[0],
+        "max_unpool_1d": lambda x: F.max_unpool1d(
+            *F.max_pool1d(row(x), 3, 3, return_indices=True), 3, output_size=(row(x).shape[-1],)
+        ),
+    },
+    "resizing": {
+        "nearest": lambda x: F.interpolate(x, scale_factor=2),
+        "nearest_exact": lambda x: F.interpolate(x, (9, 5), mode="nearest-exact"),
+        "nearest_odd": lambda x: F.interpolate(x, (9, 4)),
+        "nearest_1d": lambda x: F.interpolate(row(x), scale_factor=2),
+        "nearest_3d": lambda x: F.interpolate(volume(x), scale_factor=2),
+        "bilinear": lambda x: F.interpolate(x, (9, 4), mode="bilinear"),
+        "bilinear_aligned": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+        "linear": lambda x: F.interpolate(row(x), scale_factor=2.0, mode="linear"),
+        "trilinear": lambda x: F.interpolate(volume(x), scale_factor=2, mode="trilinear"),
+        "bicubic": lambda x: F.interpolate(x, (9, 9), mode="bicubic"),
+        "bicubic_aligned": lambda x: F.interpolate(x, (9, 9), mode="bicubic", align_corners=True),
+        "area": lambda x: F.interpolate(x, (3, 3), mode="area"),
+        "bicubic_antialias": lambda x: F.interpolate(x, (4, 9), mode="bicubic", antialias=True),
+        "nearest_factor": lambda x: F.interpolate(x, scale_factor=1.7),
+        "bilinear_antialias": lambda x: F.interpolate(x, (3, 4), mode="bilinear", antialias=True),
+        "reflect": lambda x: F.pad(x, (2, 1, 1, 2), mode="reflect"),
+        "replicate": lambda x: F.pad(x, (2, 1, 1, 2), mode="replicate"),
+        "circular": lambda x: F.pad(x, (2, 1, 1, 2), mode="circular"),
+        "constant": lambda x: F.pad(x, (2, 1, 0, 2), value=0.5),
+        "crop": lambda x: F.pad(x, (-1, -1, -2, 0)),
+        "reflect_1d": lambda x: F.pad(row(x), (3, 2), mode="reflect"),
+        "replicate_3d": lambda x: F.pad(volume(x), (1, 1, 1, 1, 1, 1), mode="replicate"),
+        "grid_sample": lambda x: F.grid_sample(x, _grid(x), align_corners=False),
+        "grid_sample_aligned": lambda x: F.grid_sample(x, _grid(x), align_corners=True),
+        "grid_sample_border": lambda x: F.grid_sample(x, _grid(x), padding_mode="border", align_corners=False),
+        "grid_sample_nearest": lambda x: F.grid_sample(x, _grid(x).detach(), mode="nearest", align_corners=False),
+        "affine_grid": lambda x: F.grid_sample(
+            x, F.affine_grid(x[:, 0, :2, :3] * 0.4, (2, 4, 5, 5), align_corners=False), align_corners=False
+        ),
+    },
+    "activations": {
+        "elu": lambda x: F.elu(x * 3),
+        "elu_large": lambda x: F.elu(x * 100),
+        "elu_alpha": lambda x: F.elu(x * 100, 0.7),
+        "celu": lambda x: F.celu(x * 100, 1.3),
+        "selu": lambda x: F.selu(x * 100),
+        "softplus": lambda x: F.softplus(x * 100),
+        "mish": lambda x: F.mish(x * 50),
+        "silu": lambda x: F.silu(x),
+        "gelu": lambda x: F.gelu(x),
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "hardswish": lambda x: F.hardswish(x * 4),
+        "hardsigmoid": lambda x: F.hardsigmoid(x * 4),
+        "hardtanh": lambda x: F.hardtanh(x * 2),
+        "relu6": lambda x: F.relu6(x * 8),
+        "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+        "glu": lambda x: F.glu(x, 1),
+        "logsigmoid": lambda x: F.logsigmoid(x * 50),
+        "tanhshrink": lambda x: F.tanhshrink(x),
+        "softshrink": lambda x: F.softshrink(x),
+        "hardshrink": lambda x: F.hardshrink(x),
+        "softsign": lambda x: F.softsign(x),
+        "threshold": lambda x: F.threshold(x, 0.1, 0.5),
+        "clamp": lambda x: x.clamp(-0.5, 0.7),
+        "clamp_min": lambda x: x.clamp_min(0.3),
+        "clamp_tensor": lambda x: x.clamp(max=torch.full((6,), 0.2)),
+        "abs": lambda x: x.abs(),
+        "sqrt": lambda x: (x.abs() + 0.1).sqrt(),
+        "rsqrt": lambda x: (x * x + 0.1).rsqrt(),
+        "pow": lambda x: x**3 + (x * x + 0.5) ** 0.7,
+        "pow_negative": lambda x: (x * x + 0.5) ** -1.5,
+        "exp2": lambda x: torch.exp2(x),
+        "expm1": lambda x: torch.expm1(x),
+        "log1p": lambda x: torch.log1p(x.abs()),
+        "log2": lambda x: torch.log2(x.abs() + 0.2) + torch.log10(x.abs() + 0.2),
+        "reciprocal": lambda x: 1 / (x * x + 1) + (x * x + 2).reciprocal(),
+        "erf": lambda x: torch.erf(x) + torch.erfc(x * 2),
+        "atan2": lambda x: torch.atan2(x, x * x + 1),
+        "asinh": lambda x: torch.asinh(x) + torch.atanh(x * 0.3) + torch.acosh(x * x + 1.5),
+        "trigonometry": lambda x: x.sin() + x.cos() * 2 + x.sinh() + x.cosh() * 2 + x.atan(),
+        "lerp": lambda x: torch.lerp(x, x * x, 0.3),
+        "addcmul": lambda x: torch.addcmul(x, x, x.sin(), value=0.5),
+        "addcdiv": lambda x: torch.addcdiv(x, x, x * x + 1, value=0.5),
+        "floor_divide": lambda x: x * (torch.arange(6) // 2) + x * (7.0 // torch.arange(1, 7)),
+        "true_divide_trunc": lambda x: (
+            x * torch.div(torch.arange(6), 4, rounding_mode="trunc") + torch.div(x, 0.3, rounding_mode="floor") * x
+        ),
+        "remainder": lambda x: torch.remainder(x, 0.7) + torch.fmod(x, 0.7),
+        "round": lambda x: x - x.round() + x.floor() * 0.5 + x.ceil() * x,
+        "sign": lambda x: x * x.sign() + x.trunc() * x,
+        "maximum": lambda x: torch.maximum(x, x.flip(3)) + torch.minimum(x, x.flip(2)),
+        "rsub": lambda x: 1.5 - x,
+        "logaddexp": lambda x: torch.logaddexp(x, x * 2),
+        "sigmoid_gate": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
+        "nan_to_num": lambda x: torch.nan_to_num(x),
+        "double_and_back": lambda x: (x.double() * 2).float(),
+        "bool_arithmetic": lambda x: x * (x > 0) + x * (x < 1).float() - x * (~(x > 0.5)),
+        "copysign": lambda x: torch.copysign(x * x, x),
+        "hypot": lambda x: torch.hypot(x, x + 3),
+        "square": lambda x: x.square() + torch.sinc(x + 0.25),
+    },
+    "layers": {
+        "layer_norm": lambda x: F.layer_norm(x, (6,)),
+        "layer_norm_2d": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,)).permute(0, 3, 1, 2),
+        "group_norm": lambda x: F.group_norm(x, 2),
+        "instance_norm": lambda x: F.instance_norm(x),
+        "instance_norm_1d": lambda x: F.instance_norm(row(x)),
+        "rms_norm": lambda x: F.rms_norm(x, (6,)),
+        "local_response_norm": lambda x: F.local_response_norm(x, 2),
+        "batch_norm_no_stats": lambda x: F.batch_norm(x, None, None, training=True),
+        "weight_standard": lambda x: F.conv2d(
+            torch.arange(200.0).view(2, 4, 5, 5).sin(),
+            F.batch_norm(x[:, :, :3, :3].reshape(1, 2, -1), None, None, training=True, eps=1e-3).reshape(2, 4, 3, 3),
+        ),
+        "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+        "attention_causal": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+        "attention_mask": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x.mean(1, keepdim=True)),
+        "attention_bool": lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6, dtype=torch.bool).tril()),
+        "conv_1d": lambda x: F.conv1d(row(x), row(x).reshape(-1, 6, 3)[:4], padding=1),
+        "conv_transpose_1d": lambda x: F.conv_transpose1d(row(x), row(x).reshape(6, -1, 3)[:, :4], stride=2),
+        "conv_transpose_2d": lambda x: F.conv_transpose2d(
+            x, x.reshape(4, -1, 3, 3)[:, :2], stride=2, padding=1, output_padding=1
+        ),
+        "conv_transpose_3d": lambda x: F.conv_transpose3d(
+            volume(x), x.reshape(4, -1, 2, 2, 2)[:, :2], stride=2, padding=(0, 1, 1), output_padding=(1, 0, 1)
+        ),
+        "conv_transpose_3d_grouped": lambda x: F.conv_transpose3d(
+            volume(x), x.reshape(4, -1, 1, 2, 3)[:, :3], x.mean((0, 2, 3)).repeat(2)[:6], dilation=(1, 2, 1), groups=2
+        ),
+        "conv_same": lambda x: F.conv2d(x, x[:, :, :3, :4].reshape(2, 4, 3, 4), padding="same"),
+        "bilinear": lambda x: F.bilinear(row(x), row(x), row(x)[0, :1, :, None] * row(x)[1, :2, None, :]),
+        "linear_3d": lambda x: F.linear(row(x), row(x)[0]),
+        "embedding": lambda x: F.embedding(torch.tensor([[3, 0, 3], [1, 2, 3]]), x.permute(1, 0, 2, 3).flatten(1)),
+        "cross_entropy_inside": lambda x: x * F.cross_entropy(x.mean((2, 3)), torch.tensor([1, 2])),
+        "smooth_l1_inside": lambda x: x * F.smooth_l1_loss(x, x.flip(3), reduction="none"),
+        "lstm": None,
+        "lstm_two_layers": None,
+        "gru": None,
+        "rnn": None,
+        "multihead": None,
+        "transformer": None,
+        "spectral": lambda x: x / torch.linalg.matrix_norm(x.flatten(2)[0]),
+    },
+}
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over `row`, its output alone."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(row(x))[0]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(24, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(row(x), row(x), row(x), need_weights=False)[0]
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(24, 3, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(row(x))
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: Recurrent(nn.LSTM(24, 5, bidirectional=True, batch_first=True)),
+    "lstm_two_layers": lambda: Recurrent(nn.LSTM(24, 5, 2, batch_first=True)),
+    "gru": lambda: Recurrent(nn.GRU(24, 5, batch_first=True)),
+    "rnn": lambda: Recurrent(nn.RNN(24, 5, batch_first=True)),
+    "multihead": Attention,
+    "transformer": Encoder,
+}
+
+
+class Topic(nn.Module):
+    """Functions of one tensor beside each other, each of x plus a parameter of its own; the results put in a row."""
+
+    def __init__(self, functions: dict[str, Function]) -> None:
+        super().__init__()
+        self.functions = functions
+        self.layers = nn.ModuleDict({name: LAYERS[name]() for name in functions if name in LAYERS})
+        self.offsets = nn.ParameterDict({name: nn.Parameter(torch.zeros(SHAPE[1:])) for name in functions})
+
+    def forward(self, x: Tensor) -> Tensor:
+        results = []
+        for name, function in self.functions.items():
+            y = x + self.offsets[name]
+            y = self.layers[name](y) if name in self.layers else function(y)
+            results.append(y.reshape(SHAPE[0], -1))
+        return torch.cat(results, 1)

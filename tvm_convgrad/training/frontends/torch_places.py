@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where in the user's files an operator of a torch.export graph stands, for messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # an optional package
+    import torch
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
+
+
+def place_of(node: torch.fx.Node) -> str:
+    """`, net.py:31: x = x.foo()`, the innermost line outside of PyTorch; "" where the export kept no stack."""
+    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    own = [frame for frame in frames if "torch" not in PurePath(frame[0]).parts] or frames
+    if not own:
+        return ""
+    path, line, _function, text = own[-1]
+    return f", {PurePath(path).name}:{line}" + (f": {text.strip()}" if text else "")
+
+
+def listed(nodes: Iterable[torch.fx.Node]) -> str:
+    """The operators of some nodes, each with its count and the line of the first."""
+    found: dict[str, list[torch.fx.Node]] = {}
+    for node in nodes:
+        found.setdefault(name_of(node), []).append(node)
+    return "; ".join(f"aten.{name} ({len(each)}x{place_of(each[0])})" for name, each in sorted(found.items()))
+
+
+def name_of(node: torch.fx.Node) -> str:
+    """An operator's name and overload, such as `mul.Tensor`."""
+    return str(getattr(node.target, "__name__", node.target))
