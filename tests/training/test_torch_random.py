@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout of every flavour that torch.export writes: masks when training, the identity when predicting, gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from tests.training.harness import Runner  # noqa: E402
+from tvm_convgrad.core.errors import ModelError  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
+
+SHAPE = (6, 8, 4, 4)
+KEPT = 0.75
+ALPHA, SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def drop_path(x, training):
+    """The way of timm: a mask of samples, divided by the probability in place."""
+    if not training:
+        return x
+    mask = x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(KEPT)
+    mask.div_(KEPT)
+    return x * mask
+
+
+def drop_connect(x, training):
+    """The way of the first EfficientNets: the floor of a uniform number and the probability."""
+    if not training:
+        return x
+    return x / KEPT * torch.floor(KEPT + torch.rand((x.shape[0], 1, 1, 1), dtype=x.dtype))
+
+
+RATE = 1 - KEPT
+FLAVOURS = {
+    "dropout": lambda x, training: F.dropout(x, RATE, training),
+    "dropout_in_place": lambda x, training: F.dropout(x * 1, RATE, training, inplace=True),
+    "dropout2d": lambda x, training: F.dropout2d(x, RATE, training),
+    "dropout3d": lambda x, training: F.dropout3d(x[:, :, None], RATE, training)[:, :, 0],
+    "alpha_dropout": lambda x, training: F.alpha_dropout(x, RATE, training),
+    "feature_alpha_dropout": lambda x, training: F.feature_alpha_dropout(x, RATE, training),
+    "drop_path": drop_path,
+    "drop_connect": drop_connect,
+}
+OF_CHANNELS = {"dropout2d", "dropout3d", "feature_alpha_dropout"}
+OF_SAMPLES = {"drop_path", "drop_connect"}
+IN_EVAL = {"drop_path", "drop_connect"}
+"""Functions that a model in eval mode does not call, so that nothing of them is in the graph."""
+
+
+class Flavours(nn.Module):
+    """Each flavour of the input plus a parameter, behind each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets = nn.Parameter(torch.full((len(FLAVOURS), *SHAPE), 2.0))
+
+    def forward(self, x):
+        parts = [drop(x + self.offsets[at], self.training) for at, drop in enumerate(FLAVOURS.values())]
+        return torch.stack(parts, 1)
+
+
+@cache
+def stepped(mode):
+    """By flavour: (operand, predictions of two steps, of `predict`, the gradient of the first step)."""
+    network = Flavours()
+    network.train(mode == "train")
+    x = torch.rand(SHAPE, generator=torch.Generator().manual_seed(1))
+    runner = Runner(build_step(from_exported_program(torch.export.export(network, (x,))), loss="mse", lr=1.0, seed=5))
+    target = np.zeros((SHAPE[0], len(FLAVOURS), *SHAPE[1:]), "float32")
+    (before,) = runner.named("parameter").values()
+    predicted = runner.predict(x.numpy())
+    _, first = runner.step(x.numpy(), target, lr=float(target.size))
+    (after,) = runner.named("parameter").values()
+    runner.state = runner.machine["init"]()
+    _, again = runner.step(x.numpy(), target, lr=0.0)
+    _, second = runner.step(x.numpy(), target, lr=0.0)
+    np.testing.assert_array_equal(again, first)
+    return {
+        name: (x.numpy() + before[at], first[:, at], second[:, at], predicted[:, at], before[at] - after[at])
+        for at, name in enumerate(FLAVOURS)
+    }
+
+
+CASES = [(mode, name) for mode in ("train", "eval") for name in FLAVOURS if mode == "train" or name not in IN_EVAL]
+
+
+@pytest.mark.parametrize(("mode", "name"), CASES)
+def test_a_mask_is_drawn_anew_for_every_step_and_is_the_identity_when_predicting(mode, name):
+    operand, first, second, predicted, _ = stepped(mode)[name]
+    np.testing.assert_array_equal(predicted, operand)
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize(("mode", "name"), CASES)
+def test_what_is_kept_is_scaled_as_pytorch_does(mode, name):
+    operand, first, _, _, _ = stepped(mode)[name]
+    lost = -ALPHA * SCALE
+    if "alpha" in name:
+        scale = ((lost * lost * RATE + 1) * (1 - RATE)) ** -0.5
+        shift = -lost * RATE * scale
+        forms = operand.astype("float64") * scale + shift, np.full(operand.shape, lost * scale + shift)
+    else:
+        forms = operand.astype("float64") / KEPT, np.zeros(operand.shape)
+    kept = np.abs(first - forms[0]) <= 4e-6
+    assert (kept | (np.abs(first - forms[1]) <= 4e-6)).all()
+    drawn = kept[:, 0, 0, 0] if name in OF_SAMPLES else kept[:, :, 0, 0] if name in OF_CHANNELS else kept
+    whole = drawn.reshape(drawn.shape + (1,) * (kept.ndim - drawn.ndim))
+    assert (kept == whole).all()
+    assert 0 < (~drawn).sum() < drawn.size
+    if drawn.size > 40:  # 5 standard deviations of the binomial distribution; the seed is fixed
+        assert abs(drawn.mean() - KEPT) <= 5 * (KEPT * RATE / drawn.size) ** 0.5
+
+
+@pytest.mark.parametrize(("mode", "name"), CASES)
+def test_the_gradient_passes_where_the_value_did(mode, name):
+    """The loss is a sum of squares: dx = 2·y·∂y/∂x."""
+    operand, first, _, _, gradient = stepped(mode)[name]
+    if "alpha" in name:
+        scale = ((ALPHA * ALPHA * SCALE * SCALE * RATE + 1) * (1 - RATE)) ** -0.5
+        shift = ALPHA * SCALE * RATE * scale
+        slope = np.where(np.abs(first - (operand * scale + shift)) <= 4e-6, scale, 0.0)
+    else:
+        slope = np.where(first != 0, 1 / KEPT, 0.0)
+    np.testing.assert_allclose(gradient, 2.0 * first * slope, rtol=0, atol=2e-5)
+
+
+class Noisy(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.scale, self.make = nn.Parameter(torch.ones(4)), make
+
+    def forward(self, x):
+        return self.make(x * self.scale)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda x: x + torch.randn(x.shape), ("aten.randn.default", "test_torch_random.py:", "eval mode")),
+        (lambda x: torch.bernoulli(x), ("aten.rand.default", "test_torch_random.py:", "eval mode")),
+        (
+            lambda x: F.adaptive_max_pool2d(x[None, None], 2, return_indices=True)[1] * x.sum(),
+            ("aten.adaptive_max_pool2d", "return_indices=True"),
+        ),
+    ],
+)
+def test_what_has_no_meaning_in_a_step_is_refused_with_its_line(make, named):
+    program = torch.export.export(Noisy(make), (torch.rand(4, 4),))
+    with pytest.raises(ModelError) as refusal:
+        from_exported_program(program)
+    for words in named:
+        assert words in str(refusal.value)
+
+
+def test_dropout_between_recurrent_layers_is_refused():
+    """PyTorch's decomposition of the exported program loses it."""
+    program = torch.export.export(nn.LSTM(4, 4, 2, dropout=0.5), (torch.rand(3, 2, 4),))
+    with pytest.raises(ModelError, match="dropout between the layers of a recurrent network"):
+        from_exported_program(program)
