@@ -53,6 +53,23 @@ def test_another_file_of_the_same_name_is_compiled(convgrad: Command, model: Pat
     assert shapes == [4, 2]
 
 
+def test_tensors_in_another_file_are_part_of_the_model(
+    convgrad: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    proto = onnx.load(model)
+    onnx.save(proto, model, save_as_external_data=True, location="net.data", size_threshold=0)
+    cold = convgrad("build", model, "-o", tmp_path / "first.so", "--json").json
+    with monkeypatch.context() as patch:
+        patch.setattr(compilation.ModelOptions, "load", lambda _: pytest.fail("the model is read again"))
+        assert convgrad("build", model, "-o", tmp_path / "again.so", "--json").json["id"] == cold["id"]
+    data = bytearray((tmp_path / "net.data").read_bytes())
+    data[3] ^= 1  # the exponent of a weight
+    (tmp_path / "net.data").write_bytes(data)
+    assert convgrad("build", model, "-o", tmp_path / "other.so", "--json").json["id"] != cold["id"]
+
+
 def test_a_cache_that_cannot_be_written_is_one_line(
     convgrad: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole builds that are kept: the library of the same model file and options is taken, and nothing is compiled.
 
-Only files that hold all of a model are looked up: no Python source, and no file that names others. A look-up does not
-load TVM, which takes longer than all else that is left.
+Only files that say where all of a model lies are looked up, and no Python source. A look-up does not load TVM, which
+takes longer than all else that is left.
 """
 
 from __future__ import annotations
@@ -98,19 +98,17 @@ class KeptBuilds:
         self._kept.trim()
 
     def _key(self) -> str:
-        """Of all that decides about the library; empty for a model that is not all in its file."""
+        """Of all that decides about the library; empty for a model of which a file cannot be read, or is unknown."""
         path = Path(self._source.source)
         if path.suffix.lower() not in _SUFFIXES:
             return ""
-        try:
-            content = path.read_bytes()
-        except OSError:  # reading the model says so
-            return ""
-        if path.suffix.lower() == ".onnx" and _ELSEWHERE in content:
+        content = _digest(path)
+        others = _external_data(path) if content and path.suffix.lower() == ".onnx" else {}
+        if not content or others is None:  # reading the model says what is wrong
             return ""
         measured = [self._tunings, *(self._tunings.with_name(name) for name in _MEASURED), *_default_measurements()]
         deciding = [
-            hashlib.sha256(content).hexdigest(),
+            [content, others],
             asdict(self._source),
             self._options,
             [_digest(each) for each in measured],
@@ -122,6 +120,25 @@ class KeptBuilds:
             },
         ]
         return hashlib.sha256(json.dumps(deciding, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _external_data(path: Path) -> dict[str, str] | None:
+    """Digests of the files that hold tensors of an ONNX file; None if one cannot be read."""
+    if _ELSEWHERE not in path.read_bytes():
+        return {}
+    import onnx  # optional, and slow
+
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except Exception:  # protobuf's DecodeError is its own; what reads the model says that the file is damaged
+        return None
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    if any(attribute.type in (attribute.GRAPH, attribute.GRAPHS) for attribute in attributes):
+        return None  # the branches of an If, the body of a Loop
+    tensors = [*graph.initializer, *(attribute.t for attribute in attributes if attribute.type == attribute.TENSOR)]
+    names = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    digests = {name: _digest(path.parent / name) for name in sorted(names)}
+    return digests if all(digests.values()) else None
 
 
 def _default_measurements() -> list[Path]:
