@@ -72,7 +72,7 @@ def _torchvision() -> Iterator[Architecture]:
                 shapes = ((3, 299, 299),)
             if name in ("vit_b_16", "maxvit_t", "mvit_v1_b", "mvit_v2_s"):
                 shapes = (tuple(224 if extent in (112, SIZE) else extent for extent in shapes[0]),)
-            if name.startswith("mvit"):
+            if name.startswith("mvit") or name == "s3d":
                 shapes = ((3, 16, 224, 224),)
             yield Architecture(f"torchvision:{name}", shapes)
     yield Architecture("torchvision:resnet18_fpn")
@@ -87,6 +87,8 @@ def _from_torchvision(name: str) -> nn.Module:
     options = {"weights": None}
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None
+    if name in ("googlenet", "inception_v3"):  # torch.export.save refuses the named tuple of the auxiliary outputs
+        options["aux_logits"] = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return builder(**options)

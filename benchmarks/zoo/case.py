@@ -6,7 +6,8 @@
 The comparison is of one step of plain SGD, dropout off in both: the loss, the gradient of every parameter, and the
 running statistics after it. An error is measured in the error that PyTorch itself makes in float32 on the same step, so
 that an ill-conditioned model is not counted against either. A rectifier's input that rounds to the other side of zero
-moves a gradient by more than rounding; a model that is wrong for one batch is therefore tried with a second one.
+moves the gradients before it by more than rounding, on other inputs those of other parameters. So a gradient counts as
+wrong that differs for each of up to `INPUTS` batches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_ar
 from tvm_convgrad.training.compile.lower import compile_with_plan
 from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.model.model import Model
+from tvm_convgrad.training.model.outputs import Outputs
 from tvm_convgrad.training.runtime.session import Session
 from tvm_convgrad.training.step.build import build_step
 from tvm_convgrad.training.step.module import StepModule
@@ -53,6 +55,9 @@ TIMES_FLOAT32 = 8.0
 LEAST_ERROR = 2e-5
 """An error that is always accepted, relative to the largest gradient."""
 
+INPUTS = 4
+"""Batches that are tried until no gradient has differed for all of them."""
+
 RATE = 1.0
 
 
@@ -65,6 +70,7 @@ class Outcome:
         reason: the sentence; for a wrong step what differs.
         parameters: how many numbers are trained.
         error, float32_error: the largest error of a gradient, of ours and of PyTorch's float32.
+        inputs: how many batches were compared.
         build_seconds: from the file to the shared library.
         step, torch_step: seconds of a step, medians; ratio: the median of theirs / ours of each pair.
     """
@@ -76,6 +82,7 @@ class Outcome:
     parameters: int = 0
     error: float | None = None
     float32_error: float | None = None
+    inputs: int | None = None
     build_seconds: float | None = None
     step: float | None = None
     torch_step: float | None = None
@@ -84,11 +91,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained: inputs and target of one batch."""
+    """What is trained: inputs and target of one batch, and which output, if there are several."""
 
     inputs: tuple[Tensor, ...]
     target: Tensor
     loss: str
+    outputs: Outputs | None = None
 
 
 def run_case(architecture: Architecture, form: str, stage: str, batch: int, seconds: float) -> Outcome:
@@ -106,7 +114,7 @@ def run_case(architecture: Architecture, form: str, stage: str, batch: int, seco
             return replace(outcome, reason=one_line(error))
         try:
             begin = time.perf_counter()
-            model = load_model(path)
+            model = load_model(path, outputs=problem.outputs)
             if not isinstance(model, Model):
                 return replace(outcome, result=WRONG, reason="imported as a program with gradients of its own")
             step = build_step(
@@ -140,13 +148,15 @@ def measured(
     seconds: float,
 ) -> Outcome:
     """The outcome with the comparison's result, and the times if the stage is "time" and the step is right."""
-    for seed in (0, 1):
+    differing: dict[str, float] | None = None
+    for seed in range(INPUTS):
         problem = draw(module, architecture, problem.inputs[0].shape[0], seed)
         session.reset()
-        reason, error, float32_error = compare(module, session, step, problem)
-        outcome = replace(outcome, result=WRONG if reason else RIGHT, reason=reason, error=error)
-        outcome = replace(outcome, float32_error=float32_error)
-        if not reason:
+        found = compare(module, session, step, problem)
+        differing = {name: error for name, error in found.differing.items() if differing is None or name in differing}
+        outcome = replace(outcome, error=found.error, float32_error=found.float32_error, inputs=seed + 1)
+        outcome = replace(outcome, result=WRONG if differing else RIGHT, reason=found.sentence(differing))
+        if not differing:
             break
     if stage != "time" or outcome.result != RIGHT:
         return outcome
@@ -160,11 +170,13 @@ def draw(module: nn.Module, architecture: Architecture, batch: int, seed: int) -
     generator = torch.Generator().manual_seed(seed)
     inputs = tuple(torch.randn(batch, *shape, generator=generator) for shape in architecture.shapes)
     with torch.no_grad():
-        shape = first_tensor(copy.deepcopy(module).eval()(*inputs)).shape
+        found = copy.deepcopy(module).eval()(*inputs)
+    shape = first_tensor(found).shape
+    outputs = {"0": 1.0} if len(torch.utils._pytree.tree_leaves(found)) > 1 else None
     if len(shape) >= 2 and shape[1] > 1:
         target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator)
-        return Problem(inputs, target, "cross_entropy")
-    return Problem(inputs, torch.randn(shape, generator=generator), "mse")
+        return Problem(inputs, target, "cross_entropy", outputs)
+    return Problem(inputs, torch.randn(shape, generator=generator), "mse", outputs)
 
 
 def first_tensor(value: object) -> Tensor:
@@ -220,10 +232,33 @@ def torch_step_of(module: nn.Module, problem: Problem, dtype: torch.dtype) -> tu
     return loss.item(), {name: value.detach().double().numpy() for name, value in found.items()}
 
 
-def compare(
-    module: nn.Module, session: Session, step: StepModule, problem: Problem
-) -> tuple[str, float | None, float | None]:
-    """What differs from PyTorch float64, or ""; the largest error of ours, and of PyTorch's float32."""
+@dataclass(frozen=True)
+class Comparison:
+    """A step beside PyTorch's in float64.
+
+    Attributes:
+        differing: relative errors of the loss and the gradients and statistics that differ by more than rounding.
+        count: how many gradients and statistics there are.
+        error, float32_error: the largest error of a gradient, of ours and of PyTorch's float32.
+    """
+
+    differing: Mapping[str, float]
+    count: int
+    error: float
+    float32_error: float
+
+    def sentence(self, names: Collection[str]) -> str:
+        """Those of the names that differ most; "" for none."""
+        worst = sorted(((self.differing[name], name) for name in names), reverse=True)
+        shown = ", ".join(f"{name} by {error:.1e}" for error, name in worst[:3])
+        return f"{len(worst)} of {self.count} differ: {shown}" if worst else ""
+
+
+def compare(module: nn.Module, session: Session, step: StepModule, problem: Problem) -> Comparison:
+    """A step of ours beside PyTorch's in float64 and in float32.
+
+    A gradient is the difference of float32 parameters, which carries their rounding, half a unit of their size.
+    """
     wanted_loss, wanted = torch_step_of(module, problem, torch.float64)
     rounded_loss, rounded = torch_step_of(module, problem, torch.float32)
     roles = {schema.name: schema.role for schema in step.state}
@@ -234,42 +269,28 @@ def compare(
         RATE,
     )
     after = session.state
-    limit = max(1e-4 * abs(wanted_loss), TIMES_FLOAT32 * abs(rounded_loss - wanted_loss))
-    if not abs(loss - wanted_loss) <= limit:
-        return f"loss {loss:.6g}, PyTorch float64 has {wanted_loss:.6g}", None, None
     ours = {
         name: (before[name] - after[name]).astype("float64") / RATE if role == "parameter" else after[name]
         for name, role in roles.items()
         if role in ("parameter", "running_stat")
     }
-    return differences(ours, wanted, rounded, before)
-
-
-def differences(
-    ours: Mapping[str, np.ndarray],
-    wanted: Mapping[str, np.ndarray],
-    rounded: Mapping[str, np.ndarray],
-    before: Mapping[str, np.ndarray],
-) -> tuple[str, float, float]:
-    """The parameters and statistics that differ by more than rounding explains, as a sentence or "", and both errors.
-
-    A difference of float32 parameters carries their rounding, half a unit of the value before the step.
-    """
-    missing = sorted(set(ours) - set(wanted))
-    if missing:
-        return f"{len(missing)} of {len(ours)} names are not the module's: {', '.join(missing[:4])}", 0.0, 0.0
-    largest = max((float(np.abs(wanted[name]).max(initial=0.0)) for name in ours), default=0.0) or 1.0
-    bad, worst, worst32 = [], 0.0, 0.0
-    for name, found in ours.items():
+    differing = {}
+    limit = max(1e-4 * abs(wanted_loss), TIMES_FLOAT32 * abs(rounded_loss - wanted_loss))
+    if not abs(loss - wanted_loss) <= limit:
+        differing["the loss"] = abs(loss - wanted_loss) / abs(wanted_loss)
+    differing |= {f"the name {name}, which the module lacks,": np.inf for name in set(ours) - set(wanted)}
+    known = ours.keys() & wanted.keys()
+    largest = max((float(np.abs(wanted[name]).max(initial=0.0)) for name in known), default=0.0) or 1.0
+    worst, worst32 = 0.0, 0.0
+    for name in known:
         scale = max(float(np.abs(wanted[name]).max(initial=0.0)), 1e-2 * largest)
-        error = float(np.abs(found - wanted[name]).max(initial=0.0)) / scale
+        error = float(np.abs(ours[name] - wanted[name]).max(initial=0.0)) / scale
         error32 = float(np.abs(rounded[name] - wanted[name]).max(initial=0.0)) / scale
         stored = float(np.abs(before[name]).max(initial=0.0)) * 2.0**-23 / scale
         worst, worst32 = max(worst, error), max(worst32, error32)
         if not error <= max(LEAST_ERROR, TIMES_FLOAT32 * error32) + stored:
-            bad.append((error, name))
-    sentence = ", ".join(f"{name} by {error:.1e}" for error, name in sorted(bad, reverse=True)[:3])
-    return (f"{len(bad)} of {len(ours)} differ: {sentence}" if bad else ""), worst, worst32
+            differing[name] = error
+    return Comparison(differing, len(ours), worst, worst32)
 
 
 def timed(module: nn.Module, session: Session, problem: Problem, seconds: float) -> tuple[list[float], list[float]]:

@@ -11,16 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 from tests import tiny
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError, TrainingError
+from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+from tvm_convgrad.training.compile.lower import compile_with_plan
+from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.runtime.checkpoint import Progress
 from tvm_convgrad.training.runtime.data import Samples, load_samples
 from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch, evaluate_samples, train
 from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import TensorSpec
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.verify.bulk import native_target
 
 X, Y = tiny.make_arrays(tiny.BATCH, 0)
 
@@ -174,6 +180,31 @@ def test_accuracy_counts_every_sample(session: Session, tiny_data: Path) -> None
     assert len(test) == 21
     right = (session.predict(test.inputs[0]).argmax(axis=1) == test.target).sum()
     assert evaluate_samples(session, test) == {"accuracy": right / 21}
+
+
+@pytest.mark.parametrize(("classes", "width"), [(5, 3), (3, 7)])
+def test_classes_of_pixels_are_in_axis_1(tmp_path: Path, classes: int, width: int) -> None:
+    """More classes than columns, and more columns than classes."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 1, 4, width), "float32"))
+    w = relax.Var("w", relax.TensorType((classes, 1, 1, 1), "float32"))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.nn.conv2d(x, w))
+        builder.emit_func_output(y)
+    weights = {"w": np.arange(classes, dtype="float32").reshape(classes, 1, 1, 1)}
+    step = build_step(from_module(builder.get(), parameters=weights))
+    executable, _ = compile_with_plan(step, native_target())
+    save_artifact(executable, make_manifest(step, native_target(), []), tmp_path / "step.so")
+    session = Session(tmp_path / "step.so")
+    assert session.classes == classes
+    images = np.array([1.0, -1.0], "float32")[:, None, None, None] * np.ones((2, 1, 4, width), "float32")
+    target = np.full((2, 4, width), classes - 1)  # the largest prediction where the image is positive
+    target[0, 0, 0] = 0
+    assert evaluate_samples(session, Samples((images,), target)) == {"accuracy": (4 * width - 1) / (8 * width)}
+    with pytest.raises(ArtifactError, match=f"predicts {classes} classes"):
+        session.step(images, target + 1)
+    session.step(images, target)
 
 
 @pytest.mark.parametrize(

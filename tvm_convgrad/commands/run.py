@@ -231,7 +231,7 @@ def _train(
         TimeRemainingColumn(),
         TextColumn("{task.fields[state]}"),
     )
-    right, seen = 0, 0
+    found: list[float] = []
     with (
         _interruptions() as interrupted,
         Bar(*columns, console=console, disable=quiet or not console.is_terminal) as bar,
@@ -239,15 +239,15 @@ def _train(
         task = bar.add_task("steps", total=epochs * per_epoch, completed=len(progress.losses), state="")
         for report in keeper.told(train(session, samples, progress, epochs, allow_nonfinite=keeper.allow_nonfinite)):
             steps = len(progress.losses)
-            right, seen = right + (report.right or 0), seen + progress.batch_size
-            accuracy = f", accuracy {right / seen:.3f}" if report.right is not None else ""
+            found += [] if report.accuracy is None else [report.accuracy]
+            accuracy = f", accuracy {sum(found) / len(found):.3f}" if found else ""
             bar.update(task, completed=steps, state=f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}")
             if report.epoch_done:
                 if not quiet:
                     mean = sum(progress.losses[-per_epoch:]) / per_epoch
                     line = f"epoch {progress.epoch}/{epochs}: mean loss {mean:.4f}{accuracy} (while training)"
                     bar.console.print(line, markup=False)
-                right, seen = 0, 0
+                found.clear()
             if report.epoch_done or keeper.is_due(steps) or interrupted.is_set():
                 keeper.keep(progress, session.state)
             if interrupted.is_set():

@@ -18,10 +18,10 @@ from tvm_convgrad.training.runtime.session import Session
 
 @dataclass(frozen=True)
 class StepReport:
-    """One finished step: its loss, and of its batch how many samples were classified rightly (None if no classes)."""
+    """One finished step: its loss, and which part of its batch was classified rightly (None if no classes)."""
 
     loss: float
-    right: int | None
+    accuracy: float | None
     epoch_done: bool
 
 
@@ -77,7 +77,7 @@ def train(
             progress.losses.append(loss)
             done = number + 1 == len(batches)
             progress.epoch, progress.position = (progress.epoch + 1, 0) if done else (progress.epoch, number + 1)
-            yield StepReport(loss, count_right(session, predictions, target), done)
+            yield StepReport(loss, accuracy_of(session, predictions, target), done)
 
 
 def _bad_samples(session: Session, samples: Samples, batch: Array) -> str:
@@ -104,18 +104,21 @@ def nonfinite(state: Mapping[str, Array]) -> list[str]:
     return [name for name, array in state.items() if not is_finite(array)]
 
 
-def count_right(session: Session, predictions: Array, target: Array) -> int | None:
-    """How many samples have their largest prediction at their target's class; None if the model has no classes."""
+def accuracy_of(session: Session, predictions: Array, target: Array) -> float | None:
+    """The part of the samples, or of their pixels, whose largest prediction is of the target's class.
+
+    None if the model has no classes.
+    """
     if session.classes is None:
         return None
-    return int((predictions.argmax(axis=-1) == target).sum())
+    return float((predictions.argmax(axis=1) == target).mean())
 
 
 def evaluate_samples(session: Session, samples: Samples) -> dict[str, float]:
     """The quality of the predictions for `samples`: "accuracy" for classes, else "mse"; every sample counts."""
     predictions = session.predict(samples.inputs if len(samples.inputs) > 1 else samples.inputs[0])
-    right = count_right(session, predictions, samples.target)
-    if right is not None:
-        return {"accuracy": right / samples.target.size}
+    accuracy = accuracy_of(session, predictions, samples.target)
+    if accuracy is not None:
+        return {"accuracy": accuracy}
     difference = predictions.astype("float64") - samples.target.astype("float64")
     return {"mse": float((difference**2).mean())}

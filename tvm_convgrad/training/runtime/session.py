@@ -48,8 +48,10 @@ class Session:
     @property
     def classes(self) -> int | None:
         """The number of classes of the model, or None if the targets are not class numbers."""
-        last = self.prediction.shape[-1]
-        return last if self.target.dtype.startswith("int") and isinstance(last, int) else None
+        if not self.target.dtype.startswith("int"):
+            return None
+        classes = self.prediction.shape[1]  # [batch, classes, ...], as cross_entropy has it
+        return classes if isinstance(classes, int) else None
 
     @property
     def state(self) -> dict[str, Array]:
