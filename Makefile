@@ -2,6 +2,8 @@
 # make demo         train a residual CNN on handwritten digits, from an ONNX file to a test accuracy (3 minutes)
 # make test         the test suite, without PyTorch
 # make test-torch   the tests that compare with PyTorch; installs it
+# make test-zoo     12 models of torchvision, timm and others, each built and compared with PyTorch; installs them
+# make bench-zoo    all of the zoo in three formats, beside PyTorch, and the table in OUT: hours; no part of .ci/run
 # make test-onednn  the tests that call oneDNN; installs it
 # make test-cuda    the tests that call cuDNN, of which none needs a GPU; installs it (900 MB)
 # make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (350 MB)
@@ -33,7 +35,7 @@ RELAY := .venv-relay
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test test-torch test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
+.PHONY: demo test test-torch test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
     bench-relay test-host lint clean
 .DELETE_ON_ERROR:
 
@@ -62,6 +64,13 @@ test: $(VENV)/with-test
 
 test-torch: $(VENV)/with-test $(VENV)/with-torch
 	$(BIN)/pytest $(SHARED) -m torch
+
+test-zoo: $(VENV)/with-test $(VENV)/with-zoo
+	$(BIN)/pytest $(SHARED) -m zoo tests/zoo
+
+bench-zoo: $(VENV)/with-zoo
+	@mkdir -p $(OUT)
+	$(BIN)/python -m benchmarks.zoo --out $(OUT)/zoo --markdown $(OUT)/zoo.md
 
 test-onednn: $(VENV)/with-test $(VENV)/with-onednn
 	$(BIN)/pytest $(SHARED) -m onednn

@@ -30,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for entry in ENTRIES.values():
         config.addinivalue_line("markers", f"{entry.marker.name}: {entry.marker.text}")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU, and runs only with -m gpu (make test-gpu)")
+    config.addinivalue_line(
+        "markers", "zoo: builds models of other libraries, and runs only with -m zoo (make test-zoo)"
+    )
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
     if "CONVGRAD_CACHE" not in os.environ:  # of this run only, whose workers share it
@@ -39,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu")
-"""Marks of tests that run only with -m: they need what the suite has no time for, or a GPU."""
+_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu", "zoo")
+"""Marks of tests that run only with -m: they need what the suite has no time for, a GPU, or other libraries."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

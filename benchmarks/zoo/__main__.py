@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.zoo.architectures import Architecture, architectures
-from benchmarks.zoo.case import CRASHED, FORMS, STAGES
+from benchmarks.zoo.case import CRASHED, STAGES, Outcome
+from benchmarks.zoo.problem import FORMS
+from benchmarks.zoo.table import document
 
 
 def main() -> None:
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one case")
     parser.add_argument("--processes", type=int, default=1, help="cases at a time; times want 1")
+    parser.add_argument("--markdown", type=Path, help="where to write the table")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     kept = given.out / f"{given.stage}.jsonl"
@@ -62,6 +65,10 @@ def main() -> None:
             print(
                 f"[{number}/{len(cases)}] {outcome['name']} {outcome['form']}: {outcome['result']} {outcome['reason']}"
             )
+    if given.markdown:
+        outcomes = [Outcome(**done[each.name, form]) for each in found for form in forms]
+        command = f"python -m benchmarks.zoo {' '.join(sys.argv[1:])}"
+        given.markdown.write_text(document(outcomes, command, given.batch))
     counts = Counter((form, done[each.name, form]["result"]) for each in found for form in forms)
     for (form, result), count in sorted(counts.items()):
         print(f"{form:6} {result:13} {count}")

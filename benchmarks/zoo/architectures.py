@@ -57,6 +57,12 @@ def architectures(cache: Path | None = None) -> list[Architecture]:
     return sorted(found, key=lambda each: each.name)
 
 
+def named(name: str) -> Architecture:
+    """One architecture by its name, with small images where it is of another library."""
+    library, _, model = name.partition(":")
+    return Architecture(name, own_models.MODELS[model][1]) if library == "own" else Architecture(name)
+
+
 def _torchvision() -> Iterator[Architecture]:
     import torchvision.models as library
 

@@ -168,7 +168,7 @@ def _main(request: str) -> None:
             step()
         print(json.dumps(Alone(_gpu_memory() - taken, first)._asdict()))
         return
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     step = make(training)
     _, first = timed(step)
     # Loading a model may take more than training it, and happens once.
@@ -177,7 +177,7 @@ def _main(request: str) -> None:
         reset.write_text("5")
     for _ in range(MEMORY_STEPS - 1):
         step()
-    peak = _resident("VmHWM")
+    peak = resident("VmHWM")
     print(json.dumps(Alone(None if before is None or peak is None else peak - before, first)._asdict()))
 
 
@@ -233,7 +233,7 @@ def _gpu_memory() -> int:
     return total.value - free.value
 
 
-def _resident(name: str) -> int | None:
+def resident(name: str) -> int | None:
     """A number of /proc/self/status, in bytes; ru_maxrss would count the process that started this one."""
     status = Path("/proc/self/status")
     found = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None

@@ -55,7 +55,7 @@ def environment(config: Configuration, threads: int, seconds: float) -> dict[str
     return {
         "tvm_convgrad": tvm_convgrad.__version__,
         **{name: installed_version(name) for name in names},
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         **of_gpu,
         "threads": threads,
         "target": str(config.target),
@@ -264,7 +264,7 @@ def _mean(members: list[Measurement], roofline: Roofline) -> dict[str, Any]:
     }
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     """The model of the CPU from /proc/cpuinfo, else what `platform` names."""
     info = Path("/proc/cpuinfo")
     if info.is_file():

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slice of the zoo (benchmarks/zoo): models of other libraries, each exported, built, and beside PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.zoo
+
+CASES = {
+    "own:drop_flavours": "train",
+    "own:unet3d": "train",
+    "own:wavenet": "onnx",
+    "own:diffusion_unet": "eval",
+    "smp:Linknet": "eval",
+    "timm:test_convnext": "onnx",
+    "timm:test_efficientnet": "train",
+    "timm:test_nfnet": "eval",
+    "timm:starnet_s050": "train",
+    "torchvision:mobilenet_v2": "onnx",
+    "torchvision:shufflenet_v2_x0_5": "train",
+    "torchvision:squeezenet1_1": "onnx",
+}
+
+
+@pytest.mark.parametrize(("name", "form"), CASES.items())
+def test_a_step_is_that_of_pytorch(name: str, form: str) -> None:
+    from benchmarks.zoo.architectures import named
+    from benchmarks.zoo.case import RIGHT, run_case
+
+    outcome = run_case(named(name), form, "compare", 2, 0.0)
+    assert (outcome.result, outcome.reason) == (RIGHT, "")
