@@ -9,6 +9,7 @@ well, and dropout becomes `relax.nn.dropout`, whatever mode the model was export
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,6 +29,7 @@ from tvm_convgrad.training.model.outputs import Outputs
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import torch
+    from torch.export.graph_signature import InputSpec, OutputSpec
 
 _REMEDY = "export the model with torch.export.export(..., dynamic_shapes=({0: torch.export.Dim('n')},))"
 # The translator takes these for the identity or for constants, which would be wrong without a word.
@@ -80,7 +82,8 @@ def from_exported_program(
     _refuse_types(torch, program, source)
     program = with_used_places(with_plain_dropout(program, source), source).run_decompositions(decompositions())
     _refuse_unsupported(program, source)
-    adapted, mutated = _buffers_as_inputs(torch, program)
+    inputs, results = _tensors_only(torch, program, source)
+    adapted, mutated = _buffers_as_inputs(torch, program, inputs, results)
     importer = ExportedProgramImporter()
     try:
         module = importer.from_exported_program(
@@ -94,7 +97,7 @@ def from_exported_program(
         release(error)
         raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {first_line(error)}.") from error
     values, frozen, constants = _weights(program)
-    count = len(program.graph_signature.user_inputs)
+    count = sum(spec.kind is torch.export.graph_signature.InputKind.USER_INPUT for spec in inputs)
     module = bind_batch(module, "main", count, batch, _REMEDY, source)
     names = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None}
     return from_module(
@@ -106,7 +109,7 @@ def from_exported_program(
         constants=constants,
         train_scalars=True,
         names=names,
-        output_names=_output_names(torch, program),
+        output_names=_output_names(torch, program, {spec.arg.name for spec in results}),
         outputs=outputs,
         source=source,
     )
@@ -134,7 +137,39 @@ def _refuse_unsupported(program: torch.export.ExportedProgram, source: str) -> N
             raise ModelError(f"{source} uses {kind} operators: {listed(found)}; {remedy}")
 
 
-def _buffers_as_inputs(torch: ModuleType, program: torch.export.ExportedProgram) -> tuple[Any, list[str]]:
+def _tensors_only(
+    torch: ModuleType, program: torch.export.ExportedProgram, source: str
+) -> tuple[list[InputSpec], list[OutputSpec]]:
+    """The inputs and outputs that are tensors; the graph loses the others, which the export has fixed (None, a number).
+
+    Raises:
+        ModelError: an input or output is a number that varies.
+    """
+    signature = program.graph_signature
+    constant = torch.export.graph_signature.ConstantArgument
+    tensor = torch.export.graph_signature.TensorArgument
+    for spec in (*signature.input_specs, *signature.output_specs):
+        if not isinstance(spec.arg, constant | tensor):
+            raise ModelError(
+                f"{source}: {spec.arg.name!r} is a number that varies, of which no step is compiled; export the model "
+                "with a fixed number, or give it as a tensor with an entry for each sample."
+            )
+    fixed = {spec.arg.name for spec in signature.input_specs if isinstance(spec.arg, constant)}
+    for node in list(program.graph.nodes):
+        if node.op == "placeholder" and node.name in fixed and not node.users:
+            program.graph.erase_node(node)
+        elif node.op == "output":
+            node.args = (tuple(each for each in node.args[0] if isinstance(each, torch.fx.Node)),)
+    inputs = [spec for spec in signature.input_specs if not isinstance(spec.arg, constant)]
+    return inputs, [spec for spec in signature.output_specs if not isinstance(spec.arg, constant)]
+
+
+def _buffers_as_inputs(
+    torch: ModuleType,
+    program: torch.export.ExportedProgram,
+    input_specs: Sequence[InputSpec],
+    output_specs: Sequence[OutputSpec],
+) -> tuple[Any, list[str]]:
     """What the translator reads of a program, with buffers as inputs and mutations of them as first outputs."""
     kinds, outputs = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
     signature = program.graph_signature
@@ -142,12 +177,12 @@ def _buffers_as_inputs(torch: ModuleType, program: torch.export.ExportedProgram)
     variable = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target is not None}
     inputs = [
         replace(spec, kind=kinds.PARAMETER) if spec.kind in (kinds.BUFFER, kinds.CONSTANT_TENSOR) else spec
-        for spec in signature.input_specs
+        for spec in input_specs
     ]
-    mutated = [variable[spec.target] for spec in signature.output_specs if spec.kind is outputs.BUFFER_MUTATION]
+    mutated = [variable[spec.target] for spec in output_specs if spec.kind is outputs.BUFFER_MUTATION]
     results = [
         replace(spec, kind=outputs.USER_OUTPUT) if spec.kind is outputs.BUFFER_MUTATION else spec
-        for spec in signature.output_specs
+        for spec in output_specs
     ]
     adapted = SimpleNamespace(
         graph=program.graph,
@@ -163,14 +198,17 @@ def _buffers_as_inputs(torch: ModuleType, program: torch.export.ExportedProgram)
     return adapted, mutated
 
 
-def _output_names(torch: ModuleType, program: torch.export.ExportedProgram) -> list[str]:
+def _output_names(torch: ModuleType, program: torch.export.ExportedProgram, tensors: Container[str]) -> list[str]:
     """The names of the model's results: keys of a dict, fields of a named tuple or dataclass, otherwise positions."""
+    kinds = torch.export.graph_signature.OutputKind
+    kept = [spec.arg.name in tensors for spec in program.graph_signature.output_specs if spec.kind is kinds.USER_OUTPUT]
     tree = torch.utils._pytree
     spec = program.call_spec.out_spec
     paths, _ = tree.tree_flatten_with_path(tree.tree_unflatten(range(spec.num_leaves), spec))
     return [
         ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
-        for path, _ in paths
+        for (path, _), is_kept in zip(paths, kept, strict=True)
+        if is_kept
     ]
 
 
