@@ -193,7 +193,7 @@ def test_classes_of_pixels_are_in_axis_1(tmp_path: Path, classes: int, width: in
             y = builder.emit_output(relax.op.nn.conv2d(x, w))
         builder.emit_func_output(y)
     weights = {"w": np.arange(classes, dtype="float32").reshape(classes, 1, 1, 1)}
-    step = build_step(from_module(builder.get(), parameters=weights))
+    step = build_step(from_module(builder.get(), parameters=weights), ignore_index=255)
     executable, _ = compile_with_plan(step, native_target())
     save_artifact(executable, make_manifest(step, native_target(), []), tmp_path / "step.so")
     session = Session(tmp_path / "step.so")
@@ -204,6 +204,10 @@ def test_classes_of_pixels_are_in_axis_1(tmp_path: Path, classes: int, width: in
     assert evaluate_samples(session, Samples((images,), target)) == {"accuracy": (4 * width - 1) / (8 * width)}
     with pytest.raises(ArtifactError, match=f"predicts {classes} classes"):
         session.step(images, target + 1)
+    target[1, 0, 0] = 255  # has no loss, and does not count
+    assert evaluate_samples(session, Samples((images,), target)) == {
+        "accuracy": pytest.approx((4 * width - 1) / (8 * width - 1))
+    }
     session.step(images, target)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from tvm_convgrad.commands import options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.training.frontends import shown_formats
+from tvm_convgrad.training.step.options import LossSettings
 
 if TYPE_CHECKING:
     from tvm_convgrad.commands.kept_builds import Built
@@ -41,6 +43,11 @@ def build(
     betas: options.Betas = None,
     weight_decay: options.WeightDecay = None,
     loss: options.Loss = "cross_entropy",
+    label_smoothing: options.LabelSmoothing = None,
+    class_weights: options.ClassWeights = None,
+    ignore_index: options.IgnoreIndex = None,
+    positive_weight: options.PositiveWeight = None,
+    delta: options.Delta = None,
     dtype: options.DType = "float32",
     results: options.Results = None,
     loss_scale: options.LossScale = None,
@@ -68,8 +75,16 @@ def build(
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs
 
     settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "betas": betas, "weight_decay": weight_decay}
+    loss_settings = LossSettings(
+        label_smoothing,
+        options.parse_numbers("--class-weights", class_weights),
+        ignore_index,
+        options.parse_numbers("--positive-weight", positive_weight),
+        delta,
+    )
     step: dict[str, Any] = {
         **settings,
+        **asdict(loss_settings),
         "loss": loss,
         "optimizer": optimizer,
         "dtype": dtype,
@@ -90,6 +105,7 @@ def build(
         if built is None:
             compilation = CompileOptions(options.parse_target(target, gpus=True), backends, tuned, transforms, store)
             options.check_optimizer(optimizer, settings)
+            options.check_loss(loss, loss_settings)
             built = _build(source, step, compilation, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
                 earlier.keep(built)

@@ -13,6 +13,7 @@ import typer
 from tvm_convgrad.core.catalogue import BY_SHORT, WORDS
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload import registry
+from tvm_convgrad.training.step import options as step_options
 from tvm_convgrad.training.step.names import (
     BATCH_NORMS,
     DROPOUTS,
@@ -22,7 +23,7 @@ from tvm_convgrad.training.step.names import (
     OPTIMIZERS,
     RESULTS,
 )
-from tvm_convgrad.training.step.options import optimizer_settings
+from tvm_convgrad.training.step.options import LossSettings, optimizer_settings
 
 if TYPE_CHECKING:
     from tvm.target import Target as TvmTarget
@@ -104,8 +105,27 @@ Loss = Annotated[
     typer.Option(
         metavar="|".join(LOSSES),
         callback=one_of(LOSSES),
-        help="Loss that is minimised; cross_entropy takes class numbers, mse takes values.",
+        help="Loss that is minimised. cross_entropy (of scores) and nll (of their logarithms) take class numbers; bce "
+        "(of scores), mse, l1 and huber take values.",
     ),
+]
+LabelSmoothing = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="For cross_entropy: the part of each label that is spread over all classes."),
+]
+ClassWeights = Annotated[
+    str | None,
+    typer.Option(metavar="W,W,...", help="For cross_entropy, nll and bce: a weight for each class."),
+]
+IgnoreIndex = Annotated[
+    int | None, typer.Option(help="For cross_entropy and nll: a class number whose positions have no loss.")
+]
+PositiveWeight = Annotated[
+    str | None, typer.Option(metavar="W,W,...", help="For bce: for each class, the weight of where it is.")
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(min=0.0, callback=finite_float32, help="For huber: where it becomes linear. Default: 1."),
 ]
 Optimizer = Annotated[
     str,
@@ -261,6 +281,30 @@ def check_optimizer(name: str, settings: Mapping[str, object]) -> None:
         optimizer_settings(name, settings)
     except UnsupportedError as error:
         raise typer.BadParameter(f"--optimizer {name}: {str(error).removeprefix('build_step: ')}") from error
+
+
+def check_loss(name: str, settings: LossSettings) -> None:
+    """Refuse settings that a loss does not have, before a model is read.
+
+    Raises:
+        typer.BadParameter: with the sentence of the rule.
+    """
+    try:
+        step_options.check_loss(name, settings)
+    except UnsupportedError as error:
+        raise typer.BadParameter(f"--loss {name}: {str(error).removeprefix('build_step: ')}") from error
+
+
+def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """Numbers with commas between them; None without.
+
+    Raises:
+        typer.BadParameter: what is no number.
+    """
+    try:
+        return None if text is None else tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text}: give numbers with commas between them, such as 1,0.5,2.") from error
 
 
 def parse_outputs(texts: Sequence[str] | None) -> dict[str, float] | None:

@@ -96,8 +96,8 @@ def run(
     start = time.perf_counter()
     used = use_threads(threads)
     session = Session(step)
-    samples = load_samples(data, session.inputs, session.target, "train", session.classes)
-    test = load_samples(test_data or data, session.inputs, session.target, "test", session.classes)
+    samples = load_samples(data, session.inputs, session.target, "train", session.classes, session.ignored)
+    test = load_samples(test_data or data, session.inputs, session.target, "test", session.classes, session.ignored)
     if samples is None or (test is None and test_data is not None):
         raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
     if require_accuracy is not None and (test is None or session.classes is None):

@@ -41,7 +41,12 @@ class Samples:
 
 
 def load_samples(
-    path: Path, inputs: Iterable[TensorSpec], target: TensorSpec, part: str, classes: int | None = None
+    path: Path,
+    inputs: Iterable[TensorSpec],
+    target: TensorSpec,
+    part: str,
+    classes: int | None = None,
+    ignored: int | None = None,
 ) -> Samples | None:
     """Read the samples of `part` ("train" or "test") from the .npz file at `path`.
 
@@ -50,6 +55,7 @@ def load_samples(
 
     Args:
         classes: if given, the targets are class numbers and must lie in 0 … classes - 1.
+        ignored: a class number that may stand in the targets besides.
 
     Returns:
         The samples; None if `part` is "test" and the file has no test arrays at all.
@@ -82,12 +88,14 @@ def load_samples(
     if not len(found[-1]):
         raise ArtifactError(f"{path}: the {part} arrays have no samples; give at least one, or leave the arrays out.")
     if classes is not None:
-        check_classes(found[-1], classes, f"{path}: the {part} target")
+        check_classes(found[-1], classes, f"{path}: the {part} target", ignored)
     return Samples(tuple(found[:-1]), found[-1])
 
 
-def check_classes(target: Array, classes: int, what: str) -> None:
-    """Raise ArtifactError unless all class numbers in `target` lie in 0 … classes - 1."""
+def check_classes(target: Array, classes: int, what: str, ignored: int | None = None) -> None:
+    """Raise ArtifactError unless all class numbers in `target` lie in 0 … classes - 1, or are `ignored`."""
+    if ignored is not None:
+        target = target[target != ignored]
     if target.size and (target.min() < 0 or target.max() >= classes):
         raise ArtifactError(
             f"{what} has class numbers from {target.min()} to {target.max()}, but the model predicts {classes} "

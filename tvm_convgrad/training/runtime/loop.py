@@ -107,11 +107,13 @@ def nonfinite(state: Mapping[str, Array]) -> list[str]:
 def accuracy_of(session: Session, predictions: Array, target: Array) -> float | None:
     """The part of the samples, or of their pixels, whose largest prediction is of the target's class.
 
-    None if the model has no classes.
+    Positions of the class that has no loss do not count. None if the model has no classes; NaN if nothing counts.
     """
     if session.classes is None:
         return None
-    return float((predictions.argmax(axis=1) == target).mean())
+    counted = np.ones(target.shape, bool) if session.ignored is None else target != session.ignored
+    right = (predictions.argmax(axis=1) == target)[counted]
+    return float(right.mean()) if right.size else math.nan
 
 
 def evaluate_samples(session: Session, samples: Samples) -> dict[str, float]:

@@ -54,6 +54,12 @@ class Session:
         return classes if isinstance(classes, int) else None
 
     @property
+    def ignored(self) -> int | None:
+        """The class number whose positions have no loss (`ignore_index`), or None."""
+        found = self.artifact.options.get("ignore_index")
+        return None if found is None else int(found)
+
+    @property
     def state(self) -> dict[str, Array]:
         """A copy of the state by name: parameters, running statistics, optimizer state, counters.
 
@@ -96,7 +102,7 @@ class Session:
         arrays = self._accept(x, extents)
         target = self.target.accept(y, extents, "the target")
         if self.classes is not None:
-            check_classes(target, self.classes, "the target")
+            check_classes(target, self.classes, "the target", self.ignored)
         rate = np.array(self.artifact.options["lr"] if lr is None else lr, "float32")
         loss, predictions, self._state = self._call(
             "step", *map(self._tensor, (*arrays, target, rate)), tuple(self._state)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tvm import relax
 
@@ -24,7 +24,9 @@ from tvm_convgrad.training.ir.micro_batches import MICRO_BATCHES
 from tvm_convgrad.training.model.model import Model, schema_of
 from tvm_convgrad.training.step import batch_norm, dropout
 from tvm_convgrad.training.step.layout import convert_layout
-from tvm_convgrad.training.step.losses import Loss, ensemble_loss, find_loss, target_of, weighted_sum
+from tvm_convgrad.training.step.losses.combined import ensemble_loss, target_of, weighted_sum
+from tvm_convgrad.training.step.losses.loss import Loss
+from tvm_convgrad.training.step.losses.table import find_loss
 from tvm_convgrad.training.step.micro_batches import (
     added,
     check_batches,
@@ -73,7 +75,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     accumulate = options.accumulate
     check_batches(accumulate, model.inputs)
     optimizer = make_optimizer(options.optimizer, options.given_settings)
-    loss = find_loss(options.loss)
+    loss = find_loss(options.loss, options.loss_settings)
     if model.members is not None:
         loss = ensemble_loss(loss, model.members, model.own_data)
     drops = options.dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
@@ -96,6 +98,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
         initial_state=parts.state.values,
         options={
             "loss": options.loss,
+            **{name: value for name, value in asdict(options.loss_settings).items() if value is not None},
             "optimizer": options.optimizer,
             **optimizer.plain_settings,
             "dtype": options.dtype,

@@ -7,9 +7,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-LossName = Literal["cross_entropy", "mse"]
+LossName = Literal["cross_entropy", "nll", "bce", "mse", "l1", "huber"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 """Loss functions; `losses` has what each computes."""
+LOSS_SETTINGS: Mapping[LossName, tuple[str, ...]] = MappingProxyType(
+    {
+        "cross_entropy": ("label_smoothing", "class_weights", "ignore_index"),
+        "nll": ("class_weights", "ignore_index"),
+        "bce": ("class_weights", "positive_weight"),
+        "mse": (),
+        "l1": (),
+        "huber": ("delta",),
+    }
+)
+"""The settings that each loss has."""
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 OPTIMIZER_DEFAULTS: Mapping[OptimizerName, Mapping[str, Any]] = MappingProxyType(

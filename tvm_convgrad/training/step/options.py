@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from tvm_convgrad.core.errors import UnsupportedError
@@ -14,10 +14,12 @@ from tvm_convgrad.training.step.names import (
     DROPOUTS,
     DTYPES,
     LAYOUTS,
+    LOSS_SETTINGS,
     LOSSES,
     OPTIMIZER_DEFAULTS,
     OPTIMIZERS,
     RESULTS,
+    LossName,
     OptimizerName,
 )
 
@@ -25,11 +27,32 @@ _DEFAULT_SCALE = {"float32": 1.0, "float16": 1024.0, "bfloat16": 1.0}
 
 
 @dataclass(frozen=True)
+class LossSettings:
+    """Settings of losses, with the meaning of torch.nn.functional; None: the loss does without.
+
+    Attributes:
+        label_smoothing: the part of each label that is spread over all classes.
+        class_weights: a weight for each class.
+        ignore_index: a class number whose positions have no loss.
+        positive_weight: for each class of `bce`, the weight of where it is.
+        delta: of `huber`, where it becomes linear; 1 by default.
+    """
+
+    label_smoothing: float | None = None
+    class_weights: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+    positive_weight: tuple[float, ...] | None = None
+    delta: float | None = None
+
+
+@dataclass(frozen=True)
 class StepOptions:
     """What `build_step` makes of a model; every field has a default.
 
     Attributes:
-        loss: "cross_entropy" (int64 class labels) or "mse".
+        loss: "cross_entropy" of class scores, "nll" of their logarithms (int64 class labels); "bce" of scores, "mse",
+            "l1" and "huber" (values).
+        label_smoothing, class_weights, ignore_index, positive_weight, delta: settings of the loss, see `LossSettings`.
         optimizer: "sgd", "adam" or "adamw".
         lr, momentum, weight_decay, nesterov, betas, eps: settings of the optimizer, with torch.optim's meaning; None
             takes the optimizer's default.
@@ -53,6 +76,11 @@ class StepOptions:
     """
 
     loss: str = "cross_entropy"
+    label_smoothing: float | None = None
+    class_weights: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+    positive_weight: tuple[float, ...] | None = None
+    delta: float | None = None
     optimizer: str = "sgd"
     lr: float | None = None
     momentum: float | None = None
@@ -71,8 +99,8 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         optimizer_settings(self.optimizer, self.given_settings)
+        check_loss(self.loss, self.loss_settings)
         for option, allowed in (
-            ("loss", LOSSES),
             ("bn", BATCH_NORMS),
             ("dropout_mode", DROPOUTS),
             ("layout", LAYOUTS),
@@ -92,6 +120,11 @@ class StepOptions:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def loss_settings(self) -> LossSettings:
+        """The settings of the loss."""
+        return LossSettings(**{field.name: getattr(self, field.name) for field in fields(LossSettings)})
+
+    @property
     def scale(self) -> float:
         """The static factor on the loss."""
         return _DEFAULT_SCALE[self.dtype] if self.loss_scale is None else float(self.loss_scale)
@@ -105,6 +138,32 @@ def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
     """
     if value not in allowed:
         raise UnsupportedError(f"build_step: {option} = {value!r} is unknown; choose one of {', '.join(allowed)}.")
+
+
+def check_loss(name: str, settings: LossSettings) -> None:
+    """Refuse a loss that does not exist, settings that it does not have, and numbers for which they have no meaning.
+
+    Raises:
+        UnsupportedError: with the sentence of the rule.
+    """
+    check_choice("loss", name, LOSSES)
+    known = LOSS_SETTINGS[cast(LossName, name)]
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value is None:
+            continue
+        if field.name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise UnsupportedError(f"build_step: {name} has no setting {field.name!r} (given {value!r}); {has}.")
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(math.isfinite(number) for number in numbers) or not numbers:
+            raise UnsupportedError(f"build_step: {field.name} needs finite numbers, but is {value!r}.")
+        if field.name not in ("ignore_index",) and min(numbers) < 0:
+            raise UnsupportedError(f"build_step: {field.name} needs numbers from 0 on, but is {value!r}.")
+    if (settings.label_smoothing or 0.0) > 1:
+        raise UnsupportedError(f"build_step: label_smoothing must be from 0 to 1, but is {settings.label_smoothing}.")
+    if settings.delta == 0:
+        raise UnsupportedError("build_step: delta must be a positive number, but is 0.")
 
 
 def optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from tvm_convgrad.training.autodiff.per_sample import PerSampleGradients, Result
 from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, fresh_parameters, function_scope, replay
 from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.step import batch_norm, dropout
-from tvm_convgrad.training.step.losses import find_loss, target_of, weighted_sum
+from tvm_convgrad.training.step.losses.combined import target_of, weighted_sum
+from tvm_convgrad.training.step.losses.table import find_loss
 from tvm_convgrad.training.step.names import DTYPES
 from tvm_convgrad.training.step.options import check_choice
 from tvm_convgrad.training.step.precision import narrow
