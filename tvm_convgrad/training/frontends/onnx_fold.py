@@ -22,6 +22,8 @@ _ROUNDS = 16
 """Rounds of folding and inferring shapes: each gets behind one more reshape to computed extents."""
 
 _EVER_ANEW = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_SHORT = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
+"""Attributes of Constant that TVM's importer does not read, and their element types."""
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
 
 
@@ -39,17 +41,17 @@ def with_folded_shapes(
     folded.CopyFrom(proto)
     _initializers_to_constants(folded.graph, constants)
     for _ in range(_ROUNDS):
-        known = _known_extents(folded, shapes)
+        known = known_extents(folded, shapes)
         if not _fold(folded, known):
             break
-    _free_reshapes(folded, _known_extents(folded, shapes))
+    _free_reshapes(folded, known_extents(folded, shapes))
     _drop_unread(folded.graph)
     return folded
 
 
 def _initializers_to_constants(graph: onnx.GraphProto, constants: Collection[str]) -> None:
-    """Write initializers that are no parameters as nodes, which TVM's importer makes constants of."""
-    from onnx import helper
+    """Write initializers that are no parameters as nodes, which TVM's importer makes constants of, all in one form."""
+    from onnx import helper, numpy_helper
 
     results = {output.name for output in graph.output}
     moved = [
@@ -58,6 +60,10 @@ def _initializers_to_constants(graph: onnx.GraphProto, constants: Collection[str
         if (tensor.data_type not in _FLOATS or tensor.name in constants) and tensor.name not in results
     ]
     names = {tensor.name for tensor in moved}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name in _SHORT:
+            array = np.array(helper.get_attribute_value(node.attribute[0]), _SHORT[node.attribute[0].name])
+            node.attribute[0].CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array, node.output[0])))
     nodes = [helper.make_node("Constant", [], [tensor.name], tensor.name, value=tensor) for tensor in moved]
     nodes.extend(graph.node)
     del graph.node[:]
@@ -68,7 +74,7 @@ def _initializers_to_constants(graph: onnx.GraphProto, constants: Collection[str
         field.extend(kept)
 
 
-def _known_extents(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]]) -> dict[str, list[int | str | None]]:
+def known_extents(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]]) -> dict[str, list[int | str | None]]:
     """The extents of all tensors that follow from those of the inputs: numbers, the batch as `_BATCH`, or None."""
     import onnx
 

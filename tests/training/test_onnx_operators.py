@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single operators of ONNX: results and gradients against ONNX's reference in float64; a topic is one compiled step."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from tests.training.harness import Runner  # noqa: E402
+from tests.training.onnx_operators import REFERENCES, SHAPE, TOPICS, model  # noqa: E402
+from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
+
+UNIT = 2.0**-24
+STEP = 1e-5
+
+
+def inputs():
+    return np.random.default_rng(7).normal(size=SHAPE).astype("float32")
+
+
+@cache
+def forward(topic, name):
+    """A function in float64: the reference's."""
+    opset, functions = TOPICS[topic]
+    evaluator = ReferenceEvaluator(
+        model({name: REFERENCES.get(name, functions[name])}, opset, "float64", parameters=False)
+    )
+    return lambda x: evaluator.run(None, {"x": x})[0]
+
+
+def reference(topic, name, target):
+    """The gradient of the summed squares of the errors, by central differences."""
+    function = forward(topic, name)
+    x = inputs().astype("float64")
+    found = np.zeros(SHAPE[1:])
+    for place in np.ndindex(*SHAPE[1:]):
+        losses = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved[(slice(None), *place)] += sign * STEP
+            losses.append(float(((function(moved) - target) ** 2).sum()))
+        found[place] = (losses[0] - losses[1]) / (2 * STEP)
+    return found
+
+
+def step_of(topic):
+    """By name of an operator: its results, its target, and the change of its parameter in a step of the whole topic."""
+    opset, functions = TOPICS[topic]
+    step = build_step(from_onnx(model(functions, opset, "float32")), loss="mse", lr=1.0)
+    runner = Runner(step)
+    x = inputs()
+    results = runner.predict(x)
+    widths = [forward(topic, name)(x.astype("float64")).shape[1] for name in functions]
+    assert sum(widths) == results.shape[1]
+    ends = np.cumsum(widths)
+    target = np.random.default_rng(8).normal(size=results.shape).astype("float32")
+    runner.step(x, target, lr=float(target.size))
+    after = runner.named("parameter")
+    return {
+        name: (results[:, end - width : end], target[:, end - width : end], -after[f"offsets.{name}"].astype("float64"))
+        for name, width, end in zip(functions, widths, ends, strict=True)
+    }
+
+
+def units(found, wanted):
+    """The largest difference in units of float32's rounding of the largest value wanted, and of 1."""
+    return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1.0) / UNIT)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_results_and_gradients_are_those_of_the_standard(topic):
+    """To rounding: some hundred terms of a few elementary functions each."""
+    wrong = {}
+    for name, (results, target, gradient) in step_of(topic).items():
+        value = units(results, forward(topic, name)(inputs().astype("float64")))
+        slope = units(gradient, reference(topic, name, target))
+        if not (value <= 100 and slope <= 400):
+            wrong[name] = (value, slope)
+    assert wrong == {}
