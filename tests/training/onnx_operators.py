@@ -132,6 +132,29 @@ def two(kind, **attributes):
     return lambda g, x: g(kind, x, g("Transpose", x, perm=[0, 1, 3, 2]), **attributes)
 
 
+def halves(g, x):
+    """(samples, 2, 32)."""
+    return g("Reshape", x, [0, 2, 32])
+
+
+def recurrent(kind, gates, directions=1, optional=(), result=0, **attributes):
+    """A recurrent layer of 3 units over two steps of 32 numbers; `optional` operands begin at sequence_lens."""
+
+    def function(g, x):
+        steps = halves(g, x) if attributes.get("layout") else g("Transpose", halves(g, x), perm=[1, 0, 2])
+        operands = [weight(directions, gates * 3, 32), weight(directions, gates * 3, 3), weight(directions, gates * 6)]
+        rest = [operand(g, x) if callable(operand) else operand for operand in optional]
+        outputs = 3 if kind == "LSTM" else 2
+        return g(kind, steps, *operands, *rest, outputs=outputs, hidden_size=3, **attributes)[result]
+
+    return function
+
+
+def initial(g, x):
+    """(1, samples, 3), which depends on x."""
+    return g("Unsqueeze", g("Slice", g("Flatten", x), [0], [3], [1]), [0])
+
+
 BOTH = np.array([[[0, 2], [-1, 1]], [[1, 3], [0, -4]]])
 LAST = np.array([[0], [-1], [2], [2]])
 
@@ -272,7 +295,6 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "transposed_2d": transposed(2, bias=True, strides=[2, 3], pads=[1, 0, 1, 1], output_padding=[1, 2]),
             "transposed_groups": transposed(2, groups=2, dilations=[1, 2]),
             "transposed_3d": transposed(3, strides=[1, 2, 1], output_padding=[0, 1, 0]),
-            "transposed_3d_groups": transposed(3, groups=2, bias=True, pads=[1, 0, 1, 1, 0, 1]),
             "transposed_same": transposed(2, auto_pad="SAME_UPPER", strides=[2, 2]),
             "transposed_shape": transposed(2, strides=[2, 2], output_shape=[8, 7]),
             "gemm": lambda g, x: g("Gemm", g("Flatten", x), weight(5, 64), weight(5), transB=1, alpha=0.5, beta=2.0),
@@ -404,6 +426,22 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "reverse_sequence": lambda g, x: g("ReverseSequence", row(g, x), [3, 5], batch_axis=0, time_axis=2),
         },
     ),
+    "recurrent": (
+        14,
+        {
+            "lstm_cell": recurrent("LSTM", 4, result=2),
+            "lstm_reverse": recurrent("LSTM", 4, direction="reverse"),
+            "lstm_both": recurrent("LSTM", 4, 2, direction="bidirectional"),
+            "lstm_peepholes": recurrent(
+                "LSTM", 4, optional=(np.array([2, 2], "int32"), initial, initial, weight(1, 9))
+            ),
+            "lstm_batch_first": recurrent("LSTM", 4, layout=1),
+            "gru_started": recurrent("GRU", 3, optional=("", initial), result=1),
+            "gru_both": recurrent("GRU", 3, 2, direction="bidirectional", linear_before_reset=1),
+            "rnn_relu": recurrent("RNN", 1, optional=("", initial), activations=["Relu"]),
+            "rnn_clip": recurrent("RNN", 1, clip=0.4),
+        },
+    ),
     "newer": (
         24,
         {
@@ -427,9 +465,9 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
 }
 
 
-def _parts(g, x, axis, count):
+def _parts(g, x, axis, sizes):
     """The node split along an axis."""
-    return g("Split", x, outputs=count, axis=axis, num_outputs=count)
+    return g("Split", x, sizes, outputs=len(sizes), axis=axis)
 
 
 def _norm(g, x):
@@ -438,20 +476,11 @@ def _norm(g, x):
     return g("Div", centred, g("Add", g("Sqrt", g("ReduceMean", g("Mul", centred, centred), [0, 2, 3])), 1e-9))
 
 
-def _grouped(rank, bias, **attributes):
+def _grouped(g, x):
     """ConvTranspose of two groups, one by one."""
-
-    def function(g, x):
-        data = {2: lambda _, x: x, 3: volume}[rank](g, x)
-        channels = 2 if rank == 3 else 4
-        kernel = weight(channels, 3, *[3, 2, 3][:rank])
-        results = [
-            g("ConvTranspose", part, each, *([weight(6)[place * 3 :][:3]] if bias else []), **attributes)
-            for place, (part, each) in enumerate(zip(_parts(g, data, 1, 2), np.split(kernel, 2), strict=True))
-        ]
-        return g("Concat", *results, axis=1)
-
-    return function
+    kernels = np.split(weight(4, 3, 3, 2), 2)
+    parts = zip(_parts(g, x, 1, [2, 2]), kernels, strict=True)
+    return g("Concat", *[g("ConvTranspose", part, kernel, dilations=[1, 2]) for part, kernel in parts], axis=1)
 
 
 def _neighbours(size, alpha, beta=0.75, bias=1.0):
@@ -470,7 +499,25 @@ def _flat(kind, rows):
     return lambda g, x: g("Reshape", g(kind, g("Reshape", x, [rows, -1]), axis=-1), SHAPE)
 
 
+def _unrolled(active, started=False):
+    """RNN step by step; onnx's own has tanh only, and no clip."""
+
+    def function(g, x):
+        inner, outer, bias = weight(1, 3, 32)[0].T, weight(1, 3, 3)[0].T, weight(6)[:3] + weight(6)[3:]
+        hidden = g("Squeeze", initial(g, x), [0]) if started else np.zeros((2, 3))
+        steps = []
+        for step in _parts(g, halves(g, x), 1, [1, 1]):
+            total = g("Add", g("MatMul", g("Squeeze", step, [1]), inner), bias)
+            hidden = active(g, g("Add", total, g("MatMul", hidden, outer)))
+            steps.append(g("Unsqueeze", hidden, [0, 1]))
+        return g("Concat", *steps, axis=0)
+
+    return function
+
+
 REFERENCES: dict[str, Function] = {
+    "rnn_relu": _unrolled(lambda g, x: g("Relu", x), started=True),
+    "rnn_clip": _unrolled(lambda g, x: g("Tanh", g("Clip", x, -0.4, 0.4))),
     "softmax_flat": _flat("Softmax", 2),
     "log_softmax_flat": _flat("LogSoftmax", 8),
     "max_same_lower": of("MaxPool", kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 0, 0]),
@@ -482,8 +529,7 @@ REFERENCES: dict[str, Function] = {
         "GroupNormalization", x, weight(4), weight(4), num_groups=2, epsilon=1e-3, stash_type=TensorProto.DOUBLE
     ),
     "mean_variance": _norm,
-    "transposed_groups": _grouped(2, False, dilations=[1, 2]),
-    "transposed_3d_groups": _grouped(3, True, pads=[1, 0, 1, 1, 0, 1]),
+    "transposed_groups": _grouped,
     "transposed_shape": transposed(2, strides=[2, 2], pads=[1, 1, 0, 0]),
     "global_lp": lambda g, x: g("Pow", g("ReduceSum", g("Pow", g("Abs", x), 3.0), [2, 3]), 1 / 3),
     "pad_crop": lambda g, x: g("Pad", g("Slice", x, [1, 0], [4, 3], [2, 3]), [0, 0, 0, 2, 0, 0, 1, 0], 0.5),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tvm_convgrad.core.errors import ModelError, first_line
@@ -39,13 +38,21 @@ def with_written_functions(proto: onnx.ModelProto, source: str) -> onnx.ModelPro
             proto = inliner.inline_local_functions(proto)
         except Exception as error:  # onnx raises every kind
             raise ModelError(f"{source}: its functions cannot be written out ({first_line(error)}).") from error
-    if not any(node.op_type in DEFINED and node.domain in _OWN for node in proto.graph.node):
-        return proto
-    return _written(proto, DEFINED)
+    while any(_is_written(node) for node in proto.graph.node):  # a definition may call another one
+        proto = _written(proto)
+    return proto
 
 
-def _written(proto: onnx.ModelProto, kinds: Collection[str]) -> onnx.ModelProto:
-    """The model with each node of these operators replaced by the nodes of its definition."""
+def _is_written(node: onnx.NodeProto) -> bool:
+    return node.op_type in DEFINED and node.domain in _OWN
+
+
+def _written(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with each node of these operators replaced by the nodes of its definition.
+
+    Raises:
+        ModelError: onnx has no definition for the opset of the file.
+    """
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
@@ -57,13 +64,15 @@ def _written(proto: onnx.ModelProto, kinds: Collection[str]) -> onnx.ModelProto:
     copy.CopyFrom(proto)
     del copy.graph.node[:]
     for place, node in enumerate(proto.graph.node):
-        body = _definition(node, opset, types) if node.op_type in kinds and node.domain in _OWN else None
-        copy.graph.node.extend([node] if body is None else _called(node, body, f"_{place}_"))
+        if _is_written(node):
+            copy.graph.node.extend(_called(node, _definition(node, opset, types), f"_{node.op_type}_{place}_"))
+        else:
+            copy.graph.node.append(node)
     return copy
 
 
-def _definition(node: onnx.NodeProto, opset: int, types: dict[str, onnx.TypeProto]) -> onnx.FunctionProto | None:
-    """The standard's definition of a node's operator for its attributes and operands; None if there is none."""
+def _definition(node: onnx.NodeProto, opset: int, types: dict[str, onnx.TypeProto]) -> onnx.FunctionProto:
+    """The standard's definition of a node's operator for its attributes and operands."""
     import onnx
 
     schema = onnx.defs.get_schema(node.op_type, opset, "")
@@ -72,14 +81,19 @@ def _definition(node: onnx.NodeProto, opset: int, types: dict[str, onnx.TypeProt
         inputs = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
         versions = [version for version in schema.context_dependent_function_opset_versions if version <= opset]
         if not versions:
-            return None
+            raise ModelError(
+                f"{node.op_type} {node.name!r}: onnx does not define it for opset {opset}; use a newer one."
+            )
         text = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), inputs)
         body.ParseFromString(text)
-        return body if body.node else None
-    if schema.has_function:
+    else:
         body.CopyFrom(schema.function_body)
-        return body
-    return None
+    if not body.node:
+        raise ModelError(
+            f"{node.op_type} {node.name!r}: the types of its operands are not known, so that its definition is not "
+            "either; export the model with shapes of its inputs."
+        )
+    return body
 
 
 def _called(node: onnx.NodeProto, body: onnx.FunctionProto, prefix: str) -> list[onnx.NodeProto]:

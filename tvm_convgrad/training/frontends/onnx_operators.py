@@ -16,6 +16,7 @@ from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends import (
     onnx_elementwise,
     onnx_indexing,
+    onnx_recurrent,
     onnx_reductions,
     onnx_resize,
     onnx_sampling,
@@ -70,7 +71,7 @@ def imported_module(
                 )
             if found is None:
                 found = super()._convert_operator(op_name, inputs, attrs, opset)
-            if isinstance(found, relax.Call):
+            if isinstance(found, (relax.Call, relax.TupleGetItem)):
                 found = self.bb.emit(found)
             elif isinstance(found, relax.Tuple):
                 found = relax.Tuple([self.bb.emit(each) if isinstance(each, relax.Call) else each for each in found])
@@ -143,6 +144,7 @@ CONVERTERS: dict[str, Converter] = {
     "Tile": tile,
     **onnx_elementwise.CONVERTERS,
     **onnx_indexing.CONVERTERS,
+    **onnx_recurrent.CONVERTERS,
     **onnx_reductions.CONVERTERS,
     **onnx_resize.CONVERTERS,
     **onnx_sampling.CONVERTERS,
