@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
 from tests.training.onnx_operators import REFERENCES, SHAPE, TOPICS, model  # noqa: E402
+from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
@@ -84,3 +85,43 @@ def test_results_and_gradients_are_those_of_the_standard(topic):
         if not (value <= 100 and slope <= 400):
             wrong[name] = (value, slope)
     assert wrong == {}
+
+
+def cubed(g, x):
+    """A scatter that multiplies, which has no gradient."""
+    return g("ScatterND", x, np.array([[0], [1]]), x, reduction="mul")
+
+
+REFUSED = {
+    "unsupported": (
+        lambda g, x: g("Det", x),
+        r"unsupported operators: Det \(1x: 'node_Det_t1', net\.py:7: return x\.det\(\)\)",
+    ),
+    "extents": (
+        lambda g, x: g("CastLike", g("NonZero", x), x),
+        r"NonZero 'node_NonZero_t1', net\.py:7: return x\.det\(\): the extents of its result depend on values",
+    ),
+    "gradient": (cubed, r"relax\.scatter_nd \(ScatterND 'node_ScatterND_t2', net\.py:7: .*\) fails: .* 'mul' has no"),
+    "missing gradient": (
+        lambda g, x: g("ReduceMax", g("RoiAlign", x, np.zeros((2, 4)) + 0.5, np.array([0, 1])), [1]),
+        r"no gradient: relax\.vision\.roi_align \(1x: RoiAlign 'node_RoiAlign_t3', net\.py:7",
+    ),
+    "refusal": (
+        lambda g, x: g("LpNormalization", g("CumProd", x, g("ArgMax", g("Flatten", x, axis=0), keepdims=0))),
+        r"CumProd \('node_CumProd_t3', net\.py:7: .*\): its axis must be a constant",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_node_and_the_line(name):
+    function, sentence = REFUSED[name]
+    proto = model({"refused": function}, 26 if name == "refusal" else 18, "float32")
+    for node in proto.graph.node:
+        frames = (
+            '  File "/home/me/net.py", line 7, in forward\n    return x.det()\n  File "/x/torch/y.py", line 1, in z'
+        )
+        node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=frames)
+    with pytest.raises(ModelError, match=sentence) as caught:
+        build_step(from_onnx(proto), loss="mse", lr=1.0)
+    assert "\n" not in str(caught.value)

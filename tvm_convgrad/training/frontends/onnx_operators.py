@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError, first_line
 from tvm_convgrad.training.frontends import (
     onnx_elementwise,
     onnx_indexing,
@@ -47,6 +47,7 @@ def imported_module(
         shapes: extents of the inputs by name.
     """
 
+    current = [""]
     places = {node.name: place_of(node) for node in reversed(proto.graph.node)}
     ends: dict[relax.Var, str] = {}
 
@@ -59,6 +60,7 @@ def imported_module(
         def _convert_operator(
             self, op_name: str, inputs: Sequence[relax.Expr | None], attrs: dict[str, Any], opset: int
         ) -> relax.Expr:
+            current[0] = f"{op_name} {places.get(attrs[_OURS]['name'], '')}".strip()
             converter = CONVERTERS.get(op_name)
             found = None
             if converter is not None:
@@ -77,12 +79,18 @@ def imported_module(
                 found = relax.Tuple([self.bb.emit(each) if isinstance(each, relax.Call) else each for each in found])
             for each in found if isinstance(found, relax.Tuple) else [found]:
                 if isinstance(each, relax.Var):
-                    ends.setdefault(each, f"{op_name} {places.get(attrs[_OURS]['name'], '')}".strip())
+                    ends.setdefault(each, current[0])
             return found
 
     versions = [entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS]
     importer = Importer(shapes, None, keep_params_in_input=True, sanitize=False)
-    module: tvm.IRModule = importer.from_onnx(proto.graph, max(versions, default=1))
+    try:
+        module: tvm.IRModule = importer.from_onnx(proto.graph, max(versions, default=1))
+    except UnsupportedError:
+        raise
+    except Exception as error:  # TVM's importer raises every kind
+        where = f" ({current[0]})" if current[0] else ""
+        raise UnsupportedError(f"TVM's ONNX importer fails: {first_line(error)}{where}") from error
     return module, _origins(module, ends)
 
 
@@ -90,24 +98,29 @@ def _origins(module: tvm.IRModule, ends: Mapping[relax.Var, str]) -> dict[str, s
     """By operator of Relax the node of its first call: `ends` has nodes by the variables that are their results."""
     found: dict[str, str] = {}
     pending: list[str] = []
+    known = {extent for param in module["main"].params for extent in _symbols(param)}
     for binding in bindings_of(module["main"]):
         if isinstance(binding.value, tvm.ir.Call):
             pending.append(operator_name(binding.value))
         if binding.var in ends:
-            _refuse_unknown_extents(binding.var, ends[binding.var])
+            if not known.issuperset(_symbols(binding.var)):
+                raise UnsupportedError(
+                    f"{ends[binding.var]}: the extents of its result depend on values, and a step is built for extents "
+                    "that are known before; keep all elements and mask those that do not count"
+                )
             for name in pending:
                 found.setdefault(name, ends[binding.var])
             pending = []
     return found
 
 
-def _refuse_unknown_extents(result: relax.Var, node: str) -> None:
-    kind = result.ty
-    if isinstance(kind, relax.TensorType) and not hasattr(kind.shape, "values"):
-        raise UnsupportedError(
-            f"{node}: the extents of its result depend on values, and a step is built for extents that are known "
-            "before; keep all elements and mask those that do not count"
-        )
+def _symbols(tensor: relax.Var) -> list[tvm.tirx.Var | None]:
+    """The extents of a tensor that are variables by themselves; one None if its extents are not known at all."""
+    if not isinstance(tensor.ty, relax.TensorType):
+        return []
+    if not hasattr(tensor.ty.shape, "values"):
+        return [None]
+    return [extent for extent in tensor.ty.shape.values if isinstance(extent, tvm.tirx.Var)]
 
 
 def supported(frontend: ModuleType) -> set[str]:
