@@ -136,8 +136,9 @@ class DiffusionUNet(nn.Module):
         timed = self.time(torch.cat([angles.sin(), angles.cos()], dim=1))
         skip = self.down1(self.first(x), timed)
         h = self.down2(self.halved(skip), timed)
-        q, k, v = self.qkv(self.norm(h)).flatten(2).transpose(1, 2).chunk(3, dim=2)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
+        # One head, as an axis of its own: torch.onnx.export takes attention with four axes only.
+        q, k, v = self.qkv(self.norm(h)).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=3)
+        attended = F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(h.shape)
         h = F.interpolate(h + self.out(attended), scale_factor=2.0, mode="nearest")
         return self.last(self.up(torch.cat([h, skip], dim=1), timed))
 

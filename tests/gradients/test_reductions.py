@@ -78,3 +78,11 @@ def test_cumsum():
     torch = pytest.importorskip("torch")
     arrays = [integers(*SHAPE)]
     check(lambda _, x: op.cumsum(x, 1), lambda x: torch.cumsum(x, 1), arrays, symbolic=batch(arrays), exact=True)
+    exclusive = lambda x: torch.cumsum(x, 1) - x  # noqa: E731
+    check(lambda _, x: op.cumsum(x, 1, exclusive=True), exclusive, arrays, symbolic=batch(arrays), exact=True)
+    check(
+        lambda _, x: op.cumsum(x, exclusive=True),
+        lambda x: torch.cumsum(x.flatten(), 0) - x.flatten(),
+        arrays,
+        exact=True,
+    )

@@ -45,6 +45,7 @@ def emit_with_gradients(
     wanted: Sequence[int],
     source: str,
     composites: Mapping[str, Composite] | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
     """Emit a function and the gradients of its first result into the builder's open dataflow block.
 
@@ -55,6 +56,7 @@ def emit_with_gradients(
             depend on gets zeros.
         source: how messages call the model.
         composites: operators to write out, by name.
+        origins: for messages, what in the user's file an operator was made of, by its name.
 
     Returns:
         The results of the function, and the gradients, as expressions.
@@ -66,7 +68,7 @@ def emit_with_gradients(
     target = function.body.body.fields[0]
     trace = [b for b in bindings_of(function) if not isinstance(b, relax.MatchCast) or _casts_tensor(b)]
     dependent = _dependents(trace, parameters)
-    _refuse_missing_rules(_reached(trace, dependent, target), source)
+    _refuse_missing_rules(_reached(trace, dependent, target), source, origins or {})
 
     environment = Environment()
     for param, argument in zip(function.params, arguments, strict=True):
@@ -86,7 +88,7 @@ def emit_with_gradients(
             )
             adjoints.add_all(binding.value.args, partials)
         else:
-            _propagate(builder, binding, environment, adjoints, source)
+            _propagate(builder, binding, environment, adjoints, source, origins or {})
     gradients = []
     for parameter in parameters:
         gradient = adjoints.value(parameter)
@@ -134,13 +136,18 @@ def _reached(trace: list[relax.Binding], dependent: set[relax.Var], target: rela
     return calls
 
 
-def _refuse_missing_rules(calls: list[relax.Call], source: str) -> None:
+def _refuse_missing_rules(calls: list[relax.Call], source: str, origins: Mapping[str, str]) -> None:
     missing = Counter(
         operator_name(call) for call in calls if not isinstance(call.op, tvm.ir.Op) or call.op.get_attr(RULE) is None
     )
     if missing:
-        listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(missing.items()))
+        listed = ", ".join(f"{name} ({count}x{_origin(origins, name)})" for name, count in sorted(missing.items()))
         raise ModelError(f"{source} uses operators that have no gradient: {listed}; replace them in the model.")
+
+
+def _origin(origins: Mapping[str, str], name: str) -> str:
+    """`: ScatterND 'node_3', net.py:7: y[:, 0] = 1`, or "" where the model's file does not tell."""
+    return f": {origins[name]}" if name in origins else ""
 
 
 def _emit_forward(
@@ -167,7 +174,12 @@ def _emit_forward(
 
 
 def _propagate(
-    builder: relax.BlockBuilder, binding: relax.Binding, environment: Environment, adjoints: _Adjoints, source: str
+    builder: relax.BlockBuilder,
+    binding: relax.Binding,
+    environment: Environment,
+    adjoints: _Adjoints,
+    source: str,
+    origins: Mapping[str, str],
 ) -> None:
     """Add to the adjoints of what one binding reads, given the adjoint of what it binds."""
     value = binding.value
@@ -179,7 +191,9 @@ def _propagate(
             partials = rule(emitted, call, adjoints.value(binding.var), builder)
         except (AssertionError, TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ModelError(f"{source}: the gradient of {operator_name(value)} fails: {reason}") from error
+            name = operator_name(value)
+            where = f" ({origins[name]})" if name in origins else ""
+            raise ModelError(f"{source}: the gradient of {name}{where} fails: {reason}") from error
         adjoints.add_all(value.args, partials)
     else:
         adjoints.add(value, adjoints.value(binding.var))

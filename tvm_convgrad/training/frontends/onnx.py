@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,12 +22,15 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_convgrad.core.errors import ModelError, first_line
+from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
 from tvm_convgrad.training.frontends.onnx_fold import with_folded_shapes
+from tvm_convgrad.training.frontends.onnx_functions import with_written_functions
 from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
-from tvm_convgrad.training.frontends.onnx_operators import ONNX_DOMAINS, imported_module
+from tvm_convgrad.training.frontends.onnx_operators import ONNX_DOMAINS, imported_module, supported
+from tvm_convgrad.training.frontends.onnx_pads import with_written_pads
+from tvm_convgrad.training.frontends.onnx_places import listed
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
 from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters
 from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
@@ -79,7 +81,8 @@ def from_onnx(
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    _refuse_unsupported(proto, onnx_frontend, source)
+    proto = with_written_functions(proto, source)
+    _refuse_unsupported(proto, onnx_frontend, source, folded=False)
     exported = with_exported_parameters(proto)
     notes = rewritten_layers(exported, source)
     proto, public = with_safe_names(with_own_parameters(exported.proto))
@@ -90,7 +93,7 @@ def from_onnx(
     if not fixed:
         proto = with_free_batch(proto)
     try:
-        module, parameters = _imported(proto, onnx_frontend, shapes, public, source, exported.constants)
+        module, parameters, origins = _imported(proto, onnx_frontend, shapes, public, source, exported.constants)
         model = from_module(
             module,
             num_inputs=len(shapes),
@@ -115,7 +118,7 @@ def from_onnx(
             f"batch (torch.onnx.export: dynamic_axes={{{next(iter(shapes))!r}: {{0: 'n'}}}}) and write -1 for it in "
             "shapes, or leave --batch out."
         ) from error
-    return replace(model, warnings=tuple(notes))
+    return replace(model, warnings=tuple(notes), origins=origins)
 
 
 def _imports(proto: onnx.ModelProto, frontend: ModuleType, batch: int, source: str) -> bool:
@@ -139,25 +142,26 @@ def _imported(
     public: dict[str, str],
     source: str,
     constants: frozenset[str] = frozenset(),
-) -> tuple[tvm.IRModule, dict[str, Array]]:
-    """The Relax module of a graph, and the values of its parameters by their public names, without `constants`."""
+) -> tuple[tvm.IRModule, dict[str, Array], Mapping[str, str]]:
+    """The Relax module of a graph, its parameters by their public names, without `constants`, and where calls are from.
+
+    The latter is the first node of the file that made each operator of Relax.
+    """
     fixed = {tensor.name for tensor in proto.graph.initializer if public.get(tensor.name, tensor.name) in constants}
-    proto = with_folded_shapes(proto, shapes, fixed)
-    printed = io.StringIO()
+    proto = with_written_pads(with_folded_shapes(proto, shapes, fixed), shapes)
+    _refuse_unsupported(proto, frontend, source, folded=True)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # TVM prints the node's operands
             warnings.simplefilter("ignore")
-            module = imported_module(frontend, proto, shapes)
-    except Exception as error:  # TVM's importer raises every kind; the last line names the operator
-        printed_line = printed.getvalue().strip().splitlines()
+            module, origins = imported_module(frontend, proto, shapes)
+    except UnsupportedError as error:
         release(error)
-        where = f" ({printed_line[-1].split(', with inputs')[0]})" if printed_line else ""
-        raise ImportFailure(f"{source}: TVM's ONNX importer fails: {first_line(error)}{where}.") from error
+        raise ImportFailure(f"{source}: {error}.") from error
     function = module["main"]
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
     names = [public.get(str(param.name), str(param.name)) for param in function.params]
-    return _as_pytorch(module, names), dict(zip(names[count:], values, strict=True))
+    return _as_pytorch(module, names), dict(zip(names[count:], values, strict=True)), origins
 
 
 def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None:
@@ -170,18 +174,17 @@ def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None
             )
 
 
-def _refuse_unsupported(proto: onnx.ModelProto, frontend: ModuleType, source: str) -> None:
-    known = set(frontend._get_convert_map()) | {"Constant"}
-    unsupported: Counter[str] = Counter()
-    for node in proto.graph.node:
-        if node.domain not in ONNX_DOMAINS:
-            unsupported[f"{node.domain}.{node.op_type}"] += 1
-        elif node.op_type not in known:
-            unsupported[node.op_type] += 1
-    if unsupported:
-        listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(unsupported.items()))
+def _refuse_unsupported(proto: onnx.ModelProto, frontend: ModuleType, source: str, folded: bool) -> None:
+    """Raise if there are operators that cannot be imported; before shapes are folded, if that cannot change it."""
+    import onnx
+
+    known = supported(frontend)
+    own = [node for node in proto.graph.node if node.domain in ONNX_DOMAINS]
+    unsupported = [node for node in proto.graph.node if node.domain not in ONNX_DOMAINS or node.op_type not in known]
+    if unsupported and (folded or len(own) < len(proto.graph.node) or not all(onnx.defs.has(n.op_type) for n in own)):
         raise ModelError(
-            f"{source} uses unsupported operators: {listed}; replace them in the model and export it again."
+            f"{source} uses unsupported operators: {listed(unsupported)}; replace them in the model and export it "
+            "again."
         )
 
 

@@ -8,6 +8,7 @@ them that have no gradient. All of it is known where the extents are; what depen
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ _ROUNDS = 16
 """Rounds of folding and inferring shapes: each gets behind one more reshape to computed extents."""
 
 _EVER_ANEW = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_SHORT = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
+"""Attributes of Constant that TVM's importer does not read, and their element types."""
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
 
 
@@ -38,11 +41,12 @@ def with_folded_shapes(
     folded = type(proto)()
     folded.CopyFrom(proto)
     _initializers_to_constants(folded.graph, constants)
+    _write_values(folded.graph)
     for _ in range(_ROUNDS):
-        known = _known_extents(folded, shapes)
-        if not _fold(folded, known):
+        known = known_extents(folded, shapes)
+        if not _fold(folded, known) and not _inline_branches(folded.graph):
             break
-    _free_reshapes(folded, _known_extents(folded, shapes))
+    _free_reshapes(folded, known_extents(folded, shapes))
     _drop_unread(folded.graph)
     return folded
 
@@ -68,7 +72,17 @@ def _initializers_to_constants(graph: onnx.GraphProto, constants: Collection[str
         field.extend(kept)
 
 
-def _known_extents(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]]) -> dict[str, list[int | str | None]]:
+def _write_values(graph: onnx.GraphProto) -> None:
+    """Write every Constant as a tensor, the only form that TVM's importer reads."""
+    from onnx import helper, numpy_helper
+
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name in _SHORT:
+            array = np.array(helper.get_attribute_value(node.attribute[0]), _SHORT[node.attribute[0].name])
+            node.attribute[0].CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array, node.output[0])))
+
+
+def known_extents(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]]) -> dict[str, list[int | str | None]]:
     """The extents of all tensors that follow from those of the inputs: numbers, the batch as `_BATCH`, or None."""
     import onnx
 
@@ -110,13 +124,11 @@ def _fold(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]])
         elif _is_known(node, known):
             taken.append(node)
             known.update(node.output)
-    if not values and not taken:
+    values.update(_evaluated(proto, taken, values))
+    if not values:
         return False
-    made = {name for node in taken for name in node.output if name}
-    replaced = made | set(values)
-    kept = [node for node in graph.node if not replaced.intersection(node.output)]
-    read = {name for node in kept for name in node.input} | {output.name for output in graph.output}
-    values.update(_evaluated(proto, taken, values, sorted(made & read)))
+    kept = [node for node in graph.node if node.op_type == "Constant" or not set(values).intersection(node.output)]
+    read = {name for node in kept for name in _read_by(node)} | {output.name for output in graph.output}
     constants = [
         helper.make_node("Constant", [], [name], name, value=numpy_helper.from_array(np.asarray(value), name))
         for name, value in values.items()
@@ -125,6 +137,42 @@ def _fold(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]])
     del graph.node[:]
     graph.node.extend([*constants, *kept])
     return True
+
+
+def _inline_branches(graph: onnx.GraphProto) -> bool:
+    """Replace each If whose condition is a constant by the nodes of its branch; whether there was any."""
+    from onnx import helper, numpy_helper
+
+    constants = {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    nodes, changed = [], False
+    for node in graph.node:
+        if node.op_type != "If" or node.input[0] not in constants:
+            nodes.append(node)
+            continue
+        taken = "then_branch" if numpy_helper.to_array(constants[node.input[0]]).item() else "else_branch"
+        branch = next(attribute.g for attribute in node.attribute if attribute.name == taken)
+        for tensor in branch.initializer:
+            nodes.append(helper.make_node("Constant", [], [tensor.name], tensor.name, value=tensor))
+        nodes.extend(branch.node)
+        for inner, outer in zip(branch.output, node.output, strict=True):
+            nodes.append(helper.make_node("Identity", [inner.name], [outer], node.name))
+        changed = True
+    if changed:
+        kept = list(nodes)
+        del graph.node[:]
+        graph.node.extend(kept)
+        _write_values(graph)
+    return changed
+
+
+def _read_by(node: onnx.NodeProto) -> set[str]:
+    """The names that a node reads, its branches and bodies among them."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            names.update(output.name for output in inner.output)
+            names.update(name for each in inner.node for name in _read_by(each))
+    return names
 
 
 def _is_known(node: onnx.NodeProto, known: Collection[str]) -> bool:
@@ -146,12 +194,31 @@ def _evaluated(
     proto: onnx.ModelProto,
     nodes: Sequence[onnx.NodeProto],
     values: Mapping[str, npt.NDArray[np.generic]],
-    wanted: Sequence[str],
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """The values of nodes that read constants only, by onnx's reference implementation."""
+    """The values of nodes that read constants only, by onnx's reference implementation.
+
+    A node that this implementation cannot compute is left out, and what reads it.
+    """
+    try:
+        return _computed(proto, nodes, values)
+    except Exception:  # onnx raises every kind
+        found = dict(values)
+        stored = {node.output[0] for node in proto.graph.node if node.op_type == "Constant"}
+    for node in nodes:
+        if all(name in found or name in stored for name in node.input if name):
+            with contextlib.suppress(Exception):
+                found.update(_computed(proto, [node], found))
+    return found
+
+
+def _computed(
+    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], values: Mapping[str, npt.NDArray[np.generic]]
+) -> dict[str, npt.NDArray[np.generic]]:
+    """The values of nodes, of which each reads only what stands before it."""
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
+    wanted = [name for node in nodes for name in node.output if name]
     if not wanted:
         return {}
     read = {name for node in nodes for name in node.input}
@@ -201,10 +268,7 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     for node in reversed(graph.node):
         if read.intersection(node.output):
             kept.append(node)
-            read.update(node.input)
-            for attribute in node.attribute:
-                for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                    read.update(name for each in inner.node for name in each.input)
+            read.update(_read_by(node))
     del graph.node[:]
     graph.node.extend(reversed(kept))
 

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of ONNX as operators of Relax that have gradients, where TVM's importer lowers them to loops at once.
-
-A converter gets the builder, the operands (constants among them) and the attributes of a node, and
-returns an expression, or None for what is left to TVM's own converter.
-"""
+"""TVM's importer of ONNX with converters of ours before its own, where its lower to loops, lack modes or are wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.compat import Constant, array_of
-from tvm_convgrad.training.ir.graph import Extent
+from tvm_convgrad.core.errors import UnsupportedError, first_line
+from tvm_convgrad.training.frontends import (
+    onnx_elementwise,
+    onnx_indexing,
+    onnx_recurrent,
+    onnx_reductions,
+    onnx_resize,
+    onnx_sampling,
+    onnx_windows,
+)
+from tvm_convgrad.training.frontends.onnx_node import Converter, Node
+from tvm_convgrad.training.frontends.onnx_places import place_of
+from tvm_convgrad.training.ir.graph import Extent, bindings_of, operator_name
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
@@ -26,16 +32,14 @@ if TYPE_CHECKING:  # optional packages, imported where they are needed
 ONNX_DOMAINS = ("", "ai.onnx")
 """Domains of ONNX's own operators."""
 
-Attribute: TypeAlias = "int | float | bytes | tuple[int, ...] | tuple[float, ...]"
-Converter: TypeAlias = Callable[
-    [relax.BlockBuilder, Sequence["relax.Expr | None"], dict[str, Attribute]], "relax.Expr | None"
-]
-
 _PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+_OURS = "tvm_custom"
 
 
-def imported_module(frontend: ModuleType, proto: onnx.ModelProto, shapes: dict[str, list[Extent]]) -> tvm.IRModule:
-    """The Relax module of a graph: TVM's importer, with the converters of this file before its own.
+def imported_module(
+    frontend: ModuleType, proto: onnx.ModelProto, shapes: dict[str, list[Extent]]
+) -> tuple[tvm.IRModule, dict[str, str]]:
+    """The Relax module of a graph, and by operator of Relax the node that made the first call of it.
 
     Args:
         frontend: tvm.relax.frontend.onnx.onnx_frontend, which imports the optional package onnx.
@@ -43,87 +47,123 @@ def imported_module(frontend: ModuleType, proto: onnx.ModelProto, shapes: dict[s
         shapes: extents of the inputs by name.
     """
 
+    current = [""]
+    places = {node.name: place_of(node) for node in reversed(proto.graph.node)}
+    ends: dict[relax.Var, str] = {}
+
     class Importer(frontend.ONNXGraphImporter):  # type: ignore[name-defined]
         """TVM's importer with converters of ours."""
 
+        def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+            """Nothing: `supported` has been asked before."""
+
         def _convert_operator(
-            self, op_name: str, inputs: Sequence[relax.Expr | None], attrs: dict[str, Attribute], opset: int
+            self, op_name: str, inputs: Sequence[relax.Expr | None], attrs: dict[str, Any], opset: int
         ) -> relax.Expr:
+            current[0] = f"{op_name} {places.get(attrs[_OURS]['name'], '')}".strip()
             converter = CONVERTERS.get(op_name)
-            found = converter(self.bb, [*inputs], attrs) if converter else None
-            return super()._convert_operator(op_name, inputs, attrs, opset) if found is None else self.bb.emit(found)
+            found = None
+            if converter is not None:
+                own = attrs[_OURS]
+                stated = {name: value for name, value in attrs.items() if name != _OURS}
+                found = converter(
+                    Node(
+                        op_name, places.get(own["name"], ""), self.bb, tuple(inputs), stated, opset, own["num_outputs"]
+                    )
+                )
+            if found is None:
+                found = super()._convert_operator(op_name, inputs, attrs, opset)
+            if isinstance(found, (relax.Call, relax.TupleGetItem)):
+                found = self.bb.emit(found)
+            elif isinstance(found, relax.Tuple):
+                found = relax.Tuple([self.bb.emit(each) if isinstance(each, relax.Call) else each for each in found])
+            for each in found if isinstance(found, relax.Tuple) else [found]:
+                if isinstance(each, relax.Var):
+                    ends.setdefault(each, current[0])
+            return found
 
     versions = [entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS]
     importer = Importer(shapes, None, keep_params_in_input=True, sanitize=False)
-    module: tvm.IRModule = importer.from_onnx(proto.graph, max(versions, default=1))
-    return module
+    try:
+        module: tvm.IRModule = importer.from_onnx(proto.graph, max(versions, default=1))
+    except UnsupportedError:
+        raise
+    except Exception as error:  # TVM's importer raises every kind
+        where = f" ({current[0]})" if current[0] else ""
+        raise UnsupportedError(f"TVM's ONNX importer fails: {first_line(error)}{where}") from error
+    return module, _origins(module, ends)
 
 
-def _value(operands: Sequence[relax.Expr | None], position: int) -> npt.NDArray[np.generic] | None:
-    """The value of a constant operand; None if there is no such operand or it is no constant."""
-    operand = operands[position] if len(operands) > position else None
-    return array_of(operand) if isinstance(operand, Constant) else None
+def _origins(module: tvm.IRModule, ends: Mapping[relax.Var, str]) -> dict[str, str]:
+    """By operator of Relax the node of its first call: `ends` has nodes by the variables that are their results."""
+    found: dict[str, str] = {}
+    pending: list[str] = []
+    known = {extent for param in module["main"].params for extent in _symbols(param)}
+    for binding in bindings_of(module["main"]):
+        if isinstance(binding.value, tvm.ir.Call):
+            pending.append(operator_name(binding.value))
+        if binding.var in ends:
+            if not known.issuperset(_symbols(binding.var)):
+                raise UnsupportedError(
+                    f"{ends[binding.var]}: the extents of its result depend on values, and a step is built for extents "
+                    "that are known before; keep all elements and mask those that do not count"
+                )
+            for name in pending:
+                found.setdefault(name, ends[binding.var])
+            pending = []
+    return found
 
 
-def _is_given(operands: Sequence[relax.Expr | None], position: int) -> bool:
-    return len(operands) > position and operands[position] is not None
+def _symbols(tensor: relax.Var) -> list[tvm.tirx.Var | None]:
+    """The extents of a tensor that are variables by themselves; one None if its extents are not known at all."""
+    if not isinstance(tensor.ty, relax.TensorType):
+        return []
+    if not hasattr(tensor.ty.shape, "values"):
+        return [None]
+    return [extent for extent in tensor.ty.shape.values if isinstance(extent, tvm.tirx.Var)]
 
 
-def _is_float(operand: relax.Expr) -> bool:
-    return str(operand.ty.dtype).startswith(("float", "bfloat"))
+def supported(frontend: ModuleType) -> set[str]:
+    """The operators that can be imported."""
+    return {*frontend._get_convert_map(), *CONVERTERS, "Constant"}
 
 
-def clip(
-    _builder: relax.BlockBuilder, operands: Sequence[relax.Expr | None], attributes: dict[str, Attribute]
-) -> relax.Expr | None:
-    """Clip, whose bounds were attributes up to opset 10."""
-    data = operands[0]
-    assert data is not None
-    bounds = []
-    for position, name, none in ((1, "min", -np.inf), (2, "max", np.inf)):
-        value = _value(operands, position)
-        if _is_given(operands, position) and (value is None or np.isnan(value).any()):
-            return None
-        stated = attributes.get(name, none)
-        assert isinstance(stated, int | float)
-        bounds.append(float(stated) if value is None else float(value.item()))
-    return op.clip(data, bounds[0], bounds[1]) if _is_float(data) else None
-
-
-def pad(
-    _builder: relax.BlockBuilder, operands: Sequence[relax.Expr | None], attributes: dict[str, Attribute]
-) -> relax.Expr | None:
-    """Pad with constant widths, in all modes."""
-    data, widths, fill, axes = operands[0], _value(operands, 1), _value(operands, 2), _value(operands, 3)
-    assert data is not None
-    rank = data.ty.ndim
-    unknown = any(_is_given(operands, at) and value is None for at, value in ((1, widths), (2, fill), (3, axes)))
-    mode = _PAD_MODES.get(_text(attributes, "mode", "constant"))
-    if unknown or widths is None or rank < 0 or mode is None or not _is_float(data):
+def pad(node: Node) -> relax.Expr | None:
+    """Pad with constant widths, in all modes; up to opset 10 the widths are an attribute."""
+    data = node.tensor()
+    stated = node.attributes.get("pads")
+    widths = node.value(1) if stated is None else np.array(stated)
+    fill, axes = node.value(2), node.value(3)
+    rank, mode = data.ty.ndim, _PAD_MODES.get(node.text("mode", "constant"))
+    if not node.is_constant(1, 2, 3) or widths is None or rank < 0 or mode is None or not node.is_float():
         return None
     before, after = np.split(widths.astype("int64"), 2)
     places = range(rank) if axes is None else [int(axis) % rank for axis in axes]
     flat = [0] * (2 * rank)
     for place, low, high in zip(places, before, after, strict=True):
         flat[2 * place : 2 * place + 2] = int(low), int(high)
-    return op.nn.pad(data, flat, pad_mode=mode, pad_value=0.0 if fill is None else float(fill.item()))
+    value = node.number("value", 0.0) if fill is None else float(fill.item())
+    return op.nn.pad(data, flat, pad_mode=mode, pad_value=value)
 
 
-def tile(
-    _builder: relax.BlockBuilder, operands: Sequence[relax.Expr | None], _attributes: dict[str, Attribute]
-) -> relax.Expr | None:
+def tile(node: Node) -> relax.Expr | None:
     """Tile by constant counts."""
-    counts = _value(operands, 1)
-    return None if counts is None else op.tile(operands[0], [int(count) for count in counts])
+    counts = node.value(1)
+    return None if counts is None else op.tile(node.tensor(), [int(count) for count in counts])
 
 
-def _text(attributes: dict[str, Attribute], name: str, default: str) -> str:
-    value = attributes.get(name)
-    return value.decode() if isinstance(value, bytes) else default
-
-
-CONVERTERS: dict[str, Converter] = {"Clip": clip, "Pad": pad, "Tile": tile}
+CONVERTERS: dict[str, Converter] = {
+    "Pad": pad,
+    "Tile": tile,
+    **onnx_elementwise.CONVERTERS,
+    **onnx_indexing.CONVERTERS,
+    **onnx_recurrent.CONVERTERS,
+    **onnx_reductions.CONVERTERS,
+    **onnx_resize.CONVERTERS,
+    **onnx_sampling.CONVERTERS,
+    **onnx_windows.CONVERTERS,
+}
 """By operator of ONNX."""
 
 
-__all__ = ["ONNX_DOMAINS", "imported_module"]
+__all__ = ["ONNX_DOMAINS", "imported_module", "supported"]

@@ -52,7 +52,7 @@ class Model:
     the loss is the sum of the losses of all outputs, times their weights. `states` are tensors that the forward pass
     itself updates (running statistics of batch norm and what else the framework's buffers were), and those that are
     `frozen`: weights that are not trained, whose new value is the old one. `warnings` are sentences about the file
-    that a user should read.
+    that a user should read; `origins` has, by name of an operator of Relax, what in the file it was made of.
 
     An ensemble (see `ensemble`) has a number of `members`: parameters and states have them along axis 0, predictions
     along axis 1, and so have inputs and targets if each member has its `own_data`.
@@ -69,6 +69,7 @@ class Model:
     outputs: dict[str, float] = field(default_factory=lambda: {"output": 1.0})
     warnings: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def relax_function(self) -> relax.Function:

@@ -166,7 +166,9 @@ def _emit_step(builder: relax.BlockBuilder, parts: _Parts) -> None:
                 samples = [part(builder, tensor, number, count) for tensor in leading]
                 done = [number_of(builder, fields[-1], number, count)] if layout.counted else []
                 arguments = [*samples, *parameters, *new_states, *done]
-                results, more = emit_with_gradients(builder, forward, arguments, wanted, model.source, COMPOSITES)
+                results, more = emit_with_gradients(
+                    builder, forward, arguments, wanted, model.source, COMPOSITES, model.origins
+                )
                 _, own_loss, own_predictions, *new_states = results
                 losses.append(own_loss)
                 predictions.append(own_predictions)
