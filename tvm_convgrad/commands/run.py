@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.core.errors import ArtifactError, TrainingError
+from tvm_convgrad.core.errors import ArtifactError, TrainingError, UnsupportedError
+from tvm_convgrad.training.runtime.schedules import CONSTANT, KINDS, Schedule
 
 if TYPE_CHECKING:
     from tvm_convgrad.training.runtime.checkpoint import Progress
     from tvm_convgrad.training.runtime.data import Samples
     from tvm_convgrad.training.runtime.keeper import Keeper
     from tvm_convgrad.training.runtime.session import Session
+
+
+def _schedule(text: str | None) -> str | None:
+    """A typer callback that refuses what is no schedule."""
+    try:
+        return None if text is None else Schedule.parse(text).text
+    except UnsupportedError as error:
+        raise typer.BadParameter(str(error)) from error
+
 
 SAVED = ("parameter", "frozen", "running_stat")
 """The roles of the tensors that --save-state writes: those that predictions depend on."""
@@ -41,6 +51,15 @@ def run(
     lr: Annotated[
         float | None,
         typer.Option(min=0.0, callback=options.finite_float32, help="Learning rate. Default: the one of the build."),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[:NAME=N,...]",
+            callback=_schedule,
+            help=f"How the learning rate changes: {', '.join(KINDS)}, each with PyTorch's meaning; lengths are in epochs, "
+            "such as cosine:warmup=5, step:every=30,gamma=0.1 or multistep:at=30+60. Default: constant.",
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in a batch, for a step with a dynamic batch. Default: 32.")
@@ -108,8 +127,8 @@ def run(
     with claimed(checkpoint_dir) if checkpoint_dir is not None else nullcontext():
         keeper = Keeper(checkpoint_dir, checkpoint_every, session.state, allow_nonfinite)
         rate = float(session.artifact.options["lr"] if lr is None else lr)
-        fresh = Progress(session.artifact.id, samples.digest, seed, size, rate)
-        progress = _begin(session, fresh, keeper, keep_rate=lr is None, resume=resume)
+        fresh = Progress(session.artifact.id, samples.digest, seed, size, rate, schedule or CONSTANT)
+        progress = _begin(session, fresh, keeper, keep_rate=lr is None, keep_schedule=schedule is None, resume=resume)
         resumed = len(progress.losses)
         finished = _train(session, samples, progress, epochs, keeper, json)
     if not finished:
@@ -161,14 +180,17 @@ def _require(found: float, wanted: float) -> None:
         raise TrainingError(f"the test accuracy is {found:.4f}, not above the {wanted:g} of --require-accuracy.")
 
 
-def _begin(session: Session, fresh: Progress, keeper: Keeper, *, keep_rate: bool, resume: bool) -> Progress:
+def _begin(
+    session: Session, fresh: Progress, keeper: Keeper, *, keep_rate: bool, keep_schedule: bool, resume: bool
+) -> Progress:
     """The progress to start from: that of a checkpoint, whose state the session then has, or `fresh`.
 
     Args:
         session: of the step that is trained.
         fresh: the progress of a run that begins, with what this command was given.
         keeper: of the checkpoints.
-        keep_rate: whether the learning rate of the checkpoint stays, as no other was given.
+        keep_rate, keep_schedule: whether the learning rate and its schedule of the checkpoint stay, as no others were
+            given.
         resume: whether to go on from a checkpoint.
 
     Raises:
@@ -203,6 +225,7 @@ def _begin(session: Session, fresh: Progress, keeper: Keeper, *, keep_rate: bool
     keeper.found(checkpoint)
     session.state = checkpoint.state
     found.lr = found.lr if keep_rate else fresh.lr
+    found.schedule = found.schedule if keep_schedule else fresh.schedule
     stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
     return found
 
@@ -241,7 +264,11 @@ def _train(
             steps = len(progress.losses)
             found += [] if report.accuracy is None else [report.accuracy]
             accuracy = f", accuracy {sum(found) / len(found):.3f}" if found else ""
-            bar.update(task, completed=steps, state=f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}")
+            bar.update(
+                task,
+                completed=steps,
+                state=f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}, lr {report.lr:.3g}",
+            )
             if report.epoch_done:
                 if not quiet:
                     mean = sum(progress.losses[-per_epoch:]) / per_epoch

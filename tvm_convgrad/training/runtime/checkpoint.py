@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.core.dtypes import numpy_dtype
-from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
 from tvm_convgrad.core.files import write_atomic
 from tvm_convgrad.training.runtime.envelope import Kind, seal, unseal
+from tvm_convgrad.training.runtime.schedules import CONSTANT, Schedule
 
 CHECKPOINT = Kind(magic=b"CVGCKPT\x01", version=1, noun="a checkpoint", maker="convgrad run --checkpoint-dir")
 KEPT = 2
@@ -31,7 +32,7 @@ class Progress:
 
     `epoch` counts finished epochs, `position` the batches done of the next one, so the next batch is number
     `position` of epoch `epoch`, both from 0. `artifact` and `data` are SHA-256 digests. `losses` has one float for
-    each step so far.
+    each step so far. `schedule` is the text of a `Schedule`; checkpoints of before there were any have none.
     """
 
     artifact: str
@@ -39,6 +40,7 @@ class Progress:
     seed: int
     batch_size: int
     lr: float
+    schedule: str = CONSTANT
     epoch: int = 0
     position: int = 0
     losses: list[float] = field(default_factory=list)
@@ -165,6 +167,10 @@ def _wrong_field(progress: Progress) -> str:
             return f"{name} is {value!r}, not an integer of at least {least}"
     if type(progress.lr) not in (int, float):
         return f"lr is {progress.lr!r}, not a number"
+    try:
+        Schedule.parse(progress.schedule)
+    except (UnsupportedError, AttributeError) as error:
+        return f"schedule is {progress.schedule!r}: {error}"
     if not isinstance(progress.losses, list) or not all(isinstance(loss, float) for loss in progress.losses):
         return "losses are not a vector of floats"
     return ""

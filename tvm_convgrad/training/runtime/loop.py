@@ -12,16 +12,18 @@ import numpy as np
 from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
 from tvm_convgrad.training.runtime.checkpoint import Progress
 from tvm_convgrad.training.runtime.data import Samples
+from tvm_convgrad.training.runtime.schedules import Schedule
 from tvm_convgrad.training.runtime.schema import Array, finite
 from tvm_convgrad.training.runtime.session import Session
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One finished step: its loss, and which part of its batch was classified rightly (None if no classes)."""
+    """One finished step: loss, part of its batch that was classified rightly (None: no classes), learning rate."""
 
     loss: float
     accuracy: float | None
+    lr: float
     epoch_done: bool
 
 
@@ -64,20 +66,23 @@ def train(
     Raises:
         TrainingError: a loss is not finite, unless `allow_nonfinite`; a DataError if the samples are the cause.
     """
+    schedule = Schedule.parse(progress.schedule)
     while progress.epoch < epochs:
         batches = batches_of_epoch(progress.seed, progress.epoch, len(samples), progress.batch_size)
         for number in range(progress.position, len(batches)):
             inputs, target = samples.rows(batches[number])
-            loss, predictions = session.step(inputs if len(inputs) > 1 else inputs[0], target, progress.lr)
+            done = len(progress.losses)
+            rate = progress.lr * schedule.factor(done, len(batches), epochs, progress.losses)
+            loss, predictions = session.step(inputs if len(inputs) > 1 else inputs[0], target, rate)
             if not math.isfinite(loss) and not allow_nonfinite:
                 found = f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1});"
                 if cause := _bad_samples(session, samples, batches[number]):
                     raise DataError(f"{found} {cause}: mend the data.")
-                raise TrainingError(f"{found} train with a smaller learning rate than {progress.lr:g}.")
+                raise TrainingError(f"{found} train with a smaller learning rate than {rate:g}.")
             progress.losses.append(loss)
-            done = number + 1 == len(batches)
-            progress.epoch, progress.position = (progress.epoch + 1, 0) if done else (progress.epoch, number + 1)
-            yield StepReport(loss, accuracy_of(session, predictions, target), done)
+            is_last = number + 1 == len(batches)
+            progress.epoch, progress.position = (progress.epoch + 1, 0) if is_last else (progress.epoch, number + 1)
+            yield StepReport(loss, accuracy_of(session, predictions, target), rate, is_last)
 
 
 def _bad_samples(session: Session, samples: Samples, batch: Array) -> str:
