@@ -57,7 +57,7 @@ def run(
         typer.Option(
             metavar="KIND[:NAME=N,...]",
             callback=_schedule,
-            help=f"How the learning rate changes: {', '.join(KINDS)}, each with PyTorch's meaning; lengths are in epochs, "
+            help=f"How the learning rate changes: {', '.join(KINDS)}, with PyTorch's meaning; lengths are in epochs, "
             "such as cosine:warmup=5, step:every=30,gamma=0.1 or multistep:at=30+60. Default: constant.",
         ),
     ] = None,

@@ -11,7 +11,7 @@ epochs, as their users call them.
     multistep:at=30+60,gamma=0.1                MultiStepLR: times gamma after 30 and after 60 epochs
     cosine:end=0                                CosineAnnealingLR: from 1 to `end` over the run
     linear:start=1,end=0                        LinearLR: from `start` to `end` over the run
-    onecycle:up=0.3,start=0.04,end=4e-6         OneCycleLR: up from `start` to 1 over a part of the run, then down to `end`
+    onecycle:up=0.3,start=0.04,end=4e-6         OneCycleLR: from `start` to 1 over a part of the run, then to `end`
     plateau:factor=0.1,patience=10              ReduceLROnPlateau: times `factor` when the mean loss of an epoch has not
                                                 fallen by a part of `threshold` for more than `patience` epochs
 
