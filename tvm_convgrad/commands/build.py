@@ -42,6 +42,9 @@ def build(
     nesterov: options.Nesterov = None,
     betas: options.Betas = None,
     weight_decay: options.WeightDecay = None,
+    decayed: options.Decayed = "all",
+    clip_norm: options.ClipNorm = None,
+    clip_value: options.ClipValue = None,
     loss: options.Loss = "cross_entropy",
     label_smoothing: options.LabelSmoothing = None,
     class_weights: options.ClassWeights = None,
@@ -87,6 +90,9 @@ def build(
         **asdict(loss_settings),
         "loss": loss,
         "optimizer": optimizer,
+        "decayed": decayed,
+        "clip_norm": clip_norm,
+        "clip_value": clip_value,
         "dtype": dtype,
         "results": results,
         "loss_scale": loss_scale,
@@ -106,6 +112,7 @@ def build(
             compilation = CompileOptions(options.parse_target(target, gpus=True), backends, tuned, transforms, store)
             options.check_optimizer(optimizer, settings)
             options.check_loss(loss, loss_settings)
+            options.check_clipping(clip_norm, clip_value)
             built = _build(source, step, compilation, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
                 earlier.keep(built)

@@ -16,6 +16,7 @@ from tvm_convgrad.offload import registry
 from tvm_convgrad.training.step import options as step_options
 from tvm_convgrad.training.step.names import (
     BATCH_NORMS,
+    DECAYED,
     DROPOUTS,
     DTYPES,
     LAYOUTS,
@@ -186,6 +187,21 @@ Dropout = Annotated[
 WeightDecay = Annotated[
     float | None, typer.Option(min=0.0, callback=finite_float32, help="Weight decay. Default: the optimizer's.")
 ]
+Decayed = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(DECAYED),
+        callback=one_of(DECAYED),
+        help="Which parameters have weight decay: all, or matrices: none of one axis, such as biases and norms.",
+    ),
+]
+ClipNorm = Annotated[
+    float | None,
+    typer.Option(callback=finite_float32, help="Scale all gradients to this norm where theirs together is larger."),
+]
+ClipValue = Annotated[
+    float | None, typer.Option(callback=finite_float32, help="Bound each number of the gradients by this size.")
+]
 Accumulate = Annotated[
     int,
     typer.Option(
@@ -281,6 +297,18 @@ def check_optimizer(name: str, settings: Mapping[str, object]) -> None:
         optimizer_settings(name, settings)
     except UnsupportedError as error:
         raise typer.BadParameter(f"--optimizer {name}: {str(error).removeprefix('build_step: ')}") from error
+
+
+def check_clipping(norm: float | None, value: float | None) -> None:
+    """Refuse bounds of gradients that are no positive numbers, before a model is read.
+
+    Raises:
+        typer.BadParameter: with the sentence of the rule.
+    """
+    try:
+        step_options.check_clipping(norm, value)
+    except UnsupportedError as error:
+        raise typer.BadParameter(str(error).removeprefix("build_step: ")) from error
 
 
 def check_loss(name: str, settings: LossSettings) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from tvm import relax
 
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.autodiff.differentiate import Composite, emit_with_gradients
 from tvm_convgrad.training.ir.counting import scalar
 from tvm_convgrad.training.ir.gradient_ops import gradient_descriptors
@@ -69,7 +70,8 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     """The step of a model.
 
     Raises:
-        UnsupportedError: micro-batches of a batch that is not one fixed number for all inputs.
+        UnsupportedError: micro-batches of a batch that is not one fixed number for all inputs; an option that an
+            ensemble does not take.
         ModelError: operators without gradient (all of them are named), or a shape that the loss does not fit.
     """
     accumulate = options.accumulate
@@ -77,6 +79,11 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     optimizer = make_optimizer(options.optimizer, options.given_settings)
     loss = find_loss(options.loss, options.loss_settings)
     if model.members is not None:
+        if options.clip_norm is not None or options.decayed != "all":
+            raise UnsupportedError(
+                "build_step: an ensemble takes neither clip_norm, which would join its members' gradients, nor "
+                "decayed, as its biases have an axis of members; leave them out."
+            )
         loss = ensemble_loss(loss, model.members, model.own_data)
     drops = options.dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
     counted = optimizer.needs_step or drops
@@ -101,6 +108,8 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
             **{name: value for name, value in asdict(options.loss_settings).items() if value is not None},
             "optimizer": options.optimizer,
             **optimizer.plain_settings,
+            "decayed": options.decayed,
+            **{name: getattr(options, name) for name in ("clip_norm", "clip_value") if getattr(options, name)},
             "dtype": options.dtype,
             "results": options.results,
             "loss_scale": options.scale,
@@ -175,7 +184,9 @@ def _emit_step(builder: relax.BlockBuilder, parts: _Parts) -> None:
                 gradients = added(builder, gradients, more)
             loss, prediction = mean(builder, losses), joined(builder, predictions)
             factor = 1.0 / (parts.options.scale * count)
-            new_state = emit_updates(builder, parts.optimizer, layout, fields, gradients, new_states, rate, factor)
+            new_state = emit_updates(
+                builder, parts.optimizer, layout, fields, gradients, new_states, rate, parts.options, factor
+            )
             output = builder.emit_output(relax.Tuple([loss, prediction, new_state]))
         builder.emit_func_output(output)
 

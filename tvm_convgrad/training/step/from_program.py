@@ -43,7 +43,7 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
     optimizer = make_optimizer(options.optimizer, settings)
     state = initial_state(program, optimizer, optimizer.needs_step)
     builder = relax.BlockBuilder()
-    _emit_step(builder, program, optimizer, state)
+    _emit_step(builder, program, options, optimizer, state)
     _emit_predict(builder, program, state)
     emit_init(builder, state)
     module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(builder.get())
@@ -93,7 +93,9 @@ def _arguments(program: TrainingProgram) -> dict[str, relax.Var]:
     }
 
 
-def _emit_step(builder: relax.BlockBuilder, program: TrainingProgram, optimizer: Optimizer, layout: State) -> None:
+def _emit_step(
+    builder: relax.BlockBuilder, program: TrainingProgram, options: StepOptions, optimizer: Optimizer, layout: State
+) -> None:
     """step(inputs, target, lr, state) -> (loss, predictions, new state)."""
     inputs = _arguments(program)
     (original,) = [param for param in program.function.params if str(param.name) == program.target_name]
@@ -107,7 +109,7 @@ def _emit_step(builder: relax.BlockBuilder, program: TrainingProgram, optimizer:
             environment = _environment(program, {**inputs, str(original.name): target, **parameters})
             replay(builder, program.function, environment)
             gradients = [environment.substitute(gradient) for gradient in program.gradients]
-            new_state = emit_updates(builder, optimizer, layout, fields, gradients, [], rate)
+            new_state = emit_updates(builder, optimizer, layout, fields, gradients, [], rate, options)
             loss, prediction = environment.substitute(program.loss), environment.substitute(program.prediction)
             output = builder.emit_output(relax.Tuple([loss, prediction, new_state]))
         builder.emit_func_output(output)

@@ -13,10 +13,12 @@ import tvm
 from tvm import relax
 
 from tvm_convgrad.training.ir.counting import scalar
-from tvm_convgrad.training.ir.graph import element_type, function_scope
+from tvm_convgrad.training.ir.graph import element_type, function_scope, static_shape
 from tvm_convgrad.training.model.model import Array, Model, TensorSchema
 from tvm_convgrad.training.model.program import TrainingProgram
+from tvm_convgrad.training.step.clipping import clip_by_norm, clip_by_value
 from tvm_convgrad.training.step.optimizers import Optimizer, Update
+from tvm_convgrad.training.step.options import StepOptions
 
 Role = Literal["parameter", "frozen", "running_stat", "optimizer", "counter"]
 STEP_COUNTER = "step"
@@ -126,6 +128,7 @@ def emit_updates(
     gradients: Sequence[relax.Expr],
     new_statistics: Sequence[relax.Expr],
     rate: relax.Var,
+    options: StepOptions,
     factor: float = 1.0,
 ) -> relax.Tuple:
     """Emit the optimizer's update of every parameter; gives the new state.
@@ -134,7 +137,9 @@ def emit_updates(
         fields: the fields of the old state.
         gradients: one for each parameter, each to be multiplied by `factor` first.
         rate: the learning rate, a float32 scalar.
+        options: of the step; they say how gradients are bounded, and which parameters decay.
     """
+    gradients = _bounded(builder, gradients, options, factor)
     step = next_step = None
     if state.counted:
         next_step = builder.emit(relax.op.add(fields[-1], relax.const(1, "int64")))
@@ -144,12 +149,26 @@ def emit_updates(
     new_slots: list[relax.Expr] = []
     for index, (parameter, gradient) in enumerate(zip(fields[: state.parameters], gradients, strict=True)):
         dtype = element_type(parameter)
-        if factor != 1.0:
-            gradient = builder.emit(relax.op.multiply(gradient, scalar(factor, dtype)))
         own_rate = rate if dtype == "float32" else builder.emit(relax.op.astype(rate, dtype))
         own_slots = slots[index * each : (index + 1) * each]
-        updated, kept = optimizer.update(builder, Update(parameter, gradient, own_slots, own_rate, step))
+        decays = options.decayed == "all" or len(static_shape(parameter)) > 1
+        updated, kept = optimizer.update(builder, Update(parameter, gradient, own_slots, own_rate, step), decays)
         new_parameters.append(updated)
         new_slots += kept
     counter = [next_step] if state.counted else []
     return relax.Tuple([*new_parameters, *new_statistics, *new_slots, *counter])
+
+
+def _bounded(
+    builder: relax.BlockBuilder, gradients: Sequence[relax.Expr], options: StepOptions, factor: float
+) -> Sequence[relax.Expr]:
+    """The gradients times `factor`, within the bounds of the options."""
+    if factor != 1.0:
+        gradients = [
+            builder.emit(relax.op.multiply(gradient, scalar(factor, element_type(gradient)))) for gradient in gradients
+        ]
+    if options.clip_norm is not None:
+        return clip_by_norm(builder, gradients, options.clip_norm)
+    if options.clip_value is not None:
+        return clip_by_value(builder, gradients, options.clip_value)
+    return gradients

@@ -34,6 +34,9 @@ OPTIMIZER_DEFAULTS: Mapping[OptimizerName, Mapping[str, Any]] = MappingProxyType
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 """Update rules; `optimizers` has what each computes."""
 
+DECAYED = ("all", "matrices")
+"""Which parameters decay: all, or those of two axes and more, which biases, scales and shifts of norms are not."""
+
 DTYPES = ("float32", "float16", "bfloat16")
 """Types of the operands of convolutions and matrix products (see `precision`)."""
 RESULTS = ("float32", "operands")

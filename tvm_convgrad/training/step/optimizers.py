@@ -65,9 +65,10 @@ class Optimizer:
         """The settings as JSON has them: lists in place of tuples."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self.settings.items()}
 
-    def update(self, builder: relax.BlockBuilder, operands: Update) -> Updated:
-        """Emit the update of one parameter."""
-        return self.rule(builder, operands, self.settings)
+    def update(self, builder: relax.BlockBuilder, operands: Update, decays: bool = True) -> Updated:
+        """Emit the update of one parameter, with weight decay if it `decays`."""
+        settings = self.settings if decays else {**self.settings, "weight_decay": 0.0}
+        return self.rule(builder, operands, settings)
 
 
 def _sgd(builder: relax.BlockBuilder, operands: Update, settings: Settings) -> Updated:

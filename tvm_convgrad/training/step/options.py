@@ -11,6 +11,7 @@ from typing import Any, cast
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.step.names import (
     BATCH_NORMS,
+    DECAYED,
     DROPOUTS,
     DTYPES,
     LAYOUTS,
@@ -56,6 +57,9 @@ class StepOptions:
         optimizer: "sgd", "adam" or "adamw".
         lr, momentum, weight_decay, nesterov, betas, eps: settings of the optimizer, with torch.optim's meaning; None
             takes the optimizer's default.
+        decayed: "all" parameters have weight decay, or "matrices" only, those of two axes and more.
+        clip_norm: the largest norm of all gradients together, beyond which they are scaled to it, as by
+            torch.nn.utils.clip_grad_norm_; clip_value: the largest size of each number in them. None: no bound.
         dtype: "float32", or "float16"/"bfloat16" for the operands of convolutions and matrix products, which
             accumulate in float32; weights and everything else stay float32.
         results: what these are stored in: "float32", or "operands" for the type of their operands, as PyTorch's
@@ -88,6 +92,9 @@ class StepOptions:
     nesterov: bool | None = None
     betas: tuple[float, float] | None = None
     eps: float | None = None
+    decayed: str = "all"
+    clip_norm: float | None = None
+    clip_value: float | None = None
     dtype: str = "float32"
     results: str = "float32"
     loss_scale: float | None = None
@@ -101,6 +108,7 @@ class StepOptions:
         optimizer_settings(self.optimizer, self.given_settings)
         check_loss(self.loss, self.loss_settings)
         for option, allowed in (
+            ("decayed", DECAYED),
             ("bn", BATCH_NORMS),
             ("dropout_mode", DROPOUTS),
             ("layout", LAYOUTS),
@@ -110,6 +118,7 @@ class StepOptions:
             check_choice(option, getattr(self, option), allowed)
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise UnsupportedError(f"build_step: loss_scale must be a positive number, but is {self.scale}.")
+        check_clipping(self.clip_norm, self.clip_value)
         if self.accumulate < 1:
             raise UnsupportedError(f"build_step: accumulate = {self.accumulate}; a step takes at least 1 micro-batch.")
 
@@ -164,6 +173,19 @@ def check_loss(name: str, settings: LossSettings) -> None:
         raise UnsupportedError(f"build_step: label_smoothing must be from 0 to 1, but is {settings.label_smoothing}.")
     if settings.delta == 0:
         raise UnsupportedError("build_step: delta must be a positive number, but is 0.")
+
+
+def check_clipping(norm: float | None, value: float | None) -> None:
+    """Refuse bounds of gradients that are no positive numbers, and both at once.
+
+    Raises:
+        UnsupportedError: with the sentence of the rule.
+    """
+    for name, bound in (("clip_norm", norm), ("clip_value", value)):
+        if bound is not None and not (math.isfinite(bound) and bound > 0):
+            raise UnsupportedError(f"build_step: {name} must be a positive number, but is {bound}.")
+    if norm is not None and value is not None:
+        raise UnsupportedError("build_step: clip_norm and clip_value are both given; choose one.")
 
 
 def optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
