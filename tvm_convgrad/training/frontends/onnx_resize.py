@@ -69,8 +69,6 @@ def _resize2d(node: Node, maps: dict[int, NDArray[np.float64]], coordinates: str
     sizes = []
     for axis in (2, 3):
         extent = extents[axis]
-        if axis == 0 and given is sizes:  # the batch, which other sizes than that of the export may have
-            continue
         if not isinstance(extent, int):
             return None
         matrix = maps.get(axis, np.eye(extent))
