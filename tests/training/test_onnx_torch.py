@@ -242,6 +242,16 @@ def test_recurrent_weights_with_the_gates_of_pytorch(kind, gates):
     np.testing.assert_array_equal(turned, values["val_6"][0].astype("float32"))
 
 
+def test_tables_that_are_indexed():
+    """The optimizer gives a table a name of its own; one indexed along another axis was transposed before."""
+    places = helper.make_node("Constant", [], ["places"], value_ints=[3, 0, 3, 5, 1])
+    for first, name in (("[%b_places]", "a.table"), ("[None, %b_places]", "val_1")):
+        call = f"aten.index.Tensor(%p_a_table, {first}), kwargs"
+        added = node("Add", ["x", "rows"], "y", "aten.add.Tensor(%x, %index)")
+        proto = graph([places, node("Gather", ["val_1", "places"], "rows", call, ["a"]), added], {"val_1": SQUARE})
+        check(proto, {name: (6, 6)}, computed=[] if name == "a.table" else ["val_1"])
+
+
 def test_computed_constants_are_no_parameters():
     """The graph's signature has all parameters, and all of them are there: what else was computed is a constant."""
     first = node("Mul", ["x", "unsqueeze_1"], "y", "aten.mul.Tensor(%x, %unsqueeze_1), kwargs")

@@ -63,6 +63,7 @@ class _Call:
     target: str
     arguments: tuple[str, ...]
     scopes: tuple[str, ...]
+    selects_first: bool = False  # whether the places of an indexing call begin with those of the first axis
 
     @classmethod
     def of(cls, node: onnx.NodeProto) -> _Call | None:
@@ -73,7 +74,7 @@ class _Call:
         if not found or target is None:
             return None
         scopes = ast.literal_eval(notes[_SCOPES]) if _SCOPES in notes else []
-        return cls(target.group(1), tuple(re.findall(r"%(\w+)", arguments)), tuple(scopes[:-1]))
+        return cls(target.group(1), tuple(re.findall(r"%(\w+)", arguments)), tuple(scopes[:-1]), ", [%" in arguments)
 
     @property
     def stored(self) -> list[str]:
@@ -364,6 +365,10 @@ def _stored(node: onnx.NodeProto, position: int, call: _Call, name: str) -> str:
     alike = [stored for stored in call.stored if role and ending.search(f"_{stored[2:]}")]
     if len(alike) == 1:
         return alike[0]
+    tables = [stored for stored in call.stored if stored.startswith("p_")]
+    is_table = node.op_type in ("Gather", "GatherND") and position == 0 and call.target.startswith("aten.index")
+    if is_own and is_table and call.selects_first and len(tables) == 1:
+        return tables[0]  # a table of relative positions
     mangled = {_named(stored[2:]): stored for stored in call.stored}
     if _named(name) in mangled:
         return mangled[_named(name)]
