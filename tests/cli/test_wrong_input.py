@@ -249,6 +249,8 @@ def test_choices_are_checked_before_the_model_is_read(
         (["--optimizer", "sgd", "--nesterov"], "nesterov needs a momentum above 0"),
         (["--optimizer", "adam", "--betas", "0.9", "1.0"], "two betas in [0, 1)"),
         (["--loss", "mse", "--ignore-index", "1"], "mse has no setting 'ignore_index' (given 1); it has none."),
+        (["--clip-norm", "1", "--clip-value", "2"], "clip_norm and clip_value are both given"),
+        (["--clip-value", "0"], "clip_value must be a positive number, but is 0.0"),
         (["--class-weights", "1,x"], "give numbers with commas between them"),
         (["--label-smoothing", "0.1", "--loss", "nll"], "nll has no setting 'label_smoothing'"),
         (["--model-output", "a", "--model-output", "a=2"], "--model-output a is given twice"),

@@ -200,3 +200,67 @@ def test_what_notes_do_not_tell_stays():
     check(graph(one_name, values), dict.fromkeys(values, (6,)))
     others = graph([layer_norm("x", "y", "a.norm")], {"a.norm.weight": ONES, "a.norm.bias": ZEROS}, producer="tf2onnx")
     assert with_exported_parameters(others).proto is others
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_recurrent_weights_with_the_gates_of_pytorch(kind, gates):
+    """Two layers of one call, the first in both directions; one operand is left as the exporter's nodes."""
+    size, first = 2, ("p_r_weight_ih_l0", "p_r_weight_hh_l0", "p_r_bias_ih_l0", "p_r_bias_hh_l0")
+    names = [*first, *(f"{name}_reverse" for name in first), *(name.replace("_l0", "_l1") for name in first)]
+    call = f"aten.{kind.lower()}.input(%x, [%zeros], [{', '.join('%' + name for name in names)}], True), kwargs"
+    rows = gates * size
+    values = {
+        "val_1": RNG.standard_normal((2, rows, 6)),
+        "val_2": RNG.standard_normal((2, rows, size)),
+        "val_3": RNG.standard_normal((2, 2 * rows)),
+        "val_4": np.zeros((2, 5, size)),
+        "r.weight_ih_l1": RNG.standard_normal((rows, 4)),
+        "val_6": RNG.standard_normal((1, rows, size)),
+        "val_7": RNG.standard_normal((1, 2 * rows)),
+    }
+    layers = {"hidden_size": size}
+    nodes = [
+        node(
+            kind, ["x", "val_1", "val_2", "val_3", "", "val_4"], "y", call, ["r"], direction="bidirectional", **layers
+        ),
+        node("Transpose", ["y"], "turned", perm=[0, 2, 1, 3]),
+        helper.make_node("Constant", [], ["shape"], value_ints=[3, 5, 4]),
+        node("Reshape", ["turned", "shape"], "flat"),
+        helper.make_node("Constant", [], ["axis"], value_ints=[0]),
+        node("Unsqueeze", ["r.weight_ih_l1", "axis"], "whole", call, ["r"]),
+        node(kind, ["flat", "whole", "val_6", "val_7"], "z", call, ["r"], **layers),
+    ]
+    proto = graph(nodes, {name: value.astype("float32") for name, value in values.items()}, result=(3, 1, 5, size))
+    want = {"val_4": (2, 5, size)}
+    for layer, width in (("l0", 6), ("l0_reverse", 6), ("l1", 4)):
+        want |= {f"r.weight_ih_{layer}": (rows, width), f"r.weight_hh_{layer}": (rows, size)}
+        want |= {f"r.bias_ih_{layer}": (rows,), f"r.bias_hh_{layer}": (rows,)}
+    found = check(proto, want, constants={"val_4"})
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in found.graph.initializer}
+    order = {"LSTM": [0, 3, 1, 2], "GRU": [1, 0, 2]}[kind]
+    turned = stored["r.weight_hh_l1"].reshape(gates, size, size)[order].reshape(rows, size)
+    np.testing.assert_array_equal(turned, values["val_6"][0].astype("float32"))
+
+
+def test_tables_that_are_indexed():
+    """The optimizer gives a table a name of its own; one indexed along another axis was transposed before."""
+    places = helper.make_node("Constant", [], ["places"], value_ints=[3, 0, 3, 5, 1])
+    for first, name in (("[%b_places]", "a.table"), ("[None, %b_places]", "val_1")):
+        call = f"aten.index.Tensor(%p_a_table, {first}), kwargs"
+        added = node("Add", ["x", "rows"], "y", "aten.add.Tensor(%x, %index)")
+        proto = graph([places, node("Gather", ["val_1", "places"], "rows", call, ["a"]), added], {"val_1": SQUARE})
+        check(proto, {name: (6, 6)}, computed=[] if name == "a.table" else ["val_1"])
+
+
+def test_computed_constants_are_no_parameters():
+    """The graph's signature has all parameters, and all of them are there: what else was computed is a constant."""
+    first = node("Mul", ["x", "unsqueeze_1"], "y", "aten.mul.Tensor(%x, %unsqueeze_1), kwargs")
+    nodes = [first, *linear("y", "net.weight", "z", "net")]
+    for expected, names in ((("unsqueeze_1",), ("net.weight",)), ((), ("net.weight", "rates"))):
+        proto = graph(nodes, {"unsqueeze_1": ONES * 2, "net.weight": SQUARE, "net.bias": ZEROS})
+        lines = "".join(f"p_{name.replace('.', '_')}: PARAMETER target='{name}'\n" for name in names)
+        entry = proto.graph.metadata_props.add()
+        entry.key, entry.value = "pkg.torch.export.ExportedProgram.graph_signature", lines
+        found = with_exported_parameters(proto)
+        assert (found.kept, found.constants) == (expected, frozenset(expected))
+        assert set(found.computed) == {"unsqueeze_1"} - set(expected)

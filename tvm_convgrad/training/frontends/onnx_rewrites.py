@@ -66,6 +66,13 @@ def rewritten_layers(exported: Exported, source: str) -> list[str]:
             f"{source}: {what} of the exporter ({shown}), which computes in advance what follows from parameters and "
             f"constants; each is trained as one parameter. {_REMEDY}"
         )
+    if exported.kept:
+        what = "1 tensor is a result" if len(exported.kept) == 1 else f"{len(exported.kept)} tensors are results"
+        shown = ", ".join(exported.kept[:_SHOWN]) + (", …" if len(exported.kept) > _SHOWN else "")
+        notes.append(
+            f"{source}: {what} of the exporter ({shown}), which computes constants in advance; all parameters of the "
+            f"model are in the file apart from that, so what follows from constants is not trained. {_REMEDY}"
+        )
     return notes
 
 

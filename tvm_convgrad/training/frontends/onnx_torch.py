@@ -8,7 +8,8 @@ as initializers, too. A note in each node has the call of PyTorch that it stands
     %linear : ... = call_function[target=torch.ops.aten.linear.default](args = (%gelu, %p_mlp_weight, %p_mlp_bias), ...)
 
 `%p_` begins the name of a parameter and `%b_` that of a buffer, dots written as `_`; another note has the modules that
-the call is in. So what the model trains can be told from what it does not, under the model's own names.
+the call is in, and the graph has the names of all parameters and buffers. So what the model trains can be told from
+what it does not, under the model's own names.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tvm_convgrad.training.frontends.onnx_torch_recurrent import RECURRENT, STATES, are_weights, restore
+
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
 
 Tensor: TypeAlias = npt.NDArray[np.generic]
 
+_OF_PARAMETERS = re.compile(r"(linear|addmm|conv|layer_norm|batch_norm|embedding|lstm|gru|rnn)")
+"""Names of values that layers with parameters give."""
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
 _CALL, _SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
 _TARGET = re.compile(r"target=(?:torch\.ops\.)?([\w.]+)")
 _INTERMEDIATE = re.compile(r"val_\d+")
@@ -56,6 +63,7 @@ class _Call:
     target: str
     arguments: tuple[str, ...]
     scopes: tuple[str, ...]
+    selects_first: bool = False  # whether the places of an indexing call begin with those of the first axis
 
     @classmethod
     def of(cls, node: onnx.NodeProto) -> _Call | None:
@@ -66,7 +74,7 @@ class _Call:
         if not found or target is None:
             return None
         scopes = ast.literal_eval(notes[_SCOPES]) if _SCOPES in notes else []
-        return cls(target.group(1), tuple(re.findall(r"%(\w+)", arguments)), tuple(scopes[:-1]))
+        return cls(target.group(1), tuple(re.findall(r"%(\w+)", arguments)), tuple(scopes[:-1]), ", [%" in arguments)
 
     @property
     def stored(self) -> list[str]:
@@ -92,11 +100,13 @@ class Exported:
         proto: the graph.
         constants: initializers that are no parameters of the model.
         computed: initializers that the exporter has computed of the model's, which stay as parameters.
+        kept: those that it has computed although the graph has all parameters of the model; they are constants.
     """
 
     proto: onnx.ModelProto
     constants: frozenset[str] = frozenset()
     computed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
@@ -115,6 +125,7 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     graph = _Graph(copy)
     graph.separate_unnoted()
     graph.restore_biases()
+    graph.restore_recurrent()
     uses: list[_Use] = []
     constants, others = set(), set()
     for node, position, call in graph.operands():
@@ -122,7 +133,7 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
         stored = "" if call is None else _stored(node, position, call, name)
         if call is not None and stored:
             uses.append(_Use(node, position, call, stored))
-        elif call is not None and graph.is_constant(name, call):
+        elif call is not None and graph.is_constant(node, position, call):
             constants.add(name)
         else:
             others.add(name)
@@ -132,7 +143,12 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     used = {name for node in copy.graph.node for name in node.input}
     statistics = {name for node in copy.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
     fixed = (constants - others) | (buffers - statistics)
-    return Exported(copy, frozenset(fixed & used), tuple(name for name in computed if name in used))
+    computed = [name for name in computed if name in used]
+    known = graph.parameters and graph.parameters <= used
+    kept = [name for name in computed if known and not _OF_PARAMETERS.match(name)]
+    return Exported(
+        copy, frozenset(fixed & used).union(kept), tuple(name for name in computed if name not in kept), tuple(kept)
+    )
 
 
 class _Graph:
@@ -154,6 +170,9 @@ class _Graph:
         modules = {scope for call in calls for scope in call.scopes if scope}
         modules |= {name.rpartition(".")[0] for name in self._known.values() if "." in name}
         self._modules = sorted(modules, key=len, reverse=True)
+        signature = "".join(each.value for each in proto.graph.metadata_props if each.key == _SIGNATURE)
+        self._targets = {name: target for name, _, target in _INPUT.findall(signature)}
+        self.parameters = {target for _, kind, target in _INPUT.findall(signature) if kind == "PARAMETER"}
         self._arguments = {name for call in calls for name in call.arguments}
 
     def operands(self) -> Iterator[tuple[onnx.NodeProto, int, _Call | None]]:
@@ -168,19 +187,23 @@ class _Graph:
         """Whether an initializer is a value of PyTorch's graph or of an operator, and no tensor of the model."""
         return name in self._arguments or _INTERMEDIATE.fullmatch(name) is not None
 
-    def is_constant(self, name: str, call: _Call) -> bool:
+    def is_constant(self, node: onnx.NodeProto, position: int, call: _Call) -> bool:
         """Whether an initializer is one of an operator, which the model knows nothing of: a bound, a scale.
 
         Operators' own have any name (`val_3`, `min_val_cast`). Of a call with parameters an operand may come of them,
         but for group norms, whose nodes tell them apart.
         """
+        name = node.input[position]
         if _INTERMEDIATE.fullmatch(name):
-            return not call.stored or "group_norm" in call.target
+            is_state = node.op_type in RECURRENT and position in STATES and are_weights(call.stored)
+            return not call.stored or "group_norm" in call.target or is_state
         known = {f"{kind}_{_named(name)}" for kind in "pbc"} | {name}
         return not call.stored and "." not in name and known.isdisjoint(self._arguments)
 
     def name_of(self, use: _Use) -> str:
         """The name of what a use stands for: of an initializer, or that of its module and its own behind it."""
+        if use.stored in self._targets:
+            return self._targets[use.stored]
         text = _named(use.stored[2:])
         if text in self._known:
             return self._known[text]
@@ -243,6 +266,21 @@ class _Graph:
             node.input.append(name)
             for entry in rules:
                 node.metadata_props.remove(entry)
+
+    def restore_recurrent(self) -> None:
+        """Let recurrent layers read the model's weights, of which the exporter has computed their operands."""
+        layers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self._proto.graph.node:
+            notes = {entry.key: entry.value for entry in node.metadata_props}
+            if node.op_type in RECURRENT and _Call.of(node) is not None:
+                layers.setdefault(notes[_CALL], []).append(node)
+        for nodes in layers.values():
+            call = _Call.of(nodes[0])
+            assert call is not None
+            names = {stored: self.name_of(_Use(nodes[0], 1, call, stored)) for stored in call.stored}
+            restored = restore(nodes, call.stored, self._values, names.__getitem__)
+            self._made |= restored.values
+            self._nodes |= {node.output[0]: node for node in restored.nodes}
 
     def take_apart(self, uses: list[_Use]) -> set[str]:
         """Give each use the tensor that the model has there; returns the names of those that are no parameters."""
@@ -323,9 +361,14 @@ def _stored(node: onnx.NodeProto, position: int, call: _Call, name: str) -> str:
     is_own = name not in call.arguments and all(entry.key != _RULE for entry in node.metadata_props)
     words, roles = _ROLES.get(node.op_type, ("", {}))
     role = roles.get(position, "") if is_own and any(word in call.target for word in words.split()) else ""
-    alike = [stored for stored in call.stored if role and f"_{stored[2:]}".endswith(f"_{role}")]
+    ending = re.compile(rf"_{role}(_[ih]h_l\d+(_reverse)?)?$")  # recurrent layers have weight_ih_l0 and so on
+    alike = [stored for stored in call.stored if role and ending.search(f"_{stored[2:]}")]
     if len(alike) == 1:
         return alike[0]
+    tables = [stored for stored in call.stored if stored.startswith("p_")]
+    is_table = node.op_type in ("Gather", "GatherND") and position == 0 and call.target.startswith("aten.index")
+    if is_own and is_table and call.selects_first and len(tables) == 1:
+        return tables[0]  # a table of relative positions
     mangled = {_named(stored[2:]): stored for stored in call.stored}
     if _named(name) in mangled:
         return mangled[_named(name)]
