@@ -34,6 +34,8 @@ LAYERS = (
     ("tvm_convgrad/training/frontends",),
     ("tvm_convgrad/measure",),
     ("tvm_convgrad/tuning",),
+    ("tvm_convgrad/bridge",),
+    ("tvm_convgrad/torch",),
     ("tvm_convgrad/report", "tvm_convgrad/verify"),
     ("tvm_convgrad/bench",),
     ("tvm_convgrad/commands",),
@@ -139,6 +141,7 @@ def test_imports_name_modules_that_exist() -> None:
 WHILE_RUNNING = {
     "tvm_convgrad/commands": "`convgrad --help` does not import TVM",
     "tvm_convgrad/training/frontends/formats": "the list of formats is read without TVM, ONNX and PyTorch",
+    "tvm_convgrad/bridge/worker.py": "only the process that compiles loads TVM",
     "tvm_convgrad/training/runtime/artifact.py": "an artifact is read and checked without TVM",
     "tvm_convgrad/batching.py": "a TVM that has Relay lacks the Relax that vmap_rule emits",
     "tvm_convgrad/bench/contenders.py": "the process whose memory is measured loads one contender only",
