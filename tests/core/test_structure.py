@@ -142,6 +142,7 @@ WHILE_RUNNING = {
     "tvm_convgrad/commands": "`convgrad --help` does not import TVM",
     "tvm_convgrad/training/frontends/formats": "the list of formats is read without TVM, ONNX and PyTorch",
     "tvm_convgrad/bridge/worker.py": "only the process that compiles loads TVM",
+    "tvm_convgrad/training/compile/kernel_worker.py": "only the process that compiles loads TVM",
     "tvm_convgrad/training/runtime/artifact.py": "an artifact is read and checked without TVM",
     "tvm_convgrad/batching.py": "a TVM that has Relay lacks the Relax that vmap_rule emits",
     "tvm_convgrad/bench/contenders.py": "the process whose memory is measured loads one contender only",

@@ -137,9 +137,9 @@ def compile_operator(operator: str, problem: str | ConvProblem, *, folder: Path 
     that the process has: PyTorch's, if it is loaded first.
 
     Args:
-        operator: conv{1,2,3}d, conv{1,2,3}d_backward_weight(grad, data) or conv{1,2,3}d_backward_data(grad, weight);
-            or one of a transposed convolution: conv{1,2,3}d_transpose(data, weight),
-            conv{1,2,3}d_transpose_backward_weight(grad, data), conv{1,2,3}d_transpose_backward_data(grad, weight).
+        operator: conv{1,2,3}d(data, weight), conv{1,2,3}d_backward_weight(grad, data) or
+            conv{1,2,3}d_backward_data(grad, weight); or conv{1,2,3}d_transpose(data, weight) and, with the operands of
+            the others, conv{1,2,3}d_transpose_backward_weight and conv{1,2,3}d_transpose_backward_data.
         problem: the convolution, or its descriptor; of a transposed one the convolution whose gradient it is, so that
             its data is the problem's grad.
         folder: of compiled objects; None is the default one.

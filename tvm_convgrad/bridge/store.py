@@ -32,6 +32,7 @@ class Kernels:
         """Those of a store's folder; None is the default one."""
         self.kept = KeptObjects(folder)
         self.compiled = 0
+        self._forked = False
         self._reset()
         os.register_at_fork(after_in_child=self._reset_in_child)
 
@@ -44,11 +45,11 @@ class Kernels:
         self._host: Host | None = None
 
     def _reset_in_child(self) -> None:
-        """A forked child has neither the thread nor the worker; what is loaded stays."""
+        """A forked child has neither the thread nor the worker, and compiles nothing; what is loaded stays."""
         loaded, host = dict(self._loaded), self._host
         self._reset()
         self._loaded = {job: found for job, found in loaded.items() if found.done()}
-        self._host = host
+        self._host, self._forked = host, True
 
     def request(self, job: Job, build: bool = True) -> Future[Kernel]:
         """The kernel of a job: loaded at once if it is kept, otherwise compiled in the background.
@@ -68,7 +69,7 @@ class Kernels:
             content, host = self.kept.get(job.key), self.kept.get(key_of(HOST)) if self._host is None else b""
             if content is not None and host is not None:
                 self._finish(job, found, content, host)
-            elif not build:
+            elif not build or self._forked:
                 found.set_exception(SetupError(f"{job.direction} of {job.descriptor} is not compiled"))
                 return found
             else:
