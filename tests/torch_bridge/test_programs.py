@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch does with convolutions goes on with the bridge enabled: transforms, autocast, compile, checkpoints, DDP."""
+"""PyTorch's transforms, autocast, compile, checkpoints, DDP and forked workers go on with the bridge enabled."""
 
 from __future__ import annotations
 
@@ -81,7 +81,11 @@ def test_functional_transforms(kernels_always: None) -> None:
     same(lambda: torch.func.grad(loss, argnums=(0, 1, 2))(x, w, b))
     same(lambda: torch.func.vmap(torch.func.grad(loss, argnums=1), in_dims=(0, None, None))(x[:, None], w, b))
     same(lambda: torch.func.jvp(loss, (x, w, b), (x.cos(), w.cos(), b.cos())), rtol=1e-4)
-    same(lambda: torch.func.hessian(lambda s: loss(x[:1, :, :4, :4], w * s, b))(torch.tensor(1.0)), rtol=1e-3, atol=0.1)
+
+    def curvature():
+        return torch.func.hessian(lambda s: loss(x, w * s, b))(torch.tensor(1.0))
+
+    torch.testing.assert_close(curvature(), own(curvature), rtol=1e-3, atol=0.1)  # its vmap makes tensors strided
 
 
 def test_autocast(kernels_always: None) -> None:
@@ -195,17 +199,7 @@ def test_deterministic_algorithms(store: Path) -> None:
 def test_threads_of_python(kernels_always: None) -> None:
     """Backward passes in several threads at once, each with its own data."""
     twice(grads)
-    wrong = []
-
-    def work(seed: int) -> None:
-        x, w, b = operands()
-        x = (x * seed).requires_grad_()
-        for _ in range(10):
-            (found,) = torch.autograd.grad(F.conv2d(x, w, b, padding=1).square().sum(), x)
-            wanted = 2 * seed * base
-            if not torch.allclose(found, wanted, rtol=1e-4, atol=1e-2):
-                wrong.append(seed)
-
+    wrong: list[int] = []
     x, w, _ = operands()
     x = x.requires_grad_()
     (base,) = torch.autograd.grad(F.conv2d(x, w, torch.zeros(6), padding=1).square().sum(), x)
