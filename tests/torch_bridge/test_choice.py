@@ -69,13 +69,19 @@ def test_the_faster_one_is_taken_and_kept(
         assert order[: 2 * plans.TURNS + 1] == ["PyTorch", *["kernel", "PyTorch"] * plans.TURNS]
         (told,) = bridge.explain()
         assert told.where == where, str(told)
-        assert order[-1] == ("kernel" if where == "kernels" else "PyTorch")
+        before = bridge.stats()
+        call()
+        after = bridge.stats()
+        by_kernels = where == "kernels"
+        assert after.kernel_calls - before.kernel_calls == by_kernels
+        assert after.pytorch_calls - before.pytorch_calls == (not by_kernels)
     again = bridge.override.Bridge()
     monkeypatch.setattr(bridge.override, "BRIDGE", again)
     order.clear()
     with bridge.enable(folder=tmp_path):
         call()
-        assert order == ["kernel" if where == "kernels" else "PyTorch"]
+        assert order == ([] if where == "kernels" else ["PyTorch"])
+        assert bridge.stats().kernel_calls == (where == "kernels")
         assert bridge.explain()[0].where == where
         assert "measured" in str(bridge.explain()[0])
 

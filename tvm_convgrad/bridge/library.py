@@ -124,8 +124,8 @@ class Kernel:
             entry = ctypes.cast(self._library[f"__tvm_ffi_{symbol}"], ctypes.c_void_p).value
         except AttributeError as error:
             raise SetupError(f"{job.direction} of {job.descriptor}: the library has no kernel ({error})") from error
-        self._call, self._fixed = host.call, (entry, ctypes.addressof(self._tensors), len(tensors))
-        self._rest = (None,) * (4 - len(tensors))
+        self._call, self._entry, self._described = host.call, entry, ctypes.addressof(self._tensors)
+        self._count, self._last = len(tensors), (None,) * (4 - len(tensors))
 
     def run(self, threads: int, *addresses: int) -> None:
         """Compute: the addresses are of operands, bias, result and gradient of the bias, as `Job.tensors` has them.
@@ -133,7 +133,7 @@ class Kernel:
         Raises:
             SetupError: there was no scratch memory.
         """
-        if self._call(*self._fixed, threads, *addresses, *self._rest):
+        if self._call(self._entry, self._described, self._count, threads, *addresses, *self._last):
             raise SetupError(f"{self.job.direction} of {self.job.descriptor}: the kernel failed, for lack of memory")
 
 

@@ -10,6 +10,9 @@ override.py    enable, disable, explain, stats: PyTorch's operators on CPUs
 operators.py   tvm_convgrad::conv{1,2,3}d_backward, custom operators for torch.export
 """
 
+from tvm_convgrad.torch.operators import define as _define
 from tvm_convgrad.torch.override import Enabled, Explanation, Stats, disable, enable, explain, stats
+
+_define()
 
 __all__ = ["Enabled", "Explanation", "Stats", "disable", "enable", "explain", "stats"]

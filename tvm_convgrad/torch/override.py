@@ -97,10 +97,15 @@ class Bridge:
                 self._plans = {}
             self._policy, self._kernels = policy, chosen
             library = torch.library.Library("aten", "IMPL")
-            library.impl(BACKWARD, self._backward, "CPU")
+            library.impl(BACKWARD, self.backward, "CPU")
             if policy.forward:
-                library.impl(FORWARD, self._forward, "CPU")
+                library.impl(FORWARD, self.forward, "CPU")
             self._library = library
+
+    def prepare(self) -> None:
+        """Make plans possible without installing anything, for who calls `backward` itself."""
+        if self._kernels is None:
+            self._kernels = kernels()
 
     def remove(self) -> None:
         """Give PyTorch its own entries back."""
@@ -135,7 +140,7 @@ class Bridge:
         """Of the kernels."""
         return None if self._kernels is None else self._kernels.kept.folder
 
-    def _backward(
+    def backward(
         self,
         grad: Tensor,
         data: Tensor,
@@ -166,7 +171,11 @@ class Bridge:
             torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
         )
-        plan = self._plans.get(key) or self._new(key, BACKWARD, data, weight, grad, fixed, wanted)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new(key, BACKWARD, data, weight, grad, fixed, wanted)
+        if plan.direct is not None:
+            return plan.direct(grad, data, weight)
 
         def own(mask: Sequence[bool]) -> Results:
             return _convolution_backward.redispatch(
@@ -176,7 +185,7 @@ class Bridge:
 
         return plan.run({"grad": grad, "data": data, "weight": weight}, own)
 
-    def _forward(
+    def forward(
         self,
         data: Tensor,
         weight: Tensor,
@@ -202,8 +211,11 @@ class Bridge:
             torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
         )
-        wanted = (False, False, bias is not None)
-        plan = self._plans.get(key) or self._new(key, FORWARD, data, weight, None, fixed, wanted, bias)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new(key, FORWARD, data, weight, None, fixed, (False, False, bias is not None), bias)
+        if plan.direct is not None:
+            return plan.direct(data, weight, bias)[0]
 
         def own(_mask: Sequence[bool]) -> Results:
             result = _convolution.redispatch(

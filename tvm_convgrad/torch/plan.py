@@ -29,6 +29,11 @@ Results = tuple[Tensor | None, ...]
 Own = Callable[[Sequence[bool]], Results]
 """PyTorch's own results, of which the wanted ones are given."""
 
+Direct = Callable[..., Results]
+"""Of the tensors in the order of BACKWARD_NAMES or FORWARD_NAMES, the results."""
+
+BACKWARD_NAMES, FORWARD_NAMES = ("grad", "data", "weight"), ("data", "weight", "bias")
+
 TURNS = 4
 """Timed calls of PyTorch and of the kernels each, the first of which is not counted: it brings the code into caches."""
 
@@ -81,6 +86,7 @@ class Plan:
         reasons: why PyTorch or a kernel computes each part; of "" for all parts.
         taken: the parts that kernels compute, once that is decided.
         decided: whether it is.
+        direct: computes all results from the tensors of BACKWARD_NAMES or FORWARD_NAMES, if kernels compute them all.
         by_kernels, by_pytorch: calls that a kernel had a part in, and all others.
     """
 
@@ -91,6 +97,7 @@ class Plan:
         self.reasons: dict[str, str] = {}
         self.taken: tuple[tuple[Part, Kernel], ...] = ()
         self.decided = False
+        self.direct: Direct | None = None
         self._parts: tuple[Part, ...] = ()
         self._futures: tuple[Future[Kernel], ...] = ()
         self._ready: tuple[tuple[Part, Kernel], ...] = ()
@@ -108,12 +115,8 @@ class Plan:
         """The results of a call, of which only wanted ones are no None."""
         begin = time.perf_counter()
         if self.decided:
-            if self.taken:
-                results = self._mixed(tensors, own)
-                self._count(self.by_kernels, begin)
-                return results
-            results = own(self.signature.wanted)
-            self._count(self.by_pytorch, begin)
+            results = self._mixed(tensors, own) if self.taken else own(self.signature.wanted)
+            self._count(self.by_kernels if self.taken else self.by_pytorch, begin)
             return results
         if self._ready and self._measuring.acquire(blocking=False):
             try:
@@ -223,7 +226,41 @@ class Plan:
 
     def _decide(self, reasons: dict[str, str], taken: tuple[tuple[Part, Kernel], ...]) -> None:
         self.reasons, self.taken, self._ready = reasons, taken, ()
+        covered = {place for part, _ in taken for place in _places(part)}
+        if covered == {place for place, wanted in enumerate(self._wanted_places()) if wanted}:
+            self.direct = self._without_detours()
         self.decided = True
+
+    def _without_detours(self) -> Direct:
+        """The calls of all taken kernels in one function, as each of its steps counts in microseconds."""
+        names = BACKWARD_NAMES if self.signature.grad is not None else FORWARD_NAMES
+        dtype = getattr(torch, self.signature.data.dtype)
+        threads, tally, empty, clock = self.signature.threads, self.by_kernels, torch.empty_strided, time.perf_counter
+        steps = []
+        for part, kernel in self.taken:
+            places = [names.index(name) for name in part.operands]
+            third = places[2] if len(places) > 2 else -1
+            steps.append((kernel.run, places[0], places[1], third, _PLACES[part.name], part))
+
+        def compute(*tensors: Tensor) -> Results:
+            begin = clock()
+            results: list[Tensor | None] = [None, None, None]
+            for run, first, second, third, place, part in steps:
+                form = part.result
+                results[place] = result = empty(form.shape, form.strides, dtype=dtype)
+                one, other = tensors[first].data_ptr(), tensors[second].data_ptr()
+                if part.with_bias:
+                    results[2] = bias = empty(form.shape[:1], (1,), dtype=dtype)
+                    run(threads, one, other, result.data_ptr(), bias.data_ptr())
+                elif third >= 0:
+                    run(threads, one, other, tensors[third].data_ptr(), result.data_ptr())
+                else:
+                    run(threads, one, other, result.data_ptr())
+            tally.calls += 1
+            tally.seconds += clock() - begin
+            return tuple(results)
+
+        return compute
 
     # -- the choice on disk -------------------------------------------------------------------------------------
 
@@ -325,4 +362,17 @@ def warn_once(text: str) -> None:
         warnings.warn(f"tvm_convgrad.torch: {text}", RuntimeWarning, stacklevel=2)
 
 
-__all__ = ["MARGIN", "TURNS", "Own", "Plan", "Policy", "Results", "Tally", "dtype_name", "form_of", "warn_once"]
+__all__ = [
+    "BACKWARD_NAMES",
+    "FORWARD_NAMES",
+    "MARGIN",
+    "TURNS",
+    "Own",
+    "Plan",
+    "Policy",
+    "Results",
+    "Tally",
+    "dtype_name",
+    "form_of",
+    "warn_once",
+]
