@@ -25,7 +25,18 @@ EXTRA: Mapping[str, tuple[str, ...]] = {"": (), "bias": ("bias",), "bias_grad": 
 SYMBOL = "kernel"
 """The name that every kernel has in its library."""
 
-_SOURCES = ("core", "codegen", "kernels", "bridge")
+_SOURCES = (
+    "core",
+    "codegen",
+    "kernels",
+    "bridge/job.py",
+    "bridge/make.py",
+    "bridge/runtime",
+    "training/compile/kernel_object.py",
+    "training/passes/internal_calls.py",
+)
+"""What a library is made by."""
+
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi")
 
 
@@ -78,11 +89,11 @@ def digest(parts: list[object]) -> str:
 @lru_cache(maxsize=1)
 def surroundings() -> list[object]:
     """What kernels depend on beside the job: this CPU, its cores, our sources, TVM, and the tuned plans."""
-    sources = hashlib.sha256()
+    sources, root = hashlib.sha256(), Path(tvm_convgrad.__file__).parent
     for name in _SOURCES:
-        folder = Path(tvm_convgrad.__file__).parent / name
-        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cc")):
-            sources.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+        found = [root / name] if (root / name).is_file() else (root / name).rglob("*")
+        for path in sorted(path for path in found if path.suffix in (".py", ".cc")):
+            sources.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return [
         tvm_convgrad.__version__,
         sources.hexdigest(),

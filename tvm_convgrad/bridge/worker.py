@@ -28,7 +28,6 @@ LIBRARY = b"\x7fELF"
 """How a library begins; another answer or kept object is an error in JSON."""
 
 _LOCKS = 64  # files of the store's folder; two keys of one lock wait for each other
-_NICENESS = 10
 
 # PyTorch is not imported: tvm-ffi does so where it can, which takes a second and serves nothing here.
 _START = (
@@ -95,7 +94,6 @@ def answer_error(answer: bytes) -> ConvGradError:
 
 def serve(folder: str) -> None:
     """Make libraries until the input ends."""
-    os.nice(_NICENESS)  # the program that asked goes on meanwhile
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what TVM prints is no answer
     kept = KeptObjects(Path(folder))

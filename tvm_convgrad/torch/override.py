@@ -278,14 +278,17 @@ class Bridge:
 
 def _explanation(plan: Plan) -> Explanation:
     taken = {part.name for part, _ in plan.taken}
-    if not plan.decided:
+    reasons = plan.reasons
+    if not plan.decided and not plan.requested:
+        where, reasons = "PyTorch", {"": "kernels are compiled for what is called twice"}
+    elif not plan.decided:
         where = "measuring" if plan.measuring else "compiling"
     elif not taken:
         where = "PyTorch"
     else:
         wanted = sum(plan.signature.wanted[:2]) if plan.signature.operator == BACKWARD else 1
         where = "kernels" if len(taken) == wanted else "both"
-    why = "; ".join(f"{name}: {reason}" if name else reason for name, reason in plan.reasons.items())
+    why = "; ".join(f"{name}: {reason}" if name else reason for name, reason in reasons.items())
     return Explanation(str(plan.signature), where, why, plan.by_kernels.calls, plan.by_pytorch.calls)
 
 

@@ -130,6 +130,11 @@ class Plan:
         return results
 
     @property
+    def requested(self) -> bool:
+        """Whether kernels were asked for."""
+        return bool(self._futures)
+
+    @property
     def measuring(self) -> bool:
         """Whether kernels are there and the choice is not yet made."""
         return bool(self._ready)
