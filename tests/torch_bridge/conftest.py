@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One store for all tests of a worker process, so that each kernel is compiled once; kernels are always taken."""
+"""One store for all tests, whichever process runs them, so that each kernel is compiled once; the bridge enabled."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("torch_store")
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "torch_store"
 
 
 @pytest.fixture
