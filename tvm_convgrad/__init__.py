@@ -7,6 +7,7 @@ convolution_backward all three gradients of a convolution or transposed one, PyT
 reference            float64 numpy: forward, wgrad, dgrad
 catalogue            the directions, their gradients, and the operators by name
 batching             vmap_rule: any of them under vmap, as one unbatched call
+compile              one op as a function of numpy arrays or tensors, kept on disk, without TVM in the process
 evaluate             compile one op, or convolution_backward, and run it on numpy arrays
 ConvertLayout        a pass: relax.transform.ConvertLayout, and fewer transposes (convert_layout is its old name)
 partition            convolutions and gradients as calls of vendor libraries
@@ -55,6 +56,7 @@ _LAZY = {
     "catalogue": "tvm_convgrad.core.catalogue",
     # Not a module of that name: importing it would put the module in the place of the function.
     "evaluate": "tvm_convgrad.evaluation:evaluate",
+    "compile": "tvm_convgrad.bridge.compiled:compile_operator",
     "convolution_backward": "tvm_convgrad.op:convolution_backward",
     "from_relay": "tvm_convgrad.importer:from_relay",
     "ConvertLayout": "relax_ops.passes.layout:ConvertLayout",
@@ -84,6 +86,7 @@ __all__ = [
     "allow_transforms",
     "batching",
     "catalogue",
+    "compile",
     "convert_layout",
     "convolution_backward",
     "evaluate",

@@ -319,6 +319,8 @@ def test_refusals(convgrad: Command, arguments: list[str], parts: list[str]) -> 
         ["--resume"],
         ["--dtype", "float16", "--step", "resnet18", "--per-sample"],
         ["--threads", "0"],
+        ["--bridge", "tensorflow"],
+        ["--step", "resnet18_cifar", "--bridge", "torch"],
     ],
 )
 def test_wrong_usage(convgrad: Command, arguments: list[str]) -> None:
@@ -349,6 +351,8 @@ PER_SAMPLE = [*STEP, "--per-sample"]
         (["--loss", "cross_entropy", "--problem", SMALL], ["--loss is of whole training steps"]),
         (["--per-sample", "--problem", SMALL], ["--per-sample goes with --step"]),
         (["--suite", "vgg16", "--problem", SMALL], ["--suite is part of the descriptor of --problem"]),
+        (["--bridge", "torch", "--problem", SMALL], ["--problem is not of --bridge"]),
+        (["--bridge", "torch", "--per-sample", "--impl", "kernel"], ["--per-sample and --impl are not of --bridge"]),
         (["--batch", "8", "--layout", "NCHW", "--problem", SMALL], ["--batch and --layout are part of the descriptor"]),
     ],
 )

@@ -74,6 +74,35 @@ def test_per_sample_gradients_against_pytorch(convgrad: Command, tmp_path: Path,
     convgrad("bench", "--step", "x.pt2", "--per-sample").assert_sentence("resnet18_cifar")
 
 
+def test_a_bridge_is_measured(convgrad: Command, tmp_path: Path) -> None:
+    """In a process of its own, which takes the choices that the first one has kept."""
+    pytest.importorskip("torch")
+    file = tmp_path / "bridge.json"
+    arguments = ("bench", "--bridge", "torch", "--step", "groupnorm_cifar", "--batch", 1, "--layout", "NHWC")
+    done = convgrad(*arguments, "--seconds", 0, "--threads", 1, "--json", file)
+    assert done.code == 0, done.err
+    (entry,) = json.loads(file.read_text())["steps"]
+    assert (entry["model"], entry["batch"], entry["layout"], entry["pairs"]) == ("groupnorm_cifar", 1, "NHWC", 5)
+    assert entry["kernels"] + entry["mixed"] + entry["pytorch"] == 14
+    assert min(entry["with_bridge"], entry["without"], entry["ratio"]) > 0
+    assert "with, ms" in done.out
+
+
+def test_networks_of_bridges() -> None:
+    torch = pytest.importorskip("torch")
+    from tvm_convgrad.bench.bridge import MODELS
+    from tvm_convgrad.bench.bridge_networks import BRIDGE_NETWORKS
+
+    assert set(MODELS) == set(BRIDGE_NETWORKS)
+    parameters = {"resnet50": 25_557_032, "cnn3d": 3_618_608, "unet": 1_944_202}  # torchvision's; our own
+    for name, count in parameters.items():
+        make, (channels, *extents) = BRIDGE_NETWORKS[name]
+        module = make()
+        assert sum(parameter.numel() for parameter in module.parameters()) == count, name
+        with torch.no_grad():
+            assert module(torch.zeros(1, channels, *(extent // 2 for extent in extents))).shape[0] == 1
+
+
 @pytest.mark.parametrize("optimizer", SETTINGS)
 def test_a_file_against_pytorch(convgrad: Command, tmp_path: Path, optimizer: str) -> None:
     pytest.importorskip("torch")

@@ -66,6 +66,39 @@ def test_a_full_disk_leaves_no_part_of_an_object(tmp_path: Path, monkeypatch: py
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, mode: int) -> None:
+    """What lies there may be anybody's code; removing the permission makes it usable."""
+    folder = tmp_path / "objects"
+    KeptObjects(folder).put(KEY, b"code")
+    folder.chmod(mode)
+    kept = KeptObjects(folder)
+    assert kept.get(KEY) is None
+    kept.put(OTHER, b"code")
+    assert f"{mode:o}" in kept.problem
+    assert "CONVGRAD_CACHE" in kept.problem
+    folder.chmod(0o755)
+    assert KeptObjects(folder).get(KEY) == b"code"
+    assert KeptObjects(folder).get(OTHER) is None
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    KeptObjects(tmp_path).put(KEY, b"code")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    kept = KeptObjects(tmp_path)
+    assert kept.get(KEY) is None
+    assert "belongs to another user" in kept.problem
+
+
+def test_folders_are_made_for_their_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        KeptObjects(tmp_path / "objects").put(KEY, b"code")
+    finally:
+        os.umask(before)
+    assert KeptObjects(tmp_path / "objects").get(KEY) == b"code"
+
+
 def test_what_was_used_least_recently_goes(tmp_path: Path) -> None:
     kept = KeptObjects(tmp_path, limit=1000)
     keys = [f"{number:02x}" * 32 for number in range(10)]

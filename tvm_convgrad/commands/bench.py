@@ -30,7 +30,8 @@ OF_LAYERS = ("suite", "problem", "direction", "against", "resume", "roofline", "
 OF_STEPS = ("optimizer", "loss")
 NOT_OF_PROBLEMS = ("suite", "batch", "layout")
 NOT_PER_SAMPLE = ("layout", "optimizer", "loss")
-"""Options that mean nothing where layers, steps, single problems or per-sample gradients are measured."""
+NOT_OF_BRIDGES = (*OF_LAYERS, *OF_STEPS, "per_sample", "impl", "dtype", "target")
+"""Options that mean nothing where layers, steps, single problems, per-sample gradients or bridges are measured."""
 
 
 def bench(
@@ -61,6 +62,14 @@ def bench(
             "--per-sample", help="With --step: measure the gradients of each sample, against torch.func.vmap(grad)."
         ),
     ] = False,
+    bridge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="torch",
+            help="Measure PyTorch's own training steps with our kernels under them and without, of --step (default: "
+            "resnet18, resnet50, mobilenet_v2, convnext_t, cnn3d, unet).",
+        ),
+    ] = None,
     batch: Annotated[
         str | None, typer.Option(metavar="N[,…]", help="Batch sizes. Default: 8; for a model file its own batch.")
     ] = None,
@@ -122,11 +131,14 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Also write tables of all layers, as Markdown.")
     ] = None,
 ) -> None:
-    """Time convolutions, or whole training steps with --step, in turns with baselines such as PyTorch.
+    """Time convolutions, or whole training steps with --step or --bridge, in turns with baselines such as PyTorch.
 
     A ratio is time of the baseline / ours, the median over interleaved pairs: above 1 ours is faster. The slowest
     layers are listed first, geometric means of groups of layers at the end.
     """
+    if bridge is not None:
+        _bench_bridge(context, bridge, step, _batches(batch), layout, seconds=seconds, threads=threads, path=json)
+        return
     _refuse_what_means_nothing(context, step=step is not None, per_sample=per_sample, problem=bool(problem))
     directions = options.parse_directions(direction, DIRECTIONS)
     only = ENTRIES[impl].layout if step is not None and impl is not None and impl in ENTRIES else None
@@ -156,6 +168,29 @@ def bench(
         suites = _suites(suite)
         layers = problems_from(problem, dtype) if problem else layers_of(suites, batches or [8], layouts, dtype)
         _bench_layers(layers, directions, baselines, run, resume=resume, roofline=roofline, markdown=markdown)
+
+
+def _bench_bridge(
+    context: typer.Context,
+    bridge: str,
+    step: str | None,
+    batches: list[int],
+    layout: str | None,
+    *,
+    seconds: float,
+    threads: int | None,
+    path: Path | None,
+) -> None:
+    """Measure training steps with a bridge and without it."""
+    from tvm_convgrad.bench.bridge import BRIDGES, DEFAULT_MODELS, MODELS, run_bridge, show_bridge
+
+    _names("--bridge", bridge, BRIDGES)
+    _refuse_given(context, NOT_OF_BRIDGES, "not of --bridge, which measures PyTorch's steps: leave out")
+    if path is not None and not path.parent.is_dir():
+        raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+    models = DEFAULT_MODELS if step is None else _names("--step", step, MODELS)
+    layouts = _names("--layout", layout or "NCHW,NHWC", LAYOUTS)
+    show_bridge(run_bridge(models, batches or [8], layouts, seconds=seconds, threads=threads, path=path))
 
 
 def _bench_layers(
@@ -250,12 +285,26 @@ def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample
         (problem, NOT_OF_PROBLEMS, "part of the descriptor of --problem: leave out --problem, or"),
     ]
     for here, options_of, why in kinds:
-        sources = {name: context.get_parameter_source(name) for name in options_of} if here else {}
-        # by its name, as click's class is typer's own in newer versions
-        given = [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-        if given:
-            verb = "is" if len(given) == 1 else "are"
-            raise typer.BadParameter(f"{' and '.join(given)} {verb} {why} {' and '.join(given)}.")
+        if here:
+            _refuse_given(context, options_of, why)
+
+
+def _refuse_given(context: typer.Context, options_of: Iterable[str], why: str) -> None:
+    """Refuse those of some options that were given.
+
+    Raises:
+        typer.BadParameter: there is one.
+    """
+    sources = {name: context.get_parameter_source(name) for name in options_of}
+    # by its name, as click's class is typer's own in newer versions
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        verb = "is" if len(given) == 1 else "are"
+        raise typer.BadParameter(f"{' and '.join(given)} {verb} {why} {' and '.join(given)}.")
 
 
 def _names(option: str, text: str, known: Iterable[str]) -> list[str]:

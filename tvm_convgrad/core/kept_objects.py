@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ _KEPT_SHARE = 0.8  # of the limit, after a removal: the next one is not due at o
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _SUFFIX = ".object"
 _STALE_SECONDS = 3600.0  # after which a part of a file is one that a killed process left
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def default_folder() -> Path:
@@ -30,8 +32,27 @@ def default_folder() -> Path:
     return Path(stated) if stated else Path(platformdirs.user_cache_dir("tvm-convgrad")) / "objects"
 
 
+def refusal(folder: Path) -> str:
+    """Why code in a folder is not to be trusted, or nothing; a folder that does not exist is nobody's.
+
+    Raises:
+        OSError: what there is cannot be looked at.
+    """
+    try:
+        state = folder.stat()
+    except FileNotFoundError:
+        return ""
+    if state.st_uid != os.geteuid():
+        return f"it belongs to another user (number {state.st_uid})"
+    if state.st_mode & _OTHERS_WRITE:
+        return f"others can write to it (mode {stat.S_IMODE(state.st_mode):o}; chmod go-w would change that)"
+    return ""
+
+
 class KeptObjects:
     """The objects in a folder. A folder that cannot be read or written costs time, and fails nothing.
+
+    It holds code, so one that belongs to another user, or that others can write to, is neither read nor written.
 
     Attributes:
         folder: it need not exist.
@@ -47,6 +68,8 @@ class KeptObjects:
         """The object of a key, or None. A damaged one is removed, so that it is made again."""
         path = self._path(key)
         try:
+            if self._refused():
+                return None
             content = path.read_bytes()
         except FileNotFoundError:
             return None
@@ -68,7 +91,11 @@ class KeptObjects:
             return
         path, temporary = self._path(key), None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.is_dir():
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+            if self._refused():
+                return
             with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
                 temporary = Path(file.name)
                 file.write(hashlib.sha256(content).digest())  # in place of a flush to the disk, which is slow
@@ -119,6 +146,16 @@ class KeptObjects:
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}{_SUFFIX}"
 
+    def _refused(self) -> bool:
+        """Whether the folder is not to be trusted now; `problem` then says why."""
+        reason = refusal(self.folder)
+        if reason:
+            self.problem = self.problem or (
+                f"{self.folder}: compiled objects are code, and this folder is not used for them, as {reason}. "
+                f"Set {VARIABLE} to a folder of your own; until then all is compiled anew."
+            )
+        return bool(reason)
+
     def _failed(self, what: str, error: OSError) -> None:
         self.problem = self.problem or (
             f"{self.folder}: compiled objects cannot be {what} ({error.strerror}); what is missing is compiled anew. "
@@ -126,4 +163,4 @@ class KeptObjects:
         )
 
 
-__all__ = ["LIMIT", "VARIABLE", "KeptObjects", "default_folder"]
+__all__ = ["LIMIT", "VARIABLE", "KeptObjects", "default_folder", "refusal"]

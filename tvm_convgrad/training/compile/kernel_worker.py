@@ -48,8 +48,8 @@ class Worker:
         assert self._process.stdout is not None
         job = {"text": text, "name": name, "settings": asdict(settings), "folder": str(self._folder)}
         try:
-            _send(self._process.stdin, json.dumps(job).encode())
-            return _receive(self._process.stdout)
+            send(self._process.stdin, json.dumps(job).encode())
+            return receive(self._process.stdout)
         except (OSError, ValueError):  # it has ended, or was stopped meanwhile
             return None
 
@@ -69,24 +69,25 @@ def serve() -> None:
     """Make objects until the input ends."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what TVM prints is no answer
-    while (message := _receive(source)) is not None:
+    while (message := receive(source)) is not None:
         job = json.loads(message)
         try:
             settings = Settings(**job["settings"])
             answer = make_object(read_kernel(job["text"]), job["name"], settings, Path(job["folder"]))
         except Exception:  # of any kind: the process that asked does the job again, and sees its error
-            _send(sink, None)
+            send(sink, None)
         else:
-            _send(sink, answer)
+            send(sink, answer)
 
 
-def _send(stream: IO[bytes], message: bytes | None) -> None:
+def send(stream: IO[bytes], message: bytes | None) -> None:
+    """Write a message, or None, which says that the job failed."""
     stream.write(_LENGTH.pack(-1 if message is None else len(message)))
     stream.write(message or b"")
     stream.flush()
 
 
-def _receive(stream: IO[bytes]) -> bytes | None:
+def receive(stream: IO[bytes]) -> bytes | None:
     """The next message; None if there is none."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
@@ -96,4 +97,4 @@ def _receive(stream: IO[bytes]) -> bytes | None:
     return message if message is not None and len(message) == length else None
 
 
-__all__ = ["Worker", "serve"]
+__all__ = ["Worker", "receive", "send", "serve"]

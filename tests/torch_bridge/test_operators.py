@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The custom operators: PyTorch's own checks of an operator, its gradients twice, and torch.export of a module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+bridge = pytest.importorskip("tvm_convgrad.torch")
+
+SHAPES = {1: ((2, 4, 9), (6, 2, 3)), 2: ((2, 4, 7, 6), (6, 2, 3, 2)), 3: ((1, 4, 5, 4, 6), (6, 2, 2, 3, 1))}
+
+
+def ends(rank: int):
+    return [2] * rank, [1] * rank, [1] * rank, 2
+
+
+def operands(rank: int, dtype=torch.float64, last: bool = False):
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES[rank])
+    if last:
+        x, w = (each.to(memory_format=torch.channels_last) for each in (x, w))
+    stride, padding, dilation, groups = ends(rank)
+    y = torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, [0] * rank, groups)
+    return x, w, torch.randn_like(y)
+
+
+def calls(rank: int, x, w, dy):
+    ops = torch.ops.tvm_convgrad
+    return [
+        (getattr(ops, f"conv{rank}d_backward"), (dy, x, w, *ends(rank))),
+        (getattr(ops, f"conv{rank}d_backward_data"), (dy, w, list(x.shape), *ends(rank))),
+        (getattr(ops, f"conv{rank}d_backward_weight"), (dy, x, list(w.shape[2:]), *ends(rank))),
+    ]
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+def test_they_are_the_gradients(rank: int) -> None:
+    x, w, dy = operands(rank)
+    stride, padding, dilation, groups = ends(rank)
+    wanted = torch.ops.aten.convolution_backward(
+        dy, x, w, [6], stride, padding, dilation, False, [0] * rank, groups, [True] * 3
+    )
+    every, of_data, of_weight = (operator(*arguments) for operator, arguments in calls(rank, x, w, dy))
+    for one, other in zip((*every, of_data, of_weight), (*wanted, *wanted[:2]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_pytorchs_checks_of_operators(last: bool) -> None:
+    """Schema, fakes with and without dynamic shapes, strides of fakes, autograd."""
+    for operator, arguments in calls(2, *operands(2, torch.float32, last)):
+        torch.library.opcheck(operator.default, arguments)
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+def test_gradients_of_gradients(rank: int) -> None:
+    x, w, dy = (each.requires_grad_() for each in operands(rank))
+    _, *differentiable = calls(rank, x, w, dy)
+    for operator, (first, second, *rest) in differentiable:
+        assert torch.autograd.gradcheck(lambda a, b, f=operator, r=rest: f(a, b, *r), (first, second))
+        assert torch.autograd.gradgradcheck(lambda a, b, f=operator, r=rest: f(a, b, *r), (first, second))
+
+
+class Gradients(torch.nn.Module):
+    """A module that computes gradients."""
+
+    def forward(self, dy, x, w):
+        return torch.ops.tvm_convgrad.conv2d_backward(dy, x, w, *ends(2))
+
+
+def test_export_and_compile(tmp_path: Path) -> None:
+    """The exported program names the operator, and is the same after it was saved and loaded."""
+    x, w, dy = operands(2, torch.float32)
+    program = torch.export.export(Gradients(), (dy, x, w))
+    assert "tvm_convgrad.conv2d_backward" in program.graph_module.code
+    torch.export.save(program, tmp_path / "gradients.pt2")
+    loaded = torch.export.load(tmp_path / "gradients.pt2").module()
+    compiled = torch.compile(Gradients(), fullgraph=True, backend="aot_eager")
+    for one, other, wanted in zip(loaded(dy, x, w), compiled(dy, x, w), Gradients()(dy, x, w), strict=True):
+        torch.testing.assert_close(one, wanted)
+        torch.testing.assert_close(other, wanted)

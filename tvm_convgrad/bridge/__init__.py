@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single kernels for programs without TVM: compiled in another process, kept on disk, called on plain memory.
+
+    job.py        Job: a direction of a problem; the key of its library, for which TVM is not loaded
+    make.py       the library of a job; loads TVM
+    worker.py     the process that makes libraries
+    runtime/      host.cc: what kernels call, threads and scratch memory, on the OpenMP pool that the process has
+    library.py    a library in this process: Host, Kernel
+    store.py      Kernels: those that are loaded, kept, or being compiled in the background
+    compiled.py   `tvm_convgrad.compile`: a kernel on numpy arrays and tensors
+
+This process loads no TVM: importing it takes seconds, and its threads would spin beside those of the framework.
+"""

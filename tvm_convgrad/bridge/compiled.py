@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tvm_convgrad.compile`: one operator as a function of numpy arrays, PyTorch tensors or any other with DLPack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard, TypeVar, cast
+
+import numpy as np
+
+from tvm_convgrad.bridge.job import Job
+from tvm_convgrad.bridge.library import Kernel
+from tvm_convgrad.bridge.store import kernels
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME, FORWARD, Direction
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.geometry import DTYPE_BYTES, SPATIAL
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.threads import available_cores
+
+_TRANSPOSED = {
+    "": (BACKWARD_DATA, ("data", "weight"), False),
+    "_backward_weight": (BACKWARD_WEIGHT, ("grad", "data"), True),
+    "_backward_data": (FORWARD, ("grad", "weight"), False),
+}
+"""A transposed convolution's directions as those of the convolution whose dgrad it is: its operands by their own names,
+and whether they change places."""
+
+
+class DLPack(Protocol):
+    """An array whose memory others may use: numpy's, PyTorch's, JAX's, TVM's."""
+
+    def __dlpack__(self) -> object:
+        """The capsule."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where its memory is; (1, 0) is the CPU's."""
+
+
+Tensor = TypeVar("Tensor", bound=DLPack)
+
+
+class CompiledOperator:
+    """One operator of one problem, as machine code: `operator(first, second, out=...)`.
+
+    Attributes:
+        name: of the operator.
+        problem: what it was compiled for.
+        operands: names, shapes and element types of the two arrays that it takes.
+        result: shape and element type of what it gives.
+    """
+
+    def __init__(self, name: str, problem: ConvProblem, kernel: Kernel, names: tuple[str, str], swapped: bool) -> None:
+        first, second, self.result = kernel.job.tensors
+        ordered = (second, first) if swapped else (first, second)
+        self.name, self.problem = name, problem
+        self.operands = tuple((called, *tensor) for called, tensor in zip(names, ordered, strict=True))
+        self._kernel, self._swapped = kernel, swapped
+
+    def __call__(
+        self, first: DLPack, second: DLPack, *, out: Tensor | None = None, threads: int | None = None
+    ) -> Tensor:
+        """Compute, in the arrays' own memory.
+
+        Args:
+            first, second: the operands, contiguous, of the shapes and types in `operands`.
+            out: what the result is written to; it shares no memory with the operands. None: a new PyTorch tensor if
+                `first` is one, otherwise a new numpy array.
+            threads: None is PyTorch's number if PyTorch is loaded, otherwise all cores.
+
+        Returns:
+            `out`, or the new array.
+
+        Raises:
+            ProblemError: a shape is another one, an array is not contiguous, or `out` overlaps an operand.
+            DTypeError: an element type is another one.
+            UnsupportedError: an array is not in the CPU's memory.
+        """
+        held = []
+        for (called, shape, dtype), array in zip(self.operands, (first, second), strict=True):
+            held.append(_Memory(array, f"{self.name}: {called}", shape, dtype))
+        shape, dtype = self.result
+        result = out if out is not None else cast(Tensor, _empty(shape, dtype, like=first))
+        written = _Memory(result, f"{self.name}: out", shape, dtype, write=True)
+        for (called, _, _), operand in zip(self.operands, held, strict=True):
+            if written.address < operand.end and operand.address < written.end:
+                raise ProblemError(f"{self.name}: out shares memory with {called}; give it memory of its own")
+        operands = reversed(held) if self._swapped else held
+        self._kernel.run(threads or _threads(), *(operand.address for operand in operands), written.address)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<{self.name} of {self.problem.descriptor}>"
+
+
+class _Memory:
+    """The memory of an array of a shape and type, which are checked; it lives while this does."""
+
+    def __init__(self, array: object, what: str, shape: tuple[int, ...], dtype: str, write: bool = False) -> None:
+        found: Sequence[int]
+        if isinstance(array, np.ndarray):
+            found, kind, contiguous = array.shape, array.dtype.name, array.flags.c_contiguous
+            if write and not array.flags.writeable:
+                raise ProblemError(f"{what} is read-only; give an array that can be written")
+            self.address = int(array.ctypes.data)
+        elif _is_torch(array) and array.device.type == "cpu":
+            found, kind, contiguous = tuple(array.shape), str(array.dtype).rpartition(".")[2], array.is_contiguous()
+            self.address = int(array.data_ptr())
+        elif hasattr(array, "__dlpack__"):
+            import tvm_ffi  # it imports PyTorch, if that is installed
+
+            view = tvm_ffi.from_dlpack(array)
+            if view.device.dlpack_device_type() != 1:
+                raise UnsupportedError(
+                    f"{what} is on {view.device}; kernels compute in the CPU's memory: move it there"
+                )
+            found, kind, contiguous = tuple(view.shape), str(view.dtype), view.is_contiguous()
+            self._view, self.address = view, int(view.data_ptr())
+        else:
+            raise DTypeError(f"{what} is a {type(array).__name__}; give a numpy array, or one with __dlpack__")
+        if tuple(found) != shape:
+            raise ProblemError(f"{what} has shape {list(found)}; this operator was compiled for {list(shape)}")
+        if kind != dtype:
+            raise DTypeError(f"{what} has dtype {kind}; this operator was compiled for {dtype}")
+        if not contiguous:
+            raise ProblemError(f"{what} is not contiguous in the order of its axes; copy it, or permute its axes")
+        self.end = self.address + int(np.prod(shape, dtype=np.int64)) * DTYPE_BYTES[dtype]
+
+
+def compile_operator(operator: str, problem: str | ConvProblem, *, folder: Path | None = None) -> CompiledOperator:
+    """One operator, compiled for this CPU, as a function of numpy arrays, PyTorch tensors or others with DLPack.
+
+    The process needs no TVM: another one compiles, once, and keeps the machine code in the user's cache folder
+    (CONVGRAD_CACHE names another), from which it is loaded in about a millisecond. Kernels run on the OpenMP threads
+    that the process has: PyTorch's, if it is loaded first.
+
+    Args:
+        operator: conv{1,2,3}d(data, weight), conv{1,2,3}d_backward_weight(grad, data) or
+            conv{1,2,3}d_backward_data(grad, weight); or conv{1,2,3}d_transpose(data, weight) and, with the operands of
+            the others, conv{1,2,3}d_transpose_backward_weight and conv{1,2,3}d_transpose_backward_data.
+        problem: the convolution, or its descriptor; of a transposed one the convolution whose gradient it is, so that
+            its data is the problem's grad.
+        folder: of compiled objects; None is the default one.
+
+    Returns:
+        A function (first, second, *, out=None, threads=None).
+
+    Raises:
+        DescriptorError, ProblemError: there is no such convolution; the operator is of another rank.
+        UnsupportedError: there is no such operator, or no kernel computes this problem.
+        SetupError: TVM, a C++ compiler or OpenMP is missing.
+
+    Example:
+        >>> import numpy as np
+        >>> import tvm_convgrad
+        >>> wgrad = tvm_convgrad.compile("conv2d_backward_weight", "mb1ic1ih4oc1kh3")
+        >>> wgrad(np.ones((1, 1, 2, 2), "float32"), np.ones((1, 1, 4, 4), "float32"))[0, 0, 0]
+        array([4., 4., 4.], dtype=float32)
+    """
+    known = ConvProblem.from_descriptor(problem) if isinstance(problem, str) else problem
+    known.require_static(operator)
+    rank, direction, names, swapped = _operator(operator)
+    if rank != known.rank:
+        raise ProblemError(f"{operator}: {known.descriptor} has {known.rank} spatial axes, not {rank}")
+    kernel = kernels(folder).request(Job(direction.name, known.descriptor)).result()
+    return CompiledOperator(operator, known, kernel, names, swapped)
+
+
+def _operator(name: str) -> tuple[int, Direction, tuple[str, str], bool]:
+    """Rank, direction, names of operands, and whether they change places."""
+    entry = BY_NAME.get(name)
+    if entry is not None:
+        return entry.rank, entry.direction, entry.direction.operands, False
+    transposed = {f"conv{rank}d_transpose{end}": (rank, *rest) for rank in SPATIAL for end, rest in _TRANSPOSED.items()}
+    if name not in transposed:
+        raise UnsupportedError(f"there is no operator {name!r}; there are {', '.join((*BY_NAME, *transposed))}")
+    return transposed[name]
+
+
+def _is_torch(array: Any) -> TypeGuard[Any]:
+    """Whether an array is a tensor of PyTorch, which is not loaded for that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _threads() -> int:
+    torch = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else available_cores()
+
+
+def _empty(shape: tuple[int, ...], dtype: str, like: object) -> object:
+    if _is_torch(like):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return np.empty(shape, numpy_dtype(dtype))
+
+
+__all__ = ["CompiledOperator", "DLPack", "compile_operator"]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries in this process: `Host`, what kernels call, and `Kernel`, a function on the memory of its tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from tvm_convgrad.bridge.job import Job
+from tvm_convgrad.core.errors import SetupError
+
+_POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_in_parallel")
+_CONTEXT = {
+    "__TVMBackendParallelLaunch": "convgrad_launch",
+    "__TVMBackendAllocWorkspace": "convgrad_allocate",
+    "__TVMBackendFreeWorkspace": "convgrad_free",
+}
+"""Variables of a kernel's library that hold functions, and ours."""
+
+_CODES = {"float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "bfloat16": (4, 16)}
+_CPU = 1
+_numbers = itertools.count(1)
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of DLPack."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Host:
+    """What kernels call: parallel loops on the OpenMP pool that this process has, and scratch memory."""
+
+    def __init__(self, content: bytes) -> None:
+        """Load it.
+
+        Raises:
+            SetupError: the system's loader refuses it, or there is no OpenMP.
+        """
+        self._library = _loaded(content, "the functions that kernels call")
+        pool = openmp()
+        self._library.convgrad_use_pool(*(ctypes.cast(getattr(pool, name), ctypes.c_void_p) for name in _POOL))
+        self.threads = pool.omp_get_max_threads
+        self.call = self._library.convgrad_call
+        self.call.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            *(ctypes.c_void_p for _ in range(4)),
+        )
+
+    def address(self, name: str) -> int | None:
+        """That of one of its functions."""
+        return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
+
+
+@lru_cache(maxsize=1)
+def openmp() -> ctypes.CDLL:
+    """The OpenMP of this process: the one that is loaded, such as PyTorch's, or else the system's.
+
+    Raises:
+        SetupError: there is none.
+    """
+    maps = Path("/proc/self/maps").read_text()
+    paths = dict.fromkeys(
+        line.split(maxsplit=5)[5].strip() for line in maps.splitlines() if "omp" in line and "/" in line
+    )
+    loaded = [path for path in paths if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))]
+    preferred = sorted(loaded, key=lambda path: "/torch/" not in path)
+    for path in (*preferred, "libgomp.so.1"):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        if all(hasattr(library, name) for name in _POOL):
+            return library
+    raise SetupError(f"there is no OpenMP library with {_POOL[0]}: install libgomp (GCC's), on which kernels run")
+
+
+class Kernel:
+    """The kernel of a job: `run(addresses of its tensors, threads)`. It checks nothing.
+
+    Attributes:
+        job: what it computes.
+    """
+
+    def __init__(self, job: Job, content: bytes, symbol: str, host: Host) -> None:
+        """Load it.
+
+        Raises:
+            SetupError: the system's loader refuses it.
+        """
+        self.job, self._host = job, host
+        self._library = _loaded(content, f"{job.direction} of {job.descriptor}")
+        for variable, function in _CONTEXT.items():
+            try:
+                ctypes.c_void_p.in_dll(self._library, variable).value = host.address(function)
+            except ValueError:  # this kernel does not call it
+                continue
+        tensors = job.tensors
+        self._shapes = [(ctypes.c_int64 * len(shape))(*shape) for shape, _ in tensors]
+        self._tensors = (_Tensor * len(tensors))(
+            *(
+                _Tensor(None, _CPU, 0, len(shape), *_CODES[dtype], 1, kept, None, 0)
+                for (shape, dtype), kept in zip(tensors, self._shapes, strict=True)
+            )
+        )
+        try:
+            entry = ctypes.cast(self._library[f"__tvm_ffi_{symbol}"], ctypes.c_void_p).value
+        except AttributeError as error:
+            raise SetupError(f"{job.direction} of {job.descriptor}: the library has no kernel ({error})") from error
+        self._call, self._entry, self._described = host.call, entry, ctypes.addressof(self._tensors)
+        self._count, self._last = len(tensors), (None,) * (4 - len(tensors))
+
+    def run(self, threads: int, *addresses: int) -> None:
+        """Compute: the addresses are of operands, bias, result and gradient of the bias, as `Job.tensors` has them.
+
+        Raises:
+            SetupError: there was no scratch memory.
+        """
+        if self._call(self._entry, self._described, self._count, threads, *addresses, *self._last):
+            raise SetupError(f"{self.job.direction} of {self.job.descriptor}: the kernel failed, for lack of memory")
+
+
+def _loaded(content: bytes, what: str) -> ctypes.CDLL:
+    """A library from memory: what was checked is what runs, and no file is left behind."""
+    descriptor = os.memfd_create("convgrad")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
+        return ctypes.CDLL(_unique_path(descriptor), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise SetupError(f"{what}: the library cannot be loaded ({error})") from error
+    finally:
+        os.close(descriptor)
+
+
+def _unique_path(descriptor: int) -> str:
+    """A path of an open file by which none was loaded before: the loader takes libraries of one path for the same."""
+    written = "".join("./" if digit == "1" else "/" for digit in f"{next(_numbers):b}")
+    return f"/proc/self/{written}/fd/{descriptor}"
+
+
+__all__ = ["Host", "Kernel", "openmp"]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The libraries that this package's host process loads: kernels, and the functions that they call. It loads TVM."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import tvm
+from tvm.support import cc
+
+from tvm_convgrad.bridge.job import EXTRA, SYMBOL, Job
+from tvm_convgrad.codegen.hardware import cores_of, machine_of, native_target
+from tvm_convgrad.core.entries import default_path
+from tvm_convgrad.core.epilogue import Epilogue
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.tuned import use_winners
+from tvm_convgrad.training.compile.kernel_object import Settings, make_object
+from tvm_convgrad.training.compile.workspace import workspace
+from tvm_convgrad.tuning.store import Store
+
+HOST_SOURCE = Path(__file__).parent / "runtime" / "host.cc"
+
+
+def make_kernel(job: Job) -> bytes:
+    """The library of a job, for this CPU.
+
+    Raises:
+        UnsupportedError: no kernel computes it.
+        SetupError: there is no C++ compiler.
+    """
+    target = native_target()
+    machine, problem = machine_of(target), job.problem
+    if machine is None:
+        raise UnsupportedError(f"{job.direction} of {job.descriptor}: no kernels are made for this CPU ({target})")
+    with use_winners(Store(default_path(), cores_of(target))):
+        choice = chooser.choose(problem, job.direction, machine)
+    if not choice.is_kernel:
+        raise UnsupportedError(f"{job.direction} of {job.descriptor}: no kernel computes it: {choice.reason}")
+    epilogue = Epilogue(**dict.fromkeys(EXTRA[job.extra], True))
+    function = chooser.build(problem, job.direction, machine, choice, SYMBOL, epilogue)
+    with workspace() as folder, tvm.transform.PassContext():
+        source = folder / "kernel.o"
+        source.write_bytes(make_object(function, SYMBOL, Settings.current(target), folder))
+        return _linked(source, folder)
+
+
+def make_host() -> bytes:
+    """The library with what kernels call.
+
+    Raises:
+        SetupError: there is no C++ compiler.
+    """
+    with workspace() as folder:
+        return _linked(HOST_SOURCE, folder)
+
+
+def _linked(source: Path, folder: Path) -> bytes:
+    compiler = cc.get_cc()
+    if compiler is None:
+        raise SetupError("there is no C++ compiler, which links kernels: install g++ or clang++, or set CXX")
+    library = folder / "library.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", "-o", str(library), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise SetupError(f"the C++ compiler {compiler} cannot make {source.name} a library: {said}")
+    return library.read_bytes()
+
+
+__all__ = ["HOST_SOURCE", "make_host", "make_kernel"]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that makes libraries, with TVM in it: jobs come through its standard input, libraries through its output.
+
+It keeps what it makes, under a lock for each key, so that processes that start together compile each kernel once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock
+
+from tvm_convgrad.bridge.job import Job, digest
+from tvm_convgrad.core.errors import FAMILY, ConvGradError, SetupError, UnsupportedError, first_line
+from tvm_convgrad.core.kept_objects import KeptObjects
+from tvm_convgrad.training.compile.kernel_worker import receive, send
+
+HOST = "host"
+"""The job that is not a kernel: what kernels call."""
+
+LIBRARY = b"\x7fELF"
+"""How a library begins; another answer or kept object is an error in JSON."""
+
+_LOCKS = 64  # files of the store's folder; two keys of one lock wait for each other
+
+# PyTorch is not imported: tvm-ffi does so where it can, which takes a second and serves nothing here.
+_START = (
+    "import sys; sys.modules['torch'] = None; sys.path[:] = sys.argv[2:]; "
+    "from tvm_convgrad.bridge.worker import serve; serve(sys.argv[1])"
+)
+
+
+def key_of(job: Job | str) -> str:
+    """What the library of a job, or of HOST, is found by."""
+    return digest([job]) if isinstance(job, str) else job.key
+
+
+class Worker:
+    """A process that makes libraries, from the side of who asks. It is being started when this returns."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start it; it keeps what it makes in `folder`."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(folder), *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # an error is an answer
+            env={**os.environ, "TVM_DEVICE_BACKEND_AUTOLOAD": "0"},
+        )
+
+    def make(self, job: Job | str) -> bytes:
+        """The library of a job, or its error as `answer_error` reads it.
+
+        Raises:
+            SetupError: the process has ended, such as for lack of memory, or because TVM cannot be imported.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        words = job if isinstance(job, str) else [job.direction, job.descriptor, job.extra]
+        answer = None
+        with suppress(OSError, ValueError):  # it has ended, or is being stopped
+            send(self._process.stdin, json.dumps(words).encode())
+            answer = receive(self._process.stdout)
+        if answer is None:
+            code = self._process.poll()
+            raise SetupError(
+                f"the process that compiles kernels has ended (exit code {code}) at {words}; "
+                "`convgrad env` tells whether TVM and a C++ compiler are there"
+            )
+        return answer
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):  # a job that was not taken any more
+                    stream.close()
+
+
+def answer_error(answer: bytes) -> ConvGradError:
+    """The error that an answer without a library tells."""
+    words = json.loads(answer)
+    kind = next((each for each in FAMILY if each.__name__ == words["error"]), SetupError)
+    return kind(words["text"])
+
+
+def serve(folder: str) -> None:
+    """Make libraries until the input ends."""
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what TVM prints is no answer
+    kept = KeptObjects(Path(folder))
+    while (message := receive(source)) is not None:
+        words = json.loads(message)
+        job = words if isinstance(words, str) else Job(*words)
+        with _locked(kept.folder, key_of(job)):
+            answer = kept.get(key_of(job)) or _made(job, kept)
+        send(sink, answer)
+
+
+def _made(job: Job | str, kept: KeptObjects) -> bytes:
+    """The library of a job, or its error. What this version cannot compute is kept, too: it is asked once."""
+    from tvm_convgrad.bridge.make import make_host, make_kernel  # loads TVM, which who reads this file does not want
+
+    lasting = True
+    try:
+        answer = make_host() if isinstance(job, str) else make_kernel(job)
+    except ConvGradError as error:
+        lasting = isinstance(error, UnsupportedError)
+        answer = json.dumps({"error": type(error).__name__, "text": str(error)}).encode()
+    except Exception as error:  # of any kind, from TVM: who asked goes on without this kernel
+        lasting = False
+        text = f"{job}: TVM cannot compile it: {type(error).__name__}: {first_line(error)}"
+        answer = json.dumps({"error": UnsupportedError.__name__, "text": text}).encode()
+    if lasting:
+        kept.put(key_of(job), answer)
+        kept.trim()
+    return answer
+
+
+@contextmanager
+def _locked(folder: Path, key: str) -> Iterator[None]:
+    """While another process makes the same library, wait; where no file can be locked, go on."""
+    lock = FileLock(folder / f".{int(key[:4], 16) % _LOCKS}.lock")
+    try:
+        lock.acquire()
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+__all__ = ["HOST", "LIBRARY", "Worker", "answer_error", "key_of", "serve"]

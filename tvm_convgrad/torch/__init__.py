@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our kernels under PyTorch on CPUs: training scripts go on unmodified, and are faster.
+
+import tvm_convgrad.torch
+tvm_convgrad.torch.enable()          # or: with tvm_convgrad.torch.enable(): ...
+
+signature.py   a call without its data, and the kernels that compute it
+plan.py        who computes calls of one signature: compiled, measured, kept
+override.py    enable, disable, explain, stats: PyTorch's operators on CPUs
+operators.py   tvm_convgrad::conv{1,2,3}d_backward, custom operators for torch.export
+"""
+
+from tvm_convgrad.torch.operators import define as _define
+from tvm_convgrad.torch.override import Enabled, Explanation, Stats, disable, enable, explain, stats
+
+_define()
+
+__all__ = ["Enabled", "Explanation", "Stats", "disable", "enable", "explain", "stats"]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Custom operators for torch.export and own modules: all gradients, dgrad and wgrad of convolutions of each rank.
+
+    tvm_convgrad::conv2d_backward(grad, data, weight, stride, padding, dilation, groups) -> (Tensor, Tensor, Tensor)
+    tvm_convgrad::conv2d_backward_data(grad, weight, data_size, stride, padding, dilation, groups) -> Tensor
+    tvm_convgrad::conv2d_backward_weight(grad, data, kernel_size, stride, padding, dilation, groups) -> Tensor
+
+and the same for conv1d and conv3d. They compute by kernels where these were measured to be faster, whether the bridge
+is enabled or not, and elsewhere by PyTorch's own operator; on other devices than CPUs by that alone. The last two are
+differentiable any number of times, by the closure of the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tvm_convgrad.core.geometry import SPATIAL
+from tvm_convgrad.torch.override import Bridge
+from tvm_convgrad.torch.plan import Results
+
+NAMESPACE = "tvm_convgrad"
+
+_bridge = Bridge()
+_own = torch.ops.aten.convolution_backward.default
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """The arguments that all operators end with."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def __call__(
+        self, compute: Compute, grad: Tensor, data: Tensor, weight: Tensor, wanted: tuple[bool, ...]
+    ) -> Results:
+        """The wanted ones of the gradients of data, weight and bias."""
+        zeros = [0] * (data.dim() - 2)
+        ends = (list(self.stride), list(self.padding), list(self.dilation), False, zeros, self.groups, list(wanted))
+        return compute(grad, data, weight, [grad.shape[1]], *ends)
+
+    def forward(self, data: Tensor, weight: Tensor) -> Tensor:
+        """The convolution."""
+        zeros = [0] * (data.dim() - 2)
+        return torch.ops.aten.convolution(
+            data, weight, None, list(self.stride), list(self.padding), list(self.dilation), False, zeros, self.groups
+        )
+
+
+Compute = Callable[..., Results]
+
+_EVERY, _DATA, _WEIGHT = (True, True, True), (True, False, False), (False, True, False)
+_ENDS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+
+
+def _geometry(ends: Sequence[Any]) -> _Geometry:
+    stride, padding, dilation, groups = ends
+    return _Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def _backward(compute: Compute, grad: Tensor, data: Tensor, weight: Tensor, *ends: Any) -> Results:
+    return _geometry(ends)(compute, grad, data, weight, _EVERY)
+
+
+def _backward_data(compute: Compute, grad: Tensor, weight: Tensor, data_size: Sequence[int], *ends: Any) -> Tensor:
+    data = _empty(data_size, grad)
+    result = _geometry(ends)(compute, grad, data, weight, _DATA)[0]
+    assert result is not None
+    return result
+
+
+def _backward_weight(compute: Compute, grad: Tensor, data: Tensor, kernel_size: Sequence[int], *ends: Any) -> Tensor:
+    geometry = _geometry(ends)
+    weight = _empty((grad.shape[1], data.shape[1] // geometry.groups, *kernel_size), data)
+    result = geometry(compute, grad, data, weight, _WEIGHT)[1]
+    assert result is not None
+    return result
+
+
+def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor whose data nothing reads, in the memory format of another."""
+    made = like.new_empty(tuple(shape))
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
+    if last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last):
+        return made.to(memory_format=last)
+    return made
+
+
+_OPERATORS = {
+    "backward": ("(Tensor grad, Tensor data, Tensor weight, {}) -> (Tensor, Tensor, Tensor)", _backward),
+    "backward_data": ("(Tensor grad, Tensor weight, SymInt[] data_size, {}) -> Tensor", _backward_data),
+    "backward_weight": ("(Tensor grad, Tensor data, SymInt[] kernel_size, {}) -> Tensor", _backward_weight),
+}
+
+
+def define() -> None:
+    """Register the operators with PyTorch; again is harmless."""
+    if hasattr(torch.ops.tvm_convgrad, "conv2d_backward"):
+        return
+    for rank in SPATIAL:
+        for ending, (schema, function) in _OPERATORS.items():
+            name = f"{NAMESPACE}::conv{rank}d_{ending}"
+            torch.library.define(name, schema.format(_ENDS), tags=(torch.Tag.needs_fixed_stride_order,))
+            torch.library.impl(name, "CompositeExplicitAutograd", partial(function, _own))
+            torch.library.impl(name, "CPU", partial(function, _by_plan))
+            torch.library.register_fake(name, partial(function, _own))
+        _differentiable(rank)
+
+
+def _by_plan(*arguments: Any) -> Results:
+    _bridge.prepare()
+    return _bridge.backward(*arguments)
+
+
+def _differentiable(rank: int) -> None:
+    """The gradients of dgrad and wgrad, which are linear in both operands."""
+    data_of = getattr(torch.ops.tvm_convgrad, f"conv{rank}d_backward_data")
+    weight_of = getattr(torch.ops.tvm_convgrad, f"conv{rank}d_backward_weight")
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.ends = inputs[3:]
+
+    def of_backward_data(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+        grad, weight = ctx.saved_tensors
+        geometry = _geometry(ctx.ends)
+        first = geometry.forward(change, weight) if ctx.needs_input_grad[0] else None
+        second = weight_of(grad, change, weight.shape[2:], *ctx.ends) if ctx.needs_input_grad[1] else None
+        return (first, second, *[None] * 5)
+
+    def of_backward_weight(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+        grad, data = ctx.saved_tensors
+        geometry = _geometry(ctx.ends)
+        first = geometry.forward(data, change) if ctx.needs_input_grad[0] else None
+        second = data_of(grad, change, data.shape, *ctx.ends) if ctx.needs_input_grad[1] else None
+        return (first, second, *[None] * 5)
+
+    torch.library.register_autograd(f"{NAMESPACE}::conv{rank}d_backward_data", of_backward_data, setup_context=save)
+    torch.library.register_autograd(f"{NAMESPACE}::conv{rank}d_backward_weight", of_backward_weight, setup_context=save)
+
+
+__all__ = ["NAMESPACE", "define"]

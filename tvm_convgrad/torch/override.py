@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`enable`: PyTorch's convolution operators on CPUs go through plans; autograd, vmap and compile are above them.
+
+What is replaced is the CPU's entry of `aten::convolution` and `aten::convolution_backward`. Tensors that are sparse,
+quantized, on other devices, of subclasses with their own dispatch, or fake ones have entries of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from tvm_convgrad.bridge.store import Kernels, kernels
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.torch.plan import Plan, Policy, Results, form_of
+from tvm_convgrad.torch.signature import BACKWARD, FORWARD, Signature
+
+MOST_PLANS = 4096
+"""Signatures for which there are plans; a program of more shapes than that has new ones all the time."""
+
+_OWN_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
+_convolution = torch.ops.aten.convolution.default
+_convolution_backward = torch.ops.aten.convolution_backward.default
+
+Ints = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Who computes the calls of one signature.
+
+    Attributes:
+        call: the operator, the shapes and its arguments, in words.
+        where: "kernels", "PyTorch", "both" (some results each), "compiling" or "measuring".
+        why: for each result, or for all.
+        by_kernels, by_pytorch: calls.
+    """
+
+    call: str
+    where: str
+    why: str
+    by_kernels: int
+    by_pytorch: int
+
+    def __str__(self) -> str:
+        calls = f"{self.by_kernels} calls by kernels, {self.by_pytorch} by PyTorch"
+        return f"{self.call}: {self.where} ({calls}){': ' if self.why else ''}{self.why}"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What has been computed since `enable`.
+
+    Attributes:
+        kernel_calls, kernel_seconds: calls in which kernels computed at least one result.
+        pytorch_calls, pytorch_seconds: all other calls.
+        signatures: different calls.
+        compiled: kernels that this process has had compiled; those that were kept on disk are none.
+    """
+
+    kernel_calls: int
+    kernel_seconds: float
+    pytorch_calls: int
+    pytorch_seconds: float
+    signatures: int
+    compiled: int
+
+
+class Bridge:
+    """The plans of this process, and PyTorch's entries while it is installed."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._library: torch.library.Library | None = None
+        self._lock = threading.RLock()
+        self._kernels: Kernels | None = None
+        self._policy = Policy()
+
+    @property
+    def installed(self) -> bool:
+        """Whether PyTorch's operators go through plans."""
+        return self._library is not None
+
+    def install(self, policy: Policy, folder: Path | None) -> None:
+        """Put this in the place of PyTorch's entries."""
+        with self._lock:
+            self.remove()
+            chosen = kernels(folder)
+            if policy != self._policy or chosen is not self._kernels:
+                self._plans = {}
+            self._policy, self._kernels = policy, chosen
+            library = torch.library.Library("aten", "IMPL")
+            library.impl(BACKWARD, self.backward, "CPU")
+            if policy.forward:
+                library.impl(FORWARD, self.forward, "CPU")
+            self._library = library
+
+    def prepare(self) -> None:
+        """Make plans possible without installing anything, for who calls `backward` itself."""
+        if self._kernels is None:
+            self._kernels = kernels()
+
+    def remove(self) -> None:
+        """Give PyTorch its own entries back."""
+        with self._lock:
+            if self._library is not None:
+                self._library._destroy()
+            self._library = None
+
+    def explain(self) -> list[Explanation]:
+        """Who computes what, in the order of first calls."""
+        return [_explanation(plan) for plan in list(self._plans.values())]
+
+    def stats(self) -> Stats:
+        """Sums over all plans."""
+        plans = list(self._plans.values())
+        return Stats(
+            sum(plan.by_kernels.calls for plan in plans),
+            sum(plan.by_kernels.seconds for plan in plans),
+            sum(plan.by_pytorch.calls for plan in plans),
+            sum(plan.by_pytorch.seconds for plan in plans),
+            len(plans),
+            0 if self._kernels is None else self._kernels.compiled,
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """How plans choose, as it was enabled last."""
+        return self._policy
+
+    @property
+    def folder(self) -> Path | None:
+        """Of the kernels."""
+        return None if self._kernels is None else self._kernels.kept.folder
+
+    def backward(
+        self,
+        grad: Tensor,
+        data: Tensor,
+        weight: Tensor,
+        bias_sizes: Ints | None,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        transposed: bool,
+        output_padding: Ints,
+        groups: int,
+        wanted: Sequence[bool],
+    ) -> Results:
+        """aten::convolution_backward on CPUs."""
+        fixed = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups)
+        key = (
+            grad.shape,
+            grad.stride(),
+            grad.dtype,
+            data.shape,
+            data.stride(),
+            data.dtype,
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            fixed,
+            tuple(wanted),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new(key, BACKWARD, data, weight, grad, fixed, wanted)
+        if plan.direct is not None:
+            return plan.direct(grad, data, weight)
+
+        def own(mask: Sequence[bool]) -> Results:
+            return _convolution_backward.redispatch(
+                _OWN_KEYS, grad, data, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+                groups, mask,
+            )  # fmt: skip
+
+        return plan.run({"grad": grad, "data": data, "weight": weight}, own)
+
+    def forward(
+        self,
+        data: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        transposed: bool,
+        output_padding: Ints,
+        groups: int,
+    ) -> Tensor | None:
+        """aten::convolution on CPUs."""
+        fixed = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups)
+        key = (
+            data.shape,
+            data.stride(),
+            data.dtype,
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            None if bias is None else (bias.dtype, bias.stride()),
+            fixed,
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new(key, FORWARD, data, weight, None, fixed, (False, False, bias is not None), bias)
+        if plan.direct is not None:
+            return plan.direct(data, weight, bias)[0]
+
+        def own(_mask: Sequence[bool]) -> Results:
+            result = _convolution.redispatch(
+                _OWN_KEYS, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+            )
+            return (result,)
+
+        return plan.run({"data": data, "weight": weight, "bias": bias}, own)[0]
+
+    def _new(
+        self,
+        key: tuple[object, ...],
+        operator: str,
+        data: Tensor,
+        weight: Tensor,
+        grad: Tensor | None,
+        fixed: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int],
+        wanted: Sequence[bool],
+        bias: Tensor | None = None,
+    ) -> Plan:
+        """The plan of calls that have not been seen before."""
+        forms = [None if each is None else form_of(each) for each in (data, weight, grad)]
+        assert forms[0] is not None
+        assert forms[1] is not None
+        stride, padding, dilation, output_padding, transposed, groups = fixed
+        signature = Signature(
+            operator=operator,
+            data=forms[0],
+            weight=forms[1],
+            grad=forms[2],
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            output_padding=output_padding,
+            transposed=transposed,
+            groups=groups,
+            wanted=(wanted[0], wanted[1], wanted[2]),
+            threads=torch.get_num_threads(),
+        )
+        assert self._kernels is not None
+        plan = Plan(signature, self._kernels, self._policy, self._unable(bias, data))
+        with self._lock:
+            if len(self._plans) < MOST_PLANS:
+                self._plans[key] = plan
+        return plan
+
+    def _unable(self, bias: Tensor | None, data: Tensor) -> str:
+        """Why PyTorch is to compute calls, for what is not part of a signature; or nothing."""
+        if len(self._plans) >= MOST_PLANS:
+            return f"there were calls of {MOST_PLANS} other signatures before"
+        if torch.are_deterministic_algorithms_enabled() and not (self._policy.always and self._policy.wait):
+            return (
+                "deterministic algorithms are asked for, and who is faster differs from run to run; "
+                "enable(always=True, wait=True) takes kernels in every run"
+            )
+        if bias is not None and (bias.dtype != data.dtype or not bias.is_contiguous()):
+            return "the bias is of another element type than the data, or not contiguous"
+        return ""
+
+
+def _explanation(plan: Plan) -> Explanation:
+    taken = {part.name for part, _ in plan.taken}
+    reasons = plan.reasons
+    if not plan.decided and not plan.requested:
+        where, reasons = "PyTorch", {"": "kernels are compiled for what is called twice"}
+    elif not plan.decided:
+        where = "measuring" if plan.measuring else "compiling"
+    elif not taken:
+        where = "PyTorch"
+    else:
+        wanted = sum(plan.signature.wanted[:2]) if plan.signature.operator == BACKWARD else 1
+        where = "kernels" if len(taken) == wanted else "both"
+    why = "; ".join(f"{name}: {reason}" if name else reason for name, reason in reasons.items())
+    return Explanation(str(plan.signature), where, why, plan.by_kernels.calls, plan.by_pytorch.calls)
+
+
+BRIDGE = Bridge()
+"""The one of this process."""
+
+
+class Enabled:
+    """What `enable` returns: leaving it as a context restores what was before."""
+
+    def __init__(self, before: tuple[bool, Policy, Path | None]) -> None:
+        self._before = before
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        installed, policy, folder = self._before
+        if installed:
+            BRIDGE.install(policy, folder)
+        else:
+            BRIDGE.remove()
+
+
+def enable(*, wait: bool = False, always: bool = False, forward: bool = True, folder: Path | None = None) -> Enabled:
+    """Compute convolutions and their gradients on CPUs by kernels where these are faster than PyTorch's own.
+
+    PyTorch computes until a kernel is compiled, in the background, and both have been timed by turns on the first
+    calls. Kernels and choices are kept on disk (CONVGRAD_CACHE names the folder). What kernels do not compute goes to
+    PyTorch; `explain` tells why. Kernels run on PyTorch's own threads.
+
+    Args:
+        wait: compile at the first call of each shape, which waits.
+        always: take every kernel there is, without measuring. With `wait` results are the same in every run, as
+            `torch.use_deterministic_algorithms` demands.
+        forward: serve the convolution itself, too, and not its gradients alone.
+        folder: of compiled kernels; None is the default one.
+
+    Returns:
+        A context: `with enable(): ...` restores what was before.
+
+    Raises:
+        SetupError: this PyTorch is of a version whose operators cannot be replaced.
+    """
+    before = (BRIDGE.installed, BRIDGE.policy, BRIDGE.folder)
+    try:
+        BRIDGE.install(Policy(wait, always, forward), folder)
+    except (AttributeError, RuntimeError) as error:
+        with suppress(RuntimeError):
+            BRIDGE.remove()
+        raise SetupError(f"PyTorch {torch.__version__} does not let its operators be replaced: {error}") from error
+    return Enabled(before)
+
+
+def disable() -> None:
+    """Let PyTorch compute its convolutions itself again. What was compiled and measured stays for a later `enable`."""
+    BRIDGE.remove()
+
+
+def explain() -> list[Explanation]:
+    """Who computes the calls of each signature, and why, in the order of first calls."""
+    return BRIDGE.explain()
+
+
+def stats() -> Stats:
+    """How many calls kernels and PyTorch have computed, and how long they took."""
+    return BRIDGE.stats()
+
+
+__all__ = ["BRIDGE", "Enabled", "Explanation", "Stats", "disable", "enable", "explain", "stats"]

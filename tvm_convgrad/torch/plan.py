@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Plan`: who computes the calls of one signature, PyTorch or a kernel, result by result.
+
+The first call is PyTorch's, whose answer also says which strides the results have. The second one has the kernels
+compiled. When they are there, calls are by turns PyTorch's and the kernels', each result timed apart, and then whoever
+was faster keeps it. The choice is kept on disk, so that the next process makes no measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor
+
+from tvm_convgrad.bridge.job import digest
+from tvm_convgrad.bridge.library import Kernel
+from tvm_convgrad.bridge.store import Kernels
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.torch.signature import Form, Part, Signature, parts_of, refusal
+
+Results = tuple[Tensor | None, ...]
+Own = Callable[[Sequence[bool]], Results]
+"""PyTorch's own results, of which the wanted ones are given."""
+
+Direct = Callable[..., Results]
+"""Of the tensors in the order of BACKWARD_NAMES or FORWARD_NAMES, the results."""
+
+BACKWARD_NAMES, FORWARD_NAMES = ("grad", "data", "weight"), ("data", "weight", "bias")
+
+TURNS = 4
+"""Timed calls of PyTorch and of the kernels each, the first of which is not counted: it brings the code into caches."""
+
+MARGIN = 0.97
+"""A kernel takes over where its time is less than this part of PyTorch's: noise must not make a step slower."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How plans choose.
+
+    Attributes:
+        wait: compile at the first call, which waits, and not in the background.
+        always: take every kernel there is, without measuring; results are then the same in every run.
+        forward: serve the forward convolution, too.
+    """
+
+    wait: bool = False
+    always: bool = False
+    forward: bool = True
+
+
+@dataclass
+class Tally:
+    """Calls of a plan, and their seconds."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Turns:
+    """Seconds of one part, by PyTorch and by the kernel."""
+
+    own: list[float] = field(default_factory=list)
+    kernel: list[float] = field(default_factory=list)
+
+    @property
+    def kernel_wins(self) -> bool:
+        return min(self.kernel[1:]) < MARGIN * min(self.own[1:])
+
+
+class Plan:
+    """Who computes the calls of a signature.
+
+    Attributes:
+        signature: of the calls.
+        reasons: why PyTorch or a kernel computes each part; of "" for all parts.
+        taken: the parts that kernels compute, once that is decided.
+        decided: whether it is.
+        direct: computes all results from the tensors of BACKWARD_NAMES or FORWARD_NAMES, if kernels compute them all.
+        by_kernels, by_pytorch: calls that a kernel had a part in, and all others.
+    """
+
+    def __init__(self, signature: Signature, kernels: Kernels, policy: Policy, unable: str = "") -> None:
+        """The plan of calls that have not been seen before; `unable` says why PyTorch is to compute them all."""
+        self.signature, self._kernels, self._policy = signature, kernels, policy
+        self.by_kernels, self.by_pytorch = Tally(), Tally()
+        self.reasons: dict[str, str] = {}
+        self.taken: tuple[tuple[Part, Kernel], ...] = ()
+        self.decided = False
+        self.direct: Direct | None = None
+        self._parts: tuple[Part, ...] = ()
+        self._futures: tuple[Future[Kernel], ...] = ()
+        self._ready: tuple[tuple[Part, Kernel], ...] = ()
+        self._turns: dict[str, _Turns] = {}
+        self._kept: dict[str, list[float]] | None = None
+        self._seen = 0
+        self._measuring = threading.Lock()
+        reason = unable or refusal(signature)
+        if reason:
+            self._decide({"": reason}, ())
+        else:
+            self._recall()
+
+    def run(self, tensors: dict[str, Tensor | None], own: Own) -> Results:
+        """The results of a call, of which only wanted ones are no None."""
+        begin = time.perf_counter()
+        if self.decided:
+            results = self._mixed(tensors, own) if self.taken else own(self.signature.wanted)
+            self._count(self.by_kernels if self.taken else self.by_pytorch, begin)
+            return results
+        if self._ready and self._measuring.acquire(blocking=False):
+            try:
+                return self._turn(tensors, own)
+            finally:
+                self._measuring.release()
+        results = own(self.signature.wanted)
+        self._count(self.by_pytorch, begin)
+        if not self._ready:
+            self._advance(results)
+        return results
+
+    @property
+    def requested(self) -> bool:
+        """Whether kernels were asked for."""
+        return bool(self._futures)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether kernels are there and the choice is not yet made."""
+        return bool(self._ready)
+
+    # -- what comes before a choice -----------------------------------------------------------------------------
+
+    def _advance(self, results: Results) -> None:
+        """After a call that PyTorch has computed: ask for kernels, or see whether they are there."""
+        self._seen += 1
+        if not self._parts:
+            found = parts_of(self.signature, [None if each is None else form_of(each) for each in results])
+            if isinstance(found, str) or not found:
+                self._decide({"": found if isinstance(found, str) else "only the bias's gradient is asked for"}, ())
+                return
+            self._parts = found
+        if not self._futures:
+            if self._seen < 2 and not self._policy.wait:  # a shape that is seen once is not worth compiling
+                return
+            self._request(build=True)
+        if self._policy.wait:
+            for future in self._futures:
+                future.exception()
+        self._settle()
+
+    def _request(self, build: bool) -> None:
+        self._futures = tuple(self._kernels.request(part.job, build) for part in self._parts)
+
+    def _settle(self) -> None:
+        """See which kernels there are; decide where nothing is left to be measured."""
+        if not all(future.done() for future in self._futures):
+            return
+        ready = []
+        for part, future in zip(self._parts, self._futures, strict=True):
+            error = future.exception()
+            if error is None:
+                ready.append((part, future.result()))
+                continue
+            self.reasons[part.name] = str(error)
+            if isinstance(error, SetupError):
+                warn_once(str(error))
+        if self._kernels.kept.problem:
+            warn_once(self._kernels.kept.problem)
+        if not ready:
+            self._decide(self.reasons, ())
+        elif self._policy.always:
+            self._decide(self.reasons | {part.name: "kernels are always taken" for part, _ in ready}, tuple(ready))
+        elif self._kept is not None:
+            self._take(tuple(ready), self._kept)
+        else:
+            self._turns = {part.name: _Turns() for part, _ in ready}
+            self._ready = tuple(ready)
+
+    def _turn(self, tensors: dict[str, Tensor | None], own: Own) -> Results:
+        """A call in the turns of PyTorch and the kernels; after the last one the choice is made."""
+        turns = self._turns[self._ready[0][0].name]
+        kernels_turn = len(turns.kernel) <= len(turns.own)
+        results: list[Tensor | None] = [None, None, None]
+        covered = [False, False, False]
+        for part, kernel in self._ready:
+            begin = time.perf_counter()
+            places = _places(part)
+            if kernels_turn:
+                found = self._compute(part, kernel, tensors)
+            else:
+                answer = own([number in places for number in range(3)])
+                found = [answer[place] for place in places]
+            seconds = time.perf_counter() - begin
+            (self._turns[part.name].kernel if kernels_turn else self._turns[part.name].own).append(seconds)
+            tally = self.by_kernels if kernels_turn else self.by_pytorch
+            tally.seconds += seconds
+            for place, each in zip(places, found, strict=True):
+                results[place], covered[place] = each, True
+        (self.by_kernels if kernels_turn else self.by_pytorch).calls += 1
+        rest = [wanted and not done for wanted, done in zip(self._wanted_places(), covered, strict=True)]
+        if any(rest):
+            for place, each in enumerate(own(rest)):
+                if rest[place]:
+                    results[place] = each
+        if all(len(each.own) >= TURNS and len(each.kernel) >= TURNS for each in self._turns.values()):
+            best = {name: [min(each.kernel[1:]), min(each.own[1:])] for name, each in self._turns.items()}
+            self._take(self._ready, best)
+            self._keep(best)
+        return tuple(results)
+
+    def _take(self, ready: tuple[tuple[Part, Kernel], ...], best: dict[str, list[float]]) -> None:
+        """Choose by the seconds of kernel and PyTorch."""
+        taken, reasons = [], dict(self.reasons)
+        for part, kernel in ready:
+            ours, theirs = best.get(part.name, [1.0, 0.0])
+            if ours < MARGIN * theirs:
+                taken.append((part, kernel))
+            reasons[part.name] = f"measured: the kernel takes {ours * 1e6:.0f} us, PyTorch {theirs * 1e6:.0f} us"
+        self._decide(reasons, tuple(taken))
+
+    def _decide(self, reasons: dict[str, str], taken: tuple[tuple[Part, Kernel], ...]) -> None:
+        self.reasons, self.taken, self._ready = reasons, taken, ()
+        covered = {place for part, _ in taken for place in _places(part)}
+        if covered == {place for place, wanted in enumerate(self._wanted_places()) if wanted}:
+            self.direct = self._without_detours()
+        self.decided = True
+
+    def _without_detours(self) -> Direct:
+        """The calls of all taken kernels in one function, as each of its steps counts in microseconds."""
+        names = BACKWARD_NAMES if self.signature.grad is not None else FORWARD_NAMES
+        dtype = getattr(torch, self.signature.data.dtype)
+        threads, tally, empty, clock = self.signature.threads, self.by_kernels, torch.empty_strided, time.perf_counter
+        steps = []
+        for part, kernel in self.taken:
+            places = [names.index(name) for name in part.operands]
+            third = places[2] if len(places) > 2 else -1
+            steps.append((kernel.run, places[0], places[1], third, _PLACES[part.name], part))
+
+        def compute(*tensors: Tensor) -> Results:
+            begin = clock()
+            results: list[Tensor | None] = [None, None, None]
+            for run, first, second, third, place, part in steps:
+                form = part.result
+                results[place] = result = empty(form.shape, form.strides, dtype=dtype)
+                one, other = tensors[first].data_ptr(), tensors[second].data_ptr()
+                if part.with_bias:
+                    results[2] = bias = empty(form.shape[:1], (1,), dtype=dtype)
+                    run(threads, one, other, result.data_ptr(), bias.data_ptr())
+                elif third >= 0:
+                    run(threads, one, other, tensors[third].data_ptr(), result.data_ptr())
+                else:
+                    run(threads, one, other, result.data_ptr())
+            tally.calls += 1
+            tally.seconds += clock() - begin
+            return tuple(results)
+
+        return compute
+
+    # -- the choice on disk -------------------------------------------------------------------------------------
+
+    def _key(self) -> str:
+        return digest(["choice", _FORMAT, asdict(self.signature), str(torch.__version__)])
+
+    def _keep(self, best: dict[str, list[float]]) -> None:
+        results = {part.name: [part.result.shape, part.result.strides] for part in self._parts}
+        content = json.dumps({"results": results, "best": best})
+        self._kernels.kept.put(self._key(), content.encode())
+
+    def _recall(self) -> None:
+        """Take a choice that was kept; its kernels are loaded if they are kept, too."""
+        content = self._kernels.kept.get(self._key())
+        if content is None:
+            return
+        words = json.loads(content)
+        forms: list[Form | None] = [None, None, None]
+        for name, (shape, strides) in words["results"].items():
+            forms[_PLACES[name]] = Form(tuple(shape), tuple(strides), self.signature.data.dtype)
+        found = parts_of(self.signature, forms)
+        if isinstance(found, str):
+            return
+        self._parts, self._kept = found, words["best"]
+        self._request(build=False)
+        if any(future.exception() is not None for future in self._futures if future.done()):
+            self._futures = ()  # they were removed from the store: the next calls have them compiled
+            return
+        self._settle()
+
+    # -- computing ----------------------------------------------------------------------------------------------
+
+    def _mixed(self, tensors: dict[str, Tensor | None], own: Own) -> Results:
+        """The results, of kernels where they are taken."""
+        results: list[Tensor | None] = [None, None, None]
+        rest = list(self._wanted_places())
+        for part, kernel in self.taken:
+            for place, each in zip(_places(part), self._compute(part, kernel, tensors), strict=True):
+                results[place], rest[place] = each, False
+        if rest[2] and not rest[0] and not rest[1]:
+            results[2], rest[2] = _bias_gradient(tensors["grad"]), False
+        if any(rest):
+            for place, each in enumerate(own(rest)):
+                if rest[place]:
+                    results[place] = each
+        return tuple(results)
+
+    def _wanted_places(self) -> tuple[bool, ...]:
+        return (True, False, False) if self.signature.grad is None else self.signature.wanted
+
+    def _compute(self, part: Part, kernel: Kernel, tensors: dict[str, Tensor | None]) -> list[Tensor]:
+        """What a kernel gives: the result, and the gradient of the bias."""
+        operands = [tensors[name] for name in part.operands]
+        first = operands[0]
+        assert first is not None
+        results = [torch.empty_strided(part.result.shape, part.result.strides, dtype=first.dtype)]
+        if part.with_bias:
+            results.append(torch.empty(part.result.shape[0], dtype=first.dtype))
+        kernel.run(
+            self.signature.threads,
+            *(each.data_ptr() for each in operands if each is not None),
+            *(each.data_ptr() for each in results),
+        )
+        return results
+
+    def _count(self, tally: Tally, begin: float) -> None:
+        tally.calls += 1
+        tally.seconds += time.perf_counter() - begin
+
+
+_PLACES = {"result": 0, "data": 0, "weight": 1}
+_warned: set[str] = set()
+
+
+def _places(part: Part) -> tuple[int, ...]:
+    """Where a part's results stand among those of the operator."""
+    return (1, 2) if part.with_bias else (_PLACES[part.name],)
+
+
+def _bias_gradient(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return grad.sum((0, *range(2, grad.dim())))
+
+
+def form_of(tensor: Tensor) -> Form:
+    """A tensor without its data."""
+    return Form(tuple(tensor.shape), tensor.stride(), dtype_name(tensor.dtype))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """TVM's name of an element type."""
+    return str(dtype).rpartition(".")[2]
+
+
+def warn_once(text: str) -> None:
+    """Warn that training goes on without kernels, once for a reason."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(f"tvm_convgrad.torch: {text}", RuntimeWarning, stacklevel=2)
+
+
+__all__ = [
+    "BACKWARD_NAMES",
+    "FORWARD_NAMES",
+    "MARGIN",
+    "TURNS",
+    "Own",
+    "Plan",
+    "Policy",
+    "Results",
+    "Tally",
+    "dtype_name",
+    "form_of",
+    "warn_once",
+]
