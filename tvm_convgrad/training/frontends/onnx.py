@@ -182,7 +182,8 @@ def _refuse_unsupported(proto: onnx.ModelProto, frontend: ModuleType, source: st
     own = [node for node in proto.graph.node if node.domain in ONNX_DOMAINS]
     unsupported = [node for node in proto.graph.node if node.domain not in ONNX_DOMAINS or node.op_type not in known]
     if unsupported and (folded or len(own) < len(proto.graph.node) or not all(onnx.defs.has(n.op_type) for n in own)):
-        raise ModelError(
+        kind = ImportFailure if folded else ModelError  # with a number for the batch more may be computed in advance
+        raise kind(
             f"{source} uses unsupported operators: {listed(unsupported)}; replace them in the model and export it "
             "again."
         )
