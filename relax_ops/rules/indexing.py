@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators with an operand of places: take, index_tensor, gather_elements, scatter_elements, index_put, one_hot.
 
-Stock differentiates `take` by a vector along an axis only. In TVM negative places are wrapped by gather_elements,
-scatter_elements, index_tensor and index_put, and by `take` in the mode "wrap".
+Stock differentiates `take` by a vector along an axis only. In TVM negative places are wrapped by scatter_elements,
+index_tensor and index_put, and by `take` in the mode "wrap"; gather_elements reads out of bounds there.
 """
 
 from __future__ import annotations
