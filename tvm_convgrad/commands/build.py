@@ -36,6 +36,7 @@ def build(
     batch: options.Batch = None,
     params: options.Params = None,
     model_output: options.ModelOutputs = None,
+    train: options.Train = None,
     optimizer: options.Optimizer = "sgd",
     lr: options.Rate = None,
     momentum: options.Momentum = None,
@@ -68,7 +69,8 @@ def build(
 
     The step is the forward pass, the loss, all gradients and the optimizer's update.
     """
-    source = ModelOptions(model, options.parse_batch(batch), params, options.parse_outputs(model_output))
+    trained = tuple(filter(None, (train or "").split(",")))
+    source = ModelOptions(model, options.parse_batch(batch), params, options.parse_outputs(model_output), trained)
     backends = options.parse_offload(offload)
     start = time.perf_counter()
 

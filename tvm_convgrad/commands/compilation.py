@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tvm_convgrad.commands import options
 from tvm_convgrad.commands.stages import print_warnings
+from tvm_convgrad.core.errors import ModelError
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -29,12 +30,14 @@ class ModelOptions:
         batch: samples of a step, "dynamic" for any number, or None for the model's own batch.
         params: the file of a Relay program's parameters, if it is not the default one.
         outputs: the outputs that are trained, with the weights of their losses; None: the only output.
+        trained: patterns of the parameters that are trained; none: all of them.
     """
 
     source: str
     batch: int | Literal["dynamic"] | None = None
     params: Path | None = None
     outputs: dict[str, float] | None = None
+    trained: tuple[str, ...] = ()
 
     def load(self) -> Model | TrainingProgram:
         """Read the model, and print its warnings.
@@ -43,10 +46,16 @@ class ModelOptions:
             ModelError, SetupError: as `load_model`.
         """
         from tvm_convgrad.training.frontends import load_model
+        from tvm_convgrad.training.model.model import Model
+        from tvm_convgrad.training.model.trained_part import train_only
 
         loaded = load_model(self.source, batch=self.batch, params=self.params, outputs=self.outputs)
         print_warnings(loaded.warnings)
-        return loaded
+        if not self.trained:
+            return loaded
+        if not isinstance(loaded, Model):
+            raise ModelError(f"{self.source} computes its own gradients; choose in it which parameters have some.")
+        return train_only(loaded, self.trained)
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,14 @@ ModelOutputs = Annotated[
         "Repeatable: the loss is the weighted sum, and the first output is the predictions.",
     ),
 ]
+Train = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="Train these parameters only, the rest is frozen: names of parameters or modules, with wildcards, such as "
+        "'layer4.*,fc'. Default: all.",
+    ),
+]
 Rate = Annotated[
     float | None, typer.Option(min=0.0, callback=finite_float32, help="Learning rate. Default: the optimizer's.")
 ]
