@@ -14,9 +14,10 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from tvm_convgrad.training.compile.kernel_object import Settings, make_object, read_kernel
+if TYPE_CHECKING:
+    from tvm_convgrad.training.compile.kernel_object import Settings
 
 _LENGTH = struct.Struct("<q")  # of the message that follows; -1: the job failed, and nothing follows
 
@@ -67,6 +68,8 @@ class Worker:
 
 def serve() -> None:
     """Make objects until the input ends."""
+    from tvm_convgrad.training.compile.kernel_object import Settings, make_object, read_kernel
+
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what TVM prints is no answer
     while (message := receive(source)) is not None:
