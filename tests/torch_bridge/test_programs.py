@@ -117,6 +117,11 @@ def test_inference_and_modes(kernels_always: None) -> None:
     with torch.no_grad():
         same(lambda: F.conv2d(x, w, b))
     same(lambda: F.conv2d(x[0], w, b))  # without a batch
+    last = x.to(memory_format=torch.channels_last)
+    for enabled in (True, False):
+        with torch.backends.mkldnn.flags(enabled=enabled):
+            same(lambda: F.conv2d(last, w, b))
+            assert F.conv2d(last, w, b).stride() == own(lambda: F.conv2d(last, w, b)).stride()
 
 
 class Tagged(torch.Tensor):

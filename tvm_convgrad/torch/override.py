@@ -169,6 +169,7 @@ class Bridge:
             fixed,
             tuple(wanted),
             torch.get_num_threads(),
+            torch._C._get_mkldnn_enabled(),
             torch.are_deterministic_algorithms_enabled(),
         )
         plan = self._plans.get(key)
@@ -209,6 +210,7 @@ class Bridge:
             None if bias is None else (bias.dtype, bias.stride()),
             fixed,
             torch.get_num_threads(),
+            torch._C._get_mkldnn_enabled(),
             torch.are_deterministic_algorithms_enabled(),
         )
         plan = self._plans.get(key)
@@ -254,6 +256,7 @@ class Bridge:
             groups=groups,
             wanted=(wanted[0], wanted[1], wanted[2]),
             threads=torch.get_num_threads(),
+            onednn=torch._C._get_mkldnn_enabled(),
         )
         assert self._kernels is not None
         plan = Plan(signature, self._kernels, self._policy, self._unable(bias, data))

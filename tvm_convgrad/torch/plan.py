@@ -120,7 +120,8 @@ class Plan:
             return results
         if self._ready and self._measuring.acquire(blocking=False):
             try:
-                return self._turn(tensors, own)
+                if self._ready:  # another thread may have had the last turn
+                    return self._turn(tensors, own)
             finally:
                 self._measuring.release()
         results = own(self.signature.wanted)
@@ -209,10 +210,7 @@ class Plan:
                 results[place], covered[place] = each, True
         (self.by_kernels if kernels_turn else self.by_pytorch).calls += 1
         rest = [wanted and not done for wanted, done in zip(self._wanted_places(), covered, strict=True)]
-        if any(rest):
-            for place, each in enumerate(own(rest)):
-                if rest[place]:
-                    results[place] = each
+        _complete(results, rest, tensors, own)
         if all(len(each.own) >= TURNS and len(each.kernel) >= TURNS for each in self._turns.values()):
             best = {name: [min(each.kernel[1:]), min(each.own[1:])] for name, each in self._turns.items()}
             self._take(self._ready, best)
@@ -305,12 +303,7 @@ class Plan:
         for part, kernel in self.taken:
             for place, each in zip(_places(part), self._compute(part, kernel, tensors), strict=True):
                 results[place], rest[place] = each, False
-        if rest[2] and not rest[0] and not rest[1]:
-            results[2], rest[2] = _bias_gradient(tensors["grad"]), False
-        if any(rest):
-            for place, each in enumerate(own(rest)):
-                if rest[place]:
-                    results[place] = each
+        _complete(results, rest, tensors, own)
         return tuple(results)
 
     def _wanted_places(self) -> tuple[bool, ...]:
@@ -345,9 +338,16 @@ def _places(part: Part) -> tuple[int, ...]:
     return (1, 2) if part.with_bias else (_PLACES[part.name],)
 
 
-def _bias_gradient(grad: Tensor | None) -> Tensor:
-    assert grad is not None
-    return grad.sum((0, *range(2, grad.dim())))
+def _complete(results: list[Tensor | None], rest: list[bool], tensors: dict[str, Tensor | None], own: Own) -> None:
+    """Add what kernels have not given. The bias's gradient alone is a sum: PyTorch's operator computes the weight's."""
+    if rest[2] and not rest[1]:
+        grad = tensors["grad"]
+        assert grad is not None
+        results[2], rest[2] = grad.sum((0, *range(2, grad.dim()))), False
+    if any(rest):
+        for place, each in enumerate(own(rest)):
+            if rest[place]:
+                results[place] = each
 
 
 def form_of(tensor: Tensor) -> Form:

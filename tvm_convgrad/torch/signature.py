@@ -64,6 +64,7 @@ class Signature:
         groups: of channels.
         wanted: which gradients of data, weight, bias; of FORWARD whether there is a bias, as (False, False, bias).
         threads: of PyTorch.
+        onednn: whether PyTorch may call oneDNN, on which the strides of its answers depend, too.
     """
 
     operator: str
@@ -78,6 +79,7 @@ class Signature:
     groups: int
     wanted: tuple[bool, bool, bool]
     threads: int
+    onednn: bool
 
     def __str__(self) -> str:
         """The operator, the shapes and what is not its default."""
