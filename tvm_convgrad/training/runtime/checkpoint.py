@@ -115,6 +115,8 @@ def save(folder: Path, progress: Progress, state: dict[str, np.ndarray], keep: P
         offset += len(block)
     place = asdict(progress)
     del place["losses"]
+    if progress.schedule == CONSTANT:
+        del place["schedule"]  # so that earlier versions read the checkpoints of constant rates
     content, _ = seal(CHECKPOINT, b"".join(blocks), {"progress": place, "arrays": arrays})
     try:
         folder.mkdir(parents=True, exist_ok=True)
