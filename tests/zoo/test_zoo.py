@@ -10,10 +10,10 @@ pytestmark = pytest.mark.zoo
 CASES = {
     "own:drop_flavours": "train",
     "own:unet3d": "train",
-    "own:wavenet": "onnx",
+    "own:crnn": "onnx",
     "own:diffusion_unet": "eval",
     "smp:Linknet": "eval",
-    "timm:test_convnext": "onnx",
+    "timm:test_convnext": "train",
     "timm:test_efficientnet": "train",
     "timm:test_nfnet": "eval",
     "timm:starnet_s050": "train",
