@@ -263,7 +263,7 @@ def test_checkpoint_with_scalars_of_version_0_1_0_loads(tmp_path: Path) -> None:
     path = tmp_path / "step-0000000002.ckpt"
     path.write_bytes(content)
     found = load(path)
-    assert found.progress == Progress("a", "d", 1, 4, 0.1, 1, 0, [0.5, 0.25])
+    assert found.progress == Progress("a", "d", 1, 4, 0.1, epoch=1, position=0, losses=[0.5, 0.25])
     assert found.state["step"].shape == ()
     assert found.state["step"] == 7
     np.testing.assert_array_equal(found.state["w"], weight)

@@ -168,7 +168,8 @@ def test_refusals(convgrad: Command, tiny_model: str, arguments: list[str], part
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"), [(["--optimizer", "lion"], "sgd, adam, adamw"), (["--loss", "hinge"], "cross_entropy, mse")]
+    ("arguments", "part"),
+    [(["--optimizer", "lion"], "sgd, adam, adamw"), (["--loss", "hinge"], "cross_entropy, nll, bce, mse")],
 )
 def test_wrong_choices(convgrad: Command, tiny_model: str, arguments: list[str], part: str) -> None:
     done = convgrad("bench", "--step", tiny_model, *arguments)

@@ -9,17 +9,31 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import tvm_convgrad
 from tvm_convgrad import training
+
+OPTIONAL = {"tvm_convgrad.torch": "torch"}
+"""Modules that need a package beside TVM, by name, and that package."""
 
 
 def test_names_survive_importing_every_module() -> None:
     for module in pkgutil.iter_modules(tvm_convgrad.__path__, "tvm_convgrad."):
-        importlib.import_module(module.name)
+        if importlib.util.find_spec(OPTIONAL.get(module.name, "tvm")):
+            importlib.import_module(module.name)
     assert callable(tvm_convgrad.evaluate)
     assert callable(tvm_convgrad.convert_layout)
     assert callable(tvm_convgrad.op.conv2d_backward_weight)
     assert all(hasattr(tvm_convgrad, name) for name in tvm_convgrad.__all__)
+
+
+@pytest.mark.parametrize(("module", "package"), OPTIONAL.items())
+def test_a_module_whose_package_is_missing_says_what_to_install(module: str, package: str) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"pip install 'tvm-convgrad[{package}]'" in done.stderr.splitlines()[-1]
 
 
 def test_training_offers_what_it_says() -> None:

@@ -114,6 +114,7 @@ CASES |= {
     "relax.astype": case(lambda x: op.astype(op.astype(x, "int32"), "float64"), X + 0.03, wanted=[np.zeros((2, 3))]),
     "relax.nn.softplus": case(op.nn.softplus, X),
     "relax.nn.conv1d": case(op.nn.conv1d, numbers(1, 2, 6), numbers(2, 2, 3)),
+    "relax.cumsum": case(lambda x: op.multiply(op.cumsum(x, 1, exclusive=True), x), X),
     "relax.concat": case(lambda x: op.concat([x]), X),
 }
 

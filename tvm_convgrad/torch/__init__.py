@@ -10,7 +10,14 @@ override.py    enable, disable, explain, stats: PyTorch's operators on CPUs
 operators.py   tvm_convgrad::conv{1,2,3}d_backward, custom operators for torch.export
 """
 
-from tvm_convgrad.torch.operators import define as _define
+from tvm_convgrad.core.errors import SetupError as _SetupError
+
+try:
+    from tvm_convgrad.torch.operators import define as _define
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
+    raise _SetupError("tvm_convgrad.torch needs PyTorch: pip install 'tvm-convgrad[torch]'.") from _error
 from tvm_convgrad.torch.override import Enabled, Explanation, Stats, disable, enable, explain, stats
 
 _define()
