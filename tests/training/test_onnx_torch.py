@@ -264,3 +264,30 @@ def test_computed_constants_are_no_parameters():
         found = with_exported_parameters(proto)
         assert (found.kept, found.constants) == (expected, frozenset(expected))
         assert set(found.computed) == {"unsqueeze_1"} - set(expected)
+
+
+def signed(proto, *names):
+    """The graph with the exporter's list of the model's parameters."""
+    lines = [f"p_{name.replace('.', '_')}: PARAMETER target='{name}'" for name in names]
+    proto.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
+    return proto
+
+
+def test_scales_in_another_shape():
+    """A scale of shape (C) that layers read as (1, C, 1, 1): one initializer of both, whose views no node computes."""
+    scale = ONES.reshape(1, 6, 1, 1) / 4
+    nodes = [
+        node("Mul", ["x", "view"], "y", "aten.mul.Tensor(%x, %view)", ["blocks", "blocks.0"]),
+        node("Mul", ["y", "view"], "z", "aten.mul.Tensor(%y, %view_1)", ["blocks", "blocks.1"]),
+    ]
+    proto = signed(graph(nodes, {"view": scale}, shape=(3, 6, 2, 2)), "blocks.0.gamma", "blocks.1.gamma")
+    check(proto, {"blocks.0.gamma": (6,), "blocks.1.gamma": (6,)})
+    assert list(from_onnx(proto).parameters) == ["blocks.0.gamma", "blocks.1.gamma"]
+
+
+@pytest.mark.parametrize("names", [("a.gamma", "a.delta"), ("b.gamma",), ()])
+def test_scales_that_are_not_told_stay(names):
+    """Two parameters of the module, or none, may be the reshaped one: it keeps the exporter's name, and is said."""
+    nodes = [node("Mul", ["x", "view"], "y", "aten.mul.Tensor(%x, %view)", ["a"])]
+    proto = signed(graph(nodes, {"view": ONES.reshape(1, 6, 1, 1)}, shape=(3, 6, 2, 2)), *names)
+    check(proto, {"view": (1, 6, 1, 1)}, computed=("view",))

@@ -14,82 +14,36 @@ what it does not, under the model's own names.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from tvm_convgrad.training.frontends.onnx_torch_notes import (
+    CALL,
+    INTERMEDIATE,
+    RESHAPED,
+    RULE,
+    Call,
+    Tensor,
+    Use,
+    as_stored,
+    named,
+    stored_argument,
+)
 from tvm_convgrad.training.frontends.onnx_torch_recurrent import RECURRENT, STATES, are_weights, restore
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
 
-Tensor: TypeAlias = npt.NDArray[np.generic]
-
 _OF_PARAMETERS = re.compile(r"(linear|addmm|conv|layer_norm|batch_norm|embedding|lstm|gru|rnn)")
 """Names of values that layers with parameters give."""
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
-_CALL, _SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
-_TARGET = re.compile(r"target=(?:torch\.ops\.)?([\w.]+)")
-_INTERMEDIATE = re.compile(r"val_\d+")
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
-_WEIGHT_AND_BIAS = {1: "weight", 2: "bias"}
 _BIAS_RULE = "RemoveOptionalBias"
-_RULE = "pkg.onnxscript.rewriter.rule_name"
-_ROLES: dict[str, tuple[str, dict[int, str]]] = {
-    "Conv": ("conv", _WEIGHT_AND_BIAS),
-    "ConvTranspose": ("conv", _WEIGHT_AND_BIAS),
-    "Gemm": ("linear", _WEIGHT_AND_BIAS),
-    "LayerNormalization": ("layer_norm", _WEIGHT_AND_BIAS),
-    "InstanceNormalization": ("instance_norm", _WEIGHT_AND_BIAS),
-    "BatchNormalization": ("batch_norm", {**_WEIGHT_AND_BIAS, 3: "running_mean", 4: "running_var"}),
-    "MatMul": ("linear", {1: "weight"}),
-    "Mul": ("group_norm", {0: "weight", 1: "weight"}),
-    "Add": ("linear group_norm", {0: "bias", 1: "bias"}),
-    "PRelu": ("prelu", {1: "weight"}),
-}
-"""By operator of ONNX: words of which PyTorch's operator has one, and the name of an operand in PyTorch's modules."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """The call of PyTorch that a node stands for: its operator, the names of its arguments, the modules it is in."""
-
-    target: str
-    arguments: tuple[str, ...]
-    scopes: tuple[str, ...]
-    selects_first: bool = False  # whether the places of an indexing call begin with those of the first axis
-
-    @classmethod
-    def of(cls, node: onnx.NodeProto) -> _Call | None:
-        """From the notes of a node; None where there are none (onnx before 1.16 has no place for them)."""
-        notes = {entry.key: entry.value for entry in getattr(node, "metadata_props", ())}
-        operator, found, arguments = notes.get(_CALL, "").partition("](args = ")
-        target = _TARGET.search(operator)
-        if not found or target is None:
-            return None
-        scopes = ast.literal_eval(notes[_SCOPES]) if _SCOPES in notes else []
-        return cls(target.group(1), tuple(re.findall(r"%(\w+)", arguments)), tuple(scopes[:-1]), ", [%" in arguments)
-
-    @property
-    def stored(self) -> list[str]:
-        """The arguments that are parameters, buffers or constants of the model."""
-        return [name for name in self.arguments if name.startswith(("p_", "b_", "c_"))]
-
-
-@dataclass(frozen=True)
-class _Use:
-    """An initializer as an operand of a node, and the name of what the model has there: "p_mlp_weight"."""
-
-    node: onnx.NodeProto
-    position: int
-    call: _Call
-    stored: str
 
 
 @dataclass(frozen=True)
@@ -117,26 +71,32 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     """
     if proto.producer_name != "pytorch":
         return Exported(proto)
-    if not any(_Call.of(node) for node in proto.graph.node):
+    if not any(Call.of(node) for node in proto.graph.node):
         floats = [tensor.name for tensor in proto.graph.initializer if tensor.dims and tensor.data_type in _FLOATS]
-        return Exported(proto, computed=tuple(filter(_INTERMEDIATE.fullmatch, floats)))
+        return Exported(proto, computed=tuple(filter(INTERMEDIATE.fullmatch, floats)))
     copy = type(proto)()
     copy.CopyFrom(proto)
     graph = _Graph(copy)
     graph.separate_unnoted()
     graph.restore_biases()
     graph.restore_recurrent()
-    uses: list[_Use] = []
+    uses: list[Use] = []
+    reshaped: list[tuple[onnx.NodeProto, int, Call]] = []
     constants, others = set(), set()
     for node, position, call in graph.operands():
         name = node.input[position]
-        stored = "" if call is None else _stored(node, position, call, name)
+        stored = "" if call is None else stored_argument(node, position, call, name)
         if call is not None and stored:
-            uses.append(_Use(node, position, call, stored))
+            uses.append(Use(node, position, call, stored))
         elif call is not None and graph.is_constant(node, position, call):
             constants.add(name)
+        elif call is not None and RESHAPED.fullmatch(name):
+            reshaped.append((node, position, call))
         else:
             others.add(name)
+    told = graph.reshaped_parameters(reshaped, uses)
+    others |= {node.input[position] for node, position, _ in reshaped} - {use.given for use in told}
+    uses += told
     buffers = graph.take_apart(uses)
     computed = graph.tie_samples({name for name in others if graph.is_computed(name)})
     graph.replace_initializers()
@@ -165,8 +125,8 @@ class _Graph:
         }
         self._made: dict[str, Tensor] = {}
         self._nodes: dict[str, onnx.NodeProto] = {}
-        self._known = {_named(name): name for name in self._values if not _INTERMEDIATE.fullmatch(name)}
-        calls = [call for node in proto.graph.node if (call := _Call.of(node)) is not None]
+        self._known = {named(name): name for name in self._values if not INTERMEDIATE.fullmatch(name)}
+        calls = [call for node in proto.graph.node if (call := Call.of(node)) is not None]
         modules = {scope for call in calls for scope in call.scopes if scope}
         modules |= {name.rpartition(".")[0] for name in self._known.values() if "." in name}
         self._modules = sorted(modules, key=len, reverse=True)
@@ -175,40 +135,40 @@ class _Graph:
         self.parameters = {target for _, kind, target in _INPUT.findall(signature) if kind == "PARAMETER"}
         self._arguments = {name for call in calls for name in call.arguments}
 
-    def operands(self) -> Iterator[tuple[onnx.NodeProto, int, _Call | None]]:
+    def operands(self) -> Iterator[tuple[onnx.NodeProto, int, Call | None]]:
         """Every use of an initializer of floats."""
         for node in self._proto.graph.node:
-            call = _Call.of(node)
+            call = Call.of(node)
             for position, name in enumerate(node.input):
                 if name in self._values:
                     yield node, position, call
 
     def is_computed(self, name: str) -> bool:
         """Whether an initializer is a value of PyTorch's graph or of an operator, and no tensor of the model."""
-        return name in self._arguments or _INTERMEDIATE.fullmatch(name) is not None
+        return name in self._arguments or INTERMEDIATE.fullmatch(name) is not None
 
-    def is_constant(self, node: onnx.NodeProto, position: int, call: _Call) -> bool:
+    def is_constant(self, node: onnx.NodeProto, position: int, call: Call) -> bool:
         """Whether an initializer is one of an operator, which the model knows nothing of: a bound, a scale.
 
         Operators' own have any name (`val_3`, `min_val_cast`). Of a call with parameters an operand may come of them,
         but for group norms, whose nodes tell them apart.
         """
         name = node.input[position]
-        if _INTERMEDIATE.fullmatch(name):
+        if INTERMEDIATE.fullmatch(name):
             is_state = node.op_type in RECURRENT and position in STATES and are_weights(call.stored)
             return not call.stored or "group_norm" in call.target or is_state
-        known = {f"{kind}_{_named(name)}" for kind in "pbc"} | {name}
+        known = {f"{kind}_{named(name)}" for kind in "pbc"} | {name}
         return not call.stored and "." not in name and known.isdisjoint(self._arguments)
 
-    def name_of(self, use: _Use) -> str:
+    def name_of(self, use: Use) -> str:
         """The name of what a use stands for: of an initializer, or that of its module and its own behind it."""
         if use.stored in self._targets:
             return self._targets[use.stored]
-        text = _named(use.stored[2:])
+        text = named(use.stored[2:])
         if text in self._known:
             return self._known[text]
         for module in self._modules:
-            if text.startswith(f"{_named(module)}_"):
+            if text.startswith(f"{named(module)}_"):
                 return f"{module}.{use.stored[2:][len(module) + 1 :]}"
         return use.stored[2:]
 
@@ -224,14 +184,13 @@ class _Graph:
                 readers.setdefault(name, []).append(node)
         for node in list(self._proto.graph.node):
             own = [name for name in node.input if name in self._values]
-            if len(own) != 1 or _Call.of(node) is not None or "." not in own[0]:
+            if len(own) != 1 or Call.of(node) is not None or "." not in own[0]:
                 continue
             home, leaf = own[0].rsplit(".", 1)
             strangers: dict[str, list[onnx.NodeProto]] = {}
             for reader in (reader for result in node.output for reader in readers.get(result, [])):
-                call = _Call.of(reader)
-                module = next((scope for scope in reversed(call.scopes) if scope), "") if call else ""
-                module = re.sub(r"@\d+", "", module)
+                call = Call.of(reader)
+                module = re.sub(r"@\d+", "", call.module if call else "")
                 if module and module != home and f"{module}.{leaf}" not in self._values:
                     strangers.setdefault(module, []).append(reader)
             for module, users in strangers.items():
@@ -250,8 +209,8 @@ class _Graph:
     def restore_biases(self) -> None:
         """Add the biases that the optimizer has removed as they were zero: in training they do not stay so."""
         for node in self._proto.graph.node:
-            call = _Call.of(node)
-            rules = [entry for entry in node.metadata_props if entry.key == _RULE]
+            call = Call.of(node)
+            rules = [entry for entry in node.metadata_props if entry.key == RULE]
             if call is None or not any(_BIAS_RULE in entry.value for entry in rules) or len(node.input) != 2:
                 continue
             biases = [name for name in call.stored if name.endswith("_bias")]
@@ -261,7 +220,7 @@ class _Graph:
             attributes = {attribute.name: attribute.i for attribute in node.attribute}
             is_first = node.op_type == "Conv" or attributes.get("transB")
             channels = weight.shape[0 if is_first else 1] * (1 if is_first else attributes.get("group", 1))
-            name = self.name_of(_Use(node, 2, call, biases[0]))
+            name = self.name_of(Use(node, 2, call, biases[0]))
             self._made[name] = np.zeros(channels, weight.dtype)
             node.input.append(name)
             for entry in rules:
@@ -272,23 +231,45 @@ class _Graph:
         layers: dict[str, list[onnx.NodeProto]] = {}
         for node in self._proto.graph.node:
             notes = {entry.key: entry.value for entry in node.metadata_props}
-            if node.op_type in RECURRENT and _Call.of(node) is not None:
-                layers.setdefault(notes[_CALL], []).append(node)
+            if node.op_type in RECURRENT and Call.of(node) is not None:
+                layers.setdefault(notes[CALL], []).append(node)
         for nodes in layers.values():
-            call = _Call.of(nodes[0])
+            call = Call.of(nodes[0])
             assert call is not None
-            names = {stored: self.name_of(_Use(nodes[0], 1, call, stored)) for stored in call.stored}
+            names = {stored: self.name_of(Use(nodes[0], 1, call, stored)) for stored in call.stored}
             restored = restore(nodes, call.stored, self._values, names.__getitem__)
             self._made |= restored.values
             self._nodes |= {node.output[0]: node for node in restored.nodes}
 
-    def take_apart(self, uses: list[_Use]) -> set[str]:
+    def reshaped_parameters(self, operands: list[tuple[onnx.NodeProto, int, Call]], uses: list[Use]) -> list[Use]:
+        """Those operands that are a parameter in another shape: the only one of the call's module that nothing reads.
+
+        A scale of shape (C) that a layer reads as (1, C, 1, 1) is an initializer `view_3` of all layers whose scales
+        are equal, as they are in new models; the notes name the view, which no node computes any more.
+        """
+        read = {use.stored for use in uses}
+        missing: dict[str, list[str]] = {}
+        for stored, target in self._targets.items():
+            if target in self.parameters - self._made.keys() and stored not in read:
+                missing.setdefault(target.rpartition(".")[0], []).append(stored)
+        views: dict[str, set[str]] = {}
+        for _, _, call in operands:
+            views.setdefault(call.module, set()).update(filter(RESHAPED.fullmatch, call.arguments))
+        return [
+            Use(node, position, call, missing[call.module][0])
+            for node, position, call in operands
+            if len(missing.get(call.module, [])) == len(views[call.module]) == 1
+            and self._values[node.input[position]].ndim > 1
+            and self._values[node.input[position]].size == max(self._values[node.input[position]].shape)
+        ]
+
+    def take_apart(self, uses: list[Use]) -> set[str]:
         """Give each use the tensor that the model has there; returns the names of those that are no parameters."""
         buffers = set()
         for use in uses:
             given = use.node.input[use.position]
             name = self.name_of(use)
-            value, operator = _as_stored(use, self._values[given])
+            value, operator = as_stored(use, self._values[given])
             before = self._made.get(name, self._values.get(name))
             if before is not None and not (before.shape == value.shape and before.tobytes() == value.tobytes()):
                 continue  # two tensors of one name: the notes mean something else
@@ -353,48 +334,6 @@ class _Graph:
                 present.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         del graph.initializer[:]
         graph.initializer.extend(present)
-
-
-def _stored(node: onnx.NodeProto, position: int, call: _Call, name: str) -> str:
-    """Which argument of a call the operand of its node is; "" if it is none, or the notes do not tell."""
-    # A value of PyTorch's graph, computed in advance; or a node that is not that of the call any more.
-    is_own = name not in call.arguments and all(entry.key != _RULE for entry in node.metadata_props)
-    words, roles = _ROLES.get(node.op_type, ("", {}))
-    role = roles.get(position, "") if is_own and any(word in call.target for word in words.split()) else ""
-    ending = re.compile(rf"_{role}(_[ih]h_l\d+(_reverse)?)?$")  # recurrent layers have weight_ih_l0 and so on
-    alike = [stored for stored in call.stored if role and ending.search(f"_{stored[2:]}")]
-    if len(alike) == 1:
-        return alike[0]
-    tables = [stored for stored in call.stored if stored.startswith("p_")]
-    is_table = node.op_type in ("Gather", "GatherND") and position == 0 and call.target.startswith("aten.index")
-    if is_own and is_table and call.selects_first and len(tables) == 1:
-        return tables[0]  # a table of relative positions
-    mangled = {_named(stored[2:]): stored for stored in call.stored}
-    if _named(name) in mangled:
-        return mangled[_named(name)]
-    return call.stored[0] if is_own and len(call.stored) == 1 and not _INTERMEDIATE.fullmatch(name) else ""
-
-
-def _as_stored(use: _Use, value: Tensor) -> tuple[Tensor, str | None]:
-    """The value of the model's tensor, and the operator that makes the operand of it, "Transpose" or "Reshape"."""
-    node = use.node
-    if not _INTERMEDIATE.fullmatch(node.input[use.position]):
-        return value, None
-    is_linear = "linear" in use.call.target and value.ndim == 2
-    if is_linear and (node.op_type == "MatMul" or (node.op_type == "Gemm" and not _transposes(node))):
-        return np.ascontiguousarray(value.T), "Transpose"
-    if value.ndim > 1 and node.op_type in ("Mul", "Add", "PRelu") and value.size == max(value.shape):
-        return value.reshape(-1), "Reshape"
-    return value, None
-
-
-def _transposes(node: onnx.NodeProto) -> bool:
-    return any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-
-
-def _named(name: str) -> str:
-    """A name as PyTorch writes it in notes."""
-    return re.sub(r"\W", "_", name).lower()
 
 
 __all__ = ["Exported", "with_exported_parameters"]
