@@ -27,6 +27,7 @@ from benchmarks.zoo.architectures import Architecture
 from benchmarks.zoo.comparison import RATE, compare
 from benchmarks.zoo.costs import memory, timed
 from benchmarks.zoo.problem import FORMS, Problem, draw, export, without_dropout
+from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
@@ -37,7 +38,6 @@ from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.runtime.session import Session
 from tvm_convgrad.training.step.build import build_step
 from tvm_convgrad.training.step.module import StepModule
-from tvm_convgrad.verify.bulk import native_target
 
 STAGES = ("import", "compare", "time")
 

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 from tests import tiny
+from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError, TrainingError
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
@@ -26,7 +27,6 @@ from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import TensorSpec
 from tvm_convgrad.training.runtime.session import Session
 from tvm_convgrad.training.step.build import build_step
-from tvm_convgrad.verify.bulk import native_target
 
 X, Y = tiny.make_arrays(tiny.BATCH, 0)
 

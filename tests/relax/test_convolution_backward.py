@@ -22,12 +22,13 @@ from relax_ops.passes.fusion import fuse_epilogues
 from tests.core.strategies import problems
 from tests.relax.programs import tensor
 from tvm_convgrad import evaluate
+from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ConvGradError, DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.core.geometry import hidden_extent
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import native_target, quick_machine
+from tvm_convgrad.verify.bulk import quick_machine
 
 Array = np.ndarray[Any, Any]
 PROBLEM = ConvProblem.from_descriptor("g2mb2ic4ih6iw5oc4kh3kw2sh2sw1ph1pw0_lay=NHWC:HWIO:NHWC")

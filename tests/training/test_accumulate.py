@@ -12,13 +12,13 @@ from tvm import relax
 
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import Reference, data, relax_module, weights
+from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.training.compile.lower import LowerStep, _simplified, plan_of
 from tvm_convgrad.training.ir.graph import bindings_of
 from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.step.build import build_step
-from tvm_convgrad.verify.bulk import native_target
 
 BATCH = 4
 

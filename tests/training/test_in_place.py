@@ -9,10 +9,10 @@ from tvm import relax, te, topi
 
 from tests.training.harness import Runner
 from tests.training.small_models import data, relax_module, weights
+from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.passes.in_place import overwriting
 from tvm_convgrad.training.step.build import build_step
-from tvm_convgrad.verify.bulk import native_target
 
 OPAQUE = 8
 

@@ -24,6 +24,7 @@ from tvm_ffi import Function
 import tvm_convgrad
 from relax_ops.compat import FUSES_FORMULAS
 from relax_ops.program import directions_module
+from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.problem import ConvProblem
@@ -90,11 +91,6 @@ def _compile(
                 tvm.compile(module, native_target() if target == "native" else target), tvm.cpu()
             )
         return quick_machine(module, target)
-
-
-def native_target() -> Target:
-    """The TVM target of this CPU, with all its instructions."""
-    return tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 
 
 def quick_machine(module: tvm.IRModule, target: str | Target = "llvm") -> relax.VirtualMachine:
