@@ -100,10 +100,10 @@ def test_checkpoint(kernels_always: None) -> None:
     same(lambda: grads(lambda *each: torch.utils.checkpoint.checkpoint(loss, *each, use_reentrant=False)))
 
 
-def test_compile_whole_graph(kernels_always: None) -> None:
-    """AOT autograd's graph calls both operators; inductor's code generator is not waited for here."""
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    same(lambda: grads(compiled))
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_whole_graph(backend: str, kernels_always: None) -> None:
+    """Inductor, which generates C++ for all else, calls PyTorch's operators for convolutions, and so ours."""
+    same(lambda: grads(torch.compile(loss, fullgraph=True, backend=backend)))
 
 
 def test_inference_and_modes(kernels_always: None) -> None:
