@@ -31,6 +31,7 @@ from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with
 from tvm_convgrad.training.frontends.onnx_operators import ONNX_DOMAINS, imported_module, supported
 from tvm_convgrad.training.frontends.onnx_pads import with_written_pads
 from tvm_convgrad.training.frontends.onnx_places import listed
+from tvm_convgrad.training.frontends.onnx_random import HeldMasks, with_dropout
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
 from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters
 from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
@@ -81,7 +82,7 @@ def from_onnx(
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    proto = with_written_functions(proto, source)
+    proto = with_dropout(with_written_functions(proto, source), source)
     _refuse_unsupported(proto, onnx_frontend, source, folded=False)
     exported = with_exported_parameters(proto)
     notes = rewritten_layers(exported, source)
@@ -249,11 +250,12 @@ def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
     fresh = [relax.Var(name, param.ty) for name, param in zip(names, function.params, strict=True)]
     for param, var in zip(function.params, fresh, strict=True):
         environment[param] = var
+    masks = HeldMasks(function)
     builder = builder_with_tir(module)
-    with function_scope(builder, "main", fresh):
+    with function_scope(builder, "main", [*fresh, masks.one]):
         with builder.dataflow():
-            rewrites = {BATCH_NORM: normalise, "relax.shape_to_tensor": extents}
+            rewrites = {BATCH_NORM: normalise, "relax.shape_to_tensor": extents, "relax.nn.dropout": masks.rewrite}
             result = replay(builder, function, environment, rewrites)
             output = builder.emit_output(result)
         builder.emit_func_output(output)
-    return relax.transform.FoldConstant()(builder.get())
+    return masks.released(relax.transform.FoldConstant()(builder.get()))

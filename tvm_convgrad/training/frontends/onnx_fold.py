@@ -22,7 +22,15 @@ _BATCH = "convgrad_batch"
 _ROUNDS = 16
 """Rounds of folding and inferring shapes: each gets behind one more reshape to computed extents."""
 
-_EVER_ANEW = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_EVER_ANEW = {
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+    "Dropout",
+}
 _SHORT = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
 """Attributes of Constant that TVM's importer does not read, and their element types."""
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
