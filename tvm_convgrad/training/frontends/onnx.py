@@ -34,6 +34,7 @@ from tvm_convgrad.training.frontends.onnx_places import listed
 from tvm_convgrad.training.frontends.onnx_random import HeldMasks, with_dropout
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
 from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters
+from tvm_convgrad.training.frontends.onnx_views import with_reshapes
 from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
 from tvm_convgrad.training.model.batch_axis import BatchError
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, from_module
@@ -82,7 +83,7 @@ def from_onnx(
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    proto = with_dropout(with_written_functions(proto, source), source)
+    proto = with_reshapes(with_dropout(with_written_functions(proto, source), source))
     _refuse_unsupported(proto, onnx_frontend, source, folded=False)
     exported = with_exported_parameters(proto)
     notes = rewritten_layers(exported, source)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers that torch.onnx.export writes for views by strides become reshapes where they are, with a free batch, too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from tvm_convgrad.core.errors import ModelError  # noqa: E402
+from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx_views import with_reshapes  # noqa: E402
+
+
+def view(batch, strides, pixels=1, note=True):
+    """The mean of (batch, 4, 6, pixels) over axis 2, as aten.as_strided of size (batch, 4, 1, 1) with some strides."""
+    text = f"""<ir_version: 9, opset_import: ["" : 20]>
+    net (float[{batch},4,6,{pixels}] x) => (float[{batch},4,1,1] y) <float[{batch},4,1,{pixels}] mean>
+    {{
+        scaled = Mul(x, scale)
+        mean = ReduceMean<keepdims=1>(scaled, axis)
+        line = Reshape(mean, flat)
+        all = Shape(x)
+        n = Gather(all, zero)
+        range = Range(zero, n, one)
+        starts = Mul(range, rows)
+        column = Unsqueeze(starts, last)
+        matrix = Add(column, channels)
+        places = Reshape(matrix, shape)
+        y = Gather(line, places)
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    values = {"axis": [2], "flat": [-1], "zero": 0, "one": 1, "rows": strides[0], "last": [1], "shape": [-1, 4, 1, 1]}
+    values["channels"] = [strides[1] * channel for channel in range(4)]
+    tensors = [onnx.numpy_helper.from_array(np.array(value, "int64"), name) for name, value in values.items()]
+    scale = onnx.numpy_helper.from_array(np.full((4, 1, 1), 0.5, "float32"), "scale")
+    proto.graph.initializer.extend([*tensors, scale])
+    found = proto.graph.node[-1]
+    if note:
+        size = "%n" if isinstance(batch, str) else str(batch)
+        value = (
+            f"%y : [...] = call_function[target=torch.ops.aten.as_strided.default](args = (%mean, [{size}, 4, 1, 1], "
+        )
+        value += f"[{', '.join(map(str, strides))}]), kwargs = {{}})"
+        found.metadata_props.add(key="pkg.torch.onnx.fx_node", value=value)
+    return proto
+
+
+@pytest.mark.parametrize("batch", ["n", 3])
+@pytest.mark.parametrize("strides", [(4, 1, 4, 4), (4, 1, 1, 1), (4, 1, 0, 7)], ids=str)
+def test_a_contiguous_view_is_a_reshape(batch, strides) -> None:
+    proto = view(batch, strides)
+    found = with_reshapes(proto)
+    assert [node.op_type for node in found.graph.node] == ["Mul", "ReduceMean", "Reshape"]
+    onnx.checker.check_model(found, full_check=True)
+    x = np.random.default_rng(0).standard_normal((3, 4, 6, 1)).astype("float32")
+    before, after = (ReferenceEvaluator(each).run(None, {"x": x})[0] for each in (proto, found))
+    np.testing.assert_array_equal(after, before)
+    from_onnx(proto)
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        view("n", (4, 1, 4, 4), note=False),
+        view("n", (2, 1, 1, 1)),  # rows overlap
+        view("n", (1, 3, 1, 1)),  # transposed
+        view("n", (4, 1, 1, 1), pixels=2),  # half of the elements
+    ],
+    ids=["without a note", "overlapping", "transposed", "a part"],
+)
+def test_other_gathers_stay(proto) -> None:
+    assert with_reshapes(proto) is proto
+    with pytest.raises(ModelError, match="Range"):
+        from_onnx(proto)
+
+
+def test_nodes_with_graphs_inside_keep_what_they_read() -> None:
+    """The branches of an If read values of the graph around it by name."""
+    proto = view("n", (4, 1, 4, 4))
+    value = helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None)
+    branch = helper.make_graph([helper.make_node("Identity", ["line"], ["z"])], "branch", [], [value])
+    condition = onnx.numpy_helper.from_array(np.array(True), "condition")
+    proto.graph.initializer.append(condition)
+    proto.graph.node.append(helper.make_node("If", ["condition"], ["w"], then_branch=branch, else_branch=branch))
+    proto.graph.output.append(helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [None]))
+    found = with_reshapes(proto)
+    assert [node.op_type for node in found.graph.node].count("Reshape") == 3
+    x = np.ones((3, 4, 6, 1), "float32")
+    for before, after in zip(*(ReferenceEvaluator(each).run(None, {"x": x}) for each in (proto, found)), strict=True):
+        np.testing.assert_array_equal(after, before)
