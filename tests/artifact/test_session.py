@@ -22,10 +22,11 @@ from tvm_convgrad.training.compile.lower import compile_with_plan
 from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.runtime.checkpoint import Progress
 from tvm_convgrad.training.runtime.data import Samples, load_samples
-from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch, evaluate_samples, train
+from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch, train
 from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import TensorSpec
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.validation import validate
 from tvm_convgrad.training.step.build import build_step
 
 X, Y = tiny.make_arrays(tiny.BATCH, 0)
@@ -179,7 +180,7 @@ def test_accuracy_counts_every_sample(session: Session, tiny_data: Path) -> None
     assert test is not None
     assert len(test) == 21
     right = (session.predict(test.inputs[0]).argmax(axis=1) == test.target).sum()
-    assert evaluate_samples(session, test) == {"accuracy": right / 21}
+    assert validate(session, test)["accuracy"] == right / 21
 
 
 @pytest.mark.parametrize(("classes", "width"), [(5, 3), (3, 7)])
@@ -201,13 +202,11 @@ def test_classes_of_pixels_are_in_axis_1(tmp_path: Path, classes: int, width: in
     images = np.array([1.0, -1.0], "float32")[:, None, None, None] * np.ones((2, 1, 4, width), "float32")
     target = np.full((2, 4, width), classes - 1)  # the largest prediction where the image is positive
     target[0, 0, 0] = 0
-    assert evaluate_samples(session, Samples((images,), target)) == {"accuracy": (4 * width - 1) / (8 * width)}
+    assert validate(session, Samples((images,), target))["accuracy"] == (4 * width - 1) / (8 * width)
     with pytest.raises(ArtifactError, match=f"predicts {classes} classes"):
         session.step(images, target + 1)
     target[1, 0, 0] = 255  # has no loss, and does not count
-    assert evaluate_samples(session, Samples((images,), target)) == {
-        "accuracy": pytest.approx((4 * width - 1) / (8 * width - 1))
-    }
+    assert validate(session, Samples((images,), target))["accuracy"] == (4 * width - 1) / (8 * width - 1)
     session.step(images, target)
 
 

@@ -145,7 +145,7 @@ def test_an_error_in_the_evaluation_leaves_the_state_and_the_plot(
     def fail(*_: object) -> None:
         raise ArtifactError("the evaluation fails")
 
-    monkeypatch.setattr("tvm_convgrad.training.runtime.loop.evaluate_samples", fail)
+    monkeypatch.setattr("tvm_convgrad.training.runtime.validation.validate", fail)
     state, plot = tmp_path / "state.npz", tmp_path / "loss.png"
     done = convgrad(
         "run", tiny_step, "--data", tiny_data, "--epochs", 1, "--save-state", state, "--plot", plot, "--json"

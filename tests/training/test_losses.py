@@ -12,6 +12,7 @@ from tvm import relax
 from tests.training.harness import Runner
 from tvm_convgrad.core.errors import ConvGradError, ModelError, UnsupportedError
 from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.runtime.validation import Quality
 from tvm_convgrad.training.step.build import build_step
 from tvm_convgrad.training.step.options import StepOptions
 
@@ -113,6 +114,10 @@ def test_value_and_gradient_are_those_of_pytorch(loss, settings, shape):
     found = -runner.named("parameter")["w"].astype("float64") / 1024
     assert value == pytest.approx(wanted.item(), rel=2e-6)
     np.testing.assert_allclose(found, variable.grad.numpy(), rtol=0, atol=2e-6 * max(np.abs(found).max(), 0.1))
+    quality = Quality()  # of validations, in two batches
+    for part in (slice(0, 3), slice(3, None)):
+        quality.add(x[part], target[part], {"loss": loss, **settings}, CLASSES if target.dtype.kind == "i" else None)
+    assert quality.mean_loss == pytest.approx(wanted.item(), rel=1e-12)
 
 
 def test_nothing_but_ignored_positions_is_not_a_number():

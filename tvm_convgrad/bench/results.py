@@ -25,9 +25,10 @@ from tvm_convgrad.bench.roofline import Roofline
 from tvm_convgrad.bench.run_options import RunOptions
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.core.files import write_atomic
+from tvm_convgrad.core.json_text import json_text
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.registry import ENTRIES, library_packages
-from tvm_convgrad.report.tables import installed_version, json_text
+from tvm_convgrad.report.tables import installed_version
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

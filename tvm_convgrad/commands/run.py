@@ -4,24 +4,21 @@
 from __future__ import annotations
 
 import io
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tvm_convgrad.commands import options
+from tvm_convgrad.commands.running import End, Run, begin
 from tvm_convgrad.core.errors import ArtifactError, TrainingError, UnsupportedError
 from tvm_convgrad.training.runtime.schedules import CONSTANT, KINDS, Schedule
+from tvm_convgrad.training.runtime.watch import MEASURES, Watch
 
 if TYPE_CHECKING:
-    from tvm_convgrad.training.runtime.checkpoint import Progress
-    from tvm_convgrad.training.runtime.data import Samples
-    from tvm_convgrad.training.runtime.keeper import Keeper
     from tvm_convgrad.training.runtime.session import Session
 
 
@@ -31,6 +28,13 @@ def _schedule(text: str | None) -> str | None:
         return None if text is None else Schedule.parse(text).text
     except UnsupportedError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _measure(name: str) -> str:
+    """A typer callback that refuses what is no measure."""
+    if name not in MEASURES:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(MEASURES)}.")
+    return name
 
 
 SAVED = ("parameter", "frozen", "running_stat")
@@ -81,6 +85,26 @@ def run(
         int | None,
         typer.Option(min=1, help="Threads; losses do not depend on them. Default: TVM_NUM_THREADS, or all cores."),
     ] = None,
+    validate: Annotated[
+        Path | None,
+        typer.Option(help=".npz with x_val and y_val (or x and y). Default: those of --data, if it has them."),
+    ] = None,
+    validate_every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="STEPS", help="Steps between validations. Default: those of an epoch."),
+    ] = None,
+    monitor: Annotated[
+        str, typer.Option(callback=_measure, help=f"What makes a validation the best: {', '.join(MEASURES)}.")
+    ] = "loss",
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="End the run after so many validations in a row that are no better.")
+    ] = None,
+    use_best: Annotated[
+        bool,
+        typer.Option("--use-best", help="Test and save the state of the best validation. Needs --checkpoint-dir."),
+    ] = False,
+    log: Annotated[Path | None, typer.Option(help="Write each step and validation as a line of JSON.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder to write the same to for TensorBoard.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the loss curve to this PNG.")] = None,
     save_state: Annotated[
         Path | None, typer.Option(help="Write all parameters and running statistics to this .npz.")
@@ -99,15 +123,20 @@ def run(
     """
     if resume and checkpoint_dir is None:
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
+    if use_best and checkpoint_dir is None:
+        raise typer.BadParameter("--use-best needs --checkpoint-dir, where the best validation's state is kept.")
 
     from tvm_convgrad.core.files import check_destination
     from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.runtime.checkpoint import Progress, claimed
     from tvm_convgrad.training.runtime.data import load_samples
+    from tvm_convgrad.training.runtime.journal import open_journals
     from tvm_convgrad.training.runtime.keeper import Keeper
-    from tvm_convgrad.training.runtime.loop import batch_size_of, evaluate_samples
+    from tvm_convgrad.training.runtime.loop import batch_size_of
     from tvm_convgrad.training.runtime.session import Session
+    from tvm_convgrad.training.runtime.validation import check_measure
+    from tvm_convgrad.training.runtime.validation import validate as measure
 
     for path in (plot, save_state):
         if path is not None:
@@ -115,8 +144,15 @@ def run(
     start = time.perf_counter()
     used = use_threads(threads)
     session = Session(step)
-    samples = load_samples(data, session.inputs, session.target, "train", session.classes, session.ignored)
-    test = load_samples(test_data or data, session.inputs, session.target, "test", session.classes, session.ignored)
+    read = partial(
+        load_samples, inputs=session.inputs, target=session.target, classes=session.classes, ignored=session.ignored
+    )
+    samples, test = read(data, part="train"), read(test_data or data, part="test")
+    held_out = read(validate or data, part="val", plain=validate is not None)
+    if held_out is None and (use_best or (validate, validate_every, patience) != (None, None, None)):
+        raise ArtifactError(f"{validate or data}: there are no arrays to validate with; name them x_val and y_val.")
+    if held_out is not None:
+        check_measure(session, monitor)
     if samples is None or (test is None and test_data is not None):
         raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
     if require_accuracy is not None and (test is None or session.classes is None):
@@ -128,13 +164,25 @@ def run(
         keeper = Keeper(checkpoint_dir, checkpoint_every, session.state, allow_nonfinite)
         rate = float(session.artifact.options["lr"] if lr is None else lr)
         fresh = Progress(session.artifact.id, samples.digest, seed, size, rate, schedule or CONSTANT)
-        progress = _begin(session, fresh, keeper, keep_rate=lr is None, keep_schedule=schedule is None, resume=resume)
+        progress = begin(session, fresh, keeper, keep_rate=lr is None, keep_schedule=schedule is None, resume=resume)
         resumed = len(progress.losses)
-        finished = _train(session, samples, progress, epochs, keeper, json)
-    if not finished:
+        watch, journals = Watch(monitor, patience), open_journals(log, tensorboard, resumed)
+        try:
+            end = Run(
+                session, samples, progress, epochs, keeper, held_out, validate_every, watch, journals, json
+            ).train()
+        finally:
+            for journal in journals:
+                journal.close()
+        if use_best and end is not End.INTERRUPTED:
+            session.state = keeper.best().state
+    if end is End.INTERRUPTED:
         remedy = "add --resume to go on" if checkpoint_dir else "without --checkpoint-dir nothing is kept"
         stderr().print(f"interrupted after step {len(progress.losses)}; {remedy}", markup=False)
         raise typer.Exit(_INTERRUPTED)
+    if end is End.STOPPED:
+        best = f"the best {monitor}, {progress.best:.6g}, was found after step {progress.best_step}"
+        stderr().print(f"ended after step {len(progress.losses)}: {best}", markup=False)
     result: dict[str, Any] = {
         "artifact": session.artifact.id,
         "epochs": progress.epoch,
@@ -145,6 +193,8 @@ def run(
         "test_samples": len(test) if test else 0,
         "threads": used,
     }
+    if progress.monitor:
+        result |= {"best_step": progress.best_step, f"best_{progress.monitor}": progress.best}
     # The files come first, so that an error in the evaluation does not lose the trained state.
     if save_state is not None:
         _save_state(session, save_state)
@@ -155,7 +205,7 @@ def run(
         save_loss_curve(plot, progress.losses, len(samples) // size, f"{step.name}, batch {size}, lr {progress.lr:g}")
         result["plot"] = str(plot)
     if test is not None:
-        result |= {f"test_{name}": value for name, value in evaluate_samples(session, test).items()}
+        result |= {f"test_{name}": value for name, value in measure(session, test).items()}
     result["seconds"] = time.perf_counter() - start
     if json:
         print_json(result | {"losses": progress.losses})
@@ -178,119 +228,6 @@ def _require(found: float, wanted: float) -> None:
     """Raise TrainingError unless the test accuracy is above what --require-accuracy wants."""
     if found <= wanted:
         raise TrainingError(f"the test accuracy is {found:.4f}, not above the {wanted:g} of --require-accuracy.")
-
-
-def _begin(
-    session: Session, fresh: Progress, keeper: Keeper, *, keep_rate: bool, keep_schedule: bool, resume: bool
-) -> Progress:
-    """The progress to start from: that of a checkpoint, whose state the session then has, or `fresh`.
-
-    Args:
-        session: of the step that is trained.
-        fresh: the progress of a run that begins, with what this command was given.
-        keeper: of the checkpoints.
-        keep_rate, keep_schedule: whether the learning rate and its schedule of the checkpoint stay, as no others were
-            given.
-        resume: whether to go on from a checkpoint.
-
-    Raises:
-        ArtifactError: there are checkpoints and `resume` is False, or they are of another run.
-    """
-    from tvm_convgrad.report.tables import stderr
-    from tvm_convgrad.training.runtime.checkpoint import load_latest
-
-    if keeper.folder is None:
-        return fresh
-    checkpoint, complaints = load_latest(keeper.folder)
-    for complaint in complaints:
-        stderr().print(f"passed over: {complaint}", markup=False)
-    if checkpoint is None:
-        return fresh
-    if not resume:
-        raise ArtifactError(
-            f"{keeper.folder}: there are checkpoints already; add --resume to go on, or use another folder."
-        )
-    found = checkpoint.progress
-    for what, name, old, new in (
-        ("the step", "artifact", found.artifact, fresh.artifact),
-        ("the training data", "data", found.data, fresh.data),
-        ("the seed", "seed", found.seed, fresh.seed),
-        ("the batch size", "batch_size", found.batch_size, fresh.batch_size),
-    ):
-        if old != new:
-            raise ArtifactError(
-                f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
-                "from it; use what it was started with, or another --checkpoint-dir."
-            )
-    keeper.found(checkpoint)
-    session.state = checkpoint.state
-    found.lr = found.lr if keep_rate else fresh.lr
-    found.schedule = found.schedule if keep_schedule else fresh.schedule
-    stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
-    return found
-
-
-def _train(
-    session: Session,
-    samples: Samples,
-    progress: Progress,
-    epochs: int,
-    keeper: Keeper,
-    quiet: bool,
-) -> bool:
-    """Train with a progress bar, and write checkpoints when they are due and at Ctrl-C; False after Ctrl-C."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from tvm_convgrad.report.tables import stderr
-    from tvm_convgrad.training.runtime.loop import train
-
-    per_epoch = len(samples) // progress.batch_size
-    console = stderr()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[state]}"),
-    )
-    found: list[float] = []
-    with (
-        _interruptions() as interrupted,
-        Bar(*columns, console=console, disable=quiet or not console.is_terminal) as bar,
-    ):
-        task = bar.add_task("steps", total=epochs * per_epoch, completed=len(progress.losses), state="")
-        for report in keeper.told(train(session, samples, progress, epochs, allow_nonfinite=keeper.allow_nonfinite)):
-            steps = len(progress.losses)
-            found += [] if report.accuracy is None else [report.accuracy]
-            accuracy = f", accuracy {sum(found) / len(found):.3f}" if found else ""
-            bar.update(
-                task,
-                completed=steps,
-                state=f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}, lr {report.lr:.3g}",
-            )
-            if report.epoch_done:
-                if not quiet:
-                    mean = sum(progress.losses[-per_epoch:]) / per_epoch
-                    line = f"epoch {progress.epoch}/{epochs}: mean loss {mean:.4f}{accuracy} (while training)"
-                    bar.console.print(line, markup=False)
-                found.clear()
-            if report.epoch_done or keeper.is_due(steps) or interrupted.is_set():
-                keeper.keep(progress, session.state)
-            if interrupted.is_set():
-                return False
-    return True
-
-
-@contextmanager
-def _interruptions() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that the step in progress is finished and its checkpoint written."""
-    event = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda _number, _frame: event.set())
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _save_state(session: Session, path: Path) -> None:

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
+
+from tvm_convgrad.core.json_text import json_text
 
 _WIDTH_WITHOUT_TERMINAL = 160
 
@@ -69,21 +69,6 @@ def installed_version(package: str) -> str | None:
 def print_json(value: object) -> None:
     """Print `value` as JSON, nothing else, by `json_text`."""
     print(json_text(value))
-
-
-def json_text(value: object, indent: int = 2) -> str:
-    """The JSON text of `value`; NaN and infinity, which JSON does not have, become null."""
-    return json.dumps(_without_nonfinite(value), indent=indent, allow_nan=False)
-
-
-def _without_nonfinite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nonfinite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nonfinite(entry) for entry in value]
-    return value
 
 
 def quantity(value: float | None, digits: int = 3) -> str:

@@ -22,6 +22,8 @@ from tvm_convgrad.training.runtime.schedules import CONSTANT, Schedule
 
 CHECKPOINT = Kind(magic=b"CVGCKPT\x01", version=1, noun="a checkpoint", maker="convgrad run --checkpoint-dir")
 KEPT = 2
+BEST = "best.ckpt"
+"""The name of the checkpoint of the best validation."""
 LOCK = ".lock"
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
@@ -32,7 +34,9 @@ class Progress:
 
     `epoch` counts finished epochs, `position` the batches done of the next one, so the next batch is number
     `position` of epoch `epoch`, both from 0. `artifact` and `data` are SHA-256 digests. `losses` has one float for
-    each step so far. `schedule` is the text of a `Schedule`; checkpoints of before there were any have none.
+    each step so far. `schedule` is the text of a `Schedule`; checkpoints of before there were any have none. `best` is
+    the best measure named `monitor` of all validations, found after `best_step` steps, and `stale` the validations
+    since then; without a validation they are as here.
     """
 
     artifact: str
@@ -44,6 +48,10 @@ class Progress:
     epoch: int = 0
     position: int = 0
     losses: list[float] = field(default_factory=list)
+    monitor: str = ""
+    best: float | None = None
+    best_step: int = 0
+    stale: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,8 +106,12 @@ def _unusable(folder: Path, error: OSError) -> ArtifactError:
     )
 
 
-def save(folder: Path, progress: Progress, state: dict[str, np.ndarray], keep: Path | None = None) -> Path:
+def save(
+    folder: Path, progress: Progress, state: dict[str, np.ndarray], keep: Path | None = None, file: str | None = None
+) -> Path:
     """Write a checkpoint into `folder` (made if missing) and drop all but the last two, and but `keep`.
+
+    With `file` it is called so, and no other is dropped; `load_latest` does not find it.
 
     Raises:
         ArtifactError: the folder cannot be made or written.
@@ -117,13 +129,18 @@ def save(folder: Path, progress: Progress, state: dict[str, np.ndarray], keep: P
     del place["losses"]
     if progress.schedule == CONSTANT:
         del place["schedule"]  # so that earlier versions read the checkpoints of constant rates
+    if not progress.monitor:
+        for name in ("monitor", "best", "best_step", "stale"):
+            del place[name]  # the same for runs without validation
     content, _ = seal(CHECKPOINT, b"".join(blocks), {"progress": place, "arrays": arrays})
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(f"{folder}: the checkpoint folder cannot be made ({error.strerror}).") from error
-    path = folder / f"step-{len(progress.losses):010d}.ckpt"
+    path = folder / (file or f"step-{len(progress.losses):010d}.ckpt")
     write_atomic(path, content)
+    if file is not None:
+        return path
     for old in _listed(folder)[:-KEPT]:
         if old != keep:
             old.unlink(missing_ok=True)
@@ -163,10 +180,13 @@ def _wrong_field(progress: Progress) -> str:
     for name in ("artifact", "data"):
         if not isinstance(getattr(progress, name), str):
             return f"{name} is {getattr(progress, name)!r}, not a digest"
-    for name, least in (("seed", 0), ("batch_size", 1), ("epoch", 0), ("position", 0)):
+    numbers = (("seed", 0), ("batch_size", 1), ("epoch", 0), ("position", 0), ("best_step", 0), ("stale", 0))
+    for name, least in numbers:
         value = getattr(progress, name)
         if type(value) is not int or value < least:
             return f"{name} is {value!r}, not an integer of at least {least}"
+    if not isinstance(progress.monitor, str) or type(progress.best) not in (int, float, type(None)):
+        return f"the best {progress.monitor!r} is {progress.best!r}, not a number"
     if type(progress.lr) not in (int, float):
         return f"lr is {progress.lr!r}, not a number"
     try:

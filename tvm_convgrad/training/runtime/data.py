@@ -47,18 +47,21 @@ def load_samples(
     part: str,
     classes: int | None = None,
     ignored: int | None = None,
+    *,
+    plain: bool | None = None,
 ) -> Samples | None:
-    """Read the samples of `part` ("train" or "test") from the .npz file at `path`.
+    """Read the samples of `part` ("train", "val" or "test") from the .npz file at `path`.
 
     The input named `image` is looked for under `image_train`, then `image` (training only); if it is the only
     input also under `x_train`, `x`. The target is under `y_train`, `y`, or its own name.
 
     Args:
+        plain: whether names without a part, such as `x`, are of this one; default: for "train" only.
         classes: if given, the targets are class numbers and must lie in 0 … classes - 1.
         ignored: a class number that may stand in the targets besides.
 
     Returns:
-        The samples; None if `part` is "test" and the file has no test arrays at all.
+        The samples; None if `part` is not "train" and the file has no arrays of it at all.
 
     Raises:
         ArtifactError: the file is missing, is no .npz, is truncated, lacks an array, or an array has no rows or does
@@ -69,10 +72,10 @@ def load_samples(
     arrays = _read(path)
     found: list[Array] = []
     for spec, names in [*((s, [s.name, *aliases]) for s in specs), (target, ["y", target.name])]:
-        keys = [f"{name}_{part}" for name in names] + (names if part == "train" else [])
+        keys = [f"{name}_{part}" for name in names] + (names if (part == "train" if plain is None else plain) else [])
         key = next((key for key in keys if key in arrays), None)
         if key is None:
-            if part == "test" and not found:
+            if part != "train" and not found:
                 return None
             raise ArtifactError(
                 f"{path}: no array for {spec.name!r} of the model; it is looked for under "

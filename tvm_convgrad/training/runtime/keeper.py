@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
-from tvm_convgrad.training.runtime.checkpoint import Checkpoint, Progress, save
+from tvm_convgrad.training.runtime.checkpoint import BEST, Checkpoint, Progress, load, save
 from tvm_convgrad.training.runtime.loop import StepReport, nonfinite
 from tvm_convgrad.training.runtime.schema import Array
 
@@ -67,6 +67,21 @@ class Keeper:
         if self.folder is not None:
             path = save(self.folder, progress, state, self._good)
             self._good = self._good if wrong else path
+
+    def keep_best(self, progress: Progress, state: dict[str, Array]) -> None:
+        """Write the checkpoint of the best validation, beside the others; none of a state that is not finite."""
+        if self.folder is not None and not self._wrong(state):
+            save(self.folder, progress, state, file=BEST)
+
+    def best(self) -> Checkpoint:
+        """The checkpoint of the best validation.
+
+        Raises:
+            ArtifactError: there is none, or it is damaged.
+        """
+        if self.folder is None or not (self.folder / BEST).exists():
+            raise ArtifactError(f"{self.folder}: there is no {BEST}; no validation has had a finite measure yet.")
+        return load(self.folder / BEST)
 
     def told(self, reports: Iterable[StepReport]) -> Iterator[StepReport]:
         """The reports; a TrainingError among them says how to go on, too."""

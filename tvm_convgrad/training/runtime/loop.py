@@ -119,13 +119,3 @@ def accuracy_of(session: Session, predictions: Array, target: Array) -> float | 
     counted = np.ones(target.shape, bool) if session.ignored is None else target != session.ignored
     right = (predictions.argmax(axis=1) == target)[counted]
     return float(right.mean()) if right.size else math.nan
-
-
-def evaluate_samples(session: Session, samples: Samples) -> dict[str, float]:
-    """The quality of the predictions for `samples`: "accuracy" for classes, else "mse"; every sample counts."""
-    predictions = session.predict(samples.inputs if len(samples.inputs) > 1 else samples.inputs[0])
-    accuracy = accuracy_of(session, predictions, samples.target)
-    if accuracy is not None:
-        return {"accuracy": accuracy}
-    difference = predictions.astype("float64") - samples.target.astype("float64")
-    return {"mse": float((difference**2).mean())}

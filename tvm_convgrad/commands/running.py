@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run from its start or from a checkpoint to its end, with a progress bar; `convgrad run` is made of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from tvm_convgrad.core.errors import ArtifactError
+
+if TYPE_CHECKING:  # loads numpy
+    from tvm_convgrad.training.runtime.checkpoint import Progress
+    from tvm_convgrad.training.runtime.data import Samples
+    from tvm_convgrad.training.runtime.journal import Journal
+    from tvm_convgrad.training.runtime.keeper import Keeper
+    from tvm_convgrad.training.runtime.loop import StepReport
+    from tvm_convgrad.training.runtime.session import Session
+    from tvm_convgrad.training.runtime.watch import Watch
+
+
+def begin(
+    session: Session, fresh: Progress, keeper: Keeper, *, keep_rate: bool, keep_schedule: bool, resume: bool
+) -> Progress:
+    """The progress to start from: that of a checkpoint, whose state the session then has, or `fresh`.
+
+    Args:
+        session: of the step that is trained.
+        fresh: the progress of a run that begins, with what this command was given.
+        keeper: of the checkpoints.
+        keep_rate, keep_schedule: whether the learning rate and its schedule of the checkpoint stay, as no others were
+            given.
+        resume: whether to go on from a checkpoint.
+
+    Raises:
+        ArtifactError: there are checkpoints and `resume` is False, or they are of another run.
+    """
+    from tvm_convgrad.report.tables import stderr
+    from tvm_convgrad.training.runtime.checkpoint import load_latest
+
+    if keeper.folder is None:
+        return fresh
+    checkpoint, complaints = load_latest(keeper.folder)
+    for complaint in complaints:
+        stderr().print(f"passed over: {complaint}", markup=False)
+    if checkpoint is None:
+        return fresh
+    if not resume:
+        raise ArtifactError(
+            f"{keeper.folder}: there are checkpoints already; add --resume to go on, or use another folder."
+        )
+    found = checkpoint.progress
+    for what, name, old, new in (
+        ("the step", "artifact", found.artifact, fresh.artifact),
+        ("the training data", "data", found.data, fresh.data),
+        ("the seed", "seed", found.seed, fresh.seed),
+        ("the batch size", "batch_size", found.batch_size, fresh.batch_size),
+    ):
+        if old != new:
+            raise ArtifactError(
+                f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
+                "from it; use what it was started with, or another --checkpoint-dir."
+            )
+    keeper.found(checkpoint)
+    session.state = checkpoint.state
+    found.lr = found.lr if keep_rate else fresh.lr
+    found.schedule = found.schedule if keep_schedule else fresh.schedule
+    stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
+    return found
+
+
+class End(Enum):
+    """How a run ended."""
+
+    DONE = "all epochs are done"
+    STOPPED = "the validations got no better"
+    INTERRUPTED = "Ctrl-C"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained, on what, and what is kept and told of it.
+
+    Attributes:
+        session, samples: the step and the training data.
+        progress: where the run stands, which `train` brings up to date.
+        epochs: in all.
+        keeper: of the checkpoints.
+        held_out: the samples of the validations; None: there are none.
+        validate_every: steps between validations; None: those of an epoch.
+        watch: which validation is the best, and when the run ends before its last epoch.
+        journals: what is told of each step and validation.
+        quiet: whether nothing is printed.
+    """
+
+    session: Session
+    samples: Samples
+    progress: Progress
+    epochs: int
+    keeper: Keeper
+    held_out: Samples | None
+    validate_every: int | None
+    watch: Watch
+    journals: Sequence[Journal]
+    quiet: bool
+
+    def train(self) -> End:
+        """Train with a progress bar; write checkpoints when they are due and at Ctrl-C."""
+        from tvm_convgrad.training.runtime.loop import train
+
+        progress, keeper = self.progress, self.keeper
+        if self.watch.is_over(progress):
+            return End.STOPPED
+        reports = train(self.session, self.samples, progress, self.epochs, allow_nonfinite=keeper.allow_nonfinite)
+        with _interruptions() as interrupted, self._bar() as show:
+            for report in keeper.told(reports):
+                steps = len(progress.losses)
+                epoch = progress.epoch + (0 if report.epoch_done else 1)
+                for journal in self.journals:
+                    journal.step(steps, epoch, report)
+                show(report)
+                validated = self.held_out is not None and self._is_validated(report, steps)
+                if validated:
+                    self._validate(steps)
+                over = validated and self.watch.is_over(progress)
+                if report.epoch_done or keeper.is_due(steps) or over or interrupted.is_set():
+                    keeper.keep(progress, self.session.state)
+                if interrupted.is_set():
+                    return End.INTERRUPTED
+                if over:
+                    return End.STOPPED
+        return End.DONE
+
+    def _is_validated(self, report: StepReport, steps: int) -> bool:
+        return report.epoch_done if self.validate_every is None else steps % self.validate_every == 0
+
+    def _validate(self, steps: int) -> None:
+        from tvm_convgrad.report.tables import stderr
+        from tvm_convgrad.training.runtime.validation import validate
+
+        assert self.held_out is not None
+        measures = validate(self.session, self.held_out)
+        best = self.watch.note(self.progress, measures)
+        for journal in self.journals:
+            journal.validation(steps, measures, best)
+        if best:
+            self.keeper.keep_best(self.progress, self.session.state)
+        if not self.quiet:
+            shown = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in measures.items())
+            stderr().print(f"validation after step {steps}: {shown}{' (best)' if best else ''}", markup=False)
+
+    @contextmanager
+    def _bar(self) -> Iterator[Callable[[StepReport], None]]:
+        """A function that shows a step: in a bar on a terminal, and a line at the end of each epoch."""
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        from tvm_convgrad.report.tables import stderr
+
+        progress, size = self.progress, self.progress.batch_size
+        per_epoch = len(self.samples) // size
+        console = stderr()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}"),
+        )
+        found: list[float] = []
+        begun, first = time.perf_counter(), len(progress.losses)
+        with Bar(*columns, console=console, disable=self.quiet or not console.is_terminal) as bar:
+            task = bar.add_task("steps", total=self.epochs * per_epoch, completed=first, state="")
+
+            def show(report: StepReport) -> None:
+                steps = len(progress.losses)
+                found.extend([] if report.accuracy is None else [report.accuracy])
+                accuracy = f", accuracy {sum(found) / len(found):.3f}" if found else ""
+                rate = (steps - first) * size / (time.perf_counter() - begun)
+                state = f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}, lr {report.lr:.3g}, {rate:.3g}/s"
+                bar.update(task, completed=steps, state=state)
+                if not report.epoch_done:
+                    return
+                if not self.quiet:
+                    mean = sum(progress.losses[-per_epoch:]) / per_epoch
+                    line = f"epoch {progress.epoch}/{self.epochs}: mean loss {mean:.4f}{accuracy} (while training)"
+                    bar.console.print(line, markup=False)
+                found.clear()
+
+            yield show
+
+
+@contextmanager
+def _interruptions() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that the step in progress is finished and its checkpoint written."""
+    event = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
