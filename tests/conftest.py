@@ -136,3 +136,10 @@ def tiny_dynamic_step(tiny_model: str, tmp_path_factory: pytest.TempPathFactory)
     """The same with a free batch."""
     path = tmp_path_factory.mktemp("step") / "dynamic.so"
     return build_tiny(tiny_model, path, batch="dynamic", lr=0.1, momentum=0.9)
+
+
+@pytest.fixture(scope="session")
+def tiny_split_step(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny step with its gradients apart."""
+    path = tmp_path_factory.mktemp("step") / "split.so"
+    return build_tiny(tiny_model, path, lr=0.1, momentum=0.9, split=True)

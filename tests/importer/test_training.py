@@ -142,3 +142,22 @@ def test_networks_with_gradients_are_recognised() -> None:
         assert len(model.parameters) == count
         assert model.rate is None if rate is None else model.rate == pytest.approx(rate)
         assert len(build_step(model).gradients) > 4
+
+
+def test_halves_of_a_program_s_step(tmp_path: Path) -> None:
+    """Its own gradients, in the buffer and applied; the same bits as the whole step's."""
+    session = session_of(write(tmp_path, "(%2, %7)"), tmp_path, split=True, momentum=0.9)
+    whole = [session.step(X, Y, 0.1)[0] for _ in range(2)]
+    state = session.state
+    session.reset()
+    first = session.gradients(X, Y)
+    (found,) = session.artifact.flat.views(first.flat).values()
+    loss, _, moved = expected(0.1)
+    np.testing.assert_allclose(W - 0.1 * found, moved, rtol=0, atol=1e-6)
+    assert session.evaluate(X, Y)[0] == first.loss == pytest.approx(loss, rel=1e-6)
+    session.apply(first.flat, 0.1)
+    second = session.gradients(X, Y)
+    session.apply(second.flat, 0.1)
+    assert [first.loss, second.loss] == whole
+    for name, value in session.state.items():
+        np.testing.assert_array_equal(value, state[name])

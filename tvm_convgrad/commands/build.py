@@ -58,6 +58,7 @@ def build(
     bn: options.BatchNorm = "train",
     dropout: options.Dropout = "train",
     accumulate: options.Accumulate = 1,
+    split: options.Split = False,
     seed: options.Seed = 0,
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
@@ -103,6 +104,7 @@ def build(
         "layout": layout,
         "accumulate": accumulate,
         "seed": seed,
+        "split": split,
     }
     chosen = {"target": target, "offload": backends, "tuned": tuned, "transforms": transforms}
     check_destination(output)

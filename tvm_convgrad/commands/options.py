@@ -216,6 +216,14 @@ Accumulate = Annotated[
         metavar="K", min=1, help="Accumulate the gradients of K batches (micro-batches) in a step, and update once."
     ),
 ]
+Split = Annotated[
+    bool,
+    typer.Option(
+        "--split",
+        help="Give the step the functions gradients, apply and evaluate, too: for several processes or a loop of one's "
+        "own.",
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and of dropout.")]
 Offload = Annotated[
     str,

@@ -10,16 +10,23 @@
     Session(path)                               a compiled step at work: step, predict, save
     load_latest(folder)          -> Checkpoint
 
-The three public functions of the module, as a virtual machine sees them (`state` is one tuple of tensors):
+The public functions of the module, as a virtual machine sees them (`state` is one tuple of tensors):
 
     step(x..., target, lr: float32 scalar, state) -> (loss, predictions, new_state)
     predict(x..., state)                          -> predictions
     init()                                        -> state
 
+A step that was built with `split` has three more:
+
+    gradients(x..., target, state)      -> (loss, predictions, flat gradients, new running statistics)
+    apply(flat gradients, lr, state)    -> new_state
+    evaluate(x..., target, state)       -> (loss, predictions)
+
 The order of `state` is the order of `StepModule.state`: parameters, running statistics and frozen parameters,
-optimizer, counters. A step takes over the state given to it, whose tensors hold the new one afterwards; go on with the
-state that it returns. Other arguments stay as they are, and `init` gives fresh tensors each time. A model with several
-inputs takes them in the order of `StepModule.inputs`. Symbolic extents are shared by name in the schemas.
+optimizer, counters. `step` and `apply` take over the state given to them, whose tensors hold the new one afterwards;
+go on with the state that they return. Other arguments stay as they are, and `init` gives fresh tensors each time. A
+model with several inputs takes them in the order of `StepModule.inputs`. Symbolic extents are shared by name in the
+schemas.
 
 Imports go one way (tests/training/test_directions.py):
 

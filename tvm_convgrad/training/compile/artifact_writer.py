@@ -46,6 +46,7 @@ def make_manifest(step: StepModule, target: tvm.target.Target, convolutions: Seq
             "target": entry(step.target),
             "prediction": entry(step.prediction),
             "state": [entry(tensor) for tensor in step.state],
+            **({"flat": step.flat.to_json()} if step.flat is not None else {}),
         },
         "options": step.options,
         "runtimes": {name: str(backend(name).library()) for name in NAMES if _calls(convolutions, name)},

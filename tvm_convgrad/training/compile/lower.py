@@ -21,6 +21,7 @@ from tvm_convgrad.offload.registry import NONE
 from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
 from tvm_convgrad.training.compile.separate import build_apart, builds_in_force
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
+from tvm_convgrad.training.passes.flat_gradients import GradientsInOneBuffer
 from tvm_convgrad.training.passes.gradient_sums import AddGradientsInPlace
 from tvm_convgrad.training.passes.in_place import UpdateStateInPlace
 from tvm_convgrad.training.passes.internal_calls import PIPELINE, CheckAtEntry
@@ -53,10 +54,16 @@ def compile_with_plan(
         backends: vendor libraries for convolutions, in order of preference; ("auto",) or ("none",).
 
     Raises:
-        UnsupportedError: the target is not a CPU; or backends are named and refuse every convolution.
+        UnsupportedError: the target is not a CPU; or backends are named and refuse every convolution; or a split step
+            for a GPU.
         SetupError: a backend that is named is not installed.
     """
     target = target if is_gpu(target) else _cpu(target)
+    if is_gpu(target) and step.flat is not None:
+        raise UnsupportedError(
+            f"compile_step: a split step puts its gradients into one buffer on CPUs only, but the target is "
+            f"{target.attrs['arch']}; leave split out, or use target llvm."
+        )
     module = _simplified(step.module)
     offloaded = offload(module, backends, target)
     with recorded_choices() as record:
@@ -160,6 +167,7 @@ def LowerStep(target: tvm.target.Target) -> tvm.transform.Pass:
                     relax.transform.DeadCodeElimination(),
                     OrderCalls(),
                     UpdateStateInPlace(),
+                    GradientsInOneBuffer(),
                     *cpu_pipeline.dataflow_lower_passes(target),
                     CheckAtEntry(),
                     ScheduleForCpu(),  # after the pass that finds reshapes, which recognises unscheduled functions only

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, te, topi
 
 from relax_ops.compat import Constant
@@ -19,11 +20,11 @@ from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_n
 from tvm_convgrad.training.ir.views import owners
 from tvm_convgrad.training.schedule.cpu import scheduled_in_place, sharing_memory
 
-STEP, INIT = "step", "init"
+STEP, APPLY, INIT = "step", "apply", "init"
 
 
 def UpdateStateInPlace() -> tvm.transform.Pass:
-    """The pass that lets calls of `step` overwrite the old tensor of the state with the new one; `init` copies."""
+    """The pass that lets calls of `step` and `apply` overwrite the old state with the new one; `init` copies."""
     return tvm.transform.module_pass(_state_in_place, opt_level=0, name="ConvgradStateInPlace")
 
 
@@ -32,16 +33,18 @@ def _state_in_place(module: tvm.IRModule, _context: tvm.transform.PassContext) -
     if STEP not in names or INIT not in names:
         return module
     builder = relax.BlockBuilder(module)
-    changed = _Update(builder, module, module[names[STEP]]).apply()
-    if changed is None:
+    found = {name: _Update(builder, module, module[names[name]]).apply() for name in (STEP, APPLY) if name in names}
+    changed = {name: function for name, function in found.items() if function is not None}
+    if not changed:
         return module
-    builder.update_func(names[STEP], changed)
+    for name, function in changed.items():
+        builder.update_func(names[name], function)
     builder.update_func(names[INIT], _with_copies(builder, module[names[INIT]]))
     return builder.get()
 
 
 class StateFlow:
-    """Which variables of `step` are tensors of the state that it takes, and of the state that it gives.
+    """Which variables of `step` or `apply` are tensors of the state that it takes, and of the state that it gives.
 
     Attributes:
         old, new: the number in the state, by variable.
@@ -56,7 +59,8 @@ class StateFlow:
             if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(state)
         }
         result = self._resolved(function.body.body)
-        last = self._resolved(result.fields[-1]) if isinstance(result, relax.Tuple) else None
+        is_state = tvm_ffi.structural_equal(function.ret_ty, state.ty)  # else the state is the last of several results
+        last = result if is_state else self._resolved(result.fields[-1]) if isinstance(result, relax.Tuple) else None
         # A function that does not return a literal tuple gives no state that is recognised.
         same_size = isinstance(last, relax.Tuple) and len(last.fields) == len(getattr(state.ty, "fields", ()))
         fields = list(last.fields) if same_size and last is not None else []
@@ -69,7 +73,7 @@ class StateFlow:
 
 
 class _Update:
-    """The calls of `step` whose result may take the place of an operand.
+    """The calls of a function whose result may take the place of an operand.
 
     Attributes:
         items: the number in the old state, by variable; of views of its tensors, too.

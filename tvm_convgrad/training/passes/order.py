@@ -19,19 +19,20 @@ from relax_ops.ir import constant_extents
 from tvm_convgrad.training.ir.graph import element_type, operator_name
 from tvm_convgrad.training.ir.micro_batches import micro_batches_of
 from tvm_convgrad.training.ir.views import owners
+from tvm_convgrad.training.passes.flat_gradients import GRADIENTS
 from tvm_convgrad.training.passes.in_place import STEP, StateFlow
 from tvm_convgrad.training.schedule.stages import itemsize
 
 
 def OrderCalls() -> tvm.transform.Pass:
-    """The pass that reorders the calls of `step`, between fusion and memory planning."""
+    """The pass that reorders the calls of `step` and `gradients`, between fusion and memory planning."""
     return tvm.transform.module_pass(_ordered, opt_level=0, name="ConvgradOrder")
 
 
 def _ordered(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     for variable in module.get_global_vars():
         function = module[variable]
-        if str(variable.name_hint) == STEP and len(function.body.blocks) == 1:
+        if str(variable.name_hint) in (STEP, GRADIENTS) and len(function.body.blocks) == 1:
             block = function.body.blocks[0]
             bindings = _Order(module, function).bindings()
             body = relax.SeqExpr([type(block)(bindings)], function.body.body)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import tvm_convgrad
 from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.offload.registry import load_runtime
 from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.training.runtime.envelope import Kind, Manifest, unseal
@@ -62,6 +63,12 @@ class Artifact:
     def state(self) -> tuple[TensorSpec, ...]:
         """The entries of the state, in order."""
         return tuple(map(TensorSpec.from_json, self.manifest["schema"]["state"]))
+
+    @property
+    def flat(self) -> FlatLayout | None:
+        """The layout of the gradients of a split step; None: it is not split."""
+        found = self.manifest["schema"].get("flat")
+        return None if found is None else FlatLayout.from_json(found)
 
     @property
     def options(self) -> Manifest:

@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled training step at work: it holds the state, takes numpy arrays and gives numpy arrays back."""
+"""A compiled training step at work: it holds the state, takes arrays of any library and gives numpy arrays back."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.flat import FlatLayout
+from tvm_convgrad.training.runtime.arrays import array_of, as_array, tensor_of
 from tvm_convgrad.training.runtime.artifact import Artifact, is_for_gpu, load_module, read_artifact
 from tvm_convgrad.training.runtime.data import check_classes
 from tvm_convgrad.training.runtime.pages import give_back
-from tvm_convgrad.training.runtime.schema import Array
+from tvm_convgrad.training.runtime.schema import Array, TensorSpec
+
+
+class Gradients(NamedTuple):
+    """What `Session.gradients` gives: the loss, the predictions, and all gradients in one flat float32 array."""
+
+    loss: float
+    predictions: Array
+    flat: Array
 
 
 class Session:
     """One artifact loaded on the CPU, or the GPU that it was compiled for, with its state.
+
+    Arrays may be those of numpy, PyTorch, JAX or TVM, and cross by DLPack. One is copied if it is of another element
+    type or not contiguous, if it begins at no multiple of 64 bytes (as numpy's may), or if it is a read-only array of
+    numpy. What a method returns is in memory of its own, except for `tensors` and `statistics`.
 
     Attributes:
         artifact: the checked file with its manifest.
@@ -39,9 +52,8 @@ class Session:
         batch = self.inputs[0].shape[0]
         self.batch = batch if isinstance(batch, int) else None
         module = load_module(self.artifact)
-        device = tvm.cuda(0) if is_for_gpu(self.artifact.manifest) else tvm.cpu()
-        self._tensor = partial(tvm.runtime.tensor, device=device)
-        self._vm: Any = relax.VirtualMachine(module, device)
+        self._device = tvm.cuda(0) if is_for_gpu(self.artifact.manifest) else tvm.cpu()
+        self._vm: Any = relax.VirtualMachine(module, self._device)
         self._state: Any = self._vm["init"]()
         give_back(self.artifact.path)
 
@@ -69,7 +81,9 @@ class Session:
         return {spec.name: np.array(tensor.numpy()) for spec, tensor in pairs}
 
     @state.setter
-    def state(self, values: dict[str, Array]) -> None:
+    def state(self, values: dict[str, Any]) -> None:
+        import tvm
+
         specs = self.artifact.state
         if set(values) != {spec.name for spec in specs}:
             missing = sorted({spec.name for spec in specs} - set(values))
@@ -77,8 +91,22 @@ class Session:
             raise ArtifactError(
                 f"this is no state of this model: missing {missing or 'nothing'}, unknown {extra or 'nothing'}."
             )
-        arrays = [spec.accept(values[spec.name], {}, f"state {spec.name!r}") for spec in specs]
-        self._state = tuple(self._tensor(array) for array in arrays)
+        arrays = [self._array(spec, values[spec.name], {}, f"state {spec.name!r}") for spec in specs]
+        self._state = tuple(tvm.runtime.tensor(array, device=self._device) for array in arrays)  # steps overwrite it
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors of the state by name, as TVM has them, without a copy; the next update overwrites them.
+
+        `numpy.from_dlpack` and `torch.from_dlpack` read them where they lie.
+        """
+        return {spec.name: tensor for spec, tensor in zip(self.artifact.state, self._state, strict=True)}
+
+    @property
+    def statistics(self) -> dict[str, Array]:
+        """The running statistics by name, in the memory of the state; what is written there is in force."""
+        tensors = self.tensors
+        return {spec.name: array_of(tensors[spec.name]) for spec in self.artifact.state if spec.role == "running_stat"}
 
     def reset(self) -> None:
         """Go back to the initial state that the artifact carries."""
@@ -98,16 +126,94 @@ class Session:
         Raises:
             ArtifactError: an array of the wrong shape, element type or range.
         """
+        arguments = self._batch(x, y)
+        loss, predictions, self._state = self._call("step", *arguments, self._rate(lr), tuple(self._state))
+        return float(loss.numpy()), array_of(predictions)
+
+    def gradients(self, x: Any, y: Any, number: int | None = None) -> Gradients:
+        """The first half of a step: the loss of a batch, its predictions and gradients; `apply` is the second.
+
+        Running statistics move here, as in a forward pass of PyTorch; all else of the state stays. `artifact.flat`
+        has the place of each gradient. Of a step with micro-batches it is the gradient of their mean loss.
+
+        Args:
+            x, y: as for `step`.
+            number: of the batch, from 0, from which dropout draws its masks; default: the updates so far. Processes
+                that share a step, and batches before one `apply`, take different ones.
+
+        Raises:
+            ArtifactError: an array of the wrong shape, element type or range; or the step was not built with --split.
+        """
+        self._check_split()
+        arguments = self._batch(x, y)
+        loss, predictions, flat, moved = self._call("gradients", *arguments, self._state_with(number))
+        fresh = iter(moved)
+        self._state = tuple(
+            next(fresh) if spec.role == "running_stat" else tensor
+            for spec, tensor in zip(self.artifact.state, self._state, strict=True)
+        )
+        return Gradients(float(loss.numpy()), array_of(predictions), array_of(flat))
+
+    def apply(self, flat: Any, lr: float | None = None) -> None:
+        """The second half of a step: update the parameters by gradients, bounded as the step was built to.
+
+        Args:
+            flat: of `gradients`, or in that layout.
+            lr: the learning rate; default: the one given to `build`.
+
+        Raises:
+            ArtifactError: an array of the wrong shape or element type; or the step was not built with --split.
+        """
+        layout = self._check_split()
+        spec = TensorSpec("gradients", (layout.size,), "float32")
+        tensor = tensor_of(self._array(spec, flat, {}, "the flat gradient"), flat, self._device)
+        self._state = self._call("apply", tensor, self._rate(lr), tuple(self._state))
+
+    def evaluate(self, x: Any, y: Any) -> tuple[float, Array]:
+        """The loss and the predictions of a batch, with running statistics and without dropout; arguments as `step`.
+
+        Raises:
+            ArtifactError: an array of the wrong shape, element type or range; or the step was not built with --split.
+        """
+        self._check_split()
+        loss, predictions = self._call("evaluate", *self._batch(x, y), tuple(self._state))
+        return float(loss.numpy()), array_of(predictions)
+
+    def _check_split(self) -> FlatLayout:
+        """The layout of the gradients; raises if the step has none."""
+        layout = self.artifact.flat
+        if layout is None:
+            raise ArtifactError(
+                f"{self.artifact.path}: the step has no functions gradients, apply and evaluate; build it with --split."
+            )
+        return layout
+
+    def _state_with(self, number: int | None) -> tuple[Any, ...]:
+        """The state, with another number of updates."""
+        import tvm
+
+        others = list(self._state)[:-1]
+        if number is None or self.artifact.state[-1].role != "counter":
+            return tuple(self._state)
+        return (*others, tvm.runtime.tensor(np.array(number, "int64"), device=self._device))
+
+    def _batch(self, x: Any, y: Any) -> list[Any]:
+        """Inputs and target as tensors, checked."""
         extents: dict[str, int] = {}
         arrays = self._accept(x, extents)
-        target = self.target.accept(y, extents, "the target")
+        target = self._array(self.target, y, extents, "the target")
         if self.classes is not None:
             check_classes(target, self.classes, "the target", self.ignored)
-        rate = np.array(self.artifact.options["lr"] if lr is None else lr, "float32")
-        loss, predictions, self._state = self._call(
-            "step", *map(self._tensor, (*arrays, target, rate)), tuple(self._state)
-        )
-        return float(loss.numpy()), np.array(predictions.numpy())
+        return [
+            tensor_of(array, given, self._device)
+            for array, given in zip((*arrays, target), (*self._inputs(x), y), strict=True)
+        ]
+
+    def _rate(self, lr: float | None) -> Any:
+        import tvm
+
+        rate = self.artifact.options["lr"] if lr is None else lr
+        return tvm.runtime.tensor(np.array(rate, "float32"), device=self._device)
 
     def predict(self, x: Any, batch_size: int = 256) -> Array:
         """The predictions for any number of samples.
@@ -129,24 +235,33 @@ class Session:
             given = len(piece[0])
             if self.batch is not None and given < size:
                 piece = [np.concatenate([part, np.repeat(part[-1:], size - given, axis=0)]) for part in piece]
-            found = np.array(self._call("predict", *map(self._tensor, piece), tuple(self._state)).numpy())
+            tensors = [tensor_of(part, None, self._device) for part in piece]
+            found = array_of(self._call("predict", *tensors, tuple(self._state)))
             if found.shape[:1] != (len(piece[0]),):
                 raise ArtifactError(
                     f"{self.artifact.path}: predict gave {list(found.shape)} for {len(piece[0])} samples, so a shape "
                     "of the model fixes another batch; build it anew from a model with a free batch."
                 )
             parts.append(found[:given])
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _inputs(self, x: Any) -> list[Any]:
+        """What was given for each input."""
+        return list(x) if isinstance(x, tuple | list) and len(self.inputs) > 1 else [x]
+
+    def _array(self, spec: TensorSpec, given: Any, extents: dict[str, int], what: str, *, rows: bool = False) -> Array:
+        """An array of any library as `TensorSpec.accept` gives it."""
+        return spec.accept(as_array(given, what), extents, what, rows=rows)
 
     def _accept(self, x: Any, extents: dict[str, int], *, rows: bool = False) -> list[Array]:
-        given = list(x) if isinstance(x, tuple | list) and len(self.inputs) > 1 else [x]
+        given = self._inputs(x)
         if len(given) != len(self.inputs):
             raise ArtifactError(
                 f"the model takes {len(self.inputs)} inputs ({', '.join(s.name for s in self.inputs)}), "
                 f"but {len(given)} were given; pass a tuple."
             )
         arrays = [
-            spec.accept(array, extents, f"the input {spec.name!r}", rows=rows)
+            self._array(spec, array, extents, f"the input {spec.name!r}", rows=rows)
             for spec, array in zip(self.inputs, given, strict=True)
         ]
         if len({len(array) for array in arrays}) != 1:

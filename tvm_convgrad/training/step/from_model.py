@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from tvm import relax
 
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.training.autodiff.differentiate import Composite, emit_with_gradients
 from tvm_convgrad.training.ir.counting import scalar
 from tvm_convgrad.training.ir.gradient_ops import gradient_descriptors
@@ -40,19 +41,30 @@ from tvm_convgrad.training.step.micro_batches import (
 )
 from tvm_convgrad.training.step.module import (
     FUNCTIONS,
+    SPLIT_FUNCTIONS,
     STEP_COUNTER,
     State,
     StepModule,
     emit_init,
-    emit_updates,
     initial_state,
+    unscaled,
 )
 from tvm_convgrad.training.step.optimizers import Optimizer, make_optimizer
 from tvm_convgrad.training.step.options import StepOptions
 from tvm_convgrad.training.step.precision import narrow
+from tvm_convgrad.training.step.split import (
+    Computed,
+    Fields,
+    emit_apply,
+    emit_gradients,
+    emit_step,
+    flat_layout,
+)
 
 COMPOSITES = {batch_norm.OP: Composite(batch_norm.training, batch_norm.training_gradient)}
 """Operators whose gradient is that of the whole, not of the basic operators that they are written out as."""
+
+_INFERENCE = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity}
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class _Parts:
     optimizer: Optimizer
     state: State
     forward: relax.Function
+    loss: Loss
 
 
 def step_of_model(model: Model, options: StepOptions) -> StepModule:
@@ -88,12 +101,16 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     drops = options.dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
     counted = optimizer.needs_step or drops
     forward = _loss_function(model, loss, options, drops=drops, counted=counted)
-    parts = _Parts(model, options, optimizer, initial_state(model, optimizer, counted), forward)
+    parts = _Parts(model, options, optimizer, initial_state(model, optimizer, counted), forward, loss)
     builder = builder_with_tir(model.module)
     _emit_step(builder, parts)
     _emit_predict(builder, parts)
     emit_init(builder, parts.state)
-    module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(builder.get())
+    flat = flat_layout(parts.state, model.source) if options.split else None
+    if flat is not None:
+        _emit_split(builder, parts, flat)
+    names = [*FUNCTIONS, *(SPLIT_FUNCTIONS if options.split else ())]
+    module = relax.transform.DeadCodeElimination(names)(builder.get())
     module = convert_layout(narrow(module, options.dtype, options.results), options.layout)
     target = schema_of(forward.params[len(model.inputs)], "target")
     return StepModule(
@@ -122,6 +139,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
             "source": model.source,
         },
         gradients=gradient_descriptors(module["step"]),
+        flat=flat,
     )
 
 
@@ -149,45 +167,96 @@ def _loss_function(model: Model, loss: Loss, options: StepOptions, *, drops: boo
                 if batch_norm.is_kept_counter(name, options.bn, model.frozen):
                     new_states[number] = old
             value = weighted_sum(builder, (loss.value(builder, result, target) for result in results), model.outputs)
-            scaled = builder.emit(relax.op.multiply(value, scalar(options.scale, element_type(value))))
+            # A share of the mean of the micro-batches' losses: no gradient has to be divided afterwards.
+            share = options.scale / options.accumulate
+            scaled = builder.emit(relax.op.multiply(value, scalar(share, element_type(value))))
             outputs = [builder.emit_output(output) for output in (scaled, value, predictions, *new_states)]
         builder.emit_func_output(relax.Tuple(outputs))
     return builder.get()["loss"]
 
 
+def _leading(parts: _Parts) -> list[relax.Var]:
+    """New variables for the inputs and the target of all micro-batches."""
+    return [whole(param, parts.options.accumulate) for param in parts.forward.params[: len(parts.model.inputs) + 1]]
+
+
+def _attributes(parts: _Parts) -> dict[str, int] | None:
+    return {MICRO_BATCHES: parts.options.accumulate} if parts.options.accumulate > 1 else None
+
+
+def _emit_gradients(builder: relax.BlockBuilder, parts: _Parts, leading: list[relax.Var], fields: Fields) -> Computed:
+    """The loss and its gradients, from the inputs, the target and the fields of the state."""
+    model, layout, count = parts.model, parts.state, parts.options.accumulate
+    parameters = fields[: layout.parameters]
+    statistics: list[relax.Expr] = list(fields[layout.parameters : layout.parameters + layout.statistics])
+    wanted = range(len(leading), len(leading) + layout.parameters)
+    losses: list[relax.Expr] = []
+    predictions: list[relax.Expr] = []
+    gradients: list[relax.Expr] = []
+    for number in range(count):
+        samples = [part(builder, tensor, number, count) for tensor in leading]
+        done = [number_of(builder, fields[-1], number, count)] if layout.counted else []
+        results, more = emit_with_gradients(
+            builder,
+            parts.forward,
+            [*samples, *parameters, *statistics, *done],
+            wanted,
+            model.source,
+            COMPOSITES,
+            model.origins,
+        )
+        _, own_loss, own_predictions, *statistics = results
+        losses.append(own_loss)
+        predictions.append(own_predictions)
+        gradients = added(builder, gradients, more)
+    return Computed(
+        mean(builder, losses),
+        joined(builder, predictions),
+        unscaled(builder, gradients, parts.options),
+        statistics,
+    )
+
+
 def _emit_step(builder: relax.BlockBuilder, parts: _Parts) -> None:
     """step(inputs, target, lr, state) -> (loss, predictions, new state)."""
-    model, forward, layout, count = parts.model, parts.forward, parts.state, parts.options.accumulate
-    leading = [whole(param, count) for param in forward.params[: len(model.inputs) + 1]]
-    rate = relax.Var("lr", relax.TensorType((), "float32"))
+    leading = _leading(parts)
+
+    def computed(fields: Fields) -> Computed:
+        return _emit_gradients(builder, parts, leading, fields)
+
+    emit_step(builder, leading, computed, parts.optimizer, parts.state, parts.options, _attributes(parts))
+
+
+def _emit_split(builder: relax.BlockBuilder, parts: _Parts, flat: FlatLayout) -> None:
+    """The functions of the step in two: gradients, apply, evaluate."""
+    leading = _leading(parts)
+
+    def computed(fields: Fields) -> Computed:
+        return _emit_gradients(builder, parts, leading, fields)
+
+    emit_gradients(builder, leading, computed, parts.state, _attributes(parts))
+    emit_apply(builder, flat, parts.optimizer, parts.state, parts.options)
+    _emit_evaluate(builder, parts)
+
+
+def _emit_evaluate(builder: relax.BlockBuilder, parts: _Parts) -> None:
+    """evaluate(inputs, target, state) -> (loss, predictions), as `predict` computes them, with the loss of `step`."""
+    model, layout, count = parts.model, parts.state, parts.options.accumulate
+    original, leading = model.relax_function, _leading(parts)
     state = relax.Var("state", layout.type)
-    attributes = {MICRO_BATCHES: count} if count > 1 else None
-    with function_scope(builder, "step", [*leading, rate, state], attributes):
+    with function_scope(builder, "evaluate", [*leading, state]):
         with builder.dataflow():
-            fields = layout.fields(builder, state)
-            parameters = fields[: layout.parameters]
-            new_states: list[relax.Expr] = list(fields[layout.parameters : layout.parameters + layout.statistics])
-            wanted = range(len(leading), len(leading) + layout.parameters)
+            fields = layout.fields(builder, state, layout.parameters + layout.statistics)
             losses: list[relax.Expr] = []
             predictions: list[relax.Expr] = []
-            gradients: list[relax.Expr] = []
             for number in range(count):
-                samples = [part(builder, tensor, number, count) for tensor in leading]
-                done = [number_of(builder, fields[-1], number, count)] if layout.counted else []
-                arguments = [*samples, *parameters, *new_states, *done]
-                results, more = emit_with_gradients(
-                    builder, forward, arguments, wanted, model.source, COMPOSITES, model.origins
-                )
-                _, own_loss, own_predictions, *new_states = results
-                losses.append(own_loss)
-                predictions.append(own_predictions)
-                gradients = added(builder, gradients, more)
-            loss, prediction = mean(builder, losses), joined(builder, predictions)
-            factor = 1.0 / (parts.options.scale * count)
-            new_state = emit_updates(
-                builder, parts.optimizer, layout, fields, gradients, new_states, rate, parts.options, factor
-            )
-            output = builder.emit_output(relax.Tuple([loss, prediction, new_state]))
+                *samples, target = (part(builder, tensor, number, count) for tensor in leading)
+                environment = Environment(original.params, [*samples, *fields])
+                results = replay(builder, original, environment, _INFERENCE).fields[: len(model.outputs)]
+                each = (parts.loss.value(builder, result, target) for result in results)
+                losses.append(weighted_sum(builder, each, model.outputs))
+                predictions.append(results[0])
+            output = builder.emit_output(relax.Tuple([mean(builder, losses), joined(builder, predictions)]))
         builder.emit_func_output(output)
 
 
@@ -199,11 +268,10 @@ def _emit_predict(builder: relax.BlockBuilder, parts: _Parts) -> None:
     with function_scope(builder, "predict", [*inputs, state]):
         with builder.dataflow():
             fields = layout.fields(builder, state, layout.parameters + layout.statistics)
-            rewrites = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity}
             predictions = []
             for number in range(count):
                 samples = [part(builder, tensor, number, count) for tensor in inputs]
                 environment = Environment(original.params, [*samples, *fields])
-                predictions.append(replay(builder, original, environment, rewrites).fields[0])
+                predictions.append(replay(builder, original, environment, _INFERENCE).fields[0])
             output = builder.emit_output(joined(builder, predictions))
         builder.emit_func_output(output)

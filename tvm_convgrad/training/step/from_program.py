@@ -8,15 +8,32 @@ from collections.abc import Mapping
 from tvm import relax
 
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.training.ir.gradient_ops import gradient_descriptors
 from tvm_convgrad.training.ir.graph import Environment, element_type, function_scope, replay
 from tvm_convgrad.training.model.model import schema_of
 from tvm_convgrad.training.model.program import TrainingProgram
 from tvm_convgrad.training.step.layout import convert_layout
-from tvm_convgrad.training.step.module import FUNCTIONS, State, StepModule, emit_init, emit_updates, initial_state
+from tvm_convgrad.training.step.module import (
+    FUNCTIONS,
+    SPLIT_FUNCTIONS,
+    State,
+    StepModule,
+    emit_init,
+    initial_state,
+)
 from tvm_convgrad.training.step.optimizers import Optimizer, make_optimizer
 from tvm_convgrad.training.step.options import StepOptions
 from tvm_convgrad.training.step.precision import narrow
+from tvm_convgrad.training.step.split import (
+    Computation,
+    Computed,
+    Fields,
+    emit_apply,
+    emit_gradients,
+    emit_step,
+    flat_layout,
+)
 
 
 def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModule:
@@ -43,10 +60,11 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
     optimizer = make_optimizer(options.optimizer, settings)
     state = initial_state(program, optimizer, optimizer.needs_step)
     builder = relax.BlockBuilder()
-    _emit_step(builder, program, options, optimizer, state)
+    flat = _emit_step(builder, program, options, optimizer, state)
     _emit_predict(builder, program, state)
     emit_init(builder, state)
-    module = relax.transform.DeadCodeElimination(list(FUNCTIONS))(builder.get())
+    names = [*FUNCTIONS, *(SPLIT_FUNCTIONS if options.split else ())]
+    module = relax.transform.DeadCodeElimination(names)(builder.get())
     module = convert_layout(narrow(module, options.dtype, options.results), options.layout)
     return StepModule(
         module=module,
@@ -69,6 +87,7 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
             "source": program.source,
         },
         gradients=gradient_descriptors(module["step"]),
+        flat=flat,
     )
 
 
@@ -95,24 +114,41 @@ def _arguments(program: TrainingProgram) -> dict[str, relax.Var]:
 
 def _emit_step(
     builder: relax.BlockBuilder, program: TrainingProgram, options: StepOptions, optimizer: Optimizer, layout: State
-) -> None:
-    """step(inputs, target, lr, state) -> (loss, predictions, new state)."""
+) -> FlatLayout | None:
+    """The step, and what a split one has besides; gives the layout of its gradients."""
+    leading, computation = _computation(builder, program)
+    emit_step(builder, leading, computation, optimizer, layout, options)
+    if not options.split:
+        return None
+    flat = flat_layout(layout, program.source)
+    leading, computation = _computation(builder, program)
+    emit_gradients(builder, leading, computation, layout)
+    emit_apply(builder, flat, optimizer, layout, options)
+    leading, computation = _computation(builder, program)
+    state = relax.Var("state", layout.type)
+    with function_scope(builder, "evaluate", [*leading, state]):
+        with builder.dataflow():
+            found = computation(layout.fields(builder, state, layout.parameters))
+            output = builder.emit_output(relax.Tuple([found.loss, found.prediction]))
+        builder.emit_func_output(output)
+    return flat
+
+
+def _computation(builder: relax.BlockBuilder, program: TrainingProgram) -> tuple[list[relax.Var], Computation]:
+    """New variables for the inputs and the target, and what emits the program of them."""
     inputs = _arguments(program)
     (original,) = [param for param in program.function.params if str(param.name) == program.target_name]
     target = relax.Var("target", original.ty)
-    rate = relax.Var("lr", relax.TensorType((), "float32"))
-    state = relax.Var("state", layout.type)
-    with function_scope(builder, "step", [*inputs.values(), target, rate, state]):
-        with builder.dataflow():
-            fields = layout.fields(builder, state)
-            parameters = dict(zip(program.parameters, fields, strict=False))
-            environment = _environment(program, {**inputs, str(original.name): target, **parameters})
-            replay(builder, program.function, environment)
-            gradients = [environment.substitute(gradient) for gradient in program.gradients]
-            new_state = emit_updates(builder, optimizer, layout, fields, gradients, [], rate, options)
-            loss, prediction = environment.substitute(program.loss), environment.substitute(program.prediction)
-            output = builder.emit_output(relax.Tuple([loss, prediction, new_state]))
-        builder.emit_func_output(output)
+
+    def computation(fields: Fields) -> Computed:
+        parameters = dict(zip(program.parameters, fields, strict=False))
+        environment = _environment(program, {**inputs, str(original.name): target, **parameters})
+        replay(builder, program.function, environment)
+        results = (program.loss, program.prediction, *program.gradients)
+        loss, prediction, *gradients = map(environment.substitute, results)
+        return Computed(loss, prediction, gradients, [])
+
+    return [*inputs.values(), target], computation
 
 
 def _emit_predict(builder: relax.BlockBuilder, program: TrainingProgram, layout: State) -> None:

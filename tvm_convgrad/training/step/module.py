@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.training.ir.counting import scalar
 from tvm_convgrad.training.ir.graph import element_type, function_scope, static_shape
 from tvm_convgrad.training.model.model import Array, Model, TensorSchema
@@ -23,6 +24,8 @@ from tvm_convgrad.training.step.options import StepOptions
 Role = Literal["parameter", "frozen", "running_stat", "optimizer", "counter"]
 STEP_COUNTER = "step"
 FUNCTIONS = ("step", "predict", "init")
+SPLIT_FUNCTIONS = ("gradients", "apply", "evaluate")
+"""The functions of a split step, besides those of every one (see `split`)."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,15 @@ class StateSchema:
 class StepModule:
     """A training step: `module` has the functions step, predict and init (see `tvm_convgrad.training`).
 
+    In `module`, the function `gradients` of a split step gives a tuple of gradients; that puts them into one buffer
+    is a pass of the compiler (`passes.flat_gradients`).
+
     Attributes:
         inputs, target, prediction: the tensors that step takes and gives.
         state: the tensors of the state in order, `initial_state` their values.
         options: those that the step was built with, plain enough for JSON.
         gradients: every backward convolution of the step in order: operator name and problem descriptor.
+        flat: the layout of the buffer of all gradients; None: the step is not split.
     """
 
     module: tvm.IRModule
@@ -54,6 +61,7 @@ class StepModule:
     initial_state: list[Array]
     options: dict[str, Any]
     gradients: list[tuple[str, str]] = field(default_factory=list)
+    flat: FlatLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -129,17 +137,16 @@ def emit_updates(
     new_statistics: Sequence[relax.Expr],
     rate: relax.Var,
     options: StepOptions,
-    factor: float = 1.0,
 ) -> relax.Tuple:
     """Emit the optimizer's update of every parameter; gives the new state.
 
     Args:
         fields: the fields of the old state.
-        gradients: one for each parameter, each to be multiplied by `factor` first.
+        gradients: one for each parameter, of the loss itself (see `unscaled`).
         rate: the learning rate, a float32 scalar.
         options: of the step; they say how gradients are bounded, and which parameters decay.
     """
-    gradients = _bounded(builder, gradients, options, factor)
+    gradients = _bounded(builder, gradients, options)
     step = next_step = None
     if state.counted:
         next_step = builder.emit(relax.op.add(fields[-1], relax.const(1, "int64")))
@@ -159,14 +166,22 @@ def emit_updates(
     return relax.Tuple([*new_parameters, *new_statistics, *new_slots, *counter])
 
 
-def _bounded(
-    builder: relax.BlockBuilder, gradients: Sequence[relax.Expr], options: StepOptions, factor: float
+def unscaled(
+    builder: relax.BlockBuilder, gradients: Sequence[relax.Expr], options: StepOptions
 ) -> Sequence[relax.Expr]:
-    """The gradients times `factor`, within the bounds of the options."""
-    if factor != 1.0:
-        gradients = [
-            builder.emit(relax.op.multiply(gradient, scalar(factor, element_type(gradient)))) for gradient in gradients
-        ]
+    """The gradients of the loss, of those of the loss times the scale of the options."""
+    if options.scale == 1.0:
+        return gradients
+    return [
+        builder.emit(relax.op.multiply(gradient, scalar(1.0 / options.scale, element_type(gradient))))
+        for gradient in gradients
+    ]
+
+
+def _bounded(
+    builder: relax.BlockBuilder, gradients: Sequence[relax.Expr], options: StepOptions
+) -> Sequence[relax.Expr]:
+    """The gradients within the bounds of the options."""
     if options.clip_norm is not None:
         return clip_by_norm(builder, gradients, options.clip_norm)
     if options.clip_value is not None:

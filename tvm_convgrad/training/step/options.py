@@ -74,6 +74,7 @@ class StepOptions:
         accumulate: micro-batches of the model's batch in one step, which then takes that many times the samples and
             updates once, by the gradient of the mean loss (see `micro_batches`).
         seed: of dropout.
+        split: the step has the functions gradients, apply and evaluate, too (see `split`).
 
     Raises:
         UnsupportedError: a value that does not exist, or is out of range.
@@ -103,6 +104,7 @@ class StepOptions:
     dropout_mode: str = "train"
     accumulate: int = 1
     seed: int = 0
+    split: bool = False
 
     def __post_init__(self) -> None:
         optimizer_settings(self.optimizer, self.given_settings)
