@@ -11,9 +11,11 @@ onnx = pytest.importorskip("onnx")
 from onnx import helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
+from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
 from tvm_convgrad.training.frontends.onnx_views import with_reshapes  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 
 def view(batch, strides, pixels=1, note=True):
@@ -93,3 +95,37 @@ def test_nodes_with_graphs_inside_keep_what_they_read() -> None:
     x = np.ones((3, 4, 6, 1), "float32")
     for before, after in zip(*(ReferenceEvaluator(each).run(None, {"x": x}) for each in (proto, found)), strict=True):
         np.testing.assert_array_equal(after, before)
+
+
+SIZES = {
+    "shape": "first = Shape<start=0, end=1>(x)  sizes = Concat<axis=0>(first, rest)",
+    "gather": "all = Shape(x)  n = Gather(all, zero)  first = Unsqueeze(n, axis)  sizes = Concat<axis=0>(first, rest)",
+    "slice": "all = Shape(x)  first = Slice(all, begin, end)  sizes = Concat<axis=0>(first, rest)",
+    "whole": "first = Shape<start=0, end=2>(x)  last = Shape<start=2>(x)  sizes = Concat<axis=0>(first, last)",
+}
+
+
+def resize(sizes):
+    """x pooled by 2 and resized to the extents of x, times a scale."""
+    text = f"""<ir_version: 9, opset_import: ["" : 20]>
+    net (float[n,2,8,6] x) => (float[n,2,8,6] y) {{
+        small = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)
+        {sizes}
+        large = Resize<mode="linear">(small, , , sizes)
+        y = Mul(large, scale)
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    values = {"zero": 0, "axis": [0], "begin": [0], "end": [1], "rest": [2, 8, 6]}
+    tensors = [onnx.numpy_helper.from_array(np.array(value, "int64"), name) for name, value in values.items()]
+    scale = onnx.numpy_helper.from_array(np.full((2, 1, 1), 0.5, "float32"), "scale")
+    proto.graph.initializer.extend([*tensors, scale])
+    return proto
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_sizes_with_a_free_batch(sizes: str) -> None:
+    """F.interpolate(size=y.shape[-2:]) exports sizes that begin with the batch."""
+    proto = resize(sizes)
+    x = np.random.default_rng(0).standard_normal((3, 2, 8, 6), dtype="float32")
+    found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)
+    np.testing.assert_allclose(found, ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)

@@ -54,7 +54,9 @@ def with_folded_shapes(
         known = known_extents(folded, shapes)
         if not _fold(folded, known) and not _inline_branches(folded.graph):
             break
-    _free_reshapes(folded, known_extents(folded, shapes))
+    extents = known_extents(folded, shapes)
+    _free_reshapes(folded, extents)
+    _free_resizes(folded, extents)
     _drop_unread(folded.graph)
     return folded
 
@@ -267,6 +269,48 @@ def _free_reshapes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str 
     nodes = [*added, *proto.graph.node]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
+
+
+def _free_resizes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]]) -> None:
+    """Write resizes to computed sizes of which only the batch is not known with constants, whose first counts nowhere.
+
+    The sizes are joined, the first one being the batch of some tensor: what F.interpolate(size=y.shape[-2:]) exports.
+    """
+    from onnx import helper, numpy_helper
+
+    made = {output: node for node in proto.graph.node for output in node.output}
+    added = []
+    for node in proto.graph.node:
+        sizes = made.get(node.input[3]) if node.op_type == "Resize" and len(node.input) > 3 else None
+        if sizes is None or sizes.op_type != "Concat" or any(each.name == "axes" for each in node.attribute):
+            continue
+        wanted = [extent for extent in extents.get(node.output[0], [None])[1:] if isinstance(extent, int)]
+        if len(wanted) + 1 != len(extents.get(node.input[0], ())) or not _is_batch(sizes.input[0], made, extents):
+            continue
+        name = f"{node.output[0]}_sizes"
+        value = numpy_helper.from_array(np.array([1, *wanted], "int64"), name)
+        added.append(helper.make_node("Constant", [], [name], name, value=value))
+        node.input[3] = name
+    nodes = [*added, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def _is_batch(name: str, made: Mapping[str, onnx.NodeProto], extents: Mapping[str, list[int | str | None]]) -> bool:
+    """Whether a value is the first extent of a tensor, and that is the batch: Shape(end=1), or picked of a Shape."""
+    from onnx import numpy_helper
+
+    node = made.get(name)
+    while node is not None and node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Gather", "Slice"):
+        if node.op_type in ("Gather", "Slice"):
+            index = made.get(node.input[1])
+            if index is None or index.op_type != "Constant" or numpy_helper.to_array(index.attribute[0].t).any():
+                return False
+        node = made.get(node.input[0])
+    if node is None or node.op_type != "Shape":
+        return False
+    start = next((attribute.i for attribute in node.attribute if attribute.name == "start"), 0)
+    return start == 0 and extents.get(node.input[0], [None])[0] == _BATCH
 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
