@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import tvm_convgrad
-from tvm_convgrad.commands import bench, build, build_runtime, env, explain, import_relay, run, tune, verify
+from tvm_convgrad.commands import bench, build, build_runtime, env, explain, import_relay, profile, run, tune, verify
 from tvm_convgrad.commands.stages import current_stage, reset_stage
 from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.core.quiet import release
@@ -43,6 +43,7 @@ app.command("bench")(bench.bench)
 app.command("build")(build.build)
 app.command("run")(run.run)
 app.command("explain")(explain.explain)
+app.command("profile")(profile.profile)
 app.command("import")(import_relay.import_program)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)

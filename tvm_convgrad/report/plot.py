@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss curve of a run as a PNG picture."""
+"""Pictures as PNG files: the loss curve of a run, and the longest operators of a step."""
 
 from __future__ import annotations
 
@@ -32,6 +32,37 @@ def save_loss_curve(path: Path, losses: Sequence[float], steps_per_epoch: int, t
     axes.set(xlabel="step", ylabel="loss", title=title)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_atomic(path, picture.getvalue())
+
+
+_COLOURS = {"forward": "tab:blue", "backward": "tab:orange", "optimizer": "tab:green"}
+
+
+def save_profile(path: Path, bars: Sequence[tuple[str, str, float]], title: str) -> None:
+    """Draw a bar for each operator into a PNG at `path`.
+
+    Args:
+        path: of the file.
+        bars: name, phase and milliseconds of each, the longest first.
+        title: of the picture.
+
+    Raises:
+        ArtifactError: `path` cannot be written.
+    """
+    figure = Figure(figsize=(11, 1.5 + 0.24 * len(bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    places = range(len(bars))
+    axes.barh(places, [ms for *_, ms in bars], color=[_COLOURS[phase] for _, phase, _ in bars])
+    axes.set_yticks(places, [name if len(name) <= 60 else f"{name[:59]}…" for name, *_ in bars], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="ms", title=title)
+    for phase, colour in _COLOURS.items():
+        axes.barh([0], [0], color=colour, label=phase)
+    axes.legend(loc="lower right")
+    axes.grid(visible=True, axis="x", alpha=0.3)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
     write_atomic(path, picture.getvalue())

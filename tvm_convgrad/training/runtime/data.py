@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.training.runtime.schema import Array, TensorSpec
 
@@ -93,6 +94,19 @@ def load_samples(
     if classes is not None:
         check_classes(found[-1], classes, f"{path}: the {part} target", ignored)
     return Samples(tuple(found[:-1]), found[-1])
+
+
+def random_samples(inputs: Iterable[TensorSpec], target: TensorSpec, classes: int | None, count: int) -> Samples:
+    """Samples of normally distributed numbers, and of class numbers where the target has some; always the same."""
+    random = np.random.default_rng(0)
+
+    def draw(spec: TensorSpec, most: int | None) -> Array:
+        shape = [count, *(int(extent) for extent in spec.shape[1:])]
+        if spec.dtype.startswith(("int", "uint", "bool")):
+            return random.integers(0, most or 2, shape).astype(numpy_dtype(spec.dtype))
+        return random.standard_normal(shape).astype(numpy_dtype(spec.dtype))
+
+    return Samples(tuple(draw(spec, None) for spec in inputs), draw(target, classes))
 
 
 def check_classes(target: Array, classes: int, what: str, ignored: int | None = None) -> None:

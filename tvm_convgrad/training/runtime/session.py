@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from tvm_convgrad.training.runtime.artifact import Artifact, is_for_gpu, load_mo
 from tvm_convgrad.training.runtime.data import check_classes
 from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import Array, TensorSpec
+
+Instrument: TypeAlias = Callable[..., int]
+"""What TVM's virtual machine calls around each call; it returns 0 to go on."""
 
 
 class Gradients(NamedTuple):
@@ -55,6 +60,7 @@ class Session:
         self._device = tvm.cuda(0) if is_for_gpu(self.artifact.manifest) else tvm.cpu()
         self._vm: Any = relax.VirtualMachine(module, self._device)
         self._state: Any = self._vm["init"]()
+        self._given: tuple[Any, ...] = ()
         give_back(self.artifact.path)
 
     @property
@@ -126,9 +132,25 @@ class Session:
         Raises:
             ArtifactError: an array of the wrong shape, element type or range.
         """
-        arguments = self._batch(x, y)
-        loss, predictions, self._state = self._call("step", *arguments, self._rate(lr), tuple(self._state))
+        arguments, rate = self._batch(x, y), self._rate(lr)
+        self._given = (arguments[-1], rate)
+        loss, predictions, self._state = self._call("step", *arguments, rate, tuple(self._state))
         return float(loss.numpy()), array_of(predictions)
+
+    @contextmanager
+    def instrumented(self, note: Instrument, given: list[Any]) -> Iterator[None]:
+        """Have `note` called before and after each function that the virtual machine calls, inside the block.
+
+        Args:
+            note: called with the function, its name, whether it is before the call, the result, and the arguments.
+            given: at the end of the block, the target and the learning rate of the last step are added.
+        """
+        self._vm.set_instrument(note)
+        try:
+            yield
+        finally:
+            self._vm.set_instrument(None)
+            given += self._given
 
     def gradients(self, x: Any, y: Any, number: int | None = None) -> Gradients:
         """The first half of a step: the loss of a batch, its predictions and gradients; `apply` is the second.

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convgrad profile`: all of a step's operators, in their phases, with what they compute and move."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Command
+from tvm_convgrad.core.problem import ConvProblem
+
+
+def test_every_operator_has_its_time_and_phase(
+    convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path
+) -> None:
+    step, trace, plot = tmp_path / "step.so", tmp_path / "trace.json", tmp_path / "profile.png"
+    assert convgrad("build", tiny_model, "-o", step, "--optimizer", "adam", "--clip-norm", 1.0).code == 0
+    arguments = ["profile", step, "--steps", 3, "--trace", trace, "--plot", plot]
+    found = convgrad(*arguments, "--json").json
+    rows = found["operators"]
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert found["operator_seconds"] == pytest.approx(sum(row["seconds"] for row in rows))
+    phases = {phase: sum(row["seconds"] for row in rows if row["phase"] == phase) for phase in found["phases"]}
+    assert phases | {"virtual machine": found["virtual_machine_seconds"]} == pytest.approx(found["phases"])
+    assert all(phases[phase] > 0 for phase in ("forward", "backward", "optimizer"))
+    entries = convgrad("explain", step, "--json").json
+    gradient = entries["gradients"][0]
+    convolutions = {row["problem"].split()[0]: row for row in rows if row["problem"]}
+    assert {name: row["phase"] for name, row in convolutions.items()} == {"forward": "forward", "wgrad": "backward"}
+    wgrad = convolutions["wgrad"]
+    problem = ConvProblem.from_descriptor(wgrad["problem"].split()[1])
+    assert wgrad["gflop"] == pytest.approx(2e-9 * problem.macs)
+    assert problem.kernel == ConvProblem.from_descriptor(gradient["descriptor"]).kernel
+    assert wgrad["bytes"] == sum(4 * _count(shape) for shape in wgrad["shapes"])
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert len(events) == sum(row["calls"] for row in rows)
+    assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+    shown = convgrad("profile", step, "--data", tiny_data, "--rows", 2, "--steps", 1)
+    assert shown.code == 0
+    assert "optimizer" in shown.out
+
+
+def _count(shape: list[int]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def test_a_step_trains_as_before_after_it_was_measured(tiny_step: Path) -> None:
+    """The virtual machine calls nobody any more, and the state has moved as by plain steps."""
+    import numpy as np
+
+    from tvm_convgrad.training.runtime.data import random_samples
+    from tvm_convgrad.training.runtime.session import Session
+    from tvm_convgrad.training.runtime.timeline import record
+
+    measured, plain = Session(tiny_step), Session(tiny_step)
+    samples = random_samples(plain.inputs, plain.target, plain.classes, plain.batch or 8)
+    record(measured, samples.inputs, samples.target, steps=2, warm=1)
+    for _ in range(1 + 2 + 1 + 2):
+        plain.step(samples.inputs[0], samples.target)
+    for name, array in plain.state.items():
+        np.testing.assert_array_equal(measured.state[name], array)
+    assert measured.step(samples.inputs[0], samples.target)[0] == plain.step(samples.inputs[0], samples.target)[0]
+
+
+def test_wrong_options(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
+    convgrad("profile", tmp_path / "none.so").assert_sentence("no such file")
+    convgrad("profile", tiny_step, "--trace", tmp_path / "no" / "trace").assert_sentence("make it first")
+    convgrad("profile", tiny_step, "--data", tmp_path / "none.npz").assert_sentence("no such data file")

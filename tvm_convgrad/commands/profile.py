@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convgrad profile`: where the time of a compiled step goes, operator by operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_convgrad.commands import options
+
+
+def profile(
+    step: Annotated[Path, typer.Argument(help="The library that `convgrad build` wrote.")],
+    data: Annotated[
+        Path | None, typer.Option(help=".npz as `run` takes it, for the batch. Default: random numbers.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples in a batch, for a step with a dynamic batch. Default: 32.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, help="Operators to show, the longest first.")] = 25,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: TVM_NUM_THREADS, or all cores.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a step as a trace for chrome://tracing or Perfetto.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the longest operators as a picture, a PNG.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Measure each operator of a training step: time, share, FLOP/s and bytes/s beside what the machine reaches."""
+    from tvm_convgrad.bench.peak import Peak
+    from tvm_convgrad.bench.roofline import measure_roofline
+    from tvm_convgrad.codegen.hardware import native_target
+    from tvm_convgrad.core.errors import UnsupportedError
+    from tvm_convgrad.core.files import check_destination, write_atomic
+    from tvm_convgrad.core.json_text import json_text
+    from tvm_convgrad.report.plot import save_profile
+    from tvm_convgrad.report.profile import Limits, as_json, chrome_trace, rows_of, show
+    from tvm_convgrad.report.tables import print_json
+    from tvm_convgrad.threads import use_threads
+    from tvm_convgrad.training.runtime.artifact import is_for_gpu
+    from tvm_convgrad.training.runtime.data import load_samples, random_samples
+    from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch
+    from tvm_convgrad.training.runtime.session import Session
+    from tvm_convgrad.training.runtime.timeline import record
+
+    for path in (trace, plot):
+        if path is not None:
+            check_destination(path)
+    used = use_threads(threads)
+    session = Session(step)
+    if is_for_gpu(session.artifact.manifest):
+        raise UnsupportedError(f"profile: {step} runs on a GPU, whose calls end before its work; use Nsight Systems.")
+    if data is None:
+        size = session.batch or batch_size or 32
+        samples = random_samples(session.inputs, session.target, session.classes, size)
+    else:
+        found = load_samples(data, session.inputs, session.target, "train", session.classes, session.ignored)
+        assert found is not None  # only of other parts than "train"
+        samples = found
+    size = batch_size_of(session, batch_size, len(samples))
+    inputs, target = samples.rows(batches_of_epoch(0, 0, len(samples), size)[0])
+    timeline = record(session, inputs, target, steps)
+    measured = measure_roofline(Peak(native_target(), used))
+    limits = Limits(measured.gflops, measured.bandwidth)
+    convolutions = [*session.artifact.gradients, *session.artifact.forward]
+    table = rows_of(timeline, convolutions, size)
+    title = f"a step of {step.name}, batch {size}, threads {used}"
+    if trace is not None:
+        write_atomic(trace, json_text(chrome_trace(timeline), indent=None).encode())
+    if plot is not None:
+        save_profile(plot, [(row.problem or row.name, row.phase, row.seconds * 1e3) for row in table[:rows]], title)
+    if json:
+        print_json({"batch": size, "threads": used, **as_json(table, timeline, limits)})
+    else:
+        show(title, table, timeline, limits, rows)
