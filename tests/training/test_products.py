@@ -47,13 +47,17 @@ def test_products_are_exact(form, shape):
     np.testing.assert_array_equal(found, wanted.T if form.endswith("result transposed") else wanted)
 
 
-def linear(m: int, k: int, n: int, late: bool) -> tvm.IRModule:
-    """x w^T + b and the gradients of w and b by dy; the sum of dy's rows comes before the product, or after it."""
+def linear(m, k: int, n: int, late: bool, batch=None) -> tvm.IRModule:
+    """x w^T + b and the gradients of w and b by dy; the sum of dy's rows comes before the product, or after it.
+
+    A vector of `batch` elements comes first, if there is one: it gives the symbolic extent its value.
+    """
     shapes = {"x": (m, k), "w": (n, k), "b": (n,), "dy": (m, n)}
     variables = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
     x, w, b, dy = variables.values()
+    first = [] if batch is None else [relax.Var("samples", relax.TensorType((batch,), "float32"))]
     builder = relax.BlockBuilder()
-    with builder.function("main", [x, w, b, dy]):
+    with builder.function("main", [*first, x, w, b, dy]):
         with builder.dataflow():
             y = builder.emit(relax.op.add(b, relax.op.matmul(x, builder.emit(relax.op.permute_dims(w, [1, 0])))))
             db = None if late else builder.emit(relax.op.sum(dy, axis=[0]))
@@ -83,3 +87,50 @@ def test_bias_and_its_gradient_are_parts_of_the_kernels(shape, late):
     np.testing.assert_array_equal(y, x @ w.T + b)
     np.testing.assert_array_equal(dw, dy.T @ x)
     np.testing.assert_array_equal(db, dy.sum(0))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("each", "k", "n"), [(1, 520, 97), (5, 61, 300), (49, 64, 33), (64, 96, 40)], ids=str)
+def test_rows_of_a_symbolic_batch(each, k, n, late):
+    """One row a sample, as behind a pool, and several, as tokens are; exact for any batch."""
+    batch = tvm.tirx.Var("n", "int64")
+    module = linear(batch if each == 1 else each * batch, k, n, late, batch)
+    lowered = LowerStep(TARGET)(module)
+    names = {variable.name_hint for variable in lowered.get_global_vars()} - {"main", "shape_func"}
+    assert {name for name in names if "reshape" not in name and not name.startswith("convgrad_entry")} == {
+        f"matmul_{f}_kernel" for f in ("forward", "backward_weight")
+    }
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET, relax_pipeline=LowerStep(TARGET)), tvm.cpu())
+    rng = np.random.default_rng(0)
+    for samples in (1, 3, 16):
+        m = samples * each
+        x, w, b, dy = (rng.integers(-4, 5, e).astype("float32") for e in ((m, k), (n, k), (n,), (m, n)))
+        samples_given = np.zeros(samples, "float32")
+        given = map(tvm.runtime.tensor, (samples_given, x, w, b, dy))
+        y, dw, db = (tensor.numpy() for tensor in machine["main"](*given))
+        np.testing.assert_array_equal(y, x @ w.T + b)
+        np.testing.assert_array_equal(dw, dy.T @ x)
+        np.testing.assert_array_equal(db, dy.sum(0))
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_other_symbolic_extents_stay_products(inner):
+    """A sum of two symbolic extents as rows; a symbolic extent that is no rows."""
+    p, q = tvm.tirx.Var("p", "int64"), tvm.tirx.Var("q", "int64")
+    left, right = ((32, p), (p, 512)) if inner else ((p + q, 512), (512, 64))
+    a, b = relax.Var("a", relax.TensorType(left, "float32")), relax.Var("b", relax.TensorType(right, "float32"))
+    extra = relax.Var("c", relax.TensorType((p, q), "float32"))  # gives the extents values
+    builder = relax.BlockBuilder()
+    with builder.function("main", [a, b, extra]):
+        with builder.dataflow():
+            output = builder.emit_output(builder.emit(relax.op.matmul(a, b)))
+        builder.emit_func_output(output)
+    lowered = LowerStep(TARGET)(builder.get())
+    assert not any(variable.name_hint.startswith("matmul_forward") for variable in lowered.get_global_vars())
+    machine = relax.VirtualMachine(tvm.compile(builder.get(), TARGET, relax_pipeline=LowerStep(TARGET)), tvm.cpu())
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.integers(-4, 5, e).astype("float32") for e in (((32, 7), (7, 512)) if inner else ((12, 512), (512, 64)))
+    )
+    found = machine["main"](*map(tvm.runtime.tensor, (x, y, np.zeros((7, 5), "float32")))).numpy()
+    np.testing.assert_array_equal(found, x @ y)

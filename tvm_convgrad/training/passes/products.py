@@ -22,7 +22,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_ops.ir import constant_extents
 from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT, DIRECTIONS, FORWARD
-from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.epilogue import Epilogue
@@ -36,7 +36,8 @@ BIAS, BIAS_GRADIENT = Epilogue(bias=True), Epilogue(bias_grad=True)
 def ProductsAsConvolutions() -> tvm.transform.Pass:
     """The pass that replaces matrix products by calls of convolution kernels.
 
-    They are of float32 or float64, with constant extents.
+    They are of float32 or float64, with constant extents but for the rows, which may be a symbolic batch, or a number
+    of rows for each of its samples.
     """
     return tvm.transform.module_pass(_products_as_convolutions, opt_level=0, name="ConvgradProducts")
 
@@ -57,17 +58,26 @@ def _products_as_convolutions(module: tvm.IRModule, _context: tvm.transform.Pass
 
 @dataclass(frozen=True)
 class _Product:
-    """A matrix product as a direction of a problem, the kernel that computes it, and its operands as matrices."""
+    """A matrix product as a direction of a problem, the kernel that computes it, and its operands as matrices.
+
+    Attributes:
+        batch: the extent that the problem's batch is the name of, if it is symbolic.
+    """
 
     direction: str
     problem: ConvProblem
     choice: Choice
     operands: tuple[Any, Any]
+    batch: Any = None
 
     @property
-    def result(self) -> tuple[int | str, ...]:
+    def result(self) -> list[Any]:
         """The shape of what the kernel gives."""
-        return self.problem.tensors[DIRECTIONS[self.direction].result][0]
+        return self.shape(DIRECTIONS[self.direction].result)
+
+    def shape(self, name: str) -> list[Any]:
+        """The shape of a tensor of the problem, with extents of the program."""
+        return [self.batch if isinstance(extent, str) else extent for extent in self.problem.tensors[name][0]]
 
 
 @dataclass(frozen=True)
@@ -219,7 +229,7 @@ class _Products(PyExprMutator):
         function = chooser.build(problem, direction, self.machine, product.choice, "", epilogue)
         kernel = self.builder_.add_func(function, f"matmul_{direction}_kernel")
         arguments = [
-            self.builder_.emit(relax.op.reshape(self.visit_expr(operand), list(problem.tensors[name][0])))
+            self.builder_.emit(relax.op.reshape(self.visit_expr(operand), product.shape(name)))
             for operand, name in zip(product.operands, DIRECTIONS[direction].operands, strict=True)
         ]
         result = relax.TensorType(product.result, problem.kernel_dtype)
@@ -252,7 +262,7 @@ class _Products(PyExprMutator):
             return None
         left, right = (_matrix(argument) for argument in call.args)
         dtype = str(call.ty.dtype)
-        if left is None or right is None or left[0] * left[1] * right[1] < SMALL:
+        if left is None or right is None:
             return None
         if dtype not in ("float32", "float64") or any(str(a.ty.dtype) != dtype for a in call.args):
             return None
@@ -264,10 +274,15 @@ class _Products(PyExprMutator):
         else:
             direction, rows, channels, operands = FORWARD.name, m, k, (first, second)
             kernel_layout = "OHWI" if is_second_transposed else "HWIO"
+        found = _Rows.of(rows)
+        if found is None or not isinstance(channels, int) or not isinstance(n, int):
+            return None
+        if found.representative * channels * n < SMALL:
+            return None
         best: _Product | None = None
-        for height, width in _lines(rows):
+        for height, width in _lines(found.each):
             problem = ConvProblem(
-                batch=1,
+                batch=1 if found.batch is None else str(found.batch),
                 in_channels=channels,
                 out_channels=n,
                 data_extents=(height, width),
@@ -281,7 +296,7 @@ class _Products(PyExprMutator):
             )
             choice = chooser.choose(problem, direction, self.machine)
             if choice.is_kernel and (best is None or choice.estimate < best.choice.estimate):
-                best = _Product(direction, problem, choice, operands)
+                best = _Product(direction, problem, choice, operands, found.batch)
         return best
 
     def _source(self, operand: relax.Expr) -> tuple[Any, bool]:
@@ -307,10 +322,39 @@ def _is_sum_of_rows(value: relax.Expr) -> bool:
     return value.attrs.axis is not None and [int(axis) % 2 for axis in value.attrs.axis] == [0]
 
 
-def _matrix(expr: relax.Expr) -> tuple[int, int] | None:
-    """The constant extents of a matrix."""
-    extents = constant_extents(expr)
-    return (extents[0], extents[1]) if extents is not None and len(extents) == 2 else None
+def _matrix(expr: relax.Expr) -> tuple[Any, Any] | None:
+    """The extents of a matrix: integers, or expressions of symbolic ones."""
+    shape = getattr(expr.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr) or len(shape.values) != 2:
+        return None
+    first, second = (int(e) if isinstance(e, tvm.tirx.IntImm) else e for e in shape.values)
+    return first, second
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a matrix: `each` for every sample of a symbolic `batch`, or in all if that is None."""
+
+    each: int
+    batch: Any = None
+
+    @classmethod
+    def of(cls, extent: Any) -> _Rows | None:
+        """From an extent: a number, a symbolic one, or a multiple of it; None if it is anything else."""
+        if isinstance(extent, int):
+            return cls(extent)
+        if isinstance(extent, tvm.tirx.Var):
+            return cls(1, extent)
+        if isinstance(extent, tvm.tirx.Mul):
+            for factor, batch in ((extent.a, extent.b), (extent.b, extent.a)):
+                if isinstance(factor, tvm.tirx.IntImm) and isinstance(batch, tvm.tirx.Var):
+                    return cls(int(factor), batch)
+        return None
+
+    @property
+    def representative(self) -> int:
+        """How many there are, of a batch of the size that code is planned for if it is symbolic."""
+        return self.each * (1 if self.batch is None else REPRESENTATIVE_BATCH)
 
 
 def _lines(rows: int) -> Iterator[tuple[int, int]]:
