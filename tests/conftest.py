@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "zoo: builds models of other libraries, and runs only with -m zoo (make test-zoo)"
     )
+    config.addinivalue_line("markers", "federated: runs Flower, and runs only with -m federated (make test-federated)")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
     if "CONVGRAD_CACHE" not in os.environ:  # of this run only, whose workers share it
@@ -42,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu", "zoo")
+_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu", "zoo", "federated")
 """Marks of tests that run only with -m: they need what the suite has no time for, a GPU, or other libraries."""
 
 
