@@ -138,6 +138,26 @@ def test_axes_merged_with_the_batch_are_freed(name):
     np.testing.assert_allclose(many, [*whole[::-1], *whole, whole[0]], rtol=2.0**-14, atol=2.0**-14)
 
 
+TOKEN = {"t": np.array([[0.5, 2]], "float32"), "e": [2, 2]}
+
+
+def test_rows_expanded_to_the_batch_are_freed():
+    for join in (("Concat", "y1 y0", {"axis": 1}), ("Concat", "y0 y1", {"axis": -1})):
+        token = proto(FLATTEN, ("Expand", "t e", {}), join, batch=2, **TOKEN)
+        free = Runner(build_step(from_onnx(token, batch="dynamic")))
+        x = RNG.standard_normal((5, 3, 5, 4)).astype("float32")
+        found = free.predict(x)[:, :2] if join[1] == "y1 y0" else free.predict(x)[:, 8:]
+        np.testing.assert_array_equal(found, np.repeat(TOKEN["t"], 5, 0))
+
+
+def test_rows_expanded_to_what_may_be_no_batch_stay():
+    """Two directions, of which the sum is taken, are as many as samples."""
+    nodes = [FLATTEN, ("Expand", "t e", {}), ("ReduceSum", "y1 a", {}), ("Concat", "y0 y2", {"axis": 0})]
+    token = proto(*nodes, batch=2, **{**TOKEN, "t": np.ones((1, 8), "float32"), "e": [2, 8]}, a=[0])
+    with pytest.raises(ModelError, match=r"Expand 'node1' has the constant shape \[2, 8\]"):
+        from_onnx(token, batch="dynamic")
+
+
 def test_of_one_sample_axes_are_not_taken_for_its_batch():
     """[1, 8, 1, 1] to [8, 1] may leave the sample away, or take its channels as samples."""
     model = proto(

@@ -31,7 +31,7 @@ def with_free_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
     batch on an axis, and the constant has it behind as many elements, the result has the same batch, whatever it is; so
     the constant becomes [0, 8], in which ONNX's 0 stands for the extent of the data. A reshape that merges the batch
     with an axis behind it ([16, 4, 7, 7] to [64, 7, 7]: heads, windows) gets -1 there, and so does the one that splits
-    it again.
+    it again. What is expanded to the batch beside a tensor that has it (a class token) takes its extent from the input.
     """
     from onnx import helper
 
@@ -49,8 +49,14 @@ def with_free_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
         graph = _Graph.of(light, stored, values, known)
         nodes = [node for node in light.graph.node if node.output[0] not in known]
         freed = {node.output[0]: found for node in nodes if (found := graph.freed(node) or graph.resized(node))}
-        if not freed:
+        expanded = [node.output[0] for node in nodes if not freed and graph.expands_to_batch(node, light.graph)]
+        if not freed and not expanded:
             return free
+        for result in expanded:
+            extents = [_BATCH, *graph.shapes[result][1:]]
+            known[result] = helper.make_tensor_value_info(result, graph.kinds[result], extents)
+            for each in (free, light):
+                _expand_to_batch(each.graph, result)
         for result, (shape, extents) in freed.items():
             known[result] = helper.make_tensor_value_info(result, graph.kinds[result], extents)
             if shape is None:
@@ -62,6 +68,30 @@ def with_free_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
                 node = next(node for node in each.graph.node if result in node.output)
                 node.input[1] = name
                 del node.attribute[:]  # allowzero, which changes nothing in a constant without zeros
+
+
+def _expand_to_batch(graph: onnx.GraphProto, result: str) -> None:
+    """Let an Expand read the batch from the graph's first input, and the other extents from its constant."""
+    from onnx import helper
+
+    initializers = {tensor.name for tensor in graph.initializer}
+    image = next(value.name for value in graph.input if value.name not in initializers)
+    place, node = next((place, node) for place, node in enumerate(graph.node) if result in node.output)
+    names = [f"{result}_free_{part}" for part in ("zero", "one", "end", "whole", "batch", "rest", "shape")]
+    zero, one, end, whole, batch, rest, shape = names
+    ints = {zero: [0], one: [1], end: [_END]}
+    made = [
+        helper.make_node("Constant", [], [name], value=_tensor(np.array(v, "int64"), name)) for name, v in ints.items()
+    ]
+    made += [
+        helper.make_node("Shape", [image], [whole], whole),
+        helper.make_node("Slice", [whole, zero, one], [batch], batch),
+        helper.make_node("Slice", [node.input[1], one, end], [rest], rest),
+        helper.make_node("Concat", [batch, rest], [shape], shape, axis=0),
+    ]
+    node.input[1] = shape
+    for number, each in enumerate(made):
+        graph.node.insert(place + number, each)
 
 
 def _drop_zero_states(proto: onnx.ModelProto, stored: int) -> None:
@@ -85,7 +115,11 @@ def fixed_shapes(proto: onnx.ModelProto) -> list[str]:
     for node in proto.graph.node:
         what = _FIXED.get(node.op_type, _operand)(graph, node)
         if what:
-            found.append(f"{node.op_type} {node.name or node.output[0]!r} has {what}")
+            own = node.output[0].split(
+                ".sample.expand."
+            )  # of an initializer, taken apart by `with_exported_parameters`
+            shown = f"the initializer {own[-1]!r}" if own[1:] else f"{node.op_type} {node.name or node.output[0]!r}"
+            found.append(f"{shown} has {what}")
     return found or _shape_constants(proto, graph)
 
 
@@ -197,6 +231,24 @@ class _Graph:
             return None
         return None, [_BATCH, *extents[1:]]
 
+    def expands_to_batch(self, node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
+        """Whether a node expands a row to the stored batch, only for nodes that have another operand with the batch."""
+        shape = self.constant(node, 1) if node.op_type == "Expand" else []
+        if not shape or self.stored in (None, 1) or shape[0] != self.stored or min(shape) < 1:
+            return False
+        if len(self.shapes.get(node.input[0], [])) == len(shape) and self.shapes[node.input[0]][0] != 1:
+            return False
+        readers = [each for each in graph.node if node.output[0] in each.input]
+        results = {value.name for value in graph.output}
+        return bool(readers) and node.output[0] not in results and all(self._has_batch(r, len(shape)) for r in readers)
+
+    def _has_batch(self, node: onnx.NodeProto, rank: int) -> bool:
+        """Whether the operands of a node have one extent on axis 0, and one of them is the batch."""
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        others = [self.shapes.get(name, []) for name in node.input]
+        beside = node.op_type in _ELEMENTWISE or (node.op_type == "Concat" and attributes["axis"] % rank != 0)
+        return beside and any(len(extents) == rank and extents[0] == _BATCH for extents in others)
+
     def constant(self, node: onnx.NodeProto, position: int) -> list[int]:
         """The values of a constant operand, which is a vector; empty if there is none."""
         name = node.input[position] if len(node.input) > position else ""
@@ -258,6 +310,7 @@ _FIXED: dict[str, Callable[[_Graph, Any], str]] = {
     "Resize": _resize,
     "Slice": _slice,
 }
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Max", "Min")
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators whose constant operand has other extents than samples on axis 0."""
 
