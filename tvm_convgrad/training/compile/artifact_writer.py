@@ -20,6 +20,7 @@ from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.model.model import TensorSchema
 from tvm_convgrad.training.runtime.artifact import ARTIFACT, Artifact, versions
 from tvm_convgrad.training.runtime.envelope import Manifest, seal
+from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.runtime.schema import TensorSpec
 from tvm_convgrad.training.step.module import StateSchema, StepModule
 
@@ -31,8 +32,10 @@ def built_for_of(target: tvm.target.Target) -> Manifest:
     return {"target": str(target), "cores": cores_of(target) if target.kind.name == "llvm" else None}
 
 
-def make_manifest(step: StepModule, target: tvm.target.Target, convolutions: Sequence[Manifest]) -> Manifest:
-    """The manifest of `step` compiled for `target`, with an entry for each of its convolutions."""
+def make_manifest(
+    step: StepModule, target: tvm.target.Target, convolutions: Sequence[Manifest], origin: Origin | None = None
+) -> Manifest:
+    """The manifest of `step` compiled for `target`, with its convolutions, and the model's file if there is one."""
 
     def entry(tensor: TensorSchema | StateSchema) -> Manifest:
         return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, getattr(tensor, "role", "")).to_json()
@@ -49,6 +52,7 @@ def make_manifest(step: StepModule, target: tvm.target.Target, convolutions: Seq
             **({"flat": step.flat.to_json()} if step.flat is not None else {}),
         },
         "options": step.options,
+        **({"model": origin.to_json()} if origin is not None else {}),
         "runtimes": {name: str(backend(name).library()) for name in NAMES if _calls(convolutions, name)},
         "gradients": [entry for entry in convolutions if "backward" in entry["op"]],
         "forward": [entry for entry in convolutions if "backward" not in entry["op"]],
