@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tvm_convgrad.training.frontends.onnx_prepared import prepared
+from tvm_convgrad.training.frontends.onnx_torch import state_dict_names
 from tvm_convgrad.training.runtime.artifact import Artifact
 from tvm_convgrad.training.runtime.checkpoint import Checkpoint
 from tvm_convgrad.training.runtime.schema import SAVED, Array
@@ -116,9 +118,6 @@ def _add_of_onnx(found: StateDict, model: Path) -> None:
     """Add tensors of an ONNX file of PyTorch that are of its `state_dict`, and say which are not in the file."""
     import onnx  # optional
     from onnx import numpy_helper
-
-    from tvm_convgrad.training.frontends.onnx_prepared import prepared  # it loads TVM
-    from tvm_convgrad.training.frontends.onnx_torch import state_dict_names
 
     proto = onnx.load(model)
     stages = prepared(proto, str(model))
