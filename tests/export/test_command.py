@@ -13,9 +13,12 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from onnx import numpy_helper  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
 
 from tests.cli.command import Command  # noqa: E402
 from tests.export import models  # noqa: E402
+from tvm_convgrad.cli import app  # noqa: E402
+from tvm_convgrad.core.errors import ArtifactError  # noqa: E402
 from tvm_convgrad.training.runtime.checkpoint import Progress, save  # noqa: E402
 from tvm_convgrad.training.runtime.session import Session  # noqa: E402
 
@@ -158,6 +161,69 @@ def test_the_newest_checkpoint_of_a_folder(convgrad: Command, trained: Trained, 
     empty.mkdir()
     arguments[3] = empty
     convgrad(*arguments, "-o", tmp_path / "b.onnx").assert_sentence("there is no checkpoint")
+
+
+@pytest.fixture(scope="module")
+def predictor(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An inference library of the trained step."""
+    output = tmp_path_factory.mktemp("predict") / "predict.so"
+    done = CliRunner().invoke(app, [str(each) for each in (*trained.arguments, "--inference", "-o", output)])
+    assert done.exit_code == 0, done.output
+    return output
+
+
+def test_an_inference_library_predicts_the_same(trained: Trained, predictor: Path) -> None:
+    session = Session(predictor)
+    assert session.artifact.options["dtype"] == "float32"
+    assert (session.state, session.batch) == ({}, None)
+    for samples in (1, 3):
+        x, z, _ = models.batch_of(7, samples)
+        inputs = {"x": x, "z": z}
+        bound = models.rounding_bound(models.network(trained.session.state, "n"), "scores", inputs, LENGTH)
+        assert (np.abs(session.predict((x, z)) - trained.session.predict((x, z))) <= bound).all()
+        assert bound.max() < 1e-3
+    session.reset()
+    assert session.state == {}
+
+
+def test_an_inference_library_has_no_step(convgrad: Command, trained: Trained, predictor: Path, tmp_path: Path) -> None:
+    assert predictor.stat().st_size < trained.step.stat().st_size / 2
+    shown = convgrad("explain", predictor, "--json").json
+    assert shown["gradients"] == []
+    assert len(shown["forward"]) == 2
+    assert all("bias" in entry["fused"] for entry in shown["forward"])  # the batch norm became one
+    assert convgrad("explain", predictor).code == 0
+    session = Session(predictor)
+    x, z, y = models.batch_of(0)
+    calls = (
+        lambda: session.step((x, z), y),
+        lambda: session.gradients((x, z), y),
+        lambda: session.evaluate((x, z), y),
+        lambda: session.apply(y),
+    )
+    for call in calls:
+        with pytest.raises(ArtifactError, match="an inference library, which has predict alone"):
+            call()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    for arguments in (
+        ("run", predictor, "--data", tmp_path / "data.npz", "--epochs", 1),
+        ("profile", predictor),
+        ("export", predictor, *trained.arguments[2:], "-o", tmp_path / "trained.onnx"),
+    ):
+        convgrad(*arguments).assert_sentence("predict.so: an inference library")
+
+
+def test_options_of_inference(convgrad: Command, trained: Trained, tmp_path: Path) -> None:
+    output = tmp_path / "predict.so"
+    arguments = [*trained.arguments, "-o", output, "--inference", "--batch", 2]
+    assert convgrad(*arguments, "--target", "llvm").code == 0
+    assert Session(output).batch == 2
+    convgrad(*arguments).assert_sentence("predict.so: exists already")
+    without = [*trained.arguments[:4], "-o", tmp_path / "other.so", "--inference"]
+    convgrad(*without).assert_sentence("give it by --model")
+    assert convgrad(*trained.arguments, "-o", tmp_path / "a.onnx", "--inference").code == 2
+    assert convgrad(*trained.arguments, "-o", tmp_path / "a.onnx", "--batch", 2).code == 2
+    assert convgrad(*trained.arguments, "-o", tmp_path / "a.so").code == 2
 
 
 def test_what_is_there_is_not_overwritten(convgrad: Command, trained: Trained, tmp_path: Path) -> None:

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad export`: gives the trained model back, as an ONNX file or a state_dict."""
+"""`convgrad export`: gives the trained model back, as an ONNX file, a state_dict or an inference library."""
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.commands.stages import print_warnings
+from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
+from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.core.errors import ArtifactError, ModelError, SetupError, UnsupportedError
 
 if TYPE_CHECKING:
     from tvm_convgrad.training.runtime.artifact import Artifact
     from tvm_convgrad.training.runtime.checkpoint import Checkpoint
 
-KINDS = (".onnx", ".safetensors")
+KINDS = (".onnx", ".safetensors", ".so")
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,43 @@ def export(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="The file that the library was built of. Needed for .onnx; adds what a step omits."
+            metavar="MODEL",
+            help="The file that the library was built of. A .safetensors does without; it adds what a step omits.",
         ),
     ] = None,
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Write a library with `predict` alone, weights inside: a .so.")
+    ] = False,
+    batch: options.Batch = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="What to compile an inference library for, as `build` takes it. Default: as STEP."),
+    ] = None,
+    params: options.Params = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file, if there is one.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Write the trained model: into the ONNX file that it came from, or as PyTorch's state_dict."""
+    """Write the trained model: into the ONNX file that it came from, as PyTorch's state_dict, or for inference."""
     from tvm_convgrad.report.tables import byte_count, print_json, print_pairs
     from tvm_convgrad.training.runtime.artifact import inspect_artifact
 
+    if inference != (output.suffix == ".so"):
+        raise typer.BadParameter(f"--inference writes a .so, and only it does, but --output is {output}.")
+    if not inference and (batch, target, params) != (None, None, None):
+        raise typer.BadParameter("--batch, --target and --params are for --inference.")
     _check_output(output, force)
     artifact = inspect_artifact(step)
+    artifact.require_training()
     found = _checkpoint_of(artifact, checkpoint)
     _check_model(artifact, model, output)
-    write = _write_onnx if output.suffix == ".onnx" else _write_state_dict
-    done = write(artifact, found, model, output)
+    if inference:
+        assert model is not None  # refused by _check_model
+        source = ModelOptions(model, options.parse_batch(batch), params)
+        done = _write_predictor(artifact, found, source, target, output)
+    elif output.suffix == ".onnx":
+        done = _write_onnx(artifact, found, model, output)
+    else:
+        done = _write_state_dict(artifact, found, model, output)
     print_warnings(done.notes)
     size, steps = output.stat().st_size, len(found.progress.losses)
     report = {"output": str(output), "bytes": size, "steps": steps, "tensors": done.tensors, "notes": done.notes}
@@ -121,6 +143,8 @@ def _check_model(artifact: Artifact, model: str | None, output: Path) -> None:
                 f"{output}: the trained values are written into the file of the build; give it by --model."
             )
     if model is None:
+        if output.suffix != ".safetensors":
+            raise ModelError(f"{output}: is made of the trained values and the file of the build; give it by --model.")
         return
     if origin is None:
         raise ArtifactError(
@@ -157,3 +181,48 @@ def _write_state_dict(artifact: Artifact, checkpoint: Checkpoint, model: str | N
     found = state_dict(artifact, checkpoint, None if model is None else Path(model))
     write_atomic(output, safetensors_bytes(found.tensors))
     return _Exported(list(found.tensors), found.notes)
+
+
+def _write_predictor(
+    artifact: Artifact, checkpoint: Checkpoint, source: ModelOptions, target: str | None, output: Path
+) -> _Exported:
+    from tvm_convgrad.core.kept_objects import KeptObjects
+    from tvm_convgrad.offload.registry import AUTO
+    from tvm_convgrad.report.gradients import describe_convolutions
+    from tvm_convgrad.training.compile.artifact_writer import make_inference_manifest, save_artifact
+    from tvm_convgrad.training.compile.lower import compile_predictor
+    from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
+    from tvm_convgrad.training.export.state_dict import trained_values
+    from tvm_convgrad.training.model.model import Model
+    from tvm_convgrad.training.step.options import StepOptions
+    from tvm_convgrad.training.step.predictor import build_predictor
+
+    taken = artifact.options
+    compilation = CompileOptions(options.parse_target(target or artifact.manifest["target"], gpus=True), (AUTO,))
+    values = trained_values(artifact, checkpoint)
+    with stages(f"reading {source.source}") as enter, compilation.in_force():
+        loaded = replace(source, **_defaults(artifact, source)).load()
+        if not isinstance(loaded, Model):
+            raise ModelError(
+                f"{source.source} computes its own gradients; what it predicts is not known apart from them."
+            )
+        settings = StepOptions(dtype=taken["dtype"], results=taken["results"], layout=taken["layout"])
+        predictor = build_predictor(loaded, values, settings)
+        enter("compiling")
+        with compile_apart(KernelBuilds(KeptObjects(), progress=enter)):
+            executable, plan = compile_predictor(predictor, compilation.target, compilation.backends)
+        described = describe_convolutions(plan)
+        manifest = make_inference_manifest(predictor, compilation.target, described, artifact.origin)
+        enter(f"writing {output}")
+        save_artifact(executable, manifest, output)
+    return _Exported(list(values), [])
+
+
+def _defaults(artifact: Artifact, source: ModelOptions) -> dict[str, Any]:
+    """What is not given, as the step was built: the outputs, and the batch of one of its micro-batches."""
+    names = list(artifact.options.get("outputs", {}))[:1]
+    outputs = {"outputs": dict.fromkeys(names, 1.0)} if names else {}
+    batch = artifact.inputs[0].shape[0]
+    if source.batch is not None:
+        return outputs
+    return outputs | {"batch": batch // int(artifact.options["accumulate"]) if isinstance(batch, int) else "dynamic"}

@@ -51,9 +51,27 @@ class Artifact:
         return tuple(map(TensorSpec.from_json, self.manifest["schema"]["inputs"]))
 
     @property
+    def trains(self) -> bool:
+        """Whether it is a training step; else it is an inference library, which has `predict` alone."""
+        return "target" in self.manifest["schema"]
+
+    @property
     def target(self) -> TensorSpec:
-        """The target of the loss."""
+        """The target of the loss; an inference library is refused."""
+        self.require_training()
         return TensorSpec.from_json(self.manifest["schema"]["target"])
+
+    def require_training(self) -> None:
+        """Refuse an inference library where a step is needed.
+
+        Raises:
+            ArtifactError: it is one.
+        """
+        if not self.trains:
+            raise ArtifactError(
+                f"{self.path}: an inference library, which has predict alone and does not train; give the library that "
+                "`convgrad build` wrote."
+            )
 
     @property
     def prediction(self) -> TensorSpec:
