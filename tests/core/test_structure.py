@@ -32,6 +32,7 @@ LAYERS = (
     ("tvm_convgrad/training/compile",),
     ("tvm_convgrad/importer",),
     ("tvm_convgrad/training/frontends",),
+    ("tvm_convgrad/training/export",),
     ("tvm_convgrad/measure",),
     ("tvm_convgrad/tuning",),
     ("tvm_convgrad/bridge",),

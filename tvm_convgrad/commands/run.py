@@ -45,9 +45,6 @@ def _statistics(name: str) -> str:
     return name
 
 
-SAVED = ("parameter", "frozen", "running_stat")
-"""The roles of the tensors that --save-state writes: those that predictions depend on."""
-
 _INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
 
 
@@ -331,6 +328,7 @@ def _save_state(session: Session, path: Path) -> None:
     import numpy as np
 
     from tvm_convgrad.core.files import write_atomic
+    from tvm_convgrad.training.runtime.schema import SAVED
 
     roles = {spec.name: spec.role for spec in session.artifact.state}
     kept = {name: value for name, value in session.state.items() if roles[name] in SAVED}
