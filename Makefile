@@ -15,6 +15,8 @@
 #                   says so and ends; no part of .ci/run
 # make bench-relay  16 gradients in Relay, Relax and PyTorch in turns; the table in OUT; installs PyTorch
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
+# make docs         the site, in OUT/site; links and anchors must be right
+# make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
 # make clean        remove .venv, .venv-oldest, .venv-relay, out and build leftovers
 #
@@ -36,7 +38,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
-    bench-relay test-host lint clean
+    bench-relay test-host docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -134,6 +136,14 @@ test-relay-gpu: $(VENV)/with-test $(VENV)/with-cuda $(VENV)/with-cutlass
 	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_GPU_PACKAGES=$$packages CONVGRAD_RELAX_PYTHON=$(BIN)/python \
 	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops/gpu
+
+# The variable silences an announcement of other versions.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+docs: $(VENV)/with-docs
+	$(MKDOCS) build --site-dir $(abspath $(OUT))/site
+
+docs-serve: $(VENV)/with-docs
+	$(MKDOCS) serve
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff format --check .

@@ -28,7 +28,7 @@ PAGES = (
 """Documents of the present state. CHANGELOG.md has old names as well, so that only its links are checked."""
 
 PACKAGES = ("tvm_convgrad", "relax_ops", "relay_ops", "legalize")
-FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples", "docs", ".ci")
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples", "docs", "site_pages", ".ci")
 BESIDE = (
     "",
     "tvm_convgrad/",
