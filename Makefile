@@ -16,6 +16,8 @@
 # make bench-relay  16 gradients in Relay, Relax and PyTorch in turns; the table in OUT; installs PyTorch
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make test-federated  the example of federated training, with Flower in .venv-federated
+# make docs         the site, in OUT/site; links and anchors must be right
+# make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
 # make clean        remove .venv, .venv-oldest, .venv-relay, .venv-federated, out and build leftovers
 #
@@ -38,7 +40,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
-    bench-relay test-host test-federated lint clean
+    bench-relay test-host test-federated docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -145,6 +147,13 @@ $(FEDERATED)/made: $(SOURCES)
 
 test-federated: $(FEDERATED)/made
 	$(FEDERATED)/bin/pytest -m federated tests/distributed
+# The variable silences an announcement of other versions.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+docs: $(VENV)/with-docs
+	$(MKDOCS) build --site-dir $(abspath $(OUT))/site
+
+docs-serve: $(VENV)/with-docs
+	$(MKDOCS) serve
 
 lint: $(VENV)/with-lint
 	$(BIN)/ruff format --check .
