@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "zoo: builds models of other libraries, and runs only with -m zoo (make test-zoo)"
     )
     config.addinivalue_line("markers", "federated: runs Flower, and runs only with -m federated (make test-federated)")
+    config.addinivalue_line("markers", "jax: the bridge to JAX; skipped where JAX is not installed")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
     if "CONVGRAD_CACHE" not in os.environ:  # of this run only, whose workers share it
