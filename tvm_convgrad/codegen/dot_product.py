@@ -20,12 +20,13 @@ WORD = "float32"
 HALF = "uint16"
 """The type that one element of a word is moved as."""
 
-NAME = "convgrad_dot_bf16"
+NAME, NARROW = "convgrad_dot_bf16", "convgrad_narrow_bf16"
+"""The helper functions; the interpreter of kernels knows them by these names."""
 
 LANES = 16
 """Lanes of the instruction."""
 
-CODE = f"""target triple = "x86_64-unknown-unknown"
+CODE = f"""
 define linkonce_odr hidden <16 x float> @{NAME}(<16 x float> %sum, <16 x float> %a, <16 x float> %b) alwaysinline {{
   %x = bitcast <16 x float> %a to <32 x bfloat>
   %y = bitcast <16 x float> %b to <32 x bfloat>
@@ -35,6 +36,16 @@ define linkonce_odr hidden <16 x float> @{NAME}(<16 x float> %sum, <16 x float> 
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 """
 """The instruction as a function: TVM turns vectors of bfloat16 into others, so that it cannot call the intrinsic."""
+
+NARROW_CODE = f"""
+define linkonce_odr hidden <16 x i16> @{NARROW}(<16 x float> %value) alwaysinline {{
+  %x = call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float> %value)
+  %r = bitcast <16 x bfloat> %x to <16 x i16>
+  ret <16 x i16> %r
+}}
+declare <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float>)
+"""
+"""The rounding to bfloat16 as a function."""
 
 
 def dot_product(loops: Loops, total: Expr, a: Expr, b: Expr) -> Expr:
@@ -50,16 +61,14 @@ def words(low: Expr, high: Expr) -> Expr:
     return tir.reinterpret(_vector(WORD, lanes), bits)
 
 
-def narrowed(value: Expr) -> Expr:
-    """Float32 as bfloat16 of type HALF, rounded to nearest even; elementwise for vectors.
+def narrowed(loops: Loops, value: Expr) -> Expr:
+    """A vector of LANES float32 as bfloat16 of type HALF, rounded to nearest even; denormals become zero.
 
-    A NaN stays one if its low bits are zero: so are those of all NaN that sums of bfloat16 give.
+    It is an instruction of AVX512-BF16, not a truncation of rounded bits: LLVM before version 22 compiles a masked
+    store of one truncated lane to a store of four bytes (llvm/llvm-project#179489).
     """
-    lanes = lanes_of(value)
-    bits = tir.reinterpret(_vector("uint32", lanes), value)
-    odd = tir.bitwise_and(tir.shift_right(bits, _number(16, lanes)), _number(1, lanes))
-    rounded = tir.shift_right(bits + (odd + _number(0x7FFF, lanes)), _number(16, lanes))
-    return tir.Cast(_vector(HALF, lanes), rounded)
+    loops.helper(NARROW, NARROW_CODE)
+    return tir.call_helper(f"{HALF}x{LANES}", NARROW, value)
 
 
 def widened(value: Expr) -> Expr:
@@ -80,4 +89,4 @@ def _vector(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-__all__ = ["HALF", "LANES", "NAME", "WORD", "dot_product", "narrowed", "widened", "words"]
+__all__ = ["HALF", "LANES", "NAME", "NARROW", "WORD", "dot_product", "narrowed", "widened", "words"]

@@ -136,7 +136,7 @@ class Loops:
         """The PrimFunc of everything emitted; with an empty name it gets one when it is added to a module."""
         body = self._close()
         if self._helpers:
-            body = tir.with_helpers(body, "\n".join(self._helpers.values()))
+            body = tir.with_helpers(body, "".join(self._helpers.values()))
         function = tir.PrimFunc(list(parameters), body)
         attributes = {tir.SCHEDULED: True, tir.NO_ALIAS: True}
         return function.with_attr({**attributes, "global_symbol": name} if name else attributes)
