@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import numpy as np
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.training.runtime.schema import Array, TensorSpec
+from tvm_convgrad.training.runtime.source import Batch, Order
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets with one sample a row."""
+    """Inputs and targets in memory, with one sample a row; a `Source`."""
 
     inputs: tuple[Array, ...]
     target: Array
@@ -39,6 +40,28 @@ class Samples:
     def rows(self, index: Array) -> tuple[tuple[Array, ...], Array]:
         """The inputs and targets of the samples `index`."""
         return tuple(array[index] for array in self.inputs), self.target[index]
+
+    def steps(self, size: int, ranks: int = 1) -> int:
+        """The batches of an epoch."""
+        return len(self) // (size * ranks)
+
+    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on."""
+        for numbers in order.numbers(len(self))[start:]:
+            yield Batch(*self.rows(numbers), numbers)
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """All samples, `size` at a time."""
+        for start in range(0, len(self), size):
+            numbers = np.arange(start, min(start + size, len(self)))
+            yield Batch(*self.rows(numbers), numbers)
+
+    def name(self, number: int) -> str:
+        """Its number."""
+        return str(number)
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
 
 
 def load_samples(

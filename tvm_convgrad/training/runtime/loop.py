@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,31 +12,29 @@ import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
 from tvm_convgrad.training.runtime.checkpoint import Progress
-from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.schedules import Schedule
 from tvm_convgrad.training.runtime.schema import Array, finite
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.source import Batch, Order, Source
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One finished step: loss, part of its batch that was classified rightly (None: no classes), learning rate."""
+    """One finished step.
+
+    Attributes:
+        loss: of its batch.
+        accuracy: the part of its batch that was classified rightly; None: no classes.
+        lr: the learning rate.
+        epoch_done: whether it was the last one of its epoch.
+        waited: seconds before it in which nothing was done but to wait for its batch.
+    """
 
     loss: float
     accuracy: float | None
     lr: float
     epoch_done: bool
-
-
-def batches_of_epoch(seed: int, epoch: int, samples: int, batch_size: int) -> Array:
-    """The sample numbers of each batch of an epoch, shape [samples // batch_size, batch_size].
-
-    The order is a permutation drawn from `seed` and `epoch`; the samples that do not fill a batch are left out, and
-    since every epoch is shuffled anew these are others each time.
-    """
-    order = np.random.default_rng([seed, epoch]).permutation(samples)
-    steps = samples // batch_size
-    return order[: steps * batch_size].reshape(steps, batch_size)
+    waited: float = 0.0
 
 
 def batch_size_of(session: Session, wanted: int | None, samples: int) -> int:
@@ -59,42 +58,62 @@ def batch_size_of(session: Session, wanted: int | None, samples: int) -> int:
 
 
 def train(
-    session: Session, samples: Samples, progress: Progress, epochs: int, *, allow_nonfinite: bool = False
+    session: Session, source: Source, progress: Progress, epochs: int, *, allow_nonfinite: bool = False
 ) -> Iterator[StepReport]:
     """Train until `epochs` epochs are done, from where `progress` stands; it is brought up to date before each yield.
 
     Raises:
         TrainingError: a loss is not finite, unless `allow_nonfinite`; a DataError if the samples are the cause.
+        ArtifactError: an epoch has no batch, or the step does not take one.
     """
     schedule = Schedule.parse(progress.schedule)
+    steps = source.steps(progress.batch_size)
+    if not steps:
+        raise ArtifactError(f"the data do not fill one batch of {progress.batch_size}; give more samples.")
+    if progress.position >= steps:
+        raise ArtifactError(
+            f"{progress.position} batches of epoch {progress.epoch + 1} are done, but the data have {steps} in an "
+            "epoch; go on with the data that the run was started with."
+        )
     while progress.epoch < epochs:
-        batches = batches_of_epoch(progress.seed, progress.epoch, len(samples), progress.batch_size)
-        for number in range(progress.position, len(batches)):
-            inputs, target = samples.rows(batches[number])
+        order = Order(progress.seed, progress.epoch, progress.batch_size)
+        for batch, waited in _timed(source.batches(order, progress.position)):
+            inputs, target = batch.inputs, batch.target
             done = len(progress.losses)
-            rate = progress.lr * schedule.factor(done, len(batches), epochs, progress.losses)
+            rate = progress.lr * schedule.factor(done, steps, epochs, progress.losses)
             loss, predictions = session.step(inputs if len(inputs) > 1 else inputs[0], target, rate)
             if not math.isfinite(loss) and not allow_nonfinite:
                 found = f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1});"
-                if cause := _bad_samples(session, samples, batches[number]):
+                if cause := _bad_samples(session, source, batch):
                     raise DataError(f"{found} {cause}: mend the data.")
                 raise TrainingError(f"{found} train with a smaller learning rate than {rate:g}.")
             progress.losses.append(loss)
-            is_last = number + 1 == len(batches)
-            progress.epoch, progress.position = (progress.epoch + 1, 0) if is_last else (progress.epoch, number + 1)
-            yield StepReport(loss, accuracy_of(session, predictions, target), rate, is_last)
+            is_last = progress.position + 1 == steps
+            progress.epoch, progress.position = (
+                (progress.epoch + 1, 0) if is_last else (progress.epoch, progress.position + 1)
+            )
+            yield StepReport(loss, accuracy_of(session, predictions, target), rate, is_last, waited)
 
 
-def _bad_samples(session: Session, samples: Samples, batch: Array) -> str:
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """The batches, each with the seconds that it took to come."""
+    while True:
+        begin = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - begin
+
+
+def _bad_samples(session: Session, source: Source, batch: Batch) -> str:
     """Which samples of this batch have values that are not finite; "" if none has."""
-    inputs, target = samples.rows(batch)
     names = [*(spec.name for spec in session.inputs), session.target.name]
-    for name, array in zip(names, (*inputs, target), strict=True):
-        wrong = [int(sample) for sample, row in zip(batch, array, strict=True) if not is_finite(row)]
+    for name, array in zip(names, (*batch.inputs, batch.target), strict=True):
+        wrong = [int(sample) for sample, row in zip(batch.numbers, array, strict=True) if not is_finite(row)]
         if wrong:
             return (
-                f"{name!r} of the training samples {', '.join(map(str, sorted(wrong)))} (counted from 0) has values "
-                "that are not finite"
+                f"{name!r} of the training samples {', '.join(map(source.name, sorted(wrong)))} (counted from 0) has "
+                "values that are not finite"
             )
     return ""
 

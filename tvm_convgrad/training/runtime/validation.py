@@ -8,16 +8,16 @@ losses are those of the step (`training/step/losses`), as sums and counts that b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError
-from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.schema import Array
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.source import Source
 
 BATCH = 256
 """Samples that are predicted and measured at once, where the model's batch is free."""
@@ -91,13 +91,13 @@ class Quality:
         self.union += np.bincount(chosen, minlength=classes) + np.bincount(truth, minlength=classes) - overlap
 
 
-def validate(session: Session, samples: Samples) -> dict[str, float]:
+def validate(session: Session, source: Source) -> dict[str, float]:
     """The measures of a session's predictions for all samples (see `Quality.measures`).
 
     Of a model with several outputs the loss is that of the predictions alone.
     """
     quality = Quality()
-    for inputs, target in _batches(samples, session.batch or BATCH):
+    for inputs, target, _ in source.in_order(session.batch or BATCH):
         predictions = session.predict(inputs if len(inputs) > 1 else inputs[0])
         quality.add(predictions, target, session.artifact.options, session.classes)
     return quality.measures(session.classes, len(session.target.shape) > 1)
@@ -115,11 +115,6 @@ def check_measure(session: Session, name: str) -> None:
             f"--monitor {name}: predictions of {session.artifact.path} have the measures {', '.join(measures)}; name "
             "one of these."
         )
-
-
-def _batches(samples: Samples, size: int) -> Iterator[tuple[tuple[Array, ...], Array]]:
-    for start in range(0, len(samples), size):
-        yield samples.rows(np.arange(start, min(start + size, len(samples))))
 
 
 def _loss_of_classes(predictions: Array, target: Array, options: Mapping[str, Any]) -> tuple[float, float]:
