@@ -59,6 +59,8 @@ def build(
     dropout: options.Dropout = "train",
     accumulate: options.Accumulate = 1,
     split: options.Split = False,
+    mean: options.Mean = None,
+    std: options.Std = None,
     seed: options.Seed = 0,
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
@@ -105,6 +107,8 @@ def build(
         "accumulate": accumulate,
         "seed": seed,
         "split": split,
+        "mean": options.parse_numbers("--mean", mean),
+        "std": options.parse_numbers("--std", std),
     }
     chosen = {"target": target, "offload": backends, "tuned": tuned, "transforms": transforms}
     check_destination(output)
@@ -117,6 +121,7 @@ def build(
             options.check_optimizer(optimizer, settings)
             options.check_loss(loss, loss_settings)
             options.check_clipping(clip_norm, clip_value)
+            options.check_normalisation(step["mean"], step["std"])
             built = _build(source, step, compilation, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
                 earlier.keep(built)

@@ -268,12 +268,13 @@ Mean = Annotated[
     str | None,
     typer.Option(
         metavar="M,M,...",
-        help="Of images: what is subtracted from each channel of pixels from 0 to 1. Default: that of the build, or 0.",
+        help="Normalisation of images: what is subtracted from each channel of pixels from 0 to 1. `run` takes that of "
+        "the build; default: 0.",
     ),
 ]
 Std = Annotated[
     str | None,
-    typer.Option(metavar="S,S,...", help="Of images: what is then divided by. Default: that of the build, or 1."),
+    typer.Option(metavar="S,S,...", help="Normalisation of images: what each channel is divided by then; default: 1."),
 ]
 Fit = Annotated[
     str,
@@ -387,6 +388,18 @@ def check_clipping(norm: float | None, value: float | None) -> None:
     """
     try:
         step_options.check_clipping(norm, value)
+    except UnsupportedError as error:
+        raise typer.BadParameter(str(error).removeprefix("build_step: ")) from error
+
+
+def check_normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
+    """Refuse a normalisation of images that cannot be, before a model is read.
+
+    Raises:
+        typer.BadParameter: with the sentence of the rule.
+    """
+    try:
+        step_options.check_normalisation(mean, std)
     except UnsupportedError as error:
         raise typer.BadParameter(str(error).removeprefix("build_step: ")) from error
 

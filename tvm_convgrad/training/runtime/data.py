@@ -151,7 +151,10 @@ def _read(path: Path) -> dict[str, Array]:
         with archive:
             return {key: archive[key] for key in archive.files}
     except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such data file; it is an .npz archive with x_train and y_train.") from None
+        raise ArtifactError(
+            f"{path}: no such data file; give an .npz archive with x_train and y_train, a folder of images by "
+            "class, or tar shards."
+        ) from None
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, ArtifactError):
             raise

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError
-from tvm_convgrad.training.runtime.images.augment import augment, random_of
+from tvm_convgrad.training.runtime.images.augment import Draws, augment
 from tvm_convgrad.training.runtime.images.index import ImageIndex
 from tvm_convgrad.training.runtime.images.options import Augmentation, parse_augmentations
 from tvm_convgrad.training.runtime.images.pillow import fit, pillow, read_image
@@ -83,6 +83,7 @@ class Decoder:
         """
         kept = self.arrays.get("kept")
         changes = self._changes if seeds is not None else ()
+        draws = None if seeds is None else Draws(*seeds)
         if kept is not None and not changes:
             self.recipe.normalise(kept[numbers], out)
             return []
@@ -90,7 +91,7 @@ class Decoder:
         pixels = np.zeros((len(numbers), *self.recipe.pixels), "uint8")
         for row, number in enumerate(numbers.tolist()):
             try:
-                pixels[row] = self._pixels(self._changed(number, changes, seeds))
+                pixels[row] = self._pixels(self._changed(number, changes, draws))
             except ArtifactError as error:
                 faults.append((number, str(error)))
         self.recipe.normalise(pixels, out)
@@ -104,7 +105,7 @@ class Decoder:
     def _size(self) -> tuple[int, int]:
         return self.recipe.width, self.recipe.height
 
-    def _changed(self, number: int, changes: Sequence[Augmentation], seeds: Seeds | None) -> Any:
+    def _changed(self, number: int, changes: Sequence[Augmentation], draws: Draws | None) -> Any:
         """An image of the input's size, augmented."""
         if "kept" in self.arrays:
             found = self.arrays["kept"][number]
@@ -113,8 +114,8 @@ class Decoder:
             image = self._decoded(number)
         else:
             image = self._fitted(number)
-        if seeds is not None and changes:
-            random = random_of(*seeds, number)
+        if draws is not None and changes:
+            random = draws.of(number)
             for change in changes:
                 image = augment(image, change, self._size, random)
         return image

@@ -19,8 +19,8 @@ from tvm_convgrad.training.runtime.images.recipe import Recipe
 from tvm_convgrad.training.runtime.images.shared import SharedArrays
 from tvm_convgrad.training.runtime.schema import Array
 
-AHEAD = 2
-"""Jobs that each process has been given and not answered."""
+_KEPT_AHEAD = 2
+"""Jobs of decoding once that each process has been given and not answered."""
 
 _PIECE = 64
 """Images of a job that decodes them once."""
@@ -48,11 +48,6 @@ class Pool:
         except OSError as error:
             self.close()
             raise SetupError(f"{workers} processes for images cannot be started ({error.strerror}).") from error
-
-    @property
-    def room(self) -> int:
-        """Jobs that may be given at once."""
-        return AHEAD * len(self._processes)
 
     def give(self, job: tuple[object, ...]) -> None:
         """Give a job to the next process."""
@@ -82,7 +77,7 @@ class Pool:
         pieces = [(first, min(first + _PIECE, images)) for first in range(0, images, _PIECE)]
         for number, (first, end) in enumerate(pieces):
             self.give(("keep", first, end))
-            if number >= self.room:
+            if number >= _KEPT_AHEAD * len(self._processes):
                 yield _PIECE, self.answer()
         while self._given:
             yield _PIECE, self.answer()
@@ -130,4 +125,4 @@ def batch_job(slot: int, numbers: Array, seeds: Seeds | None) -> tuple[object, .
     return ("batch", slot, numbers, seeds)
 
 
-__all__ = ["AHEAD", "Pool", "batch_job"]
+__all__ = ["Pool", "batch_job"]

@@ -153,6 +153,10 @@ def _members(shard: str) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
                         content = stream.read()
                     yield member, content
                 tar.members = []  # type: ignore[attr-defined]  # or each member of the shard would stay in memory
+        with Path(shard).open("rb") as file:
+            file.seek(tar.offset)
+            if not file.read(1):  # where a writer was killed between two members
+                raise tarfile.ReadError("it is cut off: the mark of its end is missing")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ArtifactError(
             f"{shard}: the shard cannot be opened as a tar file that is not compressed ({first_line(error)}); write it "

@@ -16,7 +16,7 @@ from tvm_convgrad.training.runtime.images.decoder import Decoder, Faults, Seeds,
 from tvm_convgrad.training.runtime.images.index import ImageIndex, listed
 from tvm_convgrad.training.runtime.images.options import ImageOptions
 from tvm_convgrad.training.runtime.images.pillow import pillow
-from tvm_convgrad.training.runtime.images.pool import AHEAD, Pool, batch_job
+from tvm_convgrad.training.runtime.images.pool import Pool, batch_job
 from tvm_convgrad.training.runtime.images.recipe import Recipe, check_table
 from tvm_convgrad.training.runtime.images.shared import SharedArrays
 from tvm_convgrad.training.runtime.schema import Array
@@ -27,6 +27,12 @@ Note = Callable[[int, int], None]
 
 Place = tuple[Order, int]
 """A batch: the order of its epoch, and its number there."""
+
+_AHEAD = (2, 16)
+"""Batches that each process is ahead of the step, at least and at most."""
+
+_SLOTS = 64 << 20
+"""Bytes of batches ahead, if the least number of them allows."""
 
 _FEW = 512
 """Images that are decoded sooner than processes have started."""
@@ -196,8 +202,11 @@ class _Ahead:
     def __init__(self, source: ImageSource, size: int) -> None:
         self.size = size
         self._source = source
-        slots = source.workers * AHEAD + 1  # the batch in use has one, too
         recipe = source.recipe
+        least, most = (number * source.workers for number in _AHEAD)
+        batch = size * int(np.prod(recipe.row)) * recipe.table.itemsize
+        self._room = min(max(_SLOTS // batch, least), most)
+        slots = self._room + 1  # the batch in use has one, too
         self._slots = SharedArrays.make({"slots": ((slots, size, *recipe.row), recipe.dtype)})
         self._pool = source.started(self._slots)
         self._pending: deque[tuple[Place, Array, int]] = deque()
@@ -230,7 +239,7 @@ class _Ahead:
 
     def _fill(self) -> None:
         slots = len(self._slots.arrays["slots"])
-        while len(self._pending) < self._pool.room and (job := next(self._jobs, None)) is not None:
+        while len(self._pending) < self._room and (job := next(self._jobs, None)) is not None:
             place, numbers, seeds = job
             slot = next(self._numbers) % slots
             self._pool.give(batch_job(slot, numbers, seeds))
