@@ -231,7 +231,7 @@ def test_augmentations_that_cannot_be(texts: list[str], message: str) -> None:
         parse_augmentations(texts)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_every_error_is_of_the_family() -> None:
     """A file of any content is an image, or a sentence."""
     random = np.random.default_rng(0)

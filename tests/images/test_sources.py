@@ -78,15 +78,18 @@ def test_batches_are_those_of_the_arrays(tmp_path: Path, kind: str, workers: int
         source.close()
 
 
-def test_augmented_batches_do_not_depend_on_processes_memory_or_the_beginning(folder: Path) -> None:
+@pytest.mark.parametrize("changes", [AUGMENT, ("resized:scale=0.3", *AUGMENT)])
+def test_augmented_batches_do_not_depend_on_processes_memory_or_the_beginning(
+    folder: Path, changes: tuple[str, ...]
+) -> None:
     order = Order(3, 0, 5)
-    first = source_of(folder, SHAPE, ImageOptions(augment=AUGMENT, workers=0))
+    first = source_of(folder, SHAPE, ImageOptions(augment=changes, workers=0))
     whole = taken(first, order)
     following = taken(first, order.following)
     plain = taken(source_of(folder, SHAPE, ImageOptions(workers=0)), order)
     assert not any((one.inputs[0] == other.inputs[0]).all() for one, other in zip(whole, plain, strict=True))
     for workers, memory in ((1, 1 << 20), (2, 0), (3, 1 << 20)):
-        source = source_of(folder, SHAPE, ImageOptions(augment=AUGMENT, workers=workers, memory=memory))
+        source = source_of(folder, SHAPE, ImageOptions(augment=changes, workers=workers, memory=memory))
         try:
             assert_same(taken(source, order), whole)
             assert_same(taken(source, order.following), following)  # begun while the epoch before ended
@@ -148,7 +151,7 @@ def test_layouts_and_element_types(tmp_path: Path, dtype: str, shape: tuple[int,
 
 
 def test_a_killed_process_is_a_sentence(folder: Path) -> None:
-    source = source_of(folder, SHAPE, ImageOptions(augment=("flip",), workers=2))
+    source = source_of(folder, SHAPE, ImageOptions(augment=("rotate",), workers=2))
     batches = source.batches(Order(0, 0, 1))
     next(batches)
     for process in source._ahead._pool._processes:
@@ -159,7 +162,7 @@ def test_a_killed_process_is_a_sentence(folder: Path) -> None:
 
 
 def test_processes_end_with_the_source(folder: Path) -> None:
-    source = source_of(folder, SHAPE, ImageOptions(augment=("flip",), workers=2))
+    source = source_of(folder, SHAPE, ImageOptions(augment=("flip",), workers=2, memory=0))
     next(source.batches(Order(0, 0, 2)))
     processes = list(source._ahead._pool._processes)
     assert all(process.poll() is None for process in processes)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random changes of training images by Pillow; `options` has what they do and their settings.
+"""Random changes of training images; `options` has what they do and their settings.
 
-What is drawn for a sample follows from the seed, the epoch and the sample's number alone: Philox, a random generator
-with a counter, begins at its own place for each.
+What only moves whole pixels is done for a batch of arrays at once, the rest by Pillow, image by image. What is drawn
+for a sample follows from the seed, the epoch, the place among the changes and the sample's number alone: Philox, a
+random generator with a counter, begins at its own place for each.
 """
 
 from __future__ import annotations
@@ -14,45 +15,77 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvm_convgrad.training.runtime.images.options import Augmentation
-from tvm_convgrad.training.runtime.images.pillow import pillow
+from tvm_convgrad.training.runtime.images.pillow import image_of, pillow, pixels_of
+from tvm_convgrad.training.runtime.schema import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Change = Callable[["Image", Mapping[str, float], tuple[int, int], np.random.Generator], "Image"]
-"""(image, settings, (width, height) to come to, random numbers) -> image."""
+Settings = Mapping[str, float]
+
+_DRAWN = 2
+"""Numbers from 0 to 1 that a change of arrays has for each sample."""
 
 
-def _flip(image: Image, values: Mapping[str, float], _size: tuple[int, int], random: np.random.Generator) -> Image:
-    return pillow().ops.mirror(image) if random.random() < values["p"] else image
+class Draws:
+    """The random numbers of the samples in one epoch.
+
+    >>> draws = Draws(seed=1, epoch=2, samples=9)
+    >>> draws.of(0, 3).random() == Draws(seed=1, epoch=2, samples=9).of(0, 3).random() != draws.of(0, 4).random()
+    True
+    """
+
+    def __init__(self, seed: int, epoch: int, samples: int) -> None:
+        self._key = [seed % 2**64, epoch]
+        self._samples = samples
+        self._bits = np.random.Philox(key=self._key)
+        self._begin = self._bits.state  # with nothing drawn ahead
+        self._random = np.random.Generator(self._bits)
+        self._tables: dict[int, Array] = {}
+
+    def of(self, stage: int, number: int) -> np.random.Generator:
+        """Those of one sample for the change at place `stage`, from their beginning; good until the next call."""
+        self._begin["state"]["counter"][:] = (0, number, stage, 0)
+        self._bits.state = self._begin  # a sixth of the time of a generator for each
+        return self._random
+
+    def rows(self, stage: int, numbers: Array) -> Array:
+        """Two numbers from 0 to 1 for each of some samples, [samples, 2]."""
+        if stage not in self._tables:
+            bits = np.random.Philox(key=self._key, counter=[0, 0, stage, 1])
+            self._tables[stage] = np.random.Generator(bits).random((self._samples, _DRAWN))
+        return np.asarray(self._tables[stage][numbers])
 
 
-def _vflip(image: Image, values: Mapping[str, float], _size: tuple[int, int], random: np.random.Generator) -> Image:
-    return pillow().ops.flip(image) if random.random() < values["p"] else image
+def _flip(pixels: Array, values: Settings, drawn: Array) -> Array:
+    chosen = drawn[:, 0] < values["p"]
+    pixels[chosen] = pixels[chosen, :, ::-1]
+    return pixels
 
 
-def _crop(image: Image, values: Mapping[str, float], _size: tuple[int, int], random: np.random.Generator) -> Image:
+def _vflip(pixels: Array, values: Settings, drawn: Array) -> Array:
+    chosen = drawn[:, 0] < values["p"]
+    pixels[chosen] = pixels[chosen, ::-1]
+    return pixels
+
+
+def _crop(pixels: Array, values: Settings, drawn: Array) -> Array:
     border = int(values["padding"])
-    left, top = (int(random.integers(2 * border + 1)) for _ in range(2))
-    left, top = left - border, top - border
-    return image.crop((left, top, left + image.width, top + image.height))  # beyond the image it is black
+    height, width = pixels.shape[1:3]
+    padded = np.zeros((len(pixels), height + 2 * border, width + 2 * border, pixels.shape[3]), "uint8")
+    padded[:, border : border + height, border : border + width] = pixels
+    places = (drawn * (2 * border + 1)).astype(int)
+    for row, (top, left) in enumerate(places.tolist()):
+        pixels[row] = padded[row, top : top + height, left : left + width]
+    return pixels
 
 
-def _resized(image: Image, values: Mapping[str, float], size: tuple[int, int], random: np.random.Generator) -> Image:
-    area = random.uniform(values["scale"], 1.0) * image.width * image.height
-    reach = -math.log(values["ratio"])
-    ratio = math.exp(random.uniform(-reach, reach))
-    width, height = min(math.sqrt(area * ratio), image.width), min(math.sqrt(area / ratio), image.height)
-    left, top = random.uniform(0.0, image.width - width), random.uniform(0.0, image.height - height)
-    return image.resize(size, pillow().image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
-
-
-def _rotate(image: Image, values: Mapping[str, float], _size: tuple[int, int], random: np.random.Generator) -> Image:
+def _rotate(image: Image, values: Settings, random: np.random.Generator) -> Image:
     degrees = random.uniform(-values["degrees"], values["degrees"])
     return image.rotate(degrees, pillow().image.Resampling.BILINEAR)
 
 
-def _jitter(image: Image, values: Mapping[str, float], _size: tuple[int, int], random: np.random.Generator) -> Image:
+def _jitter(image: Image, values: Settings, random: np.random.Generator) -> Image:
     enhance = pillow().enhance
     kinds = {"brightness": enhance.Brightness, "contrast": enhance.Contrast, "saturation": enhance.Color}
     for name, kind in kinds.items():
@@ -62,7 +95,7 @@ def _jitter(image: Image, values: Mapping[str, float], _size: tuple[int, int], r
     return image
 
 
-def _erase(image: Image, values: Mapping[str, float], _size: tuple[int, int], random: np.random.Generator) -> Image:
+def _erase(image: Image, values: Settings, random: np.random.Generator) -> Image:
     if random.random() >= values["p"]:
         return image
     area = random.uniform(0.0, values["scale"])
@@ -75,47 +108,45 @@ def _erase(image: Image, values: Mapping[str, float], _size: tuple[int, int], ra
     return changed
 
 
-_CHANGES: Mapping[str, Change] = {
-    "flip": _flip,
-    "vflip": _vflip,
-    "crop": _crop,
-    "resized": _resized,
+_OF_BATCHES: Mapping[str, Callable[[Array, Settings, Array], Array]] = {"flip": _flip, "vflip": _vflip, "crop": _crop}
+_OF_IMAGES: Mapping[str, Callable[[Image, Settings, np.random.Generator], Image]] = {
     "rotate": _rotate,
     "jitter": _jitter,
     "erase": _erase,
 }
 
 
-def augment(image: Image, change: Augmentation, size: tuple[int, int], random: np.random.Generator) -> Image:
-    """The image with one random change.
+def is_quick(change: Augmentation) -> bool:
+    """Whether a change takes about as long as to copy the images, so that no process need do it ahead."""
+    return change.kind in _OF_BATCHES
+
+
+def augment(pixels: Array, change: Augmentation, stage: int, numbers: Array, draws: Draws) -> Array:
+    """A batch with one random change, in the same memory.
 
     Args:
-        image: of 8 bits a channel; of `size`, but for the change `resized`.
-        change: which one.
-        size: (width, height) of what the model takes.
-        random: of the sample.
+        pixels: uint8 [samples, height, width, channels].
+        change: any but `resized`.
+        stage: its place among the changes, from 0.
+        numbers: of the samples.
+        draws: of the epoch.
     """
-    return _CHANGES[change.kind](image, change.values, size, random)
+    if change.kind in _OF_BATCHES:
+        return _OF_BATCHES[change.kind](pixels, change.values, draws.rows(stage, numbers))
+    changed = _OF_IMAGES[change.kind]
+    for row, number in enumerate(numbers.tolist()):
+        pixels[row] = pixels_of(changed(image_of(pixels[row]), change.values, draws.of(stage, number)))
+    return pixels
 
 
-class Draws:
-    """The random numbers of the samples in one epoch.
-
-    >>> draws = Draws(seed=1, epoch=2)
-    >>> draws.of(3).random() == Draws(seed=1, epoch=2).of(3).random() != draws.of(4).random()
-    True
-    """
-
-    def __init__(self, seed: int, epoch: int) -> None:
-        self._bits = np.random.Philox(key=[seed % 2**64, epoch])
-        self._begin = self._bits.state  # with nothing drawn ahead
-        self._random = np.random.Generator(self._bits)
-
-    def of(self, number: int) -> np.random.Generator:
-        """Those of one sample, from their beginning; good until the next call."""
-        self._begin["state"]["counter"][:] = (0, number, 0, 0)
-        self._bits.state = self._begin  # a sixth of the time of a generator for each
-        return self._random
+def resize_part(image: Image, change: Augmentation, size: tuple[int, int], random: np.random.Generator) -> Image:
+    """The change `resized`: a part of an image of any size, in (width, height) `size`."""
+    area = random.uniform(change.values["scale"], 1.0) * image.width * image.height
+    reach = abs(math.log(change.values["ratio"]))
+    ratio = math.exp(random.uniform(-reach, reach))
+    width, height = min(math.sqrt(area * ratio), image.width), min(math.sqrt(area / ratio), image.height)
+    left, top = random.uniform(0.0, image.width - width), random.uniform(0.0, image.height - height)
+    return image.resize(size, pillow().image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
 
 
-__all__ = ["Draws", "augment"]
+__all__ = ["Draws", "augment", "is_quick", "resize_part"]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError
-from tvm_convgrad.training.runtime.images.augment import Draws, augment
+from tvm_convgrad.training.runtime.images.augment import Draws, augment, resize_part
 from tvm_convgrad.training.runtime.images.index import ImageIndex
-from tvm_convgrad.training.runtime.images.options import Augmentation, parse_augmentations
-from tvm_convgrad.training.runtime.images.pillow import fit, pillow, read_image
+from tvm_convgrad.training.runtime.images.options import RESIZED, Augmentation, parse_augmentations
+from tvm_convgrad.training.runtime.images.pillow import fit, pixels_of, read_image
 from tvm_convgrad.training.runtime.images.recipe import Recipe
 from tvm_convgrad.training.runtime.images.shared import Shapes, SharedArrays
 from tvm_convgrad.training.runtime.schema import Array
@@ -62,13 +62,14 @@ class Decoder:
     recipe: Recipe
     arrays: Mapping[str, Array]
     _streams: dict[int, Any] = field(default_factory=dict)
+    _epoch: tuple[Seeds, Draws] | None = None
 
     def keep(self, numbers: Sequence[int]) -> Faults:
         """Decode and fit images, and keep them; those that cannot be used are told."""
         faults: Faults = []
         for number in numbers:
             try:
-                self.arrays["kept"][number] = self._pixels(self._fitted(number))
+                self.arrays["kept"][number] = pixels_of(self._fitted(number))
             except ArtifactError as error:
                 faults.append((number, str(error)))
         return faults
@@ -81,19 +82,27 @@ class Decoder:
             seeds: of the augmentations; None: there are none.
             out: one row an image.
         """
-        kept = self.arrays.get("kept")
         changes = self._changes if seeds is not None else ()
-        draws = None if seeds is None else Draws(*seeds)
-        if kept is not None and not changes:
-            self.recipe.normalise(kept[numbers], out)
-            return []
+        draws = self._draws_of(seeds) if seeds is not None and changes else None
         faults: Faults = []
-        pixels = np.zeros((len(numbers), *self.recipe.pixels), "uint8")
-        for row, number in enumerate(numbers.tolist()):
-            try:
-                pixels[row] = self._pixels(self._changed(number, changes, draws))
-            except ArtifactError as error:
-                faults.append((number, str(error)))
+        if "kept" in self.arrays:
+            pixels = self.arrays["kept"][numbers]
+        else:
+            resized = changes[0] if changes and changes[0].kind == RESIZED else None
+            pixels = np.zeros((len(numbers), *self.recipe.pixels), "uint8")
+            for row, number in enumerate(numbers.tolist()):
+                try:
+                    if resized is not None and draws is not None:
+                        image = resize_part(self._decoded(number), resized, self._size, draws.of(0, number))
+                    else:
+                        image = self._fitted(number)
+                    pixels[row] = pixels_of(image)
+                except ArtifactError as error:
+                    faults.append((number, str(error)))
+        if draws is not None and not faults:
+            for stage, change in enumerate(changes):
+                if change.kind != RESIZED:
+                    pixels = augment(pixels, change, stage, numbers, draws)
         self.recipe.normalise(pixels, out)
         return faults
 
@@ -105,30 +114,17 @@ class Decoder:
     def _size(self) -> tuple[int, int]:
         return self.recipe.width, self.recipe.height
 
-    def _changed(self, number: int, changes: Sequence[Augmentation], draws: Draws | None) -> Any:
-        """An image of the input's size, augmented."""
-        if "kept" in self.arrays:
-            found = self.arrays["kept"][number]
-            image = pillow().image.fromarray(found[..., 0] if self.recipe.channels == 1 else found)
-        elif changes and not self.recipe.is_fitted_first:
-            image = self._decoded(number)
-        else:
-            image = self._fitted(number)
-        if draws is not None and changes:
-            random = draws.of(number)
-            for change in changes:
-                image = augment(image, change, self._size, random)
-        return image
+    def _draws_of(self, seeds: Seeds) -> Draws:
+        """The random numbers of an epoch; those of one are kept."""
+        if self._epoch is None or self._epoch[0] != seeds:
+            self._epoch = seeds, Draws(*seeds, len(self.arrays["place"]))
+        return self._epoch[1]
 
     def _fitted(self, number: int) -> Any:
         return fit(self._decoded(number), self._size, self.recipe.fit)
 
     def _decoded(self, number: int) -> Any:
         return read_image(self._content(number), self.recipe.channels, self.recipe.convert)
-
-    def _pixels(self, image: Any) -> Array:
-        found = np.asarray(image)
-        return found[..., None] if found.ndim == 2 else found
 
     def _content(self, number: int) -> bytes:
         """The bytes of an image's file.

@@ -10,7 +10,10 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from tvm_convgrad.core.errors import ArtifactError, SetupError, first_line
+from tvm_convgrad.training.runtime.schema import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,6 +88,18 @@ def read_image(content: bytes, channels: int, convert: bool) -> Image:
         raise ArtifactError("its format is unknown" if "cannot identify" in text else text) from error
 
 
+def image_of(pixels: Array) -> Image:
+    """The image of uint8 [height, width, channels]."""
+    found: Image = pillow().image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    return found
+
+
+def pixels_of(image: Image) -> Array:
+    """The pixels of an image, uint8 [height, width, channels]."""
+    found = np.asarray(image)
+    return found[..., None] if found.ndim == 2 else found
+
+
 def fit(image: Image, size: tuple[int, int], how: str) -> Image:
     """The image in (width, height) `size`, by bilinear interpolation over all pixels that fall together."""
     if image.size == size:
@@ -96,4 +111,4 @@ def fit(image: Image, size: tuple[int, int], how: str) -> Image:
     return modules.ops.pad(image, size, bilinear) if how == "pad" else image.resize(size, bilinear)
 
 
-__all__ = ["SUFFIXES", "fit", "pillow", "read_image"]
+__all__ = ["SUFFIXES", "fit", "image_of", "pillow", "pixels_of", "read_image"]

@@ -12,9 +12,10 @@ import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError, DataError
 from tvm_convgrad.threads import CPUS
+from tvm_convgrad.training.runtime.images.augment import is_quick
 from tvm_convgrad.training.runtime.images.decoder import Decoder, Faults, Seeds, fill, shapes_of
 from tvm_convgrad.training.runtime.images.index import ImageIndex, listed
-from tvm_convgrad.training.runtime.images.options import ImageOptions
+from tvm_convgrad.training.runtime.images.options import ImageOptions, parse_augmentations
 from tvm_convgrad.training.runtime.images.pillow import pillow
 from tvm_convgrad.training.runtime.images.pool import Pool, batch_job
 from tvm_convgrad.training.runtime.images.recipe import Recipe, check_table
@@ -66,6 +67,7 @@ class ImageSource:
         fill(self._shared, index)
         self._decoder = Decoder(recipe, self._shared.arrays)
         self._ahead: _Ahead | None = None
+        self._slot: Array | None = None
         if self.is_kept:
             try:
                 few = options.workers is None and len(index) <= _FEW
@@ -97,7 +99,7 @@ class ImageSource:
             DataError: an image cannot be used; those of its batch are named.
             SetupError: a process that decodes has ended.
         """
-        if not self._is_decoded_ahead(bool(self.recipe.augment)):
+        if not self._is_made_ahead(all(map(is_quick, parse_augmentations(self.recipe.augment)))):
             rows = order.numbers(len(self))[start:]
             yield from self._here(rows, (order.seed, order.epoch))
             return
@@ -112,7 +114,7 @@ class ImageSource:
     def in_order(self, size: int) -> Iterator[Batch]:
         """All images as they are, `size` at a time; errors as `batches`."""
         rows = [np.arange(first, min(first + size, len(self))) for first in range(0, len(self), size)]
-        if not self._is_decoded_ahead(False):
+        if not self._is_made_ahead(True):
             yield from self._here(rows, None)
             return
         ahead = _Ahead(self, size)
@@ -131,9 +133,9 @@ class ImageSource:
             self._shared.close()
             self._shared.arrays.clear()
 
-    def _is_decoded_ahead(self, augmented: bool) -> bool:
-        """Whether processes make the batches; what is in memory and stays as it is is only looked up."""
-        return self.workers > 0 and (augmented or not self.is_kept)
+    def _is_made_ahead(self, quick: bool) -> bool:
+        """Whether processes make the batches; for quick changes of what is in memory, telling them takes as long."""
+        return self.workers > 0 and not (self.is_kept and quick)
 
     def _keep(self, workers: int, note: Note) -> None:
         """Decode all images."""
@@ -160,13 +162,14 @@ class ImageSource:
     def _here(self, rows: list[Array] | Array, seeds: Seeds | None) -> Iterator[Batch]:
         """Batches that this process makes."""
         size = max(map(len, rows), default=0)
-        memory = SharedArrays.make({"slot": ((size, *self.recipe.row), self.recipe.dtype)})  # aligned: never copied
-        try:
-            for numbers in rows:
-                out = memory.arrays["slot"][: len(numbers)]
-                yield self.checked(numbers, out, self._decoder.batch(numbers, seeds, out))
-        finally:
-            memory.close()
+        slot = self._slot
+        if slot is None or len(slot) < size:
+            memory = SharedArrays.make({"slot": ((size, *self.recipe.row), self.recipe.dtype)})  # aligned: never copied
+            slot = self._slot = memory.arrays["slot"]
+            memory.close()  # the array has it still
+        for numbers in rows:
+            out = slot[: len(numbers)]
+            yield self.checked(numbers, out, self._decoder.batch(numbers, seeds, out))
 
     def checked(self, numbers: Array, out: Array, faults: Faults) -> Batch:
         """A batch that has been written to `out`.
