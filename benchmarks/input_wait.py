@@ -7,7 +7,8 @@
 writes PNGs of noise in the size of the step's input into a temporary folder, and trains on them in four ways: on the
 decoded arrays, as an .npz would give them; on the folder, decoded once before the run; the same with a flip and a crop
 in each epoch; and decoded anew in each epoch with them, as a set is that does not fit into memory. Each line has the
-median time of a step, that time beside the first line's, and the part of the time in which a step waited for its batch.
+median time of a step, that time beside the first line's, the median time that a step waited for its batch, and the part
+of the whole time that waiting took.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main() -> None:
         ways = dict(sources(session, Path(place), arguments.workers))
         progress = {name: Progress("", "", 0, size, 1e-3) for name in ways}
         times: dict[str, list[float]] = {name: [] for name in ways}
-        waited: dict[str, float] = dict.fromkeys(ways, 0.0)
+        waits: dict[str, list[float]] = {name: [] for name in ways}
         for epoch in range(arguments.epochs + 1):
             for name, source in ways.items():
                 begin = time.perf_counter()
@@ -90,7 +91,7 @@ def main() -> None:
                     end = time.perf_counter()
                     if epoch:
                         times[name].append(end - begin)
-                        waited[name] += report.waited
+                        waits[name].append(report.waited)
                     begin = end
         for source in ways.values():
             source.close()
@@ -98,8 +99,9 @@ def main() -> None:
     base = statistics.median(times["arrays"])
     for name, found in times.items():
         step = statistics.median(found)
-        share = waited[name] / sum(found)
-        print(f"{name:24} {step * 1e3:9.3f} ms a step, {step / base:6.3f} of arrays, waited {share:6.2%}")
+        wait, share = statistics.median(waits[name]), sum(waits[name]) / sum(found)
+        beside = f"{step * 1e3:9.3f} ms a step, {step / base:6.3f} of arrays"
+        print(f"{name:24} {beside}, waited {wait * 1e6:6.0f} us, {share:6.2%}")
 
 
 if __name__ == "__main__":

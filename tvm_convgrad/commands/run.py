@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import image_options, options
 from tvm_convgrad.commands.running import End, Run, begin
 from tvm_convgrad.core.errors import ArtifactError, TrainingError, UnsupportedError
 from tvm_convgrad.training.runtime.schedules import CONSTANT, KINDS, Schedule
@@ -75,13 +75,13 @@ def run(
         Path | None,
         typer.Option(help="The same with test samples, x_test and y_test. Default: those of --data, if it has them."),
     ] = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    fit: options.Fit = "crop",
-    convert_channels: options.ConvertChannels = False,
-    augment: options.Augment = None,
-    workers: options.ImageWorkers = None,
-    image_memory: options.ImageMemory = 1024,
+    mean: image_options.Mean = None,
+    std: image_options.Std = None,
+    fit: image_options.Fit = "crop",
+    convert_channels: image_options.ConvertChannels = False,
+    augment: image_options.Augment = None,
+    workers: image_options.ImageWorkers = None,
+    image_memory: image_options.ImageMemory = 1024,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints, of which the last two are kept.")
     ] = None,
@@ -139,7 +139,7 @@ def run(
     if use_best and checkpoint_dir is None:
         raise typer.BadParameter("--use-best needs --checkpoint-dir, where the best validation's state is kept.")
 
-    images = options.image_options(mean, std, fit, convert_channels, augment, workers, image_memory)
+    images = image_options.image_options(mean, std, fit, convert_channels, augment, workers, image_memory)
 
     from tvm_convgrad.commands.run_data import Decoding, RunData
     from tvm_convgrad.core.files import check_destination
