@@ -43,7 +43,7 @@ def build(model: str, batch: int, folder: Path) -> Path:
     program = torch.export.export(network_of(model)[0], (torch.zeros(batch, *network_of(model)[1]),))
     torch.export.save(program, folder / "net.pt2")
     step = folder / "step.so"
-    options = ["--split", "--lr", str(RATE), "--momentum", str(MOMENTUM), "--bn", "train-all"]
+    options = ["--target", "native", "--split", "--lr", str(RATE), "--momentum", str(MOMENTUM), "--bn", "train-all"]
     command = [sys.executable, "-m", "tvm_convgrad", "build", str(folder / "net.pt2"), "-o", str(step), *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return step
