@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "browser: shows pages in Chromium, and runs only with -m browser (make test-browser)"
     )
+    config.addinivalue_line("markers", "federated: runs Flower, and runs only with -m federated (make test-federated)")
+    config.addinivalue_line("markers", "jax: the bridge to JAX; skipped where JAX is not installed")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
     if "CONVGRAD_CACHE" not in os.environ:  # of this run only, whose workers share it
@@ -45,7 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu", "zoo", "browser")
+_ON_REQUEST = (
+    *(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request),
+    "gpu",
+    "zoo",
+    "federated",
+    "browser",
+)
 """Marks of tests that run only with -m: they need what the suite has no time for, a GPU, a browser, libraries."""
 
 

@@ -14,7 +14,19 @@ from typing import Annotated
 import typer
 
 import tvm_convgrad
-from tvm_convgrad.commands import bench, build, build_runtime, env, explain, import_relay, profile, run, tune, verify
+from tvm_convgrad.commands import (
+    bench,
+    build,
+    build_runtime,
+    env,
+    explain,
+    export,
+    import_relay,
+    profile,
+    run,
+    tune,
+    verify,
+)
 from tvm_convgrad.commands.stages import current_stage, reset_stage
 from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.core.quiet import release
@@ -42,6 +54,7 @@ app = typer.Typer(
 app.command("bench")(bench.bench)
 app.command("build")(build.build)
 app.command("run")(run.run)
+app.command("export")(export.export)
 app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)
 app.command("import")(import_relay.import_program)

@@ -159,18 +159,20 @@ def _build(
     from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
     from tvm_convgrad.training.compile.lower import compile_with_plan
     from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
+    from tvm_convgrad.training.runtime.origin import Origin
     from tvm_convgrad.training.step.build import build_step
 
     target = compilation.target
     with compilation.in_force() as winners:
         loaded = source.load()
+        origin = Origin.of(source.source)
         enter("differentiating")
         step = build_step(loaded, **step_options | {"results": options.results_for(step_options["results"], target)})
         enter("compiling")
         with compile_apart(KernelBuilds(kept, progress=enter)):
             executable, plan = compile_with_plan(step, target, compilation.backends)
         described = describe_convolutions(plan)
-        manifest = make_manifest(step, target, described)
+        manifest = make_manifest(step, target, described, origin)
         enter(f"writing {output}")
         artifact = save_artifact(executable, manifest, output)
     taken = len(winners.used) if winners is not None else 0

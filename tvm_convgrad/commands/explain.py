@@ -61,7 +61,7 @@ def explain(
     )
     from tvm_convgrad.report.tables import cores_in_words, print_pairs
     from tvm_convgrad.training.compile.artifact_writer import built_for_of
-    from tvm_convgrad.training.runtime.artifact import read_artifact
+    from tvm_convgrad.training.runtime.artifact import inspect_artifact
 
     compiled_for = options.parse_target(target, gpus=True)
     warnings: Sequence[str] = ()
@@ -74,7 +74,7 @@ def explain(
         check_packages()
 
     if Path(model).suffix == ".so":
-        artifact = read_artifact(Path(model))
+        artifact = inspect_artifact(Path(model))
         gradients, forward = artifact.gradients, artifact.forward
         built_for = {name: artifact.manifest.get(name) for name in ("target", "cores")}
     else:

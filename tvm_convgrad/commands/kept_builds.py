@@ -27,6 +27,7 @@ from tvm_convgrad.report.tables import installed_version
 from tvm_convgrad.threads import available_cores
 from tvm_convgrad.training.runtime.artifact import Artifact
 from tvm_convgrad.training.runtime.cpu_features import local_features
+from tvm_convgrad.training.runtime.origin import external_files
 
 if TYPE_CHECKING:
     from tvm_convgrad.commands.compilation import ModelOptions
@@ -129,15 +130,10 @@ def _external_data(path: Path) -> dict[str, str] | None:
     import onnx  # optional, and slow
 
     try:
-        graph = onnx.load(path, load_external_data=False).graph
+        names = external_files(onnx.load(path, load_external_data=False))
     except Exception:  # protobuf's DecodeError is its own; what reads the model says that the file is damaged
         return None
-    attributes = [attribute for node in graph.node for attribute in node.attribute]
-    if any(attribute.type in (attribute.GRAPH, attribute.GRAPHS) for attribute in attributes):
-        return None  # the branches of an If, the body of a Loop
-    tensors = [*graph.initializer, *(attribute.t for attribute in attributes if attribute.type == attribute.TENSOR)]
-    names = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
-    digests = {name: _digest(path.parent / name) for name in sorted(names)}
+    digests = {name: _digest(path.parent / name) for name in names}
     return digests if all(digests.values()) else None
 
 

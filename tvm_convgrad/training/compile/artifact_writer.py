@@ -20,8 +20,10 @@ from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.model.model import TensorSchema
 from tvm_convgrad.training.runtime.artifact import ARTIFACT, Artifact, versions
 from tvm_convgrad.training.runtime.envelope import Manifest, seal
+from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.runtime.schema import TensorSpec
 from tvm_convgrad.training.step.module import StateSchema, StepModule
+from tvm_convgrad.training.step.predictor import Predictor
 
 _LITERAL_BYTES = 2000
 
@@ -31,24 +33,51 @@ def built_for_of(target: tvm.target.Target) -> Manifest:
     return {"target": str(target), "cores": cores_of(target) if target.kind.name == "llvm" else None}
 
 
-def make_manifest(step: StepModule, target: tvm.target.Target, convolutions: Sequence[Manifest]) -> Manifest:
-    """The manifest of `step` compiled for `target`, with an entry for each of its convolutions."""
+def make_manifest(
+    step: StepModule, target: tvm.target.Target, convolutions: Sequence[Manifest], origin: Origin | None = None
+) -> Manifest:
+    """The manifest of `step` compiled for `target`, with its convolutions, and the model's file if there is one."""
 
-    def entry(tensor: TensorSchema | StateSchema) -> Manifest:
-        return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, getattr(tensor, "role", "")).to_json()
+    schema = {
+        "inputs": [_entry(tensor) for tensor in step.inputs],
+        "target": _entry(step.target),
+        "prediction": _entry(step.prediction),
+        "state": [_entry(tensor) for tensor in step.state],
+        **({"flat": step.flat.to_json()} if step.flat is not None else {}),
+    }
+    return _manifest(schema, step.options, target, convolutions, origin)
 
+
+def make_inference_manifest(
+    predictor: Predictor, target: tvm.target.Target, convolutions: Sequence[Manifest], origin: Origin | None = None
+) -> Manifest:
+    """The same of an inference library, which has neither target nor state."""
+    schema = {
+        "inputs": [_entry(tensor) for tensor in predictor.inputs],
+        "prediction": _entry(predictor.prediction),
+        "state": [],
+    }
+    return _manifest(schema, predictor.options, target, convolutions, origin)
+
+
+def _entry(tensor: TensorSchema | StateSchema) -> Manifest:
+    return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, getattr(tensor, "role", "")).to_json()
+
+
+def _manifest(
+    schema: Manifest,
+    options: Manifest,
+    target: tvm.target.Target,
+    convolutions: Sequence[Manifest],
+    origin: Origin | None,
+) -> Manifest:
     return {
         "versions": versions(),
         **built_for_of(target),
         "cpu_features": required_features(target),
-        "schema": {
-            "inputs": [entry(tensor) for tensor in step.inputs],
-            "target": entry(step.target),
-            "prediction": entry(step.prediction),
-            "state": [entry(tensor) for tensor in step.state],
-            **({"flat": step.flat.to_json()} if step.flat is not None else {}),
-        },
-        "options": step.options,
+        "schema": schema,
+        "options": options,
+        **({"model": origin.to_json()} if origin is not None else {}),
         "runtimes": {name: str(backend(name).library()) for name in NAMES if _calls(convolutions, name)},
         "gradients": [entry for entry in convolutions if "backward" in entry["op"]],
         "forward": [entry for entry in convolutions if "backward" not in entry["op"]],

@@ -32,6 +32,7 @@ from tvm_convgrad.training.passes.recompute import Recompute
 from tvm_convgrad.training.passes.vectorised import VectoriseFunctions
 from tvm_convgrad.training.schedule.cpu import ScheduleForCpu
 from tvm_convgrad.training.step.module import StepModule
+from tvm_convgrad.training.step.predictor import PREDICT, Predictor
 
 # LLVM's SLP vectorizer breaks small fused matrix products on plain x86-64 ("Instruction does not dominate all
 # uses"); vectors are made by the schedule, so nothing is lost without it.
@@ -64,11 +65,26 @@ def compile_with_plan(
             f"compile_step: a split step puts its gradients into one buffer on CPUs only, but the target is "
             f"{target.attrs['arch']}; leave split out, or use target llvm."
         )
-    module = _simplified(step.module)
+    return _compiled(step.module, "step", target, backends)
+
+
+@rules()
+def compile_predictor(
+    predictor: Predictor, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)
+) -> tuple[tvm.runtime.Executable, list[Lowered]]:
+    """The executable of an inference function, and what computes its convolutions; the rest as `compile_with_plan`."""
+    return _compiled(predictor.module, PREDICT, target if is_gpu(target) else _cpu(target), backends)
+
+
+def _compiled(
+    module: tvm.IRModule, entry: str, target: tvm.target.Target, backends: Sequence[str]
+) -> tuple[tvm.runtime.Executable, list[Lowered]]:
+    """The executable of a module, and what computes the convolutions of its function `entry`."""
+    module = _simplified(module)
     offloaded = offload(module, backends, target)
     with recorded_choices() as record:
         executable = compile_module(offloaded.module, target)
-    return executable, _in_order(module, record, offloaded)
+    return executable, _in_order(module, entry, record, offloaded)
 
 
 @rules()
@@ -93,7 +109,7 @@ def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequ
     offloaded = offload(module, backends, target)
     with target, recorded_choices() as record:
         tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(offloaded.module)
-    return _in_order(module, record, offloaded)
+    return _in_order(module, "step", record, offloaded)
 
 
 def _simplified(module: tvm.IRModule) -> tvm.IRModule:
@@ -114,24 +130,24 @@ def _rewrites() -> list[tvm.transform.Pass]:
     ]
 
 
-def _in_order(module: tvm.IRModule, record: list[Lowered], offloaded: Offloaded) -> list[Lowered]:
-    """For each convolution of the step its entry of a record; equal problems are lowered alike, but for fusion.
+def _in_order(module: tvm.IRModule, entry: str, record: list[Lowered], offloaded: Offloaded) -> list[Lowered]:
+    """For each convolution of a function its entry of a record; equal problems are lowered alike, but for fusion.
 
     A fused one's place counts only the convolutions that offloading has left.
     """
-    libraries = {entry.place: entry for entry in offloaded.lowered}
-    fused = {entry.place: entry for entry in record if entry.place is not None}
-    alone = {(entry.op, entry.problem.descriptor): entry for entry in record if entry.place is None}
-    found, left = [], 0
-    for number, key in enumerate(convolution_descriptors(module["step"])):
-        entry = libraries.get(("step", number))
-        if entry is None:
-            entry = fused.get(("step", left)) or alone[key]
+    libraries = {each.place: each for each in offloaded.lowered}
+    fused = {each.place: each for each in record if each.place is not None}
+    alone = {(each.op, each.problem.descriptor): each for each in record if each.place is None}
+    ordered, left = [], 0
+    for number, key in enumerate(convolution_descriptors(module[entry])):
+        found = libraries.get((entry, number))
+        if found is None:
+            found = fused.get((entry, left)) or alone[key]
             left += 1
-            refused = entry.choice.refused | offloaded.refused.get((entry.direction, entry.problem.descriptor), {})
-            entry = entry._replace(choice=replace(entry.choice, refused=refused))
-        found.append(entry)
-    return found
+            refused = found.choice.refused | offloaded.refused.get((found.direction, found.problem.descriptor), {})
+            found = found._replace(choice=replace(found.choice, refused=refused))
+        ordered.append(found)
+    return ordered
 
 
 def _cpu(target: tvm.target.Target) -> tvm.target.Target:

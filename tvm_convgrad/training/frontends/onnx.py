@@ -26,15 +26,12 @@ from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
 from tvm_convgrad.training.frontends.onnx_fold import with_folded_shapes
-from tvm_convgrad.training.frontends.onnx_functions import with_written_functions
-from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
 from tvm_convgrad.training.frontends.onnx_operators import ONNX_DOMAINS, imported_module, supported
 from tvm_convgrad.training.frontends.onnx_pads import with_written_pads
 from tvm_convgrad.training.frontends.onnx_places import listed
-from tvm_convgrad.training.frontends.onnx_random import HeldMasks, with_dropout
+from tvm_convgrad.training.frontends.onnx_prepared import prepared
+from tvm_convgrad.training.frontends.onnx_random import HeldMasks
 from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers
-from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters
-from tvm_convgrad.training.frontends.onnx_views import with_reshapes
 from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
 from tvm_convgrad.training.model.batch_axis import BatchError
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, from_module
@@ -83,17 +80,17 @@ def from_onnx(
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    proto = with_reshapes(with_dropout(with_written_functions(proto, source), source))
-    _refuse_unsupported(proto, onnx_frontend, source, folded=False)
-    exported = with_exported_parameters(proto)
+    stages = prepared(proto, source)
+    _refuse_unsupported(stages.written, onnx_frontend, source, folded=False)
+    exported, proto, public = stages.exported, stages.proto, stages.public
     notes = rewritten_layers(exported, source)
-    proto, public = with_safe_names(with_own_parameters(exported.proto))
     initializers = {tensor.name for tensor in proto.graph.initializer}
     shapes = _input_shapes(proto, initializers, batch, source)
     stored = stored_batch(proto)
     fixed = stored is not None and batch in (None, stored)
+    given = proto
     if not fixed:
-        proto = with_free_batch(proto)
+        proto = with_free_batch(given)
     try:
         module, parameters, origins = _imported(proto, onnx_frontend, shapes, public, source, exported.constants)
         model = from_module(
@@ -108,7 +105,7 @@ def from_onnx(
         failed = isinstance(error, ImportFailure)
         if fixed or (failed and stored and not _imports(proto, onnx_frontend, stored, source)):
             raise
-        nodes = fixed_shapes(proto)
+        nodes = fixed_shapes(proto) or fixed_shapes(given)
         if not nodes:
             if failed and not isinstance(batch, int) and _imports(proto, onnx_frontend, stored or _TRIED, source):
                 raise ModelError(f"{error} With a number for the batch it is taken, so give --batch N.") from error

@@ -42,6 +42,7 @@ _OF_PARAMETERS = re.compile(r"(linear|addmm|conv|layer_norm|batch_norm|embedding
 """Names of values that layers with parameters give."""
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
+_SAVED = re.compile(r"^\w+: (?:PARAMETER|BUFFER) target='([^']+)'(?! persistent=False)", re.MULTILINE)
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
 _BIAS_RULE = "RemoveOptionalBias"
 
@@ -109,6 +110,12 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     return Exported(
         copy, frozenset(fixed & used).union(kept), tuple(name for name in computed if name not in kept), tuple(kept)
     )
+
+
+def state_dict_names(proto: onnx.ModelProto) -> list[str]:
+    """What the `state_dict` of the exported PyTorch model has, as far as the file says so: names, or none."""
+    signature = "".join(each.value for each in proto.graph.metadata_props if each.key == _SIGNATURE)
+    return _SAVED.findall(signature)
 
 
 class _Graph:
@@ -336,4 +343,4 @@ class _Graph:
         graph.initializer.extend(present)
 
 
-__all__ = ["Exported", "with_exported_parameters"]
+__all__ = ["Exported", "state_dict_names", "with_exported_parameters"]

@@ -22,6 +22,7 @@ from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.offload.registry import load_runtime
 from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.training.runtime.envelope import Kind, Manifest, unseal
+from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.runtime.schema import TensorSpec
 
 if TYPE_CHECKING:  # an artifact is read and checked without TVM
@@ -50,9 +51,27 @@ class Artifact:
         return tuple(map(TensorSpec.from_json, self.manifest["schema"]["inputs"]))
 
     @property
+    def trains(self) -> bool:
+        """Whether it is a training step; else it is an inference library, which has `predict` alone."""
+        return "target" in self.manifest["schema"]
+
+    @property
     def target(self) -> TensorSpec:
-        """The target of the loss."""
+        """The target of the loss; an inference library is refused."""
+        self.require_training()
         return TensorSpec.from_json(self.manifest["schema"]["target"])
+
+    def require_training(self) -> None:
+        """Refuse an inference library where a step is needed.
+
+        Raises:
+            ArtifactError: it is one.
+        """
+        if not self.trains:
+            raise ArtifactError(
+                f"{self.path}: an inference library, which has predict alone and does not train; give the library that "
+                "`convgrad build` wrote."
+            )
 
     @property
     def prediction(self) -> TensorSpec:
@@ -63,6 +82,12 @@ class Artifact:
     def state(self) -> tuple[TensorSpec, ...]:
         """The entries of the state, in order."""
         return tuple(map(TensorSpec.from_json, self.manifest["schema"]["state"]))
+
+    @property
+    def origin(self) -> Origin | None:
+        """The model file that it was built of; None for a model in memory, or an artifact of before there was this."""
+        found = self.manifest.get("model")
+        return None if found is None else Origin.from_json(found)
 
     @property
     def flat(self) -> FlatLayout | None:
@@ -95,14 +120,24 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_artifact(path: Path) -> Artifact:
-    """Check the artifact at `path` without loading it.
+def inspect_artifact(path: Path) -> Artifact:
+    """Check the seal of the artifact at `path`, which may be for any machine.
 
     Raises:
-        ArtifactError: missing, foreign, truncated, damaged, of another format or TVM version, or for another CPU.
+        ArtifactError: missing, foreign, truncated, damaged, or of another format version.
     """
     sealed = unseal(ARTIFACT, path)
-    made, here = sealed.manifest["versions"], versions()
+    return Artifact(path, sealed.digest, sealed.manifest)
+
+
+def read_artifact(path: Path) -> Artifact:
+    """Check the artifact at `path` without loading it: its seal, and that it runs on this machine.
+
+    Raises:
+        ArtifactError: as `inspect_artifact`, or of another TVM version, or for another CPU.
+    """
+    artifact = inspect_artifact(path)
+    made, here = artifact.manifest["versions"], versions()
     for package, name in (("tvm", "Apache TVM"), ("tvm_ffi", "apache-tvm-ffi")):
         if _release(made[package]) != _release(here[package]):
             raise ArtifactError(
@@ -114,13 +149,13 @@ def read_artifact(path: Path) -> Artifact:
     machine = platform.machine()
     if header[:4] != b"\x7fELF" or struct.unpack_from("<H", header, 18)[0] != _ELF_MACHINES.get(machine):
         raise ArtifactError(f"{path}: its code is not a shared library for {machine}; build the step on this machine.")
-    missing = sorted(set(sealed.manifest["cpu_features"]) - local_features())
+    missing = sorted(set(artifact.manifest["cpu_features"]) - local_features())
     if missing:
         raise ArtifactError(
             f"{path}: compiled for a CPU with {', '.join(missing)}, which this one lacks; build it here, or with "
             "--target llvm."
         )
-    return Artifact(path, sealed.digest, sealed.manifest)
+    return artifact
 
 
 def is_for_gpu(manifest: Manifest) -> bool:

@@ -12,6 +12,8 @@ from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError
 
 Array = np.ndarray[Any, Any]
+SAVED = ("parameter", "frozen", "running_stat")
+"""The roles of the tensors of a state that predictions depend on."""
 
 
 @dataclass(frozen=True)

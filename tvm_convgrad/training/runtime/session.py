@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled training step at work: it holds the state, takes arrays of any library and gives numpy arrays back."""
+"""A compiled step or inference library at work: it holds the state, takes arrays of any library, gives numpy arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Session:
 
     Attributes:
         artifact: the checked file with its manifest.
-        inputs, target, prediction: what a step takes and gives; `shape[0]` is the batch.
+        inputs, prediction: what a step takes and gives; `shape[0]` is the batch.
         batch: the fixed number of samples of a step, or None if any number will do.
 
     Raises:
@@ -52,16 +52,21 @@ class Session:
 
         self.artifact: Artifact = read_artifact(Path(path))
         self.inputs = self.artifact.inputs
-        self.target = self.artifact.target
         self.prediction = self.artifact.prediction
         batch = self.inputs[0].shape[0]
         self.batch = batch if isinstance(batch, int) else None
         module = load_module(self.artifact)
         self._device = tvm.cuda(0) if is_for_gpu(self.artifact.manifest) else tvm.cpu()
         self._vm: Any = relax.VirtualMachine(module, self._device)
-        self._state: Any = self._vm["init"]()
+        self._state: Any = ()
+        self.reset()
         self._given: tuple[Any, ...] = ()
         give_back(self.artifact.path)
+
+    @property
+    def target(self) -> TensorSpec:
+        """The target of the loss that a step takes; raises ArtifactError if this is an inference library."""
+        return self.artifact.target
 
     @property
     def classes(self) -> int | None:
@@ -115,8 +120,9 @@ class Session:
         return {spec.name: array_of(tensors[spec.name]) for spec in self.artifact.state if spec.role == "running_stat"}
 
     def reset(self) -> None:
-        """Go back to the initial state that the artifact carries."""
-        self._state = self._vm["init"]()
+        """Go back to the initial state that the artifact carries; an inference library has none."""
+        if self.artifact.trains:
+            self._state = self._vm["init"]()
 
     def step(self, x: Any, y: Any, lr: float | None = None) -> tuple[float, Array]:
         """Train on one batch.
@@ -203,6 +209,7 @@ class Session:
 
     def _check_split(self) -> FlatLayout:
         """The layout of the gradients; raises if the step has none."""
+        self.artifact.require_training()
         layout = self.artifact.flat
         if layout is None:
             raise ArtifactError(
@@ -258,7 +265,8 @@ class Session:
             if self.batch is not None and given < size:
                 piece = [np.concatenate([part, np.repeat(part[-1:], size - given, axis=0)]) for part in piece]
             tensors = [tensor_of(part, None, self._device) for part in piece]
-            found = array_of(self._call("predict", *tensors, tuple(self._state)))
+            state = [tuple(self._state)] if self.artifact.trains else []
+            found = array_of(self._call("predict", *tensors, *state))
             if found.shape[:1] != (len(piece[0]),):
                 raise ArtifactError(
                     f"{self.artifact.path}: predict gave {list(found.shape)} for {len(piece[0])} samples, so a shape "

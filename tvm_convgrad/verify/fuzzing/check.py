@@ -109,7 +109,7 @@ def draw_case(rng: random.Random, directions: Sequence[str] = tuple(DIRECTIONS))
 
 def _machine(rng: random.Random) -> Machine:
     """An instruction set, with random caches, registers, parts and threshold of parallel loops."""
-    cpu = CPUS[rng.choice(("AVX-512", "AVX-512", "AVX2", "SSE", "NEON"))]
+    cpu = CPUS[rng.choice(("AVX-512", "AVX512-BF16", "AVX512-BF16", "AVX2", "SSE", "NEON"))]
     return replace(
         cpu,
         l2_bytes=rng.choice((cpu.l2_bytes, 1 << 9, 1 << 12, 1 << 15)),
@@ -222,8 +222,8 @@ def numbers_of(case: KernelCase, seed: int) -> Numbers:
         bias = draw((channels,), dtype)
         operands.append(bias)
         total = total + bias.astype("float64").reshape([-1 if letter == "C" else 1 for letter in layout])
-    if fused.relu:
-        total = np.maximum(total, 0)
+    if fused.relu or fused.relu6:
+        total = np.clip(total, 0, 6 if fused.relu6 else None)
     return Numbers(tuple(operands), (before,), (total.astype(numpy_dtype(dtype)),))
 
 

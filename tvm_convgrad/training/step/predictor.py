@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model with known weights as one function, `predict`: what an inference library has in the place of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relax_ops.active import rules
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, function_scope, replay
+from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, TensorSchema, schema_of
+from tvm_convgrad.training.step import dropout
+from tvm_convgrad.training.step.folding import FoldBatchNorms
+from tvm_convgrad.training.step.layout import convert_layout
+from tvm_convgrad.training.step.options import StepOptions
+from tvm_convgrad.training.step.precision import narrow
+
+PREDICT = "predict"
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model whose weights are constants.
+
+    Attributes:
+        module: has the function predict(inputs...) -> predictions.
+        inputs, prediction: the tensors that it takes and gives.
+        options: those that decide about it, plain enough for JSON.
+    """
+
+    module: tvm.IRModule
+    inputs: tuple[TensorSchema, ...]
+    prediction: TensorSchema
+    options: dict[str, Any]
+
+
+@rules()
+def build_predictor(model: Model, values: Mapping[str, Array], options: StepOptions | None = None) -> Predictor:
+    """The inference function of a model, with batch norms folded.
+
+    Args:
+        model: of `frontends.load_model` or `model.from_module`.
+        values: of parameters, frozen ones and running statistics by name; others are left aside.
+        options: of which `dtype`, `results` and `layout` count here.
+
+    Raises:
+        ModelError: a value is missing or has another shape (all such are named), or the model is an ensemble.
+    """
+    chosen = options or StepOptions()
+    if model.members is not None:
+        raise ModelError(f"{model.source}: an ensemble has no inference library; build one of a member's values.")
+    initial = {**model.parameters, **model.states}
+    wrong = [
+        name
+        for name, value in initial.items()
+        if name not in values or (values[name].shape, values[name].dtype) != (value.shape, value.dtype)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ModelError(
+            f"{model.source}: no values of their shapes are given for {', '.join(wrong[:_SHOWN])}{more}; give those of "
+            "a step that was built of this model."
+        )
+    original, count = model.relax_function, len(model.inputs)
+    fresh = [relax.Var(str(param.name), param.ty) for param in original.params[:count]]
+    constants = [relax.const(values[name], str(value.dtype)) for name, value in initial.items()]
+    builder = builder_with_tir(model.module)
+    rewrites = {BATCH_NORM: FoldBatchNorms(original).rewrite, dropout.OP: dropout.identity}
+    with function_scope(builder, PREDICT, fresh):
+        with builder.dataflow():
+            results = replay(builder, original, Environment(original.params, [*fresh, *constants]), rewrites)
+            output = builder.emit_output(results.fields[0])
+        builder.emit_func_output(output)
+    module = relax.transform.DeadCodeElimination([PREDICT])(builder.get())
+    module = convert_layout(narrow(module, chosen.dtype, chosen.results), chosen.layout)
+    return Predictor(
+        module,
+        model.inputs,
+        schema_of(relax.Var("prediction", module[PREDICT].ret_ty), "prediction"),
+        {"dtype": chosen.dtype, "results": chosen.results, "layout": chosen.layout, "source": model.source},
+    )
+
+
+__all__ = ["PREDICT", "Predictor", "build_predictor"]
