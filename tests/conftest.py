@@ -57,6 +57,23 @@ _ON_REQUEST = (
 """Marks of tests that run only with -m: they need what the suite has no time for, a GPU, a browser, libraries."""
 
 
+_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch")
+"""All marks of the suite."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With -m MARK, files without that word are not imported: importing all of them takes ten seconds."""
+    mark = config.option.markexpr
+    if mark in _MARKS and collection_path.match("test_*.py") and not _has_word(collection_path, mark):
+        return True
+    return None
+
+
+@cache
+def _has_word(path: Path, word: str) -> bool:
+    return word in path.read_text()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for mark in _ON_REQUEST:
         if mark not in config.option.markexpr:
@@ -71,6 +88,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             missing = backend(name).unavailable(None)
             for item in marked if missing else ():
                 item.add_marker(pytest.mark.skip(reason=f"{name}: {missing}"))
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in _MARKS and not _has_word(item.path, mark.name):
+                raise pytest.UsageError(f"{item.nodeid}: write its mark, {mark.name}, in the file, for -m {mark.name}")
 
 
 def _needs_torch(item: pytest.Function) -> bool:
