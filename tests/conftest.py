@@ -57,7 +57,7 @@ _ON_REQUEST = (
 """Marks of tests that run only with -m: they need what the suite has no time for, a GPU, a browser, libraries."""
 
 
-_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch")
+_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch", "browser")
 """All marks of the suite."""
 
 
