@@ -7,6 +7,7 @@
 # make test-onednn  the tests that call oneDNN; installs it
 # make test-cuda    the tests that call cuDNN, of which none needs a GPU; installs it (900 MB)
 # make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (350 MB)
+# make test-browser the report and the site in Chromium, screenshots in OUT/browser; says so and ends where there is none
 # make test-gpu     the tests that need an NVIDIA GPU: they fail where there is none; no part of .ci/run
 # make bench-gpu    cuDNN and CUTLASS beside PyTorch on a GPU: layers, training steps; installs PyTorch for CUDA (4 GB)
 # make test-oldest  the test suite on the oldest TVM and tvm-ffi that are supported, in .venv-oldest; no part of .ci/run
@@ -39,7 +40,7 @@ FEDERATED := .venv-federated
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test test-torch test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
+.PHONY: demo test test-torch test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
     bench-relay test-host test-federated docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
@@ -84,6 +85,10 @@ test-cuda: $(VENV)/with-test $(VENV)/with-cuda
 
 test-cutlass: $(VENV)/with-test $(VENV)/with-cutlass $(VENV)/with-sass
 	$(BIN)/pytest $(SHARED) -m cutlass
+
+test-browser: $(VENV)/with-test $(VENV)/with-browser docs
+	@command -v chromium >/dev/null || { echo "test-browser: not run: there is no chromium"; exit 0; }; \
+	CONVGRAD_SITE=$(abspath $(OUT))/site CONVGRAD_SCREENSHOTS=$(abspath $(OUT))/browser $(BIN)/pytest -m browser tests/browser
 
 test-gpu: $(VENV)/with-test $(VENV)/with-cuda
 	$(BIN)/pytest -m gpu tests/gpu

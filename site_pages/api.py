@@ -86,12 +86,12 @@ def _defined(name: str) -> tuple[str, ...]:
 def _exported(name: str) -> tuple[str, ...]:
     """What a package hands on by `__all__`, by the modules that define it; the package is read, not imported."""
     source = Path(tvm_convgrad.__file__).parents[1].joinpath(*name.split("."), "__init__.py")
-    body = ast.parse(source.read_text(encoding="utf-8")).body
-    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     places = {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     (listed,) = (
         ast.literal_eval(node.value)
-        for node in body
+        for node in tree.body
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
     )
     return tuple(places.get(each, f"{name}.{each}") for each in listed)

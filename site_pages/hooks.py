@@ -25,6 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=made()))
     for page, described in api.pages():
         files.append(File.generated(config, page, content=api.text_of(described)))
+    files.append(File.generated(config, "guides/report.html", content=output.report()))
     files.append(File.generated(config, "reference/commands.md", content=commands.page()))
     config.nav = nav.completed(config.nav, [file.src_uri for file in files.documentation_pages()])
     return files

@@ -8,6 +8,9 @@ import re
 
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
+SITE_ONLY = re.compile(r"^<!-- site: (.*) -->$", re.MULTILINE)
+"""What is a comment in the repository and text in the site: links to pages that only the site has."""
+
 FROM_ROOT = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
@@ -44,4 +47,4 @@ def in_site(text: str, source: str, page: str) -> str:
         relative = posixpath.relpath(target, posixpath.dirname(page) or ".")
         return f"{shown}({relative}{f'#{anchor}' if anchor else ''})"
 
-    return LINK.sub(changed, text)
+    return SITE_ONLY.sub(r"\1", LINK.sub(changed, text))

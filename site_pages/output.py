@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands in `console` blocks of a page print: they are run when the site is built.
 
-A command is one of convgrad, and may have `| head -n N` behind it.
+A command is one of convgrad, and may have `| head -n N` behind it. The report of a step is made here, too.
 """
 
 from __future__ import annotations
@@ -36,14 +36,40 @@ def _shown(line: str) -> str:
 def _output(command: str) -> str:
     """What a command of convgrad prints in a folder with the network of the digits."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-        make = [sys.executable, str(ROOT / "examples" / "digits_cnn.py"), "--out", folder, "--batch", "16"]
-        words = [sys.executable, "-m", "tvm_convgrad", *shlex.split(command.partition(" | ")[0])[1:]]
-        subprocess.run(make, check=True, capture_output=True, env=environment)
-        Path(folder, "digits_cnn.onnx").rename(Path(folder, "model.onnx"))
-        done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"`{command}` failed: {done.stderr}")
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
+        _make_network(Path(folder))
+        printed = _convgrad(Path(folder), *shlex.split(command.partition(" | ")[0])[1:])
+    lines = [line.rstrip() for line in printed.splitlines()]
     _, _, count = command.partition(" | head -n ")
     return "\n".join(lines[: int(count)] if count else lines) + "\n"
+
+
+def report() -> str:
+    """The page that `explain --html` writes of a step of that network.
+
+    Raises:
+        RuntimeError: a command fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        _make_network(Path(folder))
+        _convgrad(Path(folder), "build", "model.onnx", "-o", "step.so")
+        _convgrad(Path(folder), "explain", "step.so", "--html", "report.html")
+        return Path(folder, "report.html").read_text(encoding="utf-8")
+
+
+def _make_network(folder: Path) -> None:
+    _run(folder, str(ROOT / "examples" / "digits_cnn.py"), "--out", ".", "--batch", "16")
+    (folder / "digits_cnn.onnx").rename(folder / "model.onnx")
+
+
+def _convgrad(folder: Path, *arguments: str) -> str:
+    return _run(folder, "-m", "tvm_convgrad", *arguments)
+
+
+def _run(folder: Path, *arguments: str) -> str:
+    """What Python prints with these arguments."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    words = [sys.executable, *arguments]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"`{shlex.join(arguments)}` failed: {done.stderr}")
+    return done.stdout

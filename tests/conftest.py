@@ -33,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "zoo: builds models of other libraries, and runs only with -m zoo (make test-zoo)"
     )
+    config.addinivalue_line(
+        "markers", "browser: shows pages in Chromium, and runs only with -m browser (make test-browser)"
+    )
     config.addinivalue_line("markers", "federated: runs Flower, and runs only with -m federated (make test-federated)")
     config.addinivalue_line("markers", "jax: the bridge to JAX; skipped where JAX is not installed")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
@@ -44,11 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu", "zoo", "federated")
-"""Marks of tests that run only with -m: they need what the suite has no time for, a GPU, or other libraries."""
+_ON_REQUEST = (
+    *(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request),
+    "gpu",
+    "zoo",
+    "federated",
+    "browser",
+)
+"""Marks of tests that run only with -m: they need what the suite has no time for, a GPU, a browser, libraries."""
 
 
-_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch")
+_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch", "browser")
 """All marks of the suite."""
 
 

@@ -25,7 +25,7 @@ def sections() -> dict[str, Section]:
         blocks = {
             language: re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S) for language in ("python", "bash")
         }
-        lines = [line.partition("    #")[0].rstrip() for block in blocks["bash"] for line in block.splitlines()]
+        lines = [re.split(r"\s+# ", line)[0].rstrip() for block in blocks["bash"] for line in block.splitlines()]
         if blocks["python"] or lines:
             found[heading] = Section(blocks["python"], lines)
     return found

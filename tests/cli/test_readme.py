@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import subprocess
@@ -80,13 +81,22 @@ def test_a_training_step(convgrad: Command, digits: Path, names: dict[str, objec
 
 
 def test_data_parallel(convgrad: Command, digits: Path, names: dict[str, object]) -> None:
+    run_commands("Data parallel", convgrad)
     (program,) = SECTIONS["Data parallel"].python
-    command = shlex.split(program.partition("# convgrad ")[2].splitlines()[0])
-    assert convgrad(*command).code == 0
     execute(program, names)
     first = names["loss"]
     execute("loss, _, _ = session.gradients(images, labels)", names)
     assert names["loss"] != first, "apply has changed nothing"
+
+
+def test_data_parallel_with_torchrun(convgrad: Command, digits: Path, names: dict[str, object]) -> None:
+    pytest.importorskip("torch")
+    run_commands("Data parallel", convgrad)
+    (line,) = [line for line in SECTIONS["Data parallel"].commands if line.startswith("torchrun")]
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)[1:]]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the target of the section is an x86 CPU")

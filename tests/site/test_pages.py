@@ -80,6 +80,10 @@ def test_links_lead_to_pages() -> None:
     assert links.in_site(text, "docs/BENCH.md", "BENCH.md") == (
         "[a](CONTRIBUTING.md#style) [b](OFFLOAD.md) `examples/cpp/train.cc` [d](https://x.org/y) [e](#here)"
     )
+    assert (
+        links.in_site('a\n<!-- site: <a href="r.html">r</a>. -->\nb', "docs/a.md", "a.md")
+        == 'a\n<a href="r.html">r</a>.\nb'
+    )
     assert links.in_site("![p](docs/pictures/front.svg)", "README.md", "index.md") == "![p](pictures/front.svg)"
     assert links.in_site("[r](../../README.md)", "docs/results/a.md", "results/a.md") == "[r](../index.md)"
 

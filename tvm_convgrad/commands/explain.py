@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvm_convgrad.commands import options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
+
+if TYPE_CHECKING:
+    from tvm_convgrad.training.runtime.artifact import Artifact
+    from tvm_convgrad.training.runtime.envelope import Manifest
 
 
 def explain(
@@ -38,6 +42,10 @@ def explain(
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
     store: options.Store = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write the list as a page with charts: roofline, and the memory of a library's step."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """List the convolutions of a training step: what computes each, how, why nothing else does, and what it costs.
@@ -57,6 +65,13 @@ def explain(
 
     compiled_for = options.parse_target(target, gpus=True)
     warnings: Sequence[str] = ()
+    artifact: Artifact | None = None
+    if html is not None:
+        from tvm_convgrad.core.files import check_destination
+        from tvm_convgrad.report.html.page import check_packages
+
+        check_destination(html)
+        check_packages()
 
     if Path(model).suffix == ".so":
         artifact = inspect_artifact(Path(model))
@@ -75,6 +90,8 @@ def explain(
         built_for = built_for_of(compiled_for)
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]
+    if html is not None:
+        _write_page(html, model, gradients, forward, built_for, warnings, artifact)
     engines = None
     if cudnn:
         from tvm_convgrad.report.engines import describe_engines
@@ -89,3 +106,30 @@ def explain(
         from tvm_convgrad.report.engines import show_engines
 
         show_engines(engines)
+
+
+def _write_page(
+    path: Path,
+    source: str,
+    gradients: Sequence[Manifest],
+    forward: Sequence[Manifest],
+    built_for: Manifest,
+    warnings: Sequence[str],
+    artifact: Artifact | None,
+) -> None:
+    """Write the report of --html; the memory of a step is that of a library, as a model is not compiled."""
+    from tvm_convgrad.core.errors import SetupError, UnsupportedError
+    from tvm_convgrad.core.files import write_atomic
+    from tvm_convgrad.report.html.page import Content, page_of
+    from tvm_convgrad.training.runtime.memory import StepMemory, memory_of
+
+    memory: StepMemory | str = (
+        "A model has no plan of memory until it is built; explain the library that `build` writes."
+    )
+    if artifact is not None:
+        try:
+            memory = memory_of(artifact)
+        except (SetupError, UnsupportedError) as error:  # the rest of the page does not depend on it
+            memory = str(error)
+    content = Content(source, str(built_for["target"]), built_for["cores"], gradients, forward, memory, warnings)
+    write_atomic(path, page_of(content).encode())

@@ -91,8 +91,10 @@ def conv_general_dilated(
     kernels do not compute goes to JAX; `explain` tells what, and why.
 
     Args:
-        lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count,
-            batch_group_count, precision, preferred_element_type, out_sharding: as of JAX's function.
+        lhs, rhs: data and weight, as of JAX's function, and so are all others.
+        window_strides, padding, lhs_dilation, rhs_dilation: of the axes.
+        dimension_numbers, feature_group_count, batch_group_count: layouts and groups.
+        precision, preferred_element_type, out_sharding: of the result.
 
     Returns:
         The convolution, in the layout that `dimension_numbers` says.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of commands: tables and JSON, the list of a step's convolutions, cuDNN's engines, the loss curve."""
+"""The output of commands: tables, JSON and pages, the list of convolutions, cuDNN's engines, the loss curve."""

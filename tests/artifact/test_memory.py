@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of a step, read from its code: what a handmade program takes, and what a step really allocates."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import build_tiny
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.runtime.artifact import read_artifact
+from tvm_convgrad.training.runtime.data import random_samples
+from tvm_convgrad.training.runtime.memory import Moment, constants_of, memory_of, moments_of
+from tvm_convgrad.training.runtime.session import Session
+
+STATISTICS = (
+    'Constant pool (# 6): [shapetuple[100], uint8, "a, [text", '
+    '"ErrorContext(annotation=R.Tensor((16, 1), dtype="float32")) ", shapetupl], shapetuple[8]]\n'
+)
+CODE = """@init:
+  call  vm.builtin.alloc_storage in: %vm, c[0], i0, c[1] dst: %0
+  ret   %0
+@step:
+  call  vm.builtin.alloc_storage in: %vm, c[0], i0, c[1] dst: %1
+  call  vm.builtin.alloc_tensor in: %1, i0, c[4], c[1] dst: %2
+  call  vm.builtin.null_value in:              dst: %1
+  call  first_0123456789abcdef in: %0, %2 dst: %void
+  call  vm.builtin.alloc_storage in: %vm, c[5], i0, c[1] dst: %1
+  call  vm.builtin.make_tuple in: %2, %0       dst: %3
+  call  vm.builtin.null_value in:              dst: %2
+  call  second in: %1 dst: %void
+  call  vm.builtin.null_value in:              dst: %3
+  call  third in: %1 dst: %void
+  ret   %1
+@first_0123456789abcdef packed_func;
+"""
+
+
+def test_a_storage_lives_as_long_as_what_is_made_of_it() -> None:
+    assert list(moments_of(CODE, STATISTICS)) == [Moment("first", 100), Moment("second", 108), Moment("third", 8)]
+
+
+def test_constants() -> None:
+    found = constants_of(STATISTICS)
+    assert found[0] == "shapetuple[100]"
+    assert found[2] == '"a, [text"'
+    assert found[4:] == ["shapetuple[]", "shapetuple[8]"]
+
+
+@pytest.mark.parametrize(
+    ("code", "statistics", "message"),
+    [
+        (CODE, STATISTICS.replace("# 6", "# 7"), "6 constants are found where it says 7"),
+        (CODE, "", "no pool of constants"),
+        (CODE.replace("@step", "@other"), STATISTICS, "no function step"),
+        (CODE.replace("c[5]", "%7"), STATISTICS, "%7 is no size"),
+        (CODE.replace("c[5]", "c[9]"), STATISTICS, r"c\[9\] is no size"),
+        (CODE.replace("  ret   %1", "  if    %1, i3\n  ret   %1"), STATISTICS, "branches"),
+        (CODE + "\n@second:\n  ret   %0\n", STATISTICS, "calls second"),
+    ],
+)
+def test_what_is_not_understood_is_refused(code: str, statistics: str, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        list(moments_of(code, statistics))
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adam", "accumulate": 2}, {"split": True}])
+def test_a_step_allocates_what_its_code_says(tiny_model: str, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Beside a step that runs: the same kernels in the same order, and never less than their tensors at one time."""
+    path = build_tiny(tiny_model, tmp_path / "step.so", **options)
+    memory = memory_of(read_artifact(path))
+    session = Session(path)
+    samples = random_samples(session.inputs, session.target, session.classes, session.inputs[0].shape[0])
+    names: list[str] = []
+    allocated: list[int] = []
+    tensors: list[int] = []
+    fixed = {int(each.data_ptr()) for each in session.tensors.values()}
+
+    def note(_function: object, name: str, before: bool, _result: object, *arguments: Any) -> int:
+        if before and name == "vm.builtin.alloc_storage":
+            allocated.append(math.prod(map(int, arguments[1])))
+        elif before and not name.startswith(("vm.builtin.", "convgrad_entry")):
+            names.append(name)
+            own = {int(a.data_ptr()): a for a in arguments if hasattr(a, "data_ptr") and int(a.data_ptr()) not in fixed}
+            tensors.append(sum(math.prod(a.shape) * 4 for a in own.values() if str(a.dtype) == "float32"))
+        return 0
+
+    given: list[Any] = []
+    x = samples.inputs if len(samples.inputs) > 1 else samples.inputs[0]
+    session.step(x, samples.target)
+    with session.instrumented(note, given):
+        session.step(x, samples.target)
+    assert [name.startswith(moment.name) for name, moment in zip(names, memory.moments, strict=True)] == [True] * len(
+        names
+    )
+    assert memory.peak.bytes <= sum(allocated)
+    assert all(m.bytes + memory.batch + 4 >= seen for m, seen in zip(memory.moments, tensors, strict=True))
+    assert memory.state == sum(math.prod(a.shape) * a.itemsize for a in session.state.values())
+
+
+def test_a_free_batch_is_refused(tiny_dynamic_step: Path) -> None:
+    with pytest.raises(UnsupportedError, match="--batch N"):
+        memory_of(read_artifact(tiny_dynamic_step))

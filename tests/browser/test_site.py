@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site in Chromium: every page of the navigation opens without an error, and the search finds functions by name."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Open
+
+pytestmark = pytest.mark.browser
+SITE = Path(os.environ.get("CONVGRAD_SITE", Path(__file__).parents[2] / "out" / "site"))
+DIAGRAMS = "mermaid|ERR_"
+"""What pages with diagrams say without a network: what draws them is loaded from elsewhere."""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files and logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    if not (SITE / "index.html").is_file():
+        pytest.skip("the site is not built; make docs")
+    handler = functools.partial(Quiet, directory=str(SITE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_every_page_opens(visit: Open, address: str) -> None:
+    found = (page for page in SITE.rglob("*.html") if page.name not in ("404.html", "report.html"))
+    pages = sorted(page.relative_to(SITE).as_posix() for page in found)
+    assert len(pages) > 30
+    for name in pages:
+        with_diagram = 'class="mermaid"' in (SITE / name).read_text(encoding="utf-8")
+        page = visit(f"{address}/{name}", ignored=DIAGRAMS if with_diagram else "(?!)")
+        assert page.locator("h1").count() == 1, name
+        assert page.locator(".md-nav__link--active").count() > 0, name
+        page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("conv2d_backward_weight", "reference/api/op.html"),
+        ("from_relay", "reference/api/functions.html"),
+        ("per_sample_module", "reference/api/training.html"),
+        ("UnsupportedError", "reference/errors.html"),
+    ],
+)
+def test_the_search_finds_names(visit: Open, address: str, words: str, page: str) -> None:
+    opened = visit(f"{address}/index.html")
+    opened.keyboard.press("/")
+    opened.locator("input.md-search__input").fill(words)
+    opened.wait_for_selector(".md-search-result__item")
+    links = opened.locator("a.md-search-result__link").evaluate_all("links => links.map(link => link.href)")
+    assert any(page in link for link in links), links
+
+
+def test_dark_and_light(visit: Open, address: str, screenshots: Path) -> None:
+    colours = set()
+    for scheme in ("light", "dark"):
+        page = visit(f"{address}/index.html", color_scheme=scheme)
+        page.wait_for_load_state("networkidle")
+        colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.screenshot(path=screenshots / f"site-{scheme}.png")
+    assert len(colours) == 2

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of the report, from the entries of `report.gradients`: one file, which can be opened anywhere."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from tvm.target import Target
+
+from tvm_convgrad.codegen.hardware import Machine, machine_of
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.report.gradients import Entry, with_shares
+from tvm_convgrad.report.html.charts import Dot, Json, limits, memory, roofline
+from tvm_convgrad.report.tables import byte_count, cores_in_words, quantity
+from tvm_convgrad.training.runtime.memory import StepMemory
+
+_FOLDER = Path(__file__).parent
+_DIRECTIONS = {"_backward_weight": "wgrad", "_backward_data": "dgrad"}
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a report is about.
+
+    Attributes:
+        source: the model or library, as the command was given it.
+        target: the text of TVM's target.
+        cores: that kernels are made for; None for GPUs.
+        gradients, forward: entries of `report.gradients`.
+        memory: of the step, or the reason why it is not known.
+        warnings: of the model.
+    """
+
+    source: str
+    target: str
+    cores: int | None
+    gradients: Sequence[Entry]
+    forward: Sequence[Entry]
+    memory: StepMemory | str
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table; `sort` has what each column is sorted by."""
+
+    number: int
+    direction: str
+    operator: str
+    problem: str
+    kernel: str
+    tiling: str
+    reason: str
+    refused: Sequence[dict[str, str]]
+    cells: Sequence[tuple[str, str, float]]
+
+
+def check_packages() -> None:
+    """Refuse to begin a report without the packages that draw it.
+
+    Raises:
+        SetupError: one is not installed.
+    """
+    for name in ("vl_convert", "jinja2"):
+        _package(name)
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise SetupError(
+            f"--html needs the package {name}, which is not installed; pip install 'tvm-convgrad[report]'"
+        ) from error
+
+
+def page_of(content: Content) -> str:
+    """The report as HTML, with Vega in it; nothing is loaded when it is shown.
+
+    Raises:
+        SetupError: a package that draws it is not installed.
+    """
+    check_packages()
+    jinja, convert = _package("jinja2"), _package("vl_convert")
+    rows = [*_rows(content.gradients, 1), *_rows(content.forward, 1 + len(content.gradients))]
+    entries = [*with_shares(content.gradients), *with_shares(content.forward)]
+    machine = machine_of(Target(content.target))
+    dots = [_dot(row, entry) for row, entry in zip(rows, entries, strict=True) if entry["seconds"]]
+    charts: dict[str, Json] = {}
+    if machine is not None and dots:
+        charts["roofline"] = roofline(dots, machine)
+    if isinstance(content.memory, StepMemory):
+        charts["memory"] = memory(content.memory)
+    environment = jinja.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((_FOLDER / "page.html.jinja").read_text(encoding="utf-8"))
+    return str(
+        template.render(
+            content=content,
+            rows=rows,
+            facts=_facts(content, machine),
+            columns=COLUMNS,
+            roofline_missing="" if "roofline" in charts else _no_roofline(machine),
+            memory_missing=content.memory if isinstance(content.memory, str) else "",
+            peak=_peak(content.memory) if isinstance(content.memory, StepMemory) else "",
+            style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+            script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
+            charts=json.dumps(charts).replace("<", "\\u003c"),
+            vega=convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script"),
+        )
+    )
+
+
+COLUMNS = (
+    ("number", "#"),
+    ("direction", "direction"),
+    ("problem", "problem"),
+    ("kernel", "kernel"),
+    ("gflop", "GFLOP"),
+    ("bytes", "bytes"),
+    ("share", "share"),
+    ("seconds", "estimate, ms"),
+    ("roofline", "of roofline"),
+)
+"""Columns by which the table can be sorted: key and heading."""
+
+
+def _rows(entries: Sequence[Entry], first: int) -> list[Row]:
+    """Rows of one table, with the shares in its arithmetic."""
+    return [
+        Row(
+            number,
+            direction_of(entry["op"]),
+            entry["op"],
+            entry["descriptor"],
+            " + ".join([entry["kernel"], *entry["fused"]]),
+            entry["plan"],
+            entry["reason"],
+            entry["refused"],
+            _cells(entry),
+        )
+        for number, entry in enumerate(with_shares(entries), first)
+    ]
+
+
+def _cells(entry: Entry) -> list[tuple[str, str, float]]:
+    """The numbers of a row: key, text, and what it is sorted by; what is not known comes last."""
+    milliseconds = None if entry["seconds"] is None else entry["seconds"] * 1e3
+    values = {"gflop": entry["gflop"], "bytes": entry["bytes"], "share": entry["share"]}
+    values |= {"seconds": milliseconds, "roofline": entry["roofline"]}
+    texts = {
+        "gflop": quantity(entry["gflop"]),
+        "bytes": byte_count(entry["bytes"]),
+        "share": _percent(entry["share"]),
+        "seconds": quantity(milliseconds),
+        "roofline": _percent(entry["roofline"]),
+    }
+    return [(key, texts[key], -1.0 if value is None else float(value)) for key, value in values.items()]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def direction_of(op: str) -> str:
+    """The field's word for what an operator computes."""
+    return next((word for ending, word in _DIRECTIONS.items() if op.endswith(ending)), "forward")
+
+
+def _dot(row: Row, entry: Entry) -> Dot:
+    refused = tuple(f"{each['kernel']}: {each['reason']}" for each in row.refused)
+    return Dot(
+        row.number,
+        row.direction,
+        row.problem,
+        row.kernel,
+        row.tiling,
+        refused,
+        entry["gflop"],
+        entry["bytes"],
+        entry["seconds"],
+        entry["share"] or 0.0,
+    )
+
+
+def _facts(content: Content, machine: Machine | None) -> list[tuple[str, str]]:
+    """What stands at the top of the page."""
+    entries = [*content.gradients, *content.forward]
+    work = sum(entry["gflop"] or 0.0 for entry in entries)
+    per = sorted({entry["per"] for entry in entries} - {"step"})
+    seconds = [entry["seconds"] for entry in entries if entry["seconds"]]
+    facts = [("built for", content.target)]
+    if content.cores is not None:
+        facts.append(("cores", cores_in_words(content.cores)))
+    if machine is not None:
+        peak, bandwidth = limits(machine)
+        facts.append(("one core, by the cost model", f"{peak:.0f} GFLOP/s, {bandwidth:.1f} GB/s ({machine.name})"))
+    facts.append(("convolutions", f"{len(content.gradients)} gradients, {len(content.forward)} forward"))
+    facts.append(("their arithmetic", f"{work:.4g} GFLOP" + (f" a {per[0]}" if per else " a step")))
+    if seconds:
+        facts.append(("their estimates", f"{sum(seconds) * 1e3:.4g} ms on one core, {len(seconds)} of {len(entries)}"))
+    return facts
+
+
+def _no_roofline(machine: Machine | None) -> str:
+    if machine is None:
+        return "The target is no CPU for which kernels are generated, so that there are no estimates."
+    return "No convolution has an estimate: libraries compute them, or the batch is free."
+
+
+def _peak(step: StepMemory) -> str:
+    number = step.moments.index(step.peak) + 1
+    return (
+        f"At most {byte_count(step.peak.bytes)} of values, during call {number} of {len(step.moments)} "
+        f"({step.peak.name}), beside {byte_count(step.state)} of state and {byte_count(step.batch)} of the batch."
+    )
+
+
+__all__ = ["COLUMNS", "Content", "check_packages", "direction_of", "page_of"]

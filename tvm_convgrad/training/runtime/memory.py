@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that a step takes, call by call: the storages that are in use, from the code of TVM's virtual machine.
+
+Nothing is run. The code is a list of calls with numbered registers; a storage is in use from `alloc_storage` on for as
+long as a register holds it, a tensor in it, or a value that was made from such a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.runtime.artifact import Artifact, load_module
+
+_CALL = re.compile(r"^ +call +(\S+) +in: *(.*?) +dst: (\S+)$")
+_ENTRY = re.compile(r"vm\.builtin\.|convgrad_entry")
+"""Calls of the virtual machine's own functions, and those that check arguments."""
+_HASH = re.compile(r"_*[0-9a-f]{16}$")
+_SHAPE = re.compile(r"shapetuple\[([\d, ]*)\]$")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One kernel call: its name, without the hash of its code, and the bytes of the storages in use during it."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of a step.
+
+    Attributes:
+        state: bytes of the state, which is there all the time: parameters, statistics, what the optimizer keeps.
+        batch: bytes of the inputs and the target.
+        moments: the kernel calls in their order.
+    """
+
+    state: int
+    batch: int
+    moments: tuple[Moment, ...]
+
+    @property
+    def peak(self) -> Moment:
+        """The call with the most bytes in use, the first of several."""
+        return max(self.moments, key=lambda moment: moment.bytes)
+
+
+def memory_of(artifact: Artifact) -> StepMemory:
+    """The memory of a step of fixed batch.
+
+    Args:
+        artifact: of `read_artifact`. Its library is loaded, and not run.
+
+    Returns:
+        The memory; what kernels and libraries take for themselves while they run is not in it.
+
+    Raises:
+        UnsupportedError: sizes follow from the batch at run time, or this TVM writes the code in an unknown form.
+        SetupError: a library or the GPU that the step needs is not there.
+    """
+    if not isinstance(artifact.inputs[0].shape[0], int):
+        raise UnsupportedError("memory: the batch is free, so that sizes follow at run time; build with --batch N")
+    module = load_module(artifact)
+    moments = moments_of(module["as_text"](), module["stats"]())
+    return StepMemory(
+        sum(_bytes(spec.shape, spec.dtype) for spec in artifact.state),
+        sum(_bytes(spec.shape, spec.dtype) for spec in (*artifact.inputs, artifact.target)),
+        tuple(moments),
+    )
+
+
+def _bytes(shape: tuple[int | str, ...], dtype: str) -> int:
+    return math.prod(int(extent) for extent in shape) * numpy_dtype(dtype).itemsize
+
+
+def moments_of(code: str, statistics: str) -> Iterator[Moment]:
+    """The kernel calls of the function `step`.
+
+    Args:
+        code: what `as_text` of a TVM executable gives.
+        statistics: what its `stats` gives, which has the constants.
+
+    Raises:
+        UnsupportedError: they are not in the form of TVM 0.26 and 0.27.
+    """
+    constants = constants_of(statistics)
+    sizes: dict[int, int] = {}  # bytes of each storage, by the order of allocation
+    held: dict[str, frozenset[int]] = {}  # the storages that a register keeps alive
+    for line in _step(code):
+        match = _CALL.match(line)
+        if match is None and re.match(r" +(if|goto) ", line):
+            raise UnsupportedError("memory: the step has branches, so that what it takes follows at run time")
+        if match is None:
+            continue
+        name, arguments, result = match.groups()
+        if f"\n@{name}:" in code:
+            raise _unknown(f"the step calls {name}, which is no kernel")
+        given = [each.strip() for each in arguments.split(",")]
+        if name == "vm.builtin.alloc_storage":
+            sizes[len(sizes)] = _extent(given[1], constants)
+            held[result] = frozenset((len(sizes) - 1,))
+            continue
+        if not _ENTRY.search(name):
+            used = frozenset().union(*held.values())
+            yield Moment(_HASH.sub("", name), sum(sizes[storage] for storage in used))
+        if result != "%void":
+            held[result] = frozenset().union(*(held.get(register, frozenset()) for register in given))
+
+
+def _step(code: str) -> list[str]:
+    """The lines of the function `step`."""
+    _, found, rest = code.partition("@step:\n")
+    if not found:
+        raise _unknown("there is no function step")
+    return rest.partition("\n@")[0].splitlines()
+
+
+def _extent(argument: str, constants: list[str]) -> int:
+    """The bytes of a storage, from the constant `c[N]`."""
+    number = re.fullmatch(r"c\[(\d+)\]", argument)
+    shape = _SHAPE.match(constants[int(number[1])]) if number and int(number[1]) < len(constants) else None
+    if shape is None:
+        raise _unknown(f"{argument} is no size of a storage")
+    return math.prod(int(extent) for extent in shape[1].split(","))
+
+
+def constants_of(statistics: str) -> list[str]:
+    """The constants of an executable as TVM writes them; texts are among them, with quotes inside of parentheses.
+
+    Raises:
+        UnsupportedError: there are not as many as it says.
+    """
+    statistics = statistics.replace("shapetupl]", "shapetuple[]")  # TVM overwrites the end of an empty shape
+    head = re.search(r"Constant pool \(# (\d+)\): \[", statistics)
+    if head is None:
+        raise _unknown("there is no pool of constants")
+    found, start, depth, quoted = [], head.end(), 0, False
+    for place in range(head.end(), len(statistics)):
+        letter = statistics[place]
+        if letter == '"' and depth == 0:
+            quoted = not quoted
+        elif letter == "(" or (letter == "[" and not quoted):
+            depth += 1
+        elif depth and (letter == ")" or (letter == "]" and not quoted)):
+            depth -= 1
+        elif depth == 0 and not quoted and letter in ",]":
+            found.append(statistics[start:place].strip())
+            start = place + 1
+            if letter == "]":
+                break
+    if len(found) != int(head[1]):
+        raise _unknown(f"{len(found)} constants are found where it says {head[1]}")
+    return found
+
+
+def _unknown(what: str) -> UnsupportedError:
+    return UnsupportedError(f"memory: TVM's executable is written in an unknown form: {what}; use TVM 0.26 or 0.27")
+
+
+__all__ = ["Moment", "StepMemory", "constants_of", "memory_of", "moments_of"]
