@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.commands.running import End, Run, begin
+from tvm_convgrad.commands.ranks import joined_ranks, shared, threads_of_rank
+from tvm_convgrad.commands.running import End, Kept, Run, Split, begin
 from tvm_convgrad.core.errors import ArtifactError, TrainingError, UnsupportedError
 from tvm_convgrad.training.runtime.schedules import CONSTANT, KINDS, Schedule
 from tvm_convgrad.training.runtime.watch import MEASURES, Watch
@@ -37,6 +38,17 @@ def _measure(name: str) -> str:
     return name
 
 
+def _statistics(name: str) -> str:
+    """A typer callback that refuses what is none of parallel.STATISTICS."""
+    if name not in ("average", "first"):
+        raise typer.BadParameter(f"{name!r} is none of average, first.")
+    return name
+
+
+SAVED = ("parameter", "frozen", "running_stat")
+"""The roles of the tensors that --save-state writes: those that predictions depend on."""
+
+>>>>>>> fcc2969a3e5da22dd62c6496ac3bc5f40ea8addc
 _INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
 
 
@@ -100,8 +112,36 @@ def run(
         bool,
         typer.Option("--use-best", help="Test and save the state of the best validation. Needs --checkpoint-dir."),
     ] = False,
-    log: Annotated[Path | None, typer.Option(help="Write each step and validation as a line of JSON.")] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", "--log-file", help="Write each step and validation as a line of JSON.")
+    ] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder to write the same to for TensorBoard.")] = None,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="BATCHES",
+            help="Batches of an update, in each process; needs build --split. Default: 1, or as resumed.",
+        ),
+    ] = None,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Train with other processes, started by `torchrun -m tvm_convgrad run …`, on a part of each batch of "
+            "an update; the step is built with --split. Needs PyTorch.",
+        ),
+    ] = False,
+    statistics: Annotated[
+        str,
+        typer.Option(
+            callback=_statistics,
+            help="Running statistics of several processes: average, or first for those of the first one.",
+        ),
+    ] = "average",
+    rank_timeout: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="How long processes wait for each other.")
+    ] = 300.0,
     plot: Annotated[Path | None, typer.Option(help="Write the loss curve to this PNG.")] = None,
     save_state: Annotated[
         Path | None, typer.Option(help="Write all parameters and running statistics to this .npz.")
@@ -131,52 +171,110 @@ def run(
     from tvm_convgrad.training.runtime.journal import open_journals
     from tvm_convgrad.training.runtime.keeper import Keeper
     from tvm_convgrad.training.runtime.loop import batch_size_of
+    from tvm_convgrad.training.runtime.parallel import check_split
+    from tvm_convgrad.training.runtime.ranks import check_agreement, together
     from tvm_convgrad.training.runtime.session import Session
     from tvm_convgrad.training.runtime.validation import check_measure
     from tvm_convgrad.training.runtime.validation import validate as measure
 
-    for path in (plot, save_state):
-        if path is not None:
-            check_destination(path)
     start = time.perf_counter()
-    used = use_threads(threads)
-    session = Session(step)
-    read = partial(
-        load_samples, inputs=session.inputs, target=session.target, classes=session.classes, ignored=session.ignored
-    )
-    samples, test = read(data, part="train"), read(test_data or data, part="test")
-    held_out = read(validate or data, part="val", plain=validate is not None)
-    if held_out is None and (use_best or (validate, validate_every, patience) != (None, None, None)):
-        raise ArtifactError(f"{validate or data}: there are no arrays to validate with; name them x_val and y_val.")
-    if held_out is not None:
-        check_measure(session, monitor)
-    if samples is None or (test is None and test_data is not None):
-        raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
-    if require_accuracy is not None and (test is None or session.classes is None):
-        raise ArtifactError(
-            "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
+    with ExitStack() as held:
+        ranks = held.enter_context(joined_ranks(distributed, rank_timeout))
+        first = ranks.rank == 0
+        used = use_threads(threads_of_rank(threads, distributed))
+        with together(ranks):
+            for path in (plot, save_state) if first else ():
+                if path is not None:
+                    check_destination(path)
+            session = Session(step)
+            if distributed or accumulate is not None:
+                check_split(session, "--distributed" if distributed else "--accumulate")
+            read = partial(
+                load_samples,
+                inputs=session.inputs,
+                target=session.target,
+                classes=session.classes,
+                ignored=session.ignored,
+            )
+            samples, test = read(data, part="train"), read(test_data or data, part="test")
+            held_out = read(validate or data, part="val", plain=validate is not None)
+            if held_out is None and (use_best or (validate, validate_every, patience) != (None, None, None)):
+                raise ArtifactError(
+                    f"{validate or data}: there are no arrays to validate with; name them x_val and y_val."
+                )
+            if held_out is not None:
+                check_measure(session, monitor)
+            if samples is None or (test is None and test_data is not None):
+                raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
+            if require_accuracy is not None and (test is None or session.classes is None):
+                raise ArtifactError(
+                    "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
+                )
+            parts = ranks.size * (accumulate or 1)
+            size = batch_size_of(session, batch_size, len(samples), parts)
+            rate = float(session.artifact.options["lr"] if lr is None else lr)
+            fresh = Progress(
+                session.artifact.id, samples.digest, seed, size, rate, schedule or CONSTANT, micro_batches=parts
+            )
+        check_agreement(
+            ranks,
+            {
+                "the step": fresh.artifact,
+                "the training data": fresh.data,
+                "the validation data": held_out and held_out.digest,
+                "--epochs": epochs,
+                "--batch-size": size,
+                "--accumulate": accumulate,
+                "--lr": rate,
+                "--schedule": fresh.schedule,
+                "--seed": seed,
+                "--checkpoint-every": checkpoint_every,
+                "--validate-every": validate_every,
+                "--monitor": monitor,
+                "--patience": patience,
+                "--use-best": use_best,
+                "--statistics": statistics,
+                "--allow-nonfinite": allow_nonfinite,
+            },
         )
-    size = batch_size_of(session, batch_size, len(samples))
-    with claimed(checkpoint_dir) if checkpoint_dir is not None else nullcontext():
-        keeper = Keeper(checkpoint_dir, checkpoint_every, session.state, allow_nonfinite)
-        rate = float(session.artifact.options["lr"] if lr is None else lr)
-        fresh = Progress(session.artifact.id, samples.digest, seed, size, rate, schedule or CONSTANT)
-        progress = begin(session, fresh, keeper, keep_rate=lr is None, keep_schedule=schedule is None, resume=resume)
+        with together(ranks):
+            if first and checkpoint_dir is not None:
+                held.enter_context(claimed(checkpoint_dir))
+            keeper = Keeper(checkpoint_dir if first else None, checkpoint_every, session.state, allow_nonfinite)
+            kept = Kept(rate=lr is None, schedule=schedule is None, micro_batches=accumulate is None)
+            progress = begin(session, fresh, keeper, kept, resume=resume)
+            size = batch_size_of(session, batch_size, len(samples), progress.micro_batches)
+        progress = shared(session, progress, ranks)
         resumed = len(progress.losses)
-        watch, journals = Watch(monitor, patience), open_journals(log, tensorboard, resumed)
+        split = Split(ranks, statistics) if distributed or progress.micro_batches > 1 else None
+        with together(ranks):
+            watch, journals = Watch(monitor, patience), open_journals(log, tensorboard, resumed) if first else []
         try:
             end = Run(
-                session, samples, progress, epochs, keeper, held_out, validate_every, watch, journals, json
+                session,
+                samples,
+                progress,
+                epochs,
+                keeper,
+                held_out,
+                validate_every,
+                watch,
+                journals,
+                quiet=json or not first,
+                split=split,
             ).train()
         finally:
             for journal in journals:
                 journal.close()
-        if use_best and end is not End.INTERRUPTED:
+        if use_best and end is not End.INTERRUPTED and first:
             session.state = keeper.best().state
     if end is End.INTERRUPTED:
-        remedy = "add --resume to go on" if checkpoint_dir else "without --checkpoint-dir nothing is kept"
-        stderr().print(f"interrupted after step {len(progress.losses)}; {remedy}", markup=False)
+        if first:
+            remedy = "add --resume to go on" if checkpoint_dir else "without --checkpoint-dir nothing is kept"
+            stderr().print(f"interrupted after step {len(progress.losses)}; {remedy}", markup=False)
         raise typer.Exit(_INTERRUPTED)
+    if not first:
+        return  # the first rank tests, tells and writes
     if end is End.STOPPED:
         best = f"the best {monitor}, {progress.best:.6g}, was found after step {progress.best_step}"
         stderr().print(f"ended after step {len(progress.losses)}: {best}", markup=False)
@@ -190,6 +288,8 @@ def run(
         "test_samples": len(test) if test else 0,
         "threads": used,
     }
+    if split is not None:
+        result |= {"ranks": ranks.size, "batches_of_an_update": progress.micro_batches}
     if progress.monitor:
         result |= {"best_step": progress.best_step, f"best_{progress.monitor}": progress.best}
     # The files come first, so that an error in the evaluation does not lose the trained state.

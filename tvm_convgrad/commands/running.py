@@ -19,22 +19,29 @@ if TYPE_CHECKING:  # loads numpy
     from tvm_convgrad.training.runtime.data import Samples
     from tvm_convgrad.training.runtime.journal import Journal
     from tvm_convgrad.training.runtime.keeper import Keeper
-    from tvm_convgrad.training.runtime.loop import StepReport
+    from tvm_convgrad.training.runtime.loop import StepReport, Update
+    from tvm_convgrad.training.runtime.ranks import Ranks
     from tvm_convgrad.training.runtime.session import Session
     from tvm_convgrad.training.runtime.watch import Watch
 
 
-def begin(
-    session: Session, fresh: Progress, keeper: Keeper, *, keep_rate: bool, keep_schedule: bool, resume: bool
-) -> Progress:
+@dataclass(frozen=True)
+class Kept:
+    """Which settings of a checkpoint stay, as this command was given no others."""
+
+    rate: bool
+    schedule: bool
+    micro_batches: bool
+
+
+def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resume: bool) -> Progress:
     """The progress to start from: that of a checkpoint, whose state the session then has, or `fresh`.
 
     Args:
         session: of the step that is trained.
         fresh: the progress of a run that begins, with what this command was given.
         keeper: of the checkpoints.
-        keep_rate, keep_schedule: whether the learning rate and its schedule of the checkpoint stay, as no others were
-            given.
+        kept: what of a checkpoint's settings stays.
         resume: whether to go on from a checkpoint.
 
     Raises:
@@ -59,17 +66,18 @@ def begin(
         ("the step", "artifact", found.artifact, fresh.artifact),
         ("the training data", "data", found.data, fresh.data),
         ("the seed", "seed", found.seed, fresh.seed),
-        ("the batch size", "batch_size", found.batch_size, fresh.batch_size),
+        ("the batch size", "batch_size", *(each.batch_size // each.micro_batches for each in (found, fresh))),
+        ("the number of batches of an update", "micro_batches", found.micro_batches, fresh.micro_batches),
     ):
-        if old != new:
+        if old != new and not (name == "micro_batches" and kept.micro_batches):
             raise ArtifactError(
                 f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
                 "from it; use what it was started with, or another --checkpoint-dir."
             )
     keeper.found(checkpoint)
     session.state = checkpoint.state
-    found.lr = found.lr if keep_rate else fresh.lr
-    found.schedule = found.schedule if keep_schedule else fresh.schedule
+    found.lr = found.lr if kept.rate else fresh.lr
+    found.schedule = found.schedule if kept.schedule else fresh.schedule
     stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
     return found
 
@@ -79,7 +87,20 @@ class End(Enum):
 
     DONE = "all epochs are done"
     STOPPED = "the validations got no better"
-    INTERRUPTED = "Ctrl-C"
+    INTERRUPTED = "Ctrl-C, or SIGTERM to a rank"
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a split step is trained.
+
+    Attributes:
+        ranks: who train.
+        statistics: what becomes of their running statistics, one of `parallel.STATISTICS`.
+    """
+
+    ranks: Ranks
+    statistics: str
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,7 @@ class Run:
         watch: which validation is the best, and when the run ends before its last epoch.
         journals: what is told of each step and validation.
         quiet: whether nothing is printed.
+        split: how a split step is trained by several ranks, or by several batches an update; None: the whole step.
     """
 
     session: Session
@@ -108,6 +130,7 @@ class Run:
     watch: Watch
     journals: Sequence[Journal]
     quiet: bool
+    split: Split | None = None
 
     def train(self) -> End:
         """Train with a progress bar; write checkpoints when they are due and at Ctrl-C."""
@@ -116,8 +139,16 @@ class Run:
         progress, keeper = self.progress, self.keeper
         if self.watch.is_over(progress):
             return End.STOPPED
-        reports = train(self.session, self.samples, progress, self.epochs, allow_nonfinite=keeper.allow_nonfinite)
-        with _interruptions() as interrupted, self._bar() as show:
+        with _interruptions(self._signals) as interrupted, self._bar() as show:
+            update = self._update(interrupted.is_set)
+            reports = train(
+                self.session,
+                self.samples,
+                progress,
+                self.epochs,
+                update=update,
+                allow_nonfinite=keeper.allow_nonfinite,
+            )
             for report in keeper.told(reports):
                 steps = len(progress.losses)
                 epoch = progress.epoch + (0 if report.epoch_done else 1)
@@ -128,13 +159,36 @@ class Run:
                 if validated:
                     self._validate(steps)
                 over = validated and self.watch.is_over(progress)
-                if report.epoch_done or keeper.is_due(steps) or over or interrupted.is_set():
+                # Ranks must end together, so that what counts is what all of them were told in the update.
+                ended = interrupted.is_set() if self.split is None else report.interrupted
+                if report.epoch_done or keeper.is_due(steps) or over or ended:
+                    self._synchronise()
                     keeper.keep(progress, self.session.state)
-                if interrupted.is_set():
+                if ended:
                     return End.INTERRUPTED
                 if over:
                     return End.STOPPED
         return End.DONE
+
+    @property
+    def _signals(self) -> tuple[signal.Signals, ...]:
+        """Launchers of ranks end them by SIGTERM."""
+        return (signal.SIGINT,) if self.split is None else (signal.SIGINT, signal.SIGTERM)
+
+    def _update(self, is_interrupted: Callable[[], bool]) -> Update | None:
+        """How the session is trained on a batch; None: by the whole step."""
+        from tvm_convgrad.training.runtime.parallel import ParallelStep
+
+        if self.split is None:
+            return None
+        return ParallelStep(self.session, self.samples, self.split.ranks, self.progress.micro_batches, is_interrupted)
+
+    def _synchronise(self) -> None:
+        """Give all ranks the same running statistics, before they are read."""
+        from tvm_convgrad.training.runtime.parallel import synchronise
+
+        if self.split is not None:
+            synchronise(self.session, self.split.ranks, self.progress.micro_batches, self.split.statistics)
 
     def _is_validated(self, report: StepReport, steps: int) -> bool:
         return report.epoch_done if self.validate_every is None else steps % self.validate_every == 0
@@ -144,7 +198,8 @@ class Run:
         from tvm_convgrad.training.runtime.validation import validate
 
         assert self.held_out is not None
-        measures = validate(self.session, self.held_out)
+        self._synchronise()
+        measures = validate(self.session, self.held_out, self.split.ranks if self.split else None)
         best = self.watch.note(self.progress, measures)
         for journal in self.journals:
             journal.validation(steps, measures, best)
@@ -196,11 +251,12 @@ class Run:
 
 
 @contextmanager
-def _interruptions() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that the step in progress is finished and its checkpoint written."""
+def _interruptions(signals: Sequence[signal.Signals]) -> Iterator[threading.Event]:
+    """An event that these signals set, so that the step in progress is finished and its checkpoint written."""
     event = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda _number, _frame: event.set())
+    before = {each: signal.signal(each, lambda _number, _frame: event.set()) for each in signals}
     try:
         yield event
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -36,7 +36,7 @@ class Progress:
     `position` of epoch `epoch`, both from 0. `artifact` and `data` are SHA-256 digests. `losses` has one float for
     each step so far. `schedule` is the text of a `Schedule`; checkpoints of before there were any have none. `best` is
     the best measure named `monitor` of all validations, found after `best_step` steps, and `stale` the validations
-    since then; without a validation they are as here.
+    since then; without a validation they are as here. A batch of `batch_size` samples is of `micro_batches` parts.
     """
 
     artifact: str
@@ -52,6 +52,7 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     stale: int = 0
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ def save(
     if not progress.monitor:
         for name in ("monitor", "best", "best_step", "stale"):
             del place[name]  # the same for runs without validation
+    if progress.micro_batches == 1:
+        del place["micro_batches"]  # the same for whole steps
     content, _ = seal(CHECKPOINT, b"".join(blocks), {"progress": place, "arrays": arrays})
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,13 +183,16 @@ def _wrong_field(progress: Progress) -> str:
     for name in ("artifact", "data"):
         if not isinstance(getattr(progress, name), str):
             return f"{name} is {getattr(progress, name)!r}, not a digest"
-    numbers = (("seed", 0), ("batch_size", 1), ("epoch", 0), ("position", 0), ("best_step", 0), ("stale", 0))
+    zero = ("seed", "epoch", "position", "best_step", "stale")
+    numbers = [*((name, 0) for name in zero), ("batch_size", 1), ("micro_batches", 1)]
     for name, least in numbers:
         value = getattr(progress, name)
         if type(value) is not int or value < least:
             return f"{name} is {value!r}, not an integer of at least {least}"
     if not isinstance(progress.monitor, str) or type(progress.best) not in (int, float, type(None)):
         return f"the best {progress.monitor!r} is {progress.best!r}, not a number"
+    if progress.batch_size % progress.micro_batches:
+        return f"batch_size is {progress.batch_size}, which {progress.micro_batches} micro-batches do not divide"
     if type(progress.lr) not in (int, float):
         return f"lr is {progress.lr!r}, not a number"
     try:

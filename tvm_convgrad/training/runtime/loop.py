@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,13 +19,41 @@ from tvm_convgrad.training.runtime.session import Session
 
 
 @dataclass(frozen=True)
+class Updated:
+    """What an update tells: loss, part of its batch that was classified rightly (None: no classes), whether to end."""
+
+    loss: float
+    accuracy: float | None
+    interrupted: bool = False
+
+
+Update: TypeAlias = Callable[[Array, int, float], Updated]
+"""Trains on the samples with the given numbers, after so many updates, with the given learning rate."""
+
+
+@dataclass(frozen=True)
 class StepReport:
-    """One finished step: loss, part of its batch that was classified rightly (None: no classes), learning rate."""
+    """One finished step of a run: what `Updated` has, the learning rate, whether it ends an epoch."""
 
     loss: float
     accuracy: float | None
     lr: float
     epoch_done: bool
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """An update by the whole step of one process."""
+
+    session: Session
+    samples: Samples
+
+    def __call__(self, batch: Array, done: int, rate: float) -> Updated:
+        """Train on the samples with these numbers."""
+        inputs, target = self.samples.rows(batch)
+        loss, predictions = self.session.step(inputs if len(inputs) > 1 else inputs[0], target, rate)
+        return Updated(loss, accuracy_of(self.session, predictions, target))
 
 
 def batches_of_epoch(seed: int, epoch: int, samples: int, batch_size: int) -> Array:
@@ -38,11 +67,11 @@ def batches_of_epoch(seed: int, epoch: int, samples: int, batch_size: int) -> Ar
     return order[: steps * batch_size].reshape(steps, batch_size)
 
 
-def batch_size_of(session: Session, wanted: int | None, samples: int) -> int:
-    """The batch size of a run: the model's fixed one, else `wanted`, else 32.
+def batch_size_of(session: Session, wanted: int | None, samples: int, micro_batches: int = 1) -> int:
+    """The batch size of a run: the model's fixed one, else `wanted`, else 32, times the micro-batches of an update.
 
     Raises:
-        ArtifactError: `wanted` contradicts the fixed batch, or there are fewer samples than one batch needs.
+        ArtifactError: `wanted` contradicts the fixed batch, or there are fewer samples than an update needs.
     """
     size = session.batch or wanted or 32
     if wanted not in (None, size):
@@ -50,39 +79,56 @@ def batch_size_of(session: Session, wanted: int | None, samples: int) -> int:
             f"--batch-size {wanted} contradicts {session.artifact.path}, whose batch is fixed to {size}; leave the "
             "option out, or build with --batch dynamic."
         )
-    if samples < size:
-        raise ArtifactError(
-            f"{samples} training samples do not fill one batch of {size}; give more samples, or build with a smaller "
-            "--batch."
+    if samples < size * micro_batches:
+        batches = (
+            f"one batch of {size}" if micro_batches == 1 else f"the {micro_batches} batches of {size} of an update"
         )
-    return size
+        raise ArtifactError(
+            f"{samples} training samples do not fill {batches}; give more samples, or build with a smaller --batch."
+        )
+    return size * micro_batches
 
 
 def train(
-    session: Session, samples: Samples, progress: Progress, epochs: int, *, allow_nonfinite: bool = False
+    session: Session,
+    samples: Samples,
+    progress: Progress,
+    epochs: int,
+    *,
+    update: Update | None = None,
+    allow_nonfinite: bool = False,
 ) -> Iterator[StepReport]:
     """Train until `epochs` epochs are done, from where `progress` stands; it is brought up to date before each yield.
+
+    Args:
+        session: of the step.
+        samples: all training samples.
+        progress: where the run stands.
+        epochs: in all.
+        update: how the session is trained on a batch; default: by the whole step.
+        allow_nonfinite: go on when a loss is not finite.
 
     Raises:
         TrainingError: a loss is not finite, unless `allow_nonfinite`; a DataError if the samples are the cause.
     """
     schedule = Schedule.parse(progress.schedule)
+    update = update or WholeStep(session, samples)
     while progress.epoch < epochs:
         batches = batches_of_epoch(progress.seed, progress.epoch, len(samples), progress.batch_size)
         for number in range(progress.position, len(batches)):
-            inputs, target = samples.rows(batches[number])
             done = len(progress.losses)
             rate = progress.lr * schedule.factor(done, len(batches), epochs, progress.losses)
-            loss, predictions = session.step(inputs if len(inputs) > 1 else inputs[0], target, rate)
+            found = update(batches[number], done, rate)
+            loss = found.loss
             if not math.isfinite(loss) and not allow_nonfinite:
-                found = f"the loss became {loss} in step {len(progress.losses) + 1} (epoch {progress.epoch + 1});"
+                event = f"the loss became {loss} in step {done + 1} (epoch {progress.epoch + 1});"
                 if cause := _bad_samples(session, samples, batches[number]):
-                    raise DataError(f"{found} {cause}: mend the data.")
-                raise TrainingError(f"{found} train with a smaller learning rate than {rate:g}.")
+                    raise DataError(f"{event} {cause}: mend the data.")
+                raise TrainingError(f"{event} train with a smaller learning rate than {rate:g}.")
             progress.losses.append(loss)
             is_last = number + 1 == len(batches)
             progress.epoch, progress.position = (progress.epoch + 1, 0) if is_last else (progress.epoch, number + 1)
-            yield StepReport(loss, accuracy_of(session, predictions, target), rate, is_last)
+            yield StepReport(loss, found.accuracy, rate, is_last, found.interrupted)
 
 
 def _bad_samples(session: Session, samples: Samples, batch: Array) -> str:
@@ -114,8 +160,16 @@ def accuracy_of(session: Session, predictions: Array, target: Array) -> float | 
 
     Positions of the class that has no loss do not count. None if the model has no classes; NaN if nothing counts.
     """
+    counts = rightly_classified(session, predictions, target)
+    if counts is None:
+        return None
+    right, counted = counts
+    return right / counted if counted else math.nan
+
+
+def rightly_classified(session: Session, predictions: Array, target: Array) -> tuple[int, int] | None:
+    """How many positions are rightly classified, and how many count; None if the model has no classes."""
     if session.classes is None:
         return None
     counted = np.ones(target.shape, bool) if session.ignored is None else target != session.ignored
-    right = (predictions.argmax(axis=1) == target)[counted]
-    return float(right.mean()) if right.size else math.nan
+    return int((predictions.argmax(axis=1) == target)[counted].sum()), int(counted.sum())

@@ -16,6 +16,7 @@ import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.training.runtime.data import Samples
+from tvm_convgrad.training.runtime.ranks import Alone, Ranks
 from tvm_convgrad.training.runtime.schema import Array
 from tvm_convgrad.training.runtime.session import Session
 
@@ -60,6 +61,19 @@ class Quality:
             )
         return found
 
+    def sum_over(self, ranks: Ranks, classes: int) -> None:
+        """Add up the sums of all ranks, so that each has those of all samples."""
+        if ranks.size == 1:
+            return
+        single = [self.loss, self.count, self.squares, self.right, self.among_top, self.positions]
+        unmeasured = np.zeros(classes)
+        by_class = [self.overlap, self.union] if self.union.size else [unmeasured, unmeasured]
+        sums = np.concatenate([np.array(single, "float64"), *by_class])
+        ranks.sum(sums)
+        self.loss, self.count, self.squares = sums[:3].tolist()
+        self.right, self.among_top, self.positions = (int(each) for each in sums[3:6])
+        self.overlap, self.union = sums[6 : 6 + classes], sums[6 + classes :]
+
     def add(self, predictions: Array, target: Array, options: Mapping[str, Any], classes: int | None) -> None:
         """Count one batch.
 
@@ -91,15 +105,17 @@ class Quality:
         self.union += np.bincount(chosen, minlength=classes) + np.bincount(truth, minlength=classes) - overlap
 
 
-def validate(session: Session, samples: Samples) -> dict[str, float]:
+def validate(session: Session, samples: Samples, ranks: Ranks | None = None) -> dict[str, float]:
     """The measures of a session's predictions for all samples (see `Quality.measures`).
 
-    Of a model with several outputs the loss is that of the predictions alone.
+    Of a model with several outputs the loss is that of the predictions alone. Ranks share the samples out, and all get
+    the measures.
     """
-    quality = Quality()
-    for inputs, target in _batches(samples, session.batch or BATCH):
+    quality, ranks = Quality(), ranks or Alone()
+    for inputs, target in _batches(samples, session.batch or BATCH, ranks):
         predictions = session.predict(inputs if len(inputs) > 1 else inputs[0])
         quality.add(predictions, target, session.artifact.options, session.classes)
+    quality.sum_over(ranks, session.classes or 0)
     return quality.measures(session.classes, len(session.target.shape) > 1)
 
 
@@ -117,8 +133,9 @@ def check_measure(session: Session, name: str) -> None:
         )
 
 
-def _batches(samples: Samples, size: int) -> Iterator[tuple[tuple[Array, ...], Array]]:
-    for start in range(0, len(samples), size):
+def _batches(samples: Samples, size: int, ranks: Ranks) -> Iterator[tuple[tuple[Array, ...], Array]]:
+    """The batches of this rank: every so many-th."""
+    for start in range(ranks.rank * size, len(samples), ranks.size * size):
         yield samples.rows(np.arange(start, min(start + size, len(samples))))
 
 

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data parallel training: ranks compute the gradients of their samples, and update by the mean of all of them.
+
+An update is of `micro_batches` batches, which the ranks share out. Nothing is sent between the batches of one rank. The
+gradients are then summed in the one flat buffer that they lie in, and divided by `micro_batches`, so that N ranks with
+one batch each train as one rank with N of them: to the bit if the sums are in the same order, as for two ranks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tvm_convgrad.core.errors import ArtifactError, TrainingError
+from tvm_convgrad.training.runtime.data import Samples
+from tvm_convgrad.training.runtime.loop import Updated, rightly_classified
+from tvm_convgrad.training.runtime.ranks import Alone, Ranks
+from tvm_convgrad.training.runtime.schema import Array
+from tvm_convgrad.training.runtime.session import Gradients, Session
+
+AVERAGE, FIRST = STATISTICS = ("average", "first")
+"""What becomes of running statistics, which each rank moves by its own batches: their mean, or those of rank 0."""
+
+
+class DataParallel:
+    """A session of a split step on each rank, for a training loop of one's own.
+
+    The ranks must begin with the same state, as sessions of one artifact do, and make the same calls.
+
+    Example, under `torchrun --nproc-per-node 2 loop.py`:
+
+        torch.distributed.init_process_group("gloo")
+        parallel = DataParallel(Session("step.so"), TorchRanks())
+        for x, y in batches_of(parallel.ranks.rank):
+            loss, predictions = parallel.step(x, y, lr=0.1)
+
+    Attributes:
+        session, ranks: as given.
+        updates: done so far, from which dropout draws its masks.
+    """
+
+    def __init__(self, session: Session, ranks: Ranks | None = None, updates: int = 0) -> None:
+        self.session, self.ranks, self.updates = session, ranks or Alone(), updates
+
+    def step(self, x: Any, y: Any, lr: float | None = None) -> tuple[float, Array]:
+        """Train on one batch of each rank, all of the same number of samples.
+
+        Returns:
+            The mean loss of all ranks before the update, and the predictions of this rank's batch.
+        """
+        size = self.ranks.size
+        found = self.session.gradients(x, y, self.updates * size + self.ranks.rank)
+        loss = np.array(found.loss / size)
+        self.ranks.sum(loss)
+        self.ranks.sum(found.flat)
+        self.session.apply(found.flat / np.float32(size), lr)
+        self.updates += 1
+        return float(loss), found.predictions
+
+
+@dataclass(frozen=True)
+class ParallelStep:
+    """One update of all ranks on the batches of a run.
+
+    Attributes:
+        session: of the split step.
+        samples: all training samples, of which a rank reads those of its batches.
+        ranks: who share the batches.
+        micro_batches: of an update, over all ranks.
+        is_interrupted: whether this rank is asked to end; all of them end with the update.
+    """
+
+    session: Session
+    samples: Samples
+    ranks: Ranks
+    micro_batches: int
+    is_interrupted: Callable[[], bool]
+
+    def __call__(self, batch: Array, done: int, rate: float) -> Updated:
+        """Train on the samples with these numbers; see `loop.Update`."""
+        total = self.micro_batches
+        numbers = shares(total, self.ranks.size)[self.ranks.rank]
+        rows = batch.reshape(total, -1)
+        losses, right = np.zeros(total), np.zeros((2, total))
+        flat: Array | None = None
+        for number in numbers:
+            inputs, target = self.samples.rows(rows[number])
+            found = self._gradients(inputs, target, done * total + number)
+            losses[number] = found.loss
+            counts = rightly_classified(self.session, found.predictions, target)
+            right[:, number] = (0, 0) if counts is None else counts
+            flat = found.flat if flat is None else np.add(flat, found.flat, out=flat)
+        layout = self.session.artifact.flat
+        assert layout is not None  # as gradients were computed, or `check_split` has said so
+        flat = np.zeros(layout.size, "float32") if flat is None else flat
+        told = np.concatenate([losses, right.ravel(), [float(self.is_interrupted())]])
+        self.ranks.sum(told)
+        self.ranks.sum(flat)
+        if total > 1:
+            np.divide(flat, np.float32(total), out=flat)
+        self.session.apply(flat, rate)
+        loss = sum(told[:total].tolist()) / total
+        right, counted = told[total:-1].reshape(2, total).sum(axis=1).tolist()
+        accuracy = None if self.session.classes is None else right / counted if counted else float("nan")
+        return Updated(loss, accuracy, bool(told[-1]))
+
+    def _gradients(self, inputs: Sequence[Array], target: Array, number: int) -> Gradients:
+        return self.session.gradients(tuple(inputs) if len(inputs) > 1 else inputs[0], target, number)
+
+
+def shares(micro_batches: int, size: int) -> list[range]:
+    """The numbers of the micro-batches of each rank: consecutive ones, as many for each as can be.
+
+    Example:
+        >>> shares(4, 3)
+        [range(0, 2), range(2, 3), range(3, 4)]
+    """
+    least, more = divmod(micro_batches, size)
+    begins = [rank * least + min(rank, more) for rank in range(size + 1)]
+    return [range(begin, end) for begin, end in pairwise(begins)]
+
+
+def check_split(session: Session, what: str) -> None:
+    """Refuse a step that is not in two.
+
+    Raises:
+        ArtifactError: it was built without --split.
+    """
+    if session.artifact.flat is None:
+        raise ArtifactError(f"{session.artifact.path}: {what} needs a step in two; build it with --split.")
+
+
+def synchronise(session: Session, ranks: Ranks, micro_batches: int, statistics: str = AVERAGE) -> None:
+    """Give all ranks the same running statistics, and see that all else of their states is the same.
+
+    Running statistics follow linear recurrences, so that the mean over ranks at the end is that of averaging after each
+    step. It is weighted by the micro-batches of each rank.
+
+    Args:
+        session: whose state is read and written.
+        ranks: who have one.
+        micro_batches: of an update.
+        statistics: AVERAGE, or FIRST for those of rank 0.
+
+    Raises:
+        TrainingError: parameters differ, which no sequence of the same updates does.
+    """
+    if ranks.size == 1:
+        return
+    moving = session.statistics
+    digest = 0
+    for name, value in session.state.items():
+        if name not in moving:
+            digest = zlib.crc32(value.tobytes(), digest)
+    if len(set(ranks.gather(digest))) > 1:
+        raise TrainingError(
+            "the ranks have different parameters after the same updates; a machine among them computes wrongly, or "
+            "the state of one was changed."
+        )
+    weight = len(shares(micro_batches, ranks.size)[ranks.rank]) / micro_batches
+    if statistics == FIRST:
+        weight = float(ranks.rank == 0)
+    for value in moving.values():
+        if value.dtype.kind == "f":
+            wide = value.astype("float64") * weight
+            ranks.sum(wide)
+            value[...] = wide
+
+
+__all__ = [
+    "AVERAGE",
+    "FIRST",
+    "STATISTICS",
+    "DataParallel",
+    "ParallelStep",
+    "check_split",
+    "shares",
+    "synchronise",
+]

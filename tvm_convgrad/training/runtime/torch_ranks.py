@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that torch.distributed connects, as `torchrun` starts them: `gloo`, over TCP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+from tvm_convgrad.core.errors import SetupError, TrainingError, first_line
+from tvm_convgrad.training.runtime.schema import Array
+
+T = TypeVar("T")
+
+TIMEOUT = 300.0
+"""Seconds that a rank waits for the others. It has to be longer than anything that one does while others wait."""
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class TorchRanks:
+    """The ranks of torch.distributed's default process group, which the caller or `joined` has made.
+
+    Attributes:
+        rank, size: of the group.
+
+    Raises:
+        SetupError: there is no process group.
+    """
+
+    def __init__(self) -> None:
+        import torch.distributed as distributed
+
+        if not distributed.is_initialized():
+            raise SetupError(
+                "torch.distributed has no process group; call torch.distributed.init_process_group('gloo') first."
+            )
+        self.rank = distributed.get_rank()
+        self.size = distributed.get_world_size()
+
+    def sum(self, array: Array) -> None:
+        """Replace each element of a contiguous array by its sum over all ranks, in its memory."""
+        import torch
+        import torch.distributed as distributed
+
+        self._try(lambda: distributed.all_reduce(torch.from_numpy(array)))
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank; they are pickled."""
+        import torch.distributed as distributed
+
+        found: list[T | None] = [None] * self.size
+        self._try(lambda: distributed.all_gather_object(found, value))
+        return found  # type: ignore[return-value]
+
+    def first(self, value: T) -> T:
+        """The value of rank 0; it is pickled."""
+        import torch.distributed as distributed
+
+        found = [value]
+        self._try(lambda: distributed.broadcast_object_list(found, src=0))
+        return found[0]
+
+    def _try(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:  # of gloo: a closed connection, or the time is over
+            raise TrainingError(
+                f"rank {self.rank} of {self.size}: another rank has ended or does not answer ({first_line(error)}); "
+                "its own message has the reason."
+            ) from error
+
+
+@contextmanager
+def joined(timeout: float = TIMEOUT) -> Iterator[TorchRanks]:
+    """Connect the processes that were started together, as the environment names them, inside the block.
+
+    Args:
+        timeout: seconds to wait for the others, here and in everything that they do together.
+
+    Raises:
+        SetupError: PyTorch is missing, no launcher has named the ranks, or they cannot be reached.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what ends a run is told in one sentence
+    try:
+        import torch.distributed as distributed
+    except ModuleNotFoundError as error:
+        raise SetupError("--distributed needs PyTorch: pip install 'tvm-convgrad[torch]'.") from error
+    missing = [name for name in _VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise SetupError(
+            f"--distributed: {', '.join(missing)} not set, so the ranks cannot find each other; start them with "
+            "`torchrun --nproc-per-node N -m tvm_convgrad run …`, or set these variables as it does."
+        )
+    try:
+        distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        raise SetupError(
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: the ranks did not meet at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout:g} s ({first_line(error)})."
+        ) from error
+    try:
+        yield TorchRanks()
+    finally:
+        distributed.destroy_process_group()
+
+
+def local_ranks() -> int:
+    """How many of the ranks run on this machine, as torchrun tells; 1 if nobody does."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
+__all__ = ["TIMEOUT", "TorchRanks", "joined", "local_ranks"]
