@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions and what follows them, found in a function: chains that one kernel or one call of a library computes.
 
-    conv(x, w) [+ acc] [+ bias] [-> relu]          forward and transposed convolutions
+    conv(x, w) [+ acc] [+ bias] [-> relu, relu6]   forward and transposed convolutions
     acc + dgrad(dy, w),  acc + wgrad(dy, x)
     wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias, however the sum is written;
                                                    either one added to what there is, both if weight's is
@@ -153,7 +153,7 @@ class Finder:
 
     def _extended(self, chain: Chain) -> Chain | None:
         readers, before = self._readers.get(chain.result, []), chain.epilogue
-        if len(readers) != 1 or readers[0] == len(self._bindings) or before.relu:
+        if len(readers) != 1 or readers[0] == len(self._bindings) or before.relu or before.relu6:
             return None
         binding = self._bindings[readers[0]]
         if binding.var in self._taken:
@@ -162,6 +162,8 @@ class Finder:
         grown = replace(chain, result=binding.var, last=readers[0])
         if _operator(call) == "relax.nn.relu":
             grown = replace(grown, epilogue=replace(before, relu=True))
+        elif _is_relu6(call):
+            grown = replace(grown, epilogue=replace(before, relu6=True))
         elif _operator(call) == "relax.add" and tvm_ffi.structural_equal(binding.var.ty, chain.result.ty):
             other = call.args[0] if call.args[1].same_as(chain.result) else call.args[1]
             if not before.bias and self._bias(chain, other) is not None:
@@ -327,6 +329,11 @@ class Finder:
 
 Axes = list[tuple[str, Any]]
 """The letters that are left of a layout in the course of a sum, with their extents."""
+
+
+def _is_relu6(call: relax.Expr) -> bool:
+    """Whether a value is a tensor between 0 and 6."""
+    return _operator(call) == "relax.clip" and [float(getattr(each, "value", -1)) for each in call.args[1:]] == [0, 6]
 
 
 def _left_by(call: relax.Call, axes: Axes) -> Axes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions with what follows them as one kernel: a pass to run before LegalizeOps, with a target in scope.
 
-    conv(x, w) [+ acc] [+ bias] [-> relu]          forward and transposed convolutions
+    conv(x, w) [+ acc] [+ bias] [-> relu, relu6]   forward and transposed convolutions
     acc + dgrad(dy, w),  acc + wgrad(dy, x)        in the place of acc
     wgrad(dy, x) and the sum of dy over pixels     the gradients of weight and bias, also each in the place of an acc
 

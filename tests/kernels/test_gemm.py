@@ -19,7 +19,12 @@ from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gemm.plan import candidates, invalid, regions_of
 
 GEMMS = ("forward", "backward_data")
-EPILOGUES = [Epilogue(bias=True), Epilogue(relu=True, accumulate=True), Epilogue(bias=True, relu=True, accumulate=True)]
+EPILOGUES = [
+    Epilogue(bias=True),
+    Epilogue(relu=True, accumulate=True),
+    Epilogue(bias=True, relu=True, accumulate=True),
+    Epilogue(bias=True, relu6=True),
+]
 FUSED = [
     "mb2ic17ih9iw11oc19oh9ow11kh3kw3ph1pw1",
     "mb2ic40ih8iw8oc24oh8ow8kh1kw1",
@@ -110,7 +115,14 @@ def _with_epilogue(wanted, epilogue, axis, seed):
         total += before
     if epilogue.bias:
         total += bias.reshape(shape)
-    return bias, before, np.maximum(total, 0) if epilogue.relu else total
+    return bias, before, _activated(total, epilogue)
+
+
+def _activated(total, epilogue):
+    """What relu or relu6 makes of it."""
+    if epilogue.relu6:
+        return np.clip(total, 0, 6)
+    return np.maximum(total, 0) if epilogue.relu else total
 
 
 @pytest.mark.parametrize("direction", GEMMS)

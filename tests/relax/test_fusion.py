@@ -79,6 +79,17 @@ def test_bias_alone_and_relu_alone() -> None:
     check(PROBLEM, lambda net: [relu(net, net.forward())], ["kernel"], [("relu",)])
 
 
+def test_relu6() -> None:
+    """A clip between 0 and 6, and no other one."""
+
+    def clipped(low: float, high: float) -> Callable[[Net], list[Any]]:
+        return lambda net: [net.emit(relax.op.clip(net.biased(net.forward()), low, high))]
+
+    check(PROBLEM, clipped(0, 6), ["kernel"], [("bias", "relu6")])
+    check(PROBLEM, clipped(0, 5), ["kernel", "clip"], [("bias",)])
+    check(PROBLEM, clipped(-6, 6), ["kernel", "clip"], [("bias",)])
+
+
 def test_what_is_read_elsewhere_is_left_alone() -> None:
     def body(net: Net) -> list[Any]:
         y = net.forward()

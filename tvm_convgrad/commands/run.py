@@ -45,10 +45,6 @@ def _statistics(name: str) -> str:
     return name
 
 
-SAVED = ("parameter", "frozen", "running_stat")
-"""The roles of the tensors that --save-state writes: those that predictions depend on."""
-
->>>>>>> fcc2969a3e5da22dd62c6496ac3bc5f40ea8addc
 _INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Operations fused into the store, in the order accumulate, bias, relu; all in the type of the sums.
+    """Operations fused into the store, in the order accumulate, bias, relu or relu6; all in the type of the sums.
 
     Attributes:
         bias: forward and dgrad: add a parameter after the weight, of shape (result channels,) and the result's type.
         relu: forward and dgrad: the maximum with zero; NaN stays NaN.
+        relu6: forward and dgrad: the same, and at most 6.
         accumulate: add to what the result holds when the kernel is called.
         bias_grad: wgrad: a second result after the weight's gradient, dY summed over batch and pixels.
         bias_accumulate: wgrad, with accumulate and bias_grad: add to what the bias gradient holds, too.
@@ -23,6 +24,7 @@ class Epilogue:
     accumulate: bool = False
     bias_grad: bool = False
     bias_accumulate: bool = False
+    relu6: bool = False
 
 
 NO_EPILOGUE = Epilogue()

@@ -30,9 +30,9 @@ from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 
 EPILOGUES: Mapping[str, tuple[str, ...]] = {
-    FORWARD.name: ("bias", "relu", "accumulate"),
+    FORWARD.name: ("bias", "relu", "accumulate", "relu6"),
     BACKWARD_WEIGHT.name: ("accumulate", "bias_grad", "bias_accumulate"),
-    BACKWARD_DATA.name: ("bias", "relu", "accumulate"),
+    BACKWARD_DATA.name: ("bias", "relu", "accumulate", "relu6"),
 }
 """The fields of an Epilogue that a direction can have; every kernel of this package fuses them."""
 

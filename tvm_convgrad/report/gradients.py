@@ -28,8 +28,8 @@ def describe_convolutions(lowered: Iterable[Lowered]) -> list[Entry]:
             op, descriptor: the operator and its problem; that of a transposed convolution is the one whose dgrad it is.
             kernel: what computes it: the kind of a generated kernel, "composition:…", "stock" for TVM's own operator,
                 or a vendor library and its name of what it uses.
-            fused: what it computes besides: "bias", "relu", "accumulate" (adds to a tensor in place), "bias_grad",
-                "bias_accumulate" (adds the bias gradient in place).
+            fused: what it computes besides: "bias", "relu", "relu6", "accumulate" (adds to a tensor in place),
+                "bias_grad", "bias_accumulate" (adds the bias gradient in place).
             reason: why it was chosen.
             plan: the tiling of a generated kernel, or formats and workspace of a library; empty otherwise.
             seconds: the cost model's estimate for one core; None where it has none.

@@ -222,8 +222,8 @@ def numbers_of(case: KernelCase, seed: int) -> Numbers:
         bias = draw((channels,), dtype)
         operands.append(bias)
         total = total + bias.astype("float64").reshape([-1 if letter == "C" else 1 for letter in layout])
-    if fused.relu:
-        total = np.maximum(total, 0)
+    if fused.relu or fused.relu6:
+        total = np.clip(total, 0, 6 if fused.relu6 else None)
     return Numbers(tuple(operands), (before,), (total.astype(numpy_dtype(dtype)),))
 
 
