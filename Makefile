@@ -15,8 +15,11 @@
 #                   says so and ends; no part of .ci/run
 # make bench-relay  16 gradients in Relay, Relax and PyTorch in turns; the table in OUT; installs PyTorch
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
+# make test-federated  the example of federated training, with Flower in .venv-federated
+# make docs         the site, in OUT/site; links and anchors must be right
+# make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
-# make clean        remove .venv, .venv-oldest, .venv-relay, out and build leftovers
+# make clean        remove .venv, .venv-oldest, .venv-relay, .venv-federated, out and build leftovers
 #
 # Everything else runs in .venv, which the first target makes. PYTHON is the interpreter to make it with.
 PYTHON ?= python3
@@ -32,11 +35,12 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 OLDEST_TVM := apache-tvm==0.26.0 apache-tvm-ffi==0.1.13.post2
 RELAY := .venv-relay
+FEDERATED := .venv-federated
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu \
-    bench-relay test-host lint clean
+    bench-relay test-host test-federated docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -135,10 +139,26 @@ test-relay-gpu: $(VENV)/with-test $(VENV)/with-cuda $(VENV)/with-cutlass
 	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_GPU_PACKAGES=$$packages CONVGRAD_RELAX_PYTHON=$(BIN)/python \
 	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops/gpu
 
+$(FEDERATED)/made: $(SOURCES)
+	$(PYTHON) -m venv $(FEDERATED)
+	rm -rf build
+	$(FEDERATED)/bin/python -m pip install --quiet --disable-pip-version-check '.[test,federated]'
+	touch $@
+
+test-federated: $(FEDERATED)/made
+	$(FEDERATED)/bin/pytest -m federated tests/distributed
+# The variable silences an announcement of other versions.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+docs: $(VENV)/with-docs
+	$(MKDOCS) build --site-dir $(abspath $(OUT))/site
+
+docs-serve: $(VENV)/with-docs
+	$(MKDOCS) serve
+
 lint: $(VENV)/with-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(RELAY) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(RELAY) $(FEDERATED) $(OUT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

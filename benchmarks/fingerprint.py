@@ -101,7 +101,7 @@ def lines_of_fuzzed(problem: ConvProblem, machine: Machine) -> Iterator[str]:
 
 def work() -> list[tuple[object, ...]]:
     """What the processes share: one suite of a batch, a layout and an instruction set, or some fuzzed problems."""
-    machines = list(CPUS.values())
+    machines = [machine for machine in CPUS.values() if not machine.dots]
     jobs: list[tuple[object, ...]] = [
         ("suite", machine, name, batch, layout)
         for name in SUITES

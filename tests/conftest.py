@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "zoo: builds models of other libraries, and runs only with -m zoo (make test-zoo)"
     )
+    config.addinivalue_line("markers", "federated: runs Flower, and runs only with -m federated (make test-federated)")
+    config.addinivalue_line("markers", "jax: the bridge to JAX; skipped where JAX is not installed")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
     if "CONVGRAD_CACHE" not in os.environ:  # of this run only, whose workers share it
@@ -42,8 +44,25 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 
-_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu", "zoo")
+_ON_REQUEST = (*(entry.marker.name for entry in ENTRIES.values() if entry.marker.on_request), "gpu", "zoo", "federated")
 """Marks of tests that run only with -m: they need what the suite has no time for, a GPU, or other libraries."""
+
+
+_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch")
+"""All marks of the suite."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With -m MARK, files without that word are not imported: importing all of them takes ten seconds."""
+    mark = config.option.markexpr
+    if mark in _MARKS and collection_path.match("test_*.py") and not _has_word(collection_path, mark):
+        return True
+    return None
+
+
+@cache
+def _has_word(path: Path, word: str) -> bool:
+    return word in path.read_text()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,6 +79,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             missing = backend(name).unavailable(None)
             for item in marked if missing else ():
                 item.add_marker(pytest.mark.skip(reason=f"{name}: {missing}"))
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in _MARKS and not _has_word(item.path, mark.name):
+                raise pytest.UsageError(f"{item.nodeid}: write its mark, {mark.name}, in the file, for -m {mark.name}")
 
 
 def _needs_torch(item: pytest.Function) -> bool:

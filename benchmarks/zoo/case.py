@@ -16,6 +16,7 @@ import json
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -42,6 +43,10 @@ from tvm_convgrad.training.step.module import StepModule
 STAGES = ("import", "compare", "time")
 
 RIGHT, WRONG, REFUSED, CRASHED, NOT_EXPORTED = "right", "wrong", "refused", "crashed", "not exported"
+REWRITTEN = "rewritten"
+"""Right, but for parameters that the exporter has merged or computed of the model's, of which the import warns."""
+
+_SHOWN = 3
 
 INPUTS = 4
 """Batches that are tried until no gradient has differed for all of them."""
@@ -52,7 +57,7 @@ class Outcome:
     """What came of a case.
 
     Attributes:
-        result: "imported", "right", "wrong", "refused" (a sentence of ours), "crashed" or "not exported".
+        result: "imported", "right", "rewritten", "wrong", "refused" (a sentence of ours), "crashed" or "not exported".
         reason: the sentence; for a wrong step what differs.
         parameters: how many numbers are trained.
         error, float32_error: the largest error of a gradient, of ours and of PyTorch's float32.
@@ -108,7 +113,7 @@ def run_case(architecture: Architecture, form: str, stage: str, batch: int, seco
             save_artifact(executable, make_manifest(step, target, []), library)
             outcome = replace(outcome, build_seconds=time.perf_counter() - begin)
             session = Session(library)
-            outcome = compared(outcome, module, architecture, session, step, problem)
+            outcome = compared(outcome, module, architecture, session, step, problem, model.warnings)
             if stage == "time" and outcome.result == RIGHT:
                 outcome = measured(outcome, module, library, session, problem, seconds)
             return outcome
@@ -127,8 +132,9 @@ def compared(
     session: Session,
     step: StepModule,
     problem: Problem,
+    warnings: Sequence[str],
 ) -> Outcome:
-    """The outcome with the comparison's result."""
+    """The outcome with the comparison's result; `warnings` are those of the import."""
     differing: dict[str, float] | None = None
     for seed in range(INPUTS):
         problem = draw(module, architecture, problem.inputs[0].shape[0], seed)
@@ -139,6 +145,13 @@ def compared(
         outcome = replace(outcome, result=WRONG if differing else RIGHT, reason=found.sentence(differing))
         if not differing:
             break
+    if found.others and outcome.result == RIGHT:
+        shown = ", ".join(sorted(found.others)[:_SHOWN])
+        reason = f"{len(found.others)} parameters are in the module or in the step only: {shown}"
+        result = (
+            REWRITTEN if any("the exporter has" in each or "of the exporter" in each for each in warnings) else WRONG
+        )
+        outcome = replace(outcome, result=result, reason=reason)
     return outcome
 
 

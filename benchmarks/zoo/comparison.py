@@ -34,11 +34,14 @@ class Comparison:
     Attributes:
         differing: relative errors of the loss and the gradients and statistics that differ by more than rounding.
         count: how many gradients and statistics there are.
+        others: names of parameters and statistics that PyTorch's module has not, and of those with a gradient that our
+            step has not.
         error, float32_error: the largest error of a gradient, of ours and of PyTorch's float32.
     """
 
     differing: Mapping[str, float]
     count: int
+    others: frozenset[str]
     error: float
     float32_error: float
 
@@ -73,7 +76,6 @@ def compare(module: nn.Module, session: Session, step: StepModule, problem: Prob
     limit = max(1e-4 * abs(wanted_loss), TIMES_FLOAT32 * abs(rounded_loss - wanted_loss))
     if not abs(loss - wanted_loss) <= limit:
         differing["the loss"] = abs(loss - wanted_loss) / abs(wanted_loss)
-    differing |= {f"the name {name}, which the module lacks,": np.inf for name in set(ours) - set(wanted)}
     known = ours.keys() & wanted.keys()
     largest = max((float(np.abs(wanted[name]).max(initial=0.0)) for name in known), default=0.0) or 1.0
     worst, worst32 = 0.0, 0.0
@@ -85,4 +87,6 @@ def compare(module: nn.Module, session: Session, step: StepModule, problem: Prob
         worst, worst32 = max(worst, error), max(worst32, error32)
         if not error <= max(LEAST_ERROR, TIMES_FLOAT32 * error32) + stored:
             differing[name] = error
-    return Comparison(differing, len(ours), worst, worst32)
+    trained = {name for name, _ in module.named_parameters() if wanted[name].any()}
+    others = frozenset(ours.keys() - wanted.keys() | trained - ours.keys())
+    return Comparison(differing, len(ours), others, worst, worst32)

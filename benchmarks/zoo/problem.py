@@ -86,7 +86,10 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 def torch_step_of(module: nn.Module, problem: Problem, dtype: torch.dtype) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss, and by name the gradients and the new running statistics, of PyTorch in a type."""
+    """Loss, and by name the gradients and the new running statistics, of PyTorch in a type.
+
+    Parameters that the loss does not depend on have no gradient in PyTorch, which is zero here.
+    """
     twin = copy.deepcopy(module).to(dtype)
     inputs = [value.to(dtype) for value in problem.inputs]
     criterion = nn.functional.mse_loss if problem.loss == "mse" else nn.functional.cross_entropy
@@ -94,6 +97,8 @@ def torch_step_of(module: nn.Module, problem: Problem, dtype: torch.dtype) -> tu
     with without_dropout(twin):
         loss = criterion(first_tensor(twin(*inputs)), target)
     loss.backward()
-    found = {name: value.grad for name, value in twin.named_parameters() if value.grad is not None}
+    found = {
+        name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in twin.named_parameters()
+    }
     found |= dict(twin.named_buffers())
     return loss.item(), {name: value.detach().double().numpy() for name, value in found.items()}

@@ -21,7 +21,7 @@ from tvm_convgrad.bench import measure as measuring
 from tvm_convgrad.bench import peak
 from tvm_convgrad.bench.markdown import document
 from tvm_convgrad.bench.measure import Measurement, geometric_mean
-from tvm_convgrad.bench.peak import DTYPE, Peak, peak_kernel, registers_of_sums
+from tvm_convgrad.bench.peak import DOT_PEAK, DTYPE, FMA_PEAK, HALVES, Peak, peak_kernel, registers_of_sums
 from tvm_convgrad.bench.results import Results, dense_kind, means
 from tvm_convgrad.bench.roofline import Roofline, triad_kernel
 from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES, Layer, suite
@@ -30,6 +30,7 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.measure import timing
 from tvm_convgrad.measure.timing import Call
 from tvm_convgrad.training.compile.targets import parse_target
+from tvm_convgrad.training.runtime.cpu_features import local_features
 
 # Multiply-accumulates of one image at 224 x 224, in 1e9, linear classifiers left out, as the papers (or fvcore) count;
 # I3D counts 108 for 64 frames.
@@ -287,6 +288,39 @@ def test_a_problem_of_two_suites_is_measured_once(
     assert first == second
 
 
+def test_the_peak_of_dot_products_computes() -> None:
+    """Each step adds 0.5 * 0.5 + 0.5 * 0.5 to the word's float32; where the CPU has the instruction it is executed."""
+    target = parse_target('{"kind": "llvm", "mcpu": "znver4"}')
+    machine = machine_of(target)
+    assert machine is not None
+    assert machine.dots == ("bfloat16",)
+    library = tvm.compile(tvm.IRModule({"main": peak_kernel(machine, 2, dots=True)}), target)
+    if "avx512bf16" not in local_features():
+        pytest.skip("compiled, and not run: this CPU has no AVX512-BF16")
+    lanes = machine.lanes(DTYPE)
+    result = tvm.runtime.tensor(np.full(2 * registers_of_sums(machine) * lanes, np.nan, DTYPE))
+    library["main"](tvm.runtime.tensor(np.full(2 * lanes, HALVES, DTYPE)), result)
+    np.testing.assert_array_equal(result.numpy(), np.float32(HALVES) + np.float32(peak.STEPS * 0.5))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bit_layers_are_measured_beside_their_peak(
+    convgrad: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr("tvm_convgrad.bench.layers.measure_roofline", lambda peak: replace(ROOFLINE, of=peak.of))
+    file, short = tmp_path / "out.json", {"bfloat16": "bf16", "float16": "f16"}[dtype]
+    problem = f"mb1ic4ih6oc8kh3_dt={short}:{short}:{short}"
+    done = convgrad(
+        "bench", "--problem", problem, "--dtype", dtype, "--against", "stock", "--seconds", 0, "--json", file
+    )
+    assert done.code == 0, done.err
+    found = json.loads(file.read_text())
+    machine = machine_of(parse_target("native"))
+    assert machine is not None
+    assert found["roofline"]["of"] == (DOT_PEAK if dtype in machine.dots else FMA_PEAK)
+    assert all(each["peak"] > 0 for each in found["measurements"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -296,11 +330,15 @@ def test_a_problem_of_two_suites_is_measured_once(
         (["--problem", SMALL, "--json", "/no/such/folder/x.json"], ["/no/such/folder does not exist"]),
         (["--problem", SMALL, "--roofline", "/no/such/folder/x.png"], ["/no/such/folder does not exist"]),
         (["--problem", SMALL, "--impl", "cudnn"], ["--impl cudnn", "kernel, transforms, onednn"]),
-        (["--suite", "vgg16", "--dtype", "float16"], ["--dtype float16", "--target cuda"]),
     ],
 )
 def test_refusals(convgrad: Command, arguments: list[str], parts: list[str]) -> None:
     convgrad("bench", *arguments, "--against", "stock").assert_sentence(*parts)
+
+
+def test_jax_is_measured_in_float32_only(convgrad: Command) -> None:
+    parts = ["--against jax", "float16", "leave jax out"]
+    convgrad("bench", "--suite", "vgg16", "--dtype", "float16", "--against", "jax").assert_sentence(*parts)
 
 
 @pytest.mark.parametrize(

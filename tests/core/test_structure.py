@@ -36,7 +36,7 @@ LAYERS = (
     ("tvm_convgrad/measure",),
     ("tvm_convgrad/tuning",),
     ("tvm_convgrad/bridge",),
-    ("tvm_convgrad/torch",),
+    ("tvm_convgrad/jax", "tvm_convgrad/torch"),
     ("tvm_convgrad/report", "tvm_convgrad/verify"),
     ("tvm_convgrad/bench",),
     ("tvm_convgrad/commands",),

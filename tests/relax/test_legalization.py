@@ -222,7 +222,7 @@ def test_formulas_as_extents_compile(symbolic: str, layout: str, fused: bool) ->
             loss = builder.emit_output(relax.op.sum(relax.op.multiply(z, upstream)))
         builder.emit_func_output(loss, [x, w0, w1, upstream])
     if fused and not stock_fuses_formulas():
-        pytest.skip("this TVM cannot fuse operators whose extents are formulas (0.26; README)")
+        pytest.skip("this TVM cannot fuse operators whose extents are formulas (0.26; docs/SUPPORT.md)")
     mod = relax.transform.Gradient("main", require_grads=[x, w0, w1])(builder.get())
     machine = quick_machine(mod) if fused else relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     first = ConvProblem(2, 2, 4, (9, 8), (3, 3)).with_layouts(layout, "OIHW", layout)

@@ -77,8 +77,9 @@ def loss_of(module):
 
 
 def executor_of(module):
+    """Without LLVM's optimiser, which takes a quarter of the time: tests/relay_ops/test_cpu_kernels.py has it."""
     with tvm.transform.PassContext(opt_level=2):
-        return graph_executor.GraphModule(relay.build(module, "llvm")["default"](tvm.cpu()))
+        return graph_executor.GraphModule(relay.build(module, "llvm -opt-level=0")["default"](tvm.cpu()))
 
 
 def numbers(function):

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 bridge = pytest.importorskip("tvm_convgrad.torch")
 
+from tvm_convgrad.bridge import choice  # noqa: E402
 from tvm_convgrad.bridge.store import Kernels  # noqa: E402
 from tvm_convgrad.torch import plan as plans  # noqa: E402
 
@@ -131,7 +132,7 @@ def test_a_store_of_others_is_not_used(fresh, tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
-    plans._warned.clear()
+    choice._warned.clear()
     with bridge.enable(wait=True, always=True, folder=folder), pytest.warns(RuntimeWarning, match="others can write"):
         calls(3)
     assert not list(folder.rglob("*.object"))
@@ -140,7 +141,7 @@ def test_a_store_of_others_is_not_used(fresh, tmp_path: Path) -> None:
 def test_without_a_compiler_training_goes_on(fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One warning says why, however many calls there are."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    plans._warned.clear()
+    choice._warned.clear()
     with bridge.enable(wait=True, folder=tmp_path), pytest.warns(RuntimeWarning) as warned:
         calls(4)
     assert len([each for each in warned if "tvm_convgrad.torch" in str(each.message)]) == 1

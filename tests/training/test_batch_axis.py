@@ -56,6 +56,41 @@ FREED = {
         s=[16, 8, 6, 4],
     ),
 }
+LSTM = {name: RNG.standard_normal(shape).astype("float32") for name, shape in (("i", (1, 8, 2)), ("r", (1, 8, 2)))}
+
+
+def merged(batch, heads=2):
+    """Keys transposed as torch.onnx.export writes it, windows, and a recurrent layer; all with `batch` in constants."""
+    rows = 4 // heads
+    return {
+        "heads": proto(
+            ("Reshape", "p s", {}), ("Reshape", "y0 m", {}), ("Transpose", "y1", {"perm": [0, 2, 1]}),
+            ("Reshape", "y2 t", {}), ("MatMul", "y0 y3", {}), ("MatMul", "y4 y0", {}), ("Reshape", "y5 e", {}),
+            batch=batch, s=[batch, heads, rows, 2], m=[-1, rows, 2], t=[batch, heads, 2, rows], e=[batch, 8],
+        ),
+        "windows": proto(
+            ("Reshape", "p s", {}), ("Transpose", "y0", {"perm": [0, 2, 1, 3]}), ("Reshape", "y1 m", {}),
+            ("Softmax", "y2", {"axis": 1}), ("Reshape", "y3 t", {}), ("Flatten", "y4", {}),
+            batch=batch, s=[batch, heads, 2, rows], m=[batch * 2, heads, rows], t=[batch, 2, heads * rows],
+        ),
+        "batch on axis 1": proto(
+            ("Reshape", "p s", {}), ("Transpose", "y0", {"perm": [1, 0, 2]}),
+            ("LSTM", "y1 i r _ _ h h", {"hidden_size": 2}), ("Transpose", "y2", {"perm": [0, 2, 1, 3]}),
+            ("Reshape", "y3 t", {}), ("Transpose", "y4", {"perm": [1, 0, 2]}), ("Flatten", "y5", {}),
+            batch=batch, s=[batch, 4, 2], t=[4, batch, 2], h=np.zeros((1, batch, 2), "float32"), **LSTM,
+        ),
+        "resize between": proto(
+            ("Resize", "c _ s", {"mode": "nearest"}), ("GlobalAveragePool", "y0", {}), ("Reshape", "y1 t", {}),
+            batch=batch, s=np.array([1, 1, 2, 2], "float32"), t=[batch, 8],
+        ),
+    }  # fmt: skip
+
+
+MERGED = {
+    f"{name}, batch {batch}, {heads} heads": model
+    for batch, heads in ((2, 2), (4, 2), (3, 1))
+    for name, model in merged(batch, heads).items()
+}
 FIXED = {
     "Reshape 'node0' has the constant shape [32, 4]": proto(("Reshape", "p s", {}), s=[32, 4]),
     "Reshape 'node1' has the constant shape [8, 16]": proto(
@@ -89,6 +124,47 @@ def test_freed_reshapes_compute_the_same():
         assert free.predict(x[:rows]).shape == (rows, 8)
         np.testing.assert_allclose(free.predict(x[:rows]), whole[:rows], rtol=1e-5, atol=1e-6)
     assert free.predict(np.concatenate([x, x])).shape == (32, 8)
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_axes_merged_with_the_batch_are_freed(name):
+    """Also where the batch is equal to other extents; sums of at most some hundred terms, so that ten bits are rest."""
+    stored = MERGED[name].graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    x = RNG.standard_normal((stored, 3, 5, 4)).astype("float32")
+    whole = Runner(build_step(from_onnx(MERGED[name]))).predict(x)
+    free = Runner(build_step(from_onnx(MERGED[name], batch="dynamic")))
+    np.testing.assert_allclose(free.predict(x), whole, rtol=2.0**-14, atol=2.0**-14)
+    many = free.predict(np.concatenate([x[::-1], x, x[:1]]))
+    np.testing.assert_allclose(many, [*whole[::-1], *whole, whole[0]], rtol=2.0**-14, atol=2.0**-14)
+
+
+TOKEN = {"t": np.array([[0.5, 2]], "float32"), "e": [2, 2]}
+
+
+def test_rows_expanded_to_the_batch_are_freed():
+    for join in (("Concat", "y1 y0", {"axis": 1}), ("Concat", "y0 y1", {"axis": -1})):
+        token = proto(FLATTEN, ("Expand", "t e", {}), join, batch=2, **TOKEN)
+        free = Runner(build_step(from_onnx(token, batch="dynamic")))
+        x = RNG.standard_normal((5, 3, 5, 4)).astype("float32")
+        found = free.predict(x)[:, :2] if join[1] == "y1 y0" else free.predict(x)[:, 8:]
+        np.testing.assert_array_equal(found, np.repeat(TOKEN["t"], 5, 0))
+
+
+def test_rows_expanded_to_what_may_be_no_batch_stay():
+    """Two directions, of which the sum is taken, are as many as samples."""
+    nodes = [FLATTEN, ("Expand", "t e", {}), ("ReduceSum", "y1 a", {}), ("Concat", "y0 y2", {"axis": 0})]
+    token = proto(*nodes, batch=2, **{**TOKEN, "t": np.ones((1, 8), "float32"), "e": [2, 8]}, a=[0])
+    with pytest.raises(ModelError, match=r"Expand 'node1' has the constant shape \[2, 8\]"):
+        from_onnx(token, batch="dynamic")
+
+
+def test_of_one_sample_axes_are_not_taken_for_its_batch():
+    """[1, 8, 1, 1] to [8, 1] may leave the sample away, or take its channels as samples."""
+    model = proto(
+        ("Reshape", "p s", {}), ("Softmax", "y0", {"axis": 0}), ("Reshape", "y1 t", {}), s=[8, 1], t=[1, 8], batch=1
+    )
+    with pytest.raises(ModelError, match=r"Reshape 'node0' has the constant shape \[8, 1\]"):
+        from_onnx(model, batch="dynamic")
 
 
 def test_resizes_to_sizes_with_the_batch():

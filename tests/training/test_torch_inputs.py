@@ -75,3 +75,28 @@ def test_a_number_that_varies_is_refused():
         from_exported_program(program)
     with pytest.raises(ModelError, match="input 'scale' is a scalar"):
         build_step(from_exported_program(torch.export.export(Scaled(), (IMAGE, torch.tensor(2.0)))))
+
+
+class NamedAsPyTorchNames(nn.Module):
+    """Attributes that torch.fx.GraphModule has for itself, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.code, self.graph = nn.Parameter(torch.rand(3)), nn.BatchNorm2d(8)
+        self.head, self.conv = nn.Linear(8, 5), nn.Conv2d(3, 8, 3)
+        self.register_buffer("meta", torch.rand(8))
+
+    def forward(self, image):
+        return self.head(self.graph(self.conv(image * self.code[:, None, None])).mean((2, 3)) * self.meta)
+
+
+def test_names_that_pytorch_has_for_itself_are_kept():
+    module = NamedAsPyTorchNames()
+    step = build_step(from_exported_program(torch.export.export(module, (IMAGE,))), momentum=0.9)
+    roles = {schema.name: schema.role for schema in step.state if schema.role in ("parameter", "running_stat")}
+    assert roles == {
+        **dict.fromkeys((name for name, _ in module.named_parameters()), "parameter"),
+        **dict.fromkeys(
+            [f"graph.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")], "running_stat"
+        ),
+    }

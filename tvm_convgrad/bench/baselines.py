@@ -205,6 +205,10 @@ def prepare_baselines(names: Sequence[str], threads: int, config: Configuration)
     for name in names:
         if name not in able:
             raise UnsupportedError(f"bench --against {name}: for {config.target.kind.name} there is {', '.join(able)}.")
+        if name == "jax" and config.dtype != "float32":
+            raise UnsupportedError(
+                f"bench --against jax: it is measured in float32, not {config.dtype}; leave jax out."
+            )
     require([*config.backends, *(name for name in names if name in NAMES)], config.target)
     modules = {**dict.fromkeys(_TORCH, ("torch", "PyTorch", "torch")), "jax": ("jax", "JAX", "bench")}
     for name in [name for name in names if name in modules]:

@@ -19,7 +19,7 @@ KERNEL = "kernel"
 """The generated kernels, by the name that `--impl` takes."""
 
 DTYPES = ("float32", "float16", "bfloat16")
-"""Element types that can be measured on a GPU; on CPUs it is the first only."""
+"""Element types that can be measured."""
 
 _CPU_IMPLS, _GPU_IMPLS = (KERNEL, TRANSFORMS, *names_of_kind("llvm")), names_of_kind("cuda")
 
@@ -93,10 +93,8 @@ def configuration_of(target: str, impl: str | None = None, dtype: str = DTYPES[0
     chosen = impl or able[0]
     if chosen not in able:
         raise UnsupportedError(f"bench --impl {chosen}: for {target} there is {', '.join(able)}; choose one of these.")
-    if dtype not in DTYPES[: None if gpu else 1]:
-        raise UnsupportedError(
-            f"bench --dtype {dtype}: on a CPU float32 is measured; give --target cuda, or leave it out."
-        )
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"bench --dtype {dtype}: measured are {', '.join(DTYPES)}; choose one of these.")
     if gpu:
         require_local(compiled_for, "programs are measured")
     return Configuration(compiled_for, gpu, chosen, dtype)

@@ -90,7 +90,7 @@ def run_layers(
     prepare_baselines(baselines, count, config)
     where = environment(config, count, options.seconds)
     results = Results.resume(path, where) if resume and path is not None else None
-    peak = None if config.gpu else Peak(config.target, count)
+    peak = None if config.gpu else Peak(config.target, count, config.dtype)
     if results is None:
         roofline = measure_gpu_roofline(config) if peak is None else measure_roofline(peak)
         results = Results(where, roofline, path)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FMA peak of this machine's cores, by a generated kernel that does multiply-adds in registers on all threads.
+"""The arithmetic peak of this machine's cores, by a generated kernel that works in registers on all threads.
+
+It does multiply-adds of float32, or dot products of bfloat16 where the CPU has them and layers are of that type.
 
 The rate depends on the clock of the cores, which changes by a tenth and more within seconds: the best run of a second
 is that of a burst. So the kernel also has a turn in each pair of a measurement (`Peak.turn`).
@@ -10,14 +12,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import tvm
 
+from tvm_convgrad.codegen.dot_product import dot_product
 from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.codegen.loops import Loops, load, make_parameter
 from tvm_convgrad.core.errors import UnsupportedError
 
 DTYPE = "float32"
+
+HALVES = float(np.array([0.5, 0.5], ml_dtypes.bfloat16).view(DTYPE)[0])
+"""The word of two bfloat16 that are 0.5, as the float32 of the same bits."""
+
+FMA_PEAK, DOT_PEAK = "FMA peak", "bfloat16 dot product peak"
+"""What is measured."""
 
 STEPS = 400_000
 """Iterations of the loop of a work item: about a millisecond, of which starting the threads is a small part."""
@@ -27,17 +37,23 @@ TURN = 0.005
 
 
 class Peak:
-    """The compiled kernel of multiply-adds.
+    """The compiled kernel of multiply-adds, or of dot products.
 
     Attributes:
+        of: FMA_PEAK or DOT_PEAK.
         target: the TVM target that it is compiled for.
         machine: the instruction set of the target.
         threads: threads of TVM's pool.
-        flop: FLOP of a run; a multiply-add is two.
+        flop: FLOP of a run; a multiply-add is two, a dot product of pairs four.
     """
 
-    def __init__(self, target: tvm.target.Target, threads: int) -> None:
+    def __init__(self, target: tvm.target.Target, threads: int, dtype: str = DTYPE) -> None:
         """Compile the kernel for a target and a number of threads.
+
+        Args:
+            target: an x86 or ARM CPU.
+            threads: the number of work items.
+            dtype: of the layers. Where the CPU has no dot products of it, operands are converted to float32.
 
         Raises:
             UnsupportedError: kernels are not made for the target.
@@ -50,10 +66,12 @@ class Peak:
         self.target, self.machine, self.threads = target, machine, threads
         lanes = machine.lanes(DTYPE)
         sums = threads * registers_of_sums(machine) * lanes
-        self.flop = 2 * sums * STEPS
-        self._factors = tvm.runtime.tensor(np.full(2 * lanes, 0.5, DTYPE))
+        dots = dtype in machine.dots
+        self.of = DOT_PEAK if dots else FMA_PEAK
+        self.flop = (4 if dots else 2) * sums * STEPS
+        self._factors = tvm.runtime.tensor(np.full(2 * lanes, HALVES if dots else 0.5, DTYPE))
         self._sums = tvm.runtime.tensor(np.empty(sums, DTYPE))
-        self._kernel = tvm.compile(tvm.IRModule({"main": peak_kernel(machine, threads)}), target)["main"]
+        self._kernel = tvm.compile(tvm.IRModule({"main": peak_kernel(machine, threads, dots=dots)}), target)["main"]
 
     def run(self) -> None:
         """One run, of `flop`."""
@@ -81,10 +99,11 @@ def registers_of_sums(machine: Machine) -> int:
     return min(24, machine.registers - 4)
 
 
-def peak_kernel(machine: Machine, items: int) -> tvm.tirx.PrimFunc:
+def peak_kernel(machine: Machine, items: int, *, dots: bool = False) -> tvm.tirx.PrimFunc:
     """The PrimFunc of sum = sum * a + b, STEPS times in each of `items` parallel items; parameters (factors, sums).
 
     The factor multiplies the sum: LLVM would move a product of two constants out of the loop and leave an addition.
+    With `dots` it is sum = sum + the dot products of the words of a and b, an intrinsic that LLVM does not take apart.
     """
     lanes, count = machine.lanes(DTYPE), registers_of_sums(machine)
     loops = Loops()
@@ -97,7 +116,8 @@ def peak_kernel(machine: Machine, items: int) -> tvm.tirx.PrimFunc:
             loops.store(register, 0, b)
         with loops.loop(STEPS, "step"):
             for register in registers:
-                loops.store(register, 0, load(register, 0, lanes) * a + b)
+                total = load(register, 0, lanes)
+                loops.store(register, 0, dot_product(loops, total, a, b) if dots else total * a + b)
         for i, register in enumerate(registers):
             loops.store(result, (item * count + i) * lanes, load(register, 0, lanes))
     return loops.finish([factors, result], "main")
@@ -114,4 +134,4 @@ def best(call: Callable[[], object], seconds: float) -> float:
     return least
 
 
-__all__ = ["DTYPE", "Peak", "best", "peak_kernel", "registers_of_sums"]
+__all__ = ["DOT_PEAK", "DTYPE", "FMA_PEAK", "Peak", "best", "peak_kernel", "registers_of_sums"]

@@ -54,7 +54,7 @@ def measure_roofline(peak: Peak, seconds: float = 1.0) -> Roofline:
     kernel = triad_kernel(peak.machine, TRIAD_ELEMENTS, peak.threads)
     triad = tvm.compile(tvm.IRModule({"main": kernel}), peak.target)["main"]
     bandwidth = 3 * 4 * TRIAD_ELEMENTS / best(lambda: triad(*arrays), seconds / 2) * 1e-9
-    return Roofline(gflops, bandwidth, peak.threads, peak.machine.name)
+    return Roofline(gflops, bandwidth, peak.threads, peak.machine.name, peak.of)
 
 
 def triad_kernel(machine: Machine, elements: int, items: int) -> tvm.tirx.PrimFunc:

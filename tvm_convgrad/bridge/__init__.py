@@ -5,8 +5,10 @@
     make.py       the library of a job; loads TVM
     worker.py     the process that makes libraries
     runtime/      host.cc: what kernels call, threads and scratch memory, on the OpenMP pool that the process has
-    library.py    a library in this process: Host, Kernel
+                  xla.cc: the same on XLA's threads, and its custom call
+    library.py    a library in this process: Host, XlaHost, Kernel
     store.py      Kernels: those that are loaded, kept, or being compiled in the background
+    choice.py     who is faster, a kernel or the framework
     compiled.py   `tvm_convgrad.compile`: a kernel on numpy arrays and tensors
 
 This process loads no TVM: importing it takes seconds, and its threads would spin beside those of the framework.

@@ -25,6 +25,9 @@ EXTRA: Mapping[str, tuple[str, ...]] = {"": (), "bias": ("bias",), "bias_grad": 
 SYMBOL = "kernel"
 """The name that every kernel has in its library."""
 
+HOST, XLA_HOST = "host", "xla"
+"""The jobs that are not kernels: what kernels call, on OpenMP's threads and on those of XLA (JAX)."""
+
 _SOURCES = (
     "core",
     "codegen",
@@ -97,7 +100,7 @@ def surroundings() -> list[object]:
     return [
         tvm_convgrad.__version__,
         sources.hexdigest(),
-        [_version(package) for package in _PACKAGES],
+        [installed_version(package) for package in _PACKAGES],
         _states("tvm"),
         _states("tvm_ffi"),
         platform.machine(),
@@ -107,7 +110,8 @@ def surroundings() -> list[object]:
     ]
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """The version of an installed package, or nothing."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -137,4 +141,4 @@ def _tunings() -> str:
         return ""
 
 
-__all__ = ["EXTRA", "SYMBOL", "Job", "digest", "surroundings"]
+__all__ = ["EXTRA", "HOST", "SYMBOL", "XLA_HOST", "Job", "digest", "installed_version", "surroundings"]

@@ -14,11 +14,10 @@ from tvm_convgrad.core.errors import SetupError
 
 _POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_in_parallel")
 _CONTEXT = {
-    "__TVMBackendParallelLaunch": "convgrad_launch",
     "__TVMBackendAllocWorkspace": "convgrad_allocate",
     "__TVMBackendFreeWorkspace": "convgrad_free",
 }
-"""Variables of a kernel's library that hold functions, and ours."""
+"""Variables of a kernel's library that hold functions, and ours; of parallel loops the one that the host names."""
 
 _CODES = {"float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "bfloat16": (4, 16)}
 _CPU = 1
@@ -43,7 +42,13 @@ class _Tensor(ctypes.Structure):
 
 
 class Host:
-    """What kernels call: parallel loops on the OpenMP pool that this process has, and scratch memory."""
+    """What kernels call: parallel loops on the OpenMP pool that this process has, and scratch memory.
+
+    Attributes:
+        launch: the function of the library that runs parallel loops.
+    """
+
+    launch = "convgrad_launch"
 
     def __init__(self, content: bytes) -> None:
         """Load it.
@@ -52,9 +57,7 @@ class Host:
             SetupError: the system's loader refuses it, or there is no OpenMP.
         """
         self._library = _loaded(content, "the functions that kernels call")
-        pool = openmp()
-        self._library.convgrad_use_pool(*(ctypes.cast(getattr(pool, name), ctypes.c_void_p) for name in _POOL))
-        self.threads = pool.omp_get_max_threads
+        self._use_threads()
         self.call = self._library.convgrad_call
         self.call.argtypes = (
             ctypes.c_void_p,
@@ -64,9 +67,40 @@ class Host:
             *(ctypes.c_void_p for _ in range(4)),
         )
 
+    def _use_threads(self) -> None:
+        pool = openmp()
+        self._library.convgrad_use_pool(*(ctypes.cast(getattr(pool, name), ctypes.c_void_p) for name in _POOL))
+
     def address(self, name: str) -> int | None:
         """That of one of its functions."""
         return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
+
+
+class XlaHost(Host):
+    """What kernels call inside of XLA's custom call: parallel loops on XLA's own thread pool.
+
+    Attributes:
+        handler: XLA's custom call, which runs the kernel that its attribute "kernel" names.
+    """
+
+    launch = "convgrad_xla_launch"
+
+    def _use_threads(self) -> None:
+        self.handler = self._library.convgrad_xla_run
+        self._library.convgrad_xla_register.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        self._library.convgrad_xla_register.restype = None
+        self._library.convgrad_xla_calls.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))
+        self._library.convgrad_xla_calls.restype = ctypes.c_int64
+
+    def register(self, key: str, kernel: Kernel) -> None:
+        """Let the custom call find a kernel, which has to live as long as programs that call it."""
+        self._library.convgrad_xla_register(key.encode(), *kernel.entry)
+
+    def tally(self, key: str) -> tuple[int, float]:
+        """Calls of a kernel, and their seconds."""
+        nanoseconds = ctypes.c_int64()
+        calls = self._library.convgrad_xla_calls(key.encode(), ctypes.byref(nanoseconds))
+        return int(calls), nanoseconds.value * 1e-9
 
 
 @lru_cache(maxsize=1)
@@ -107,7 +141,7 @@ class Kernel:
         """
         self.job, self._host = job, host
         self._library = _loaded(content, f"{job.direction} of {job.descriptor}")
-        for variable, function in _CONTEXT.items():
+        for variable, function in {"__TVMBackendParallelLaunch": host.launch, **_CONTEXT}.items():
             try:
                 ctypes.c_void_p.in_dll(self._library, variable).value = host.address(function)
             except ValueError:  # this kernel does not call it
@@ -126,6 +160,16 @@ class Kernel:
             raise SetupError(f"{job.direction} of {job.descriptor}: the library has no kernel ({error})") from error
         self._call, self._entry, self._described = host.call, entry, ctypes.addressof(self._tensors)
         self._count, self._last = len(tensors), (None,) * (4 - len(tensors))
+
+    @property
+    def host(self) -> Host:
+        """What it calls."""
+        return self._host
+
+    @property
+    def entry(self) -> tuple[int | None, int, int]:
+        """Addresses of its function and of the description of its tensors, and their number."""
+        return self._entry, self._described, self._count
 
     def run(self, threads: int, *addresses: int) -> None:
         """Compute: the addresses are of operands, bias, result and gradient of the bias, as `Job.tensors` has them.
@@ -156,4 +200,4 @@ def _unique_path(descriptor: int) -> str:
     return f"/proc/self/{written}/fd/{descriptor}"
 
 
-__all__ = ["Host", "Kernel", "openmp"]
+__all__ = ["Host", "Kernel", "XlaHost", "openmp"]

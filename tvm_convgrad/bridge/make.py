@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
 from tvm.support import cc
 
-from tvm_convgrad.bridge.job import EXTRA, SYMBOL, Job
+from tvm_convgrad.bridge.job import EXTRA, HOST, SYMBOL, XLA_HOST, Job
 from tvm_convgrad.codegen.hardware import cores_of, machine_of, native_target
 from tvm_convgrad.core.entries import default_path
 from tvm_convgrad.core.epilogue import Epilogue
@@ -20,7 +22,7 @@ from tvm_convgrad.training.compile.kernel_object import Settings, make_object
 from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.tuning.store import Store
 
-HOST_SOURCE = Path(__file__).parent / "runtime" / "host.cc"
+HOST_SOURCES = {HOST: "host.cc", XLA_HOST: "xla.cc"}
 
 
 def make_kernel(job: Job) -> bytes:
@@ -46,22 +48,30 @@ def make_kernel(job: Job) -> bytes:
         return _linked(source, folder)
 
 
-def make_host() -> bytes:
-    """The library with what kernels call.
+def make_host(name: str) -> bytes:
+    """The library with what kernels call: HOST or XLA_HOST, which needs the headers that jaxlib brings.
 
     Raises:
-        SetupError: there is no C++ compiler.
+        SetupError: there is no C++ compiler, or no jaxlib.
     """
+    include: tuple[str, ...] = ()
+    if name == XLA_HOST:
+        found = importlib.util.find_spec("jaxlib")
+        if found is None or not found.origin:
+            raise SetupError(
+                "jaxlib, whose headers XLA's custom calls need, is missing: pip install 'tvm-convgrad[jax]'"
+            )
+        include = (f"-I{Path(found.origin).parent / 'include'}",)
     with workspace() as folder:
-        return _linked(HOST_SOURCE, folder)
+        return _linked(Path(__file__).parent / "runtime" / HOST_SOURCES[name], folder, include)
 
 
-def _linked(source: Path, folder: Path) -> bytes:
+def _linked(source: Path, folder: Path, options: Sequence[str] = ()) -> bytes:
     compiler = cc.get_cc()
     if compiler is None:
         raise SetupError("there is no C++ compiler, which links kernels: install g++ or clang++, or set CXX")
     library = folder / "library.so"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", "-o", str(library), str(source)]
+    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", *options, "-o", str(library), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -69,4 +79,4 @@ def _linked(source: Path, folder: Path) -> bytes:
     return library.read_bytes()
 
 
-__all__ = ["HOST_SOURCE", "make_host", "make_kernel"]
+__all__ = ["HOST_SOURCES", "make_host", "make_kernel"]

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
 
-from tvm_convgrad.bridge.job import SYMBOL, Job
-from tvm_convgrad.bridge.library import Host, Kernel
-from tvm_convgrad.bridge.worker import HOST, LIBRARY, Worker, answer_error, key_of
+from tvm_convgrad.bridge.job import HOST, SYMBOL, XLA_HOST, Job
+from tvm_convgrad.bridge.library import Host, Kernel, XlaHost
+from tvm_convgrad.bridge.worker import LIBRARY, Worker, answer_error, key_of
 from tvm_convgrad.core.errors import ConvGradError, SetupError
 from tvm_convgrad.core.kept_objects import KeptObjects
 
@@ -28,8 +28,9 @@ class Kernels:
         compiled: how many libraries this process has had compiled; those that another process has kept are none.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Those of a store's folder; None is the default one."""
+    def __init__(self, folder: Path | None = None, host: str = HOST) -> None:
+        """Those of a store's folder, None is the default one; they run on the threads of HOST or XLA_HOST."""
+        self._host_name = host
         self.kept = KeptObjects(folder)
         self.compiled = 0
         self._forked = False
@@ -66,7 +67,7 @@ class Kernels:
             if found is not None:
                 return found
             found = Future()
-            content, host = self.kept.get(job.key), self.kept.get(key_of(HOST)) if self._host is None else b""
+            content, host = self.kept.get(job.key), b"" if self._host is not None else self._kept_host()
             if content is not None and host is not None:
                 self._finish(job, found, content, host)
             elif not build or self._forked:
@@ -101,7 +102,7 @@ class Kernels:
             try:
                 if self._worker is None:
                     self._worker = Worker(self.kept.folder)
-                host = b"" if self._host is not None else self.kept.get(key_of(HOST)) or self._worker.make(HOST)
+                host = b"" if self._host is not None else self._kept_host() or self._worker.make(self._host_name)
                 content = self._worker.make(job)
                 self.compiled += 1
             except ConvGradError as error:
@@ -115,6 +116,9 @@ class Kernels:
             with self._lock:
                 self._finish(job, found, content, host)
 
+    def _kept_host(self) -> bytes | None:
+        return self.kept.get(key_of(self._host_name))
+
     def _stop(self) -> None:
         if self._worker is not None:
             self._worker.stop()
@@ -127,7 +131,7 @@ class Kernels:
                 if answer and not answer.startswith(LIBRARY):
                     raise answer_error(answer)
             if self._host is None:
-                self._host = Host(host)
+                self._host = _loaded_host(self._host_name, host)
             kernel = Kernel(job, content, SYMBOL, self._host)
         except ConvGradError as error:
             found.set_exception(error)
@@ -138,9 +142,15 @@ class Kernels:
 
 
 @lru_cache(maxsize=8)
-def kernels(folder: Path | None = None) -> Kernels:
-    """The kernels of this process by the folder of their store."""
-    return Kernels(folder)
+def _loaded_host(name: str, content: bytes) -> Host:
+    """What kernels call; one for all stores, as XLA knows one custom call only."""
+    return XlaHost(content) if name == XLA_HOST else Host(content)
+
+
+@lru_cache(maxsize=8)
+def kernels(folder: Path | None = None, host: str = HOST) -> Kernels:
+    """The kernels of this process by the folder of their store, and by whose threads they run on."""
+    return Kernels(folder, host)
 
 
 __all__ = ["Kernels", "kernels"]

@@ -16,13 +16,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tvm_convgrad.bridge.job import Job, digest
+from tvm_convgrad.bridge.job import XLA_HOST, Job, digest, installed_version
 from tvm_convgrad.core.errors import FAMILY, ConvGradError, SetupError, UnsupportedError, first_line
 from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.training.compile.kernel_worker import receive, send
-
-HOST = "host"
-"""The job that is not a kernel: what kernels call."""
 
 LIBRARY = b"\x7fELF"
 """How a library begins; another answer or kept object is an error in JSON."""
@@ -37,8 +34,10 @@ _START = (
 
 
 def key_of(job: Job | str) -> str:
-    """What the library of a job, or of HOST, is found by."""
-    return digest([job]) if isinstance(job, str) else job.key
+    """What the library of a job, or of HOST or XLA_HOST, is found by."""
+    if isinstance(job, Job):
+        return job.key
+    return digest([job, installed_version("jaxlib")] if job == XLA_HOST else [job])
 
 
 class Worker:
@@ -111,7 +110,7 @@ def _made(job: Job | str, kept: KeptObjects) -> bytes:
 
     lasting = True
     try:
-        answer = make_host() if isinstance(job, str) else make_kernel(job)
+        answer = make_host(job) if isinstance(job, str) else make_kernel(job)
     except ConvGradError as error:
         lasting = isinstance(error, UnsupportedError)
         answer = json.dumps({"error": type(error).__name__, "text": str(error)}).encode()
@@ -140,4 +139,4 @@ def _locked(folder: Path, key: str) -> Iterator[None]:
         lock.release()
 
 
-__all__ = ["HOST", "LIBRARY", "Worker", "answer_error", "key_of", "serve"]
+__all__ = ["LIBRARY", "Worker", "answer_error", "key_of", "serve"]

@@ -5,6 +5,7 @@
                       and functions that make its expressions (vector and masked loads, type conversion, min and max)
     register_tile.py  Tile: an m x n tile of accumulators in vector registers
     packing.py        transposing a square of vectors in registers
+    dot_product.py    dot products of pairs of bfloat16: the instruction, and words that hold a pair
     extrema.py        maxima and minima that propagate NaN
     stack_slots.py    where `Loops.let` keeps named values, so that TVM compiles long kernels fast
     hardware.py       Machine: vector width, registers and caches of a CPU

@@ -14,6 +14,7 @@ from typing import ClassVar
 from tvm.target import Target
 from tvm.target import codegen as llvm
 
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.threads import available_cores
@@ -50,11 +51,14 @@ class Machine:
             sums, and thereby the result, depends neither on how many threads run nor on the machine that builds.
         has_masks: whether masked loads and stores are single instructions.
         parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
+        dots: the 16-bit types that an instruction multiplies in pairs and sums in float32 (`codegen.dot_product`).
 
     The same for all CPUs, as only the ratios of estimates decide:
         clock: cycles a second.
         fma_latency: cycles from one multiply-add of an accumulator to the next.
         fmas: vector multiply-adds that start in a cycle.
+        dot_latency: cycles from one dot product of pairs of an accumulator to the next; as many start in a cycle
+            as multiply-adds, and each does twice their work.
         l1_bytes: bytes of a core's first-level cache.
         line_bytes: bytes of a line of every cache.
         shared_bytes: bytes of the cache that cores share; larger tensors come from memory.
@@ -68,6 +72,7 @@ class Machine:
     clock: ClassVar[float] = 3.5e9
     fma_latency: ClassVar[float] = 4.0
     fmas: ClassVar[int] = 2
+    dot_latency: ClassVar[float] = 6.0
     l1_bytes: ClassVar[int] = 1 << 15
     line_bytes: ClassVar[int] = 64
     shared_bytes: ClassVar[int] = 8 << 20
@@ -85,6 +90,7 @@ class Machine:
     parts: int = 2
     has_masks: bool = False
     parallel_from: int = PARALLEL_FROM
+    dots: tuple[str, ...] = ()
 
     def lanes(self, dtype: str) -> int:
         """Elements of a type in one register."""
@@ -95,6 +101,7 @@ CPUS = {
     machine.name: machine
     for machine in (
         Machine("AVX-512", 64, 32, has_masks=True),
+        Machine("AVX512-BF16", 64, 32, has_masks=True, dots=("bfloat16",)),
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),
         Machine("NEON", 16, 32, 1 << 19),
@@ -159,7 +166,8 @@ def _machine(described: str) -> Machine | None:
     parts = max(FEWEST_PARTS, min(cores_of(target), MOST_PARTS))
     if triple.startswith(("x86_64", "amd64", "i686")):
         if "avx512f" in features:
-            return replace(CPUS["AVX-512"], parts=parts)
+            dots = {"avx512bf16", "avx512bw"} <= features and llvm.llvm_version_major() >= tir.DOT_PRODUCTS_FROM_LLVM
+            return replace(CPUS["AVX512-BF16" if dots else "AVX-512"], parts=parts)
         if "avx2" in features and "fma" in features:
             return replace(CPUS["AVX2"], parts=parts)
         return replace(CPUS["SSE"], parts=parts)

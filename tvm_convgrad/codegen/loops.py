@@ -52,6 +52,7 @@ class Loops:
         self._panels: list[list[tuple[Buffer, int]]] = [[]]
         self._names: dict[str, int] = {}
         self._slots: list[StackSlots | None] = []
+        self._helpers: dict[str, str] = {}
 
     # -- structure --------------------------------------------------------------------------------------------
 
@@ -133,9 +134,21 @@ class Loops:
 
     def finish(self, parameters: Sequence[Buffer], name: str) -> tir.PrimFunc:
         """The PrimFunc of everything emitted; with an empty name it gets one when it is added to a module."""
-        function = tir.PrimFunc(list(parameters), self._close())
+        body = self._close()
+        if self._helpers:
+            body = tir.with_helpers(body, "".join(self._helpers.values()))
+        function = tir.PrimFunc(list(parameters), body)
         attributes = {tir.SCHEDULED: True, tir.NO_ALIAS: True}
         return function.with_attr({**attributes, "global_symbol": name} if name else attributes)
+
+    def helper(self, name: str, code: str) -> None:
+        """Define a function that expressions of the kernel call by `tir.call_helper`; again is the same as once.
+
+        Args:
+            name: of the function.
+            code: its definition in LLVM's language.
+        """
+        self._helpers[name] = code
 
     # -- memory -----------------------------------------------------------------------------------------------
 
@@ -156,11 +169,11 @@ class Loops:
         self._panels[-1].append((buffer, size))
         return self.flat(buffer, size)
 
-    def flat(self, buffer: Buffer, size: Index) -> Buffer:
-        """A one-dimensional alias of a parameter."""
+    def flat(self, buffer: Buffer, size: Index, dtype: str = "") -> Buffer:
+        """A one-dimensional alias of a parameter, as elements of another type of the same bits if `dtype` is given."""
         result = decl_buffer(
             (size,),
-            str(buffer.dtype),
+            dtype or str(buffer.dtype),
             name=self._name(f"{buffer.name}_flat"),
             data=buffer_data(buffer),
             data_alignment=DTYPE_BYTES[str(buffer.dtype)],

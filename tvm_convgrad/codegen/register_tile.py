@@ -3,6 +3,8 @@
 
     C[i, j] += sum over k of  A[k, i] (a scalar, broadcast) * B[k, j] (a vector),   i < m (rows), j < n (columns)
 
+Where A and B hold words of two bfloat16 (`dot_product`), a product is the dot product of two words.
+
 Each accumulator is a buffer on the stack that is indexed by constants only, so LLVM promotes it to a register.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import dot_product
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, load, splat, zero
 
@@ -18,9 +21,9 @@ from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, load, splat, zero
 class Tile:
     """`rows` x `columns` accumulators of one vector each; making a tile emits code that sets them to zero."""
 
-    def __init__(self, loops: Loops, rows: int, columns: int, lanes: int, dtype: str) -> None:
+    def __init__(self, loops: Loops, rows: int, columns: int, lanes: int, dtype: str, *, dots: bool = False) -> None:
         self.rows, self.columns, self.lanes, self.dtype = rows, columns, lanes, dtype
-        self._loops = loops
+        self._loops, self._dots = loops, dots
         self._sums = [[loops.buffer("sum", lanes, dtype) for _ in range(columns)] for _ in range(rows)]
         for row in self._sums:
             for register in row:
@@ -37,7 +40,11 @@ class Tile:
             factor = scalar(i)
             broadcast = loops.let(factor if lanes_of(factor) > 1 else splat(factor, self.lanes), "a")
             for register, value in zip(row, vectors, strict=True):
-                loops.store(register, 0, load(register, 0, self.lanes) + tir.product(broadcast, value))
+                total = load(register, 0, self.lanes)
+                if self._dots:
+                    loops.store(register, 0, dot_product(loops, total, broadcast, value))
+                else:
+                    loops.store(register, 0, total + tir.product(broadcast, value))
 
     def value(self, row: int, column: int) -> Expr:
         """An accumulator, as a vector."""

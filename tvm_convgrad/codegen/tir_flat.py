@@ -13,6 +13,7 @@ from tvm.tirx import (
     AllocBuffer,
     And,
     AssertStmt,
+    AttrStmt,
     Bind,
     Broadcast,
     Buffer,
@@ -36,7 +37,9 @@ from tvm.tirx import (
     Stmt,
     Var,
     bitwise_and,
+    bitwise_or,
     bitwise_xor,
+    call_extern,
     call_llvm_intrin,
     call_llvm_pure_intrin,
     const,
@@ -57,6 +60,19 @@ StringImm = getattr(ir, "StringImm", None) or tirx.StringImm  # TVM 0.26 has it 
 
 SCHEDULED, NO_ALIAS = "tirx.is_scheduled", "tirx.noalias"
 """Attributes of a PrimFunc: it needs no schedule, and its parameters are distinct tensors."""
+
+DOT_PRODUCTS_FROM_LLVM = 17
+"""The first version of LLVM whose dot products take vectors of bfloat16."""
+
+
+def call_helper(dtype: str, name: str, *arguments: Expr) -> Expr:
+    """A call of a helper function, which `with_helpers` defines."""
+    return call_extern(dtype, name, *arguments)
+
+
+def with_helpers(body: Stmt, code: str) -> Stmt:
+    """The body of a function that calls helpers, whose definitions are text in LLVM's language."""
+    return AttrStmt(IntImm("int32", 0), "pragma_import_llvm", StringImm(code), body)
 
 
 def sequence(statements: Sequence[Stmt]) -> Stmt:
@@ -97,6 +113,7 @@ def dtype_of(value: Expr) -> str:
 
 
 __all__ = [
+    "DOT_PRODUCTS_FROM_LLVM",
     "EQ",
     "NO_ALIAS",
     "SCHEDULED",
@@ -128,8 +145,10 @@ __all__ = [
     "Var",
     "address_of",
     "bitwise_and",
+    "bitwise_or",
     "bitwise_xor",
     "buffer_data",
+    "call_helper",
     "const",
     "decl_buffer",
     "dtype_of",
@@ -148,4 +167,5 @@ __all__ = [
     "truncdiv",
     "truncmod",
     "type_of",
+    "with_helpers",
 ]

@@ -38,6 +38,7 @@ from tvm.tir import (
     Var,
     address_of,
     bitwise_and,
+    bitwise_or,
     bitwise_xor,
     const,
     if_then_else,
@@ -55,6 +56,19 @@ VOID = "void"
 
 SCHEDULED, NO_ALIAS = "tir.is_scheduled", "tir.noalias"
 """Attributes of a PrimFunc: it needs no schedule, and its parameters are distinct tensors."""
+
+DOT_PRODUCTS_FROM_LLVM = 1 << 30
+"""Never: the LLVM of these versions of TVM is older than what dot products of bfloat16 need."""
+
+
+def call_helper(dtype: str, name: str, *arguments: Expr) -> Expr:
+    """Helper functions are not used with these versions of TVM."""
+    raise NotImplementedError(f"{name}: TVM with Relay has no helper functions")
+
+
+def with_helpers(body: Stmt, code: str) -> Stmt:
+    """Helper functions are not used with these versions of TVM."""
+    raise NotImplementedError("TVM with Relay has no helper functions")
 
 
 def decl_buffer(shape: Sequence[int | Expr], dtype: str, **options: Any) -> Buffer:
@@ -167,6 +181,7 @@ def dtype_of(value: Expr) -> str:
 
 
 __all__ = [
+    "DOT_PRODUCTS_FROM_LLVM",
     "EQ",
     "NO_ALIAS",
     "SCHEDULED",
@@ -198,8 +213,10 @@ __all__ = [
     "Var",
     "address_of",
     "bitwise_and",
+    "bitwise_or",
     "bitwise_xor",
     "buffer_data",
+    "call_helper",
     "const",
     "decl_buffer",
     "dtype_of",
@@ -218,4 +235,5 @@ __all__ = [
     "truncdiv",
     "truncmod",
     "type_of",
+    "with_helpers",
 ]

@@ -100,7 +100,7 @@ def bench(
         str,
         typer.Option(
             metavar="float32|float16|bfloat16",
-            help="Type of all tensors of a layer; with --step of the operands of convolutions. On CPUs float32 only.",
+            help="Type of all tensors of a layer; with --step of the operands of convolutions.",
         ),
     ] = "float32",
     against: Annotated[

@@ -212,6 +212,16 @@ Decayed = Annotated[
         help="Which parameters have weight decay: all, or matrices: none of one axis, such as biases and norms.",
     ),
 ]
+Ema = Annotated[
+    float | None,
+    typer.Option(
+        metavar="DECAY",
+        min=0.0,
+        max=1.0,
+        callback=finite_float32,
+        help="Keep a moving average of each parameter, such as by 0.999 a step; `run --averages` tests and saves it.",
+    ),
+]
 ClipNorm = Annotated[
     float | None,
     typer.Option(callback=finite_float32, help="Scale all gradients to this norm where theirs together is larger."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,6 +108,10 @@ def run(
         bool,
         typer.Option("--use-best", help="Test and save the state of the best validation. Needs --checkpoint-dir."),
     ] = False,
+    averages: Annotated[
+        bool,
+        typer.Option("--averages", help="Validate, test and save the moving averages of the parameters (build --ema)."),
+    ] = False,
     log: Annotated[
         Path | None, typer.Option("--log", "--log-file", help="Write each step and validation as a line of JSON.")
     ] = None,
@@ -192,6 +196,9 @@ def run(
                 classes=session.classes,
                 ignored=session.ignored,
             )
+            if averages:
+                with session.averaged():
+                    pass  # or it raises
             samples, test = read(data, part="train"), read(test_data or data, part="test")
             held_out = read(validate or data, part="val", plain=validate is not None)
             if held_out is None and (use_best or (validate, validate_every, patience) != (None, None, None)):
@@ -229,6 +236,7 @@ def run(
                 "--monitor": monitor,
                 "--patience": patience,
                 "--use-best": use_best,
+                "--averages": averages,
                 "--statistics": statistics,
                 "--allow-nonfinite": allow_nonfinite,
             },
@@ -257,6 +265,7 @@ def run(
                 watch,
                 journals,
                 quiet=json or not first,
+                averages=averages,
                 split=split,
             ).train()
         finally:
@@ -289,16 +298,17 @@ def run(
     if progress.monitor:
         result |= {"best_step": progress.best_step, f"best_{progress.monitor}": progress.best}
     # The files come first, so that an error in the evaluation does not lose the trained state.
-    if save_state is not None:
-        _save_state(session, save_state)
-        result["state"] = str(save_state)
+    with session.averaged() if averages else nullcontext():
+        if save_state is not None:
+            _save_state(session, save_state)
+            result["state"] = str(save_state)
+        tested = {} if test is None else measure(session, test)
     if plot is not None:
         from tvm_convgrad.report.plot import save_loss_curve
 
         save_loss_curve(plot, progress.losses, len(samples) // size, f"{step.name}, batch {size}, lr {progress.lr:g}")
         result["plot"] = str(plot)
-    if test is not None:
-        result |= {f"test_{name}": value for name, value in measure(session, test).items()}
+    result |= {f"test_{name}": value for name, value in tested.items()}
     result["seconds"] = time.perf_counter() - start
     if json:
         print_json(result | {"losses": progress.losses})

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -117,6 +117,7 @@ class Run:
         watch: which validation is the best, and when the run ends before its last epoch.
         journals: what is told of each step and validation.
         quiet: whether nothing is printed.
+        averages: whether the averages of the parameters are validated.
         split: how a split step is trained by several ranks, or by several batches an update; None: the whole step.
     """
 
@@ -130,6 +131,7 @@ class Run:
     watch: Watch
     journals: Sequence[Journal]
     quiet: bool
+    averages: bool = False
     split: Split | None = None
 
     def train(self) -> End:
@@ -199,7 +201,8 @@ class Run:
 
         assert self.held_out is not None
         self._synchronise()
-        measures = validate(self.session, self.held_out, self.split.ranks if self.split else None)
+        with self.session.averaged() if self.averages else nullcontext():
+            measures = validate(self.session, self.held_out, self.split.ranks if self.split else None)
         best = self.watch.note(self.progress, measures)
         for journal in self.journals:
             journal.validation(steps, measures, best)

@@ -81,7 +81,7 @@ def from_relay(source: str | Path, params: str | Path | Mapping[str, ArrayLike] 
         source: a file: JSON of tvm.ir.save_json, text of mod.astext(), either as .gz, or a .tar of TVMC; or the JSON
             or text itself.
         params: a file of relay.save_param_dict, or arrays by name. As in relay.build, those parameters become
-            constants. Constants that a text without metadata lacks can be given here as "meta[relay.Constant][0]".
+            constants. Constants that a text without metadata lacks can be given here as `meta[relay.Constant][0]`.
 
     Returns:
         The module. Parameters keep their order; of several with one name the later ones get numbers.

@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from tvm_convgrad.codegen.loops import Index, Loops, Shapes, make_parameter, with_variable
+from tvm_convgrad.codegen.dot_product import HALF, WORD
+from tvm_convgrad.codegen.loops import Index, Loops, Shapes, make_parameter, quotient, with_variable
 from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.spec import ConvSpec
+
+NO_VIEWS: Mapping[str, str] = MappingProxyType({})
+"""No operand is viewed as another type."""
 
 
 class KernelFrame:
@@ -21,11 +27,19 @@ class KernelFrame:
         batch: a number, or an expression of the variable in the parameters' shapes.
         is_symbolic: whether the batch is known only at run time.
         tensors: flat views of (first operand, second operand, result).
+        halves: second views of results and biases that are bfloat16, of type HALF, by the parameters' names: vectors
+            are loaded and stored by them. Only of kernels of dot products.
         bias: a flat view of the bias (forward and dgrad) or of the bias gradient (wgrad); None if there is neither.
     """
 
     def __init__(
-        self, shapes: Shapes, epilogue: Epilogue, batch: int, panel: int = 0, batch_first: bool = False
+        self,
+        shapes: Shapes,
+        epilogue: Epilogue,
+        batch: int,
+        panel: int = 0,
+        batch_first: bool = False,
+        operands: Mapping[str, str] = NO_VIEWS,
     ) -> None:
         """Declare the parameters.
 
@@ -36,6 +50,7 @@ class KernelFrame:
             panel: elements for each image of the largest panel, where one panel holds all images.
             batch_first: whether sizes are written as batch * elements, else as elements * batch. It makes no
                 difference but to the structural hash of a PrimFunc.
+            operands: the types, WORD or HALF, that the views of a dot product's operands have, by their names.
         """
         self.loops, self.epilogue = Loops(), epilogue
         shapes, variable = with_variable(shapes)
@@ -50,9 +65,16 @@ class KernelFrame:
             self.batch = self.loops.batch(variable, max(panel, *(sizes[name] for name in batched)))
             for name in batched:
                 sizes[name] = self.batch * sizes[name] if batch_first else sizes[name] * self.batch
-        views = {p.name: self.loops.flat(p, sizes[p.name]) for p in self.parameters}
+        views = {p.name: self._view(p, sizes[p.name], operands.get(p.name, "")) for p in self.parameters}
+        self.halves: dict[str, Buffer] = {}
+        if operands:
+            narrow = [p for p in self.parameters if p.name not in operands and str(p.dtype) == "bfloat16"]
+            self.halves = {p.name: self._view(p, sizes[p.name], HALF) for p in narrow}
         self.bias: Buffer | None = next((views.pop(name) for name in ("bias", "bias_grad") if name in views), None)
         self.tensors: tuple[Buffer, ...] = tuple(views.values())
+
+    def _view(self, parameter: Buffer, size: Index, dtype: str) -> Buffer:
+        return self.loops.flat(parameter, quotient(size, 2) if dtype == WORD else size, dtype)
 
     def finish(self, name: str) -> PrimFunc:
         """The PrimFunc of everything that was emitted."""
@@ -69,7 +91,11 @@ def conv_frame(spec: ConvSpec, shapes: Shapes, epilogue: Epilogue, panel: int = 
     """
     bias = {"bias": ((spec.groups * spec.result_channels,), spec.result.dtype)} if epilogue.bias else {}
     operands = {name: shapes[name] for name in ("source", "weight")}
-    return KernelFrame({**operands, **bias, "result": shapes["result"]}, epilogue, spec.batch, panel)
+    every = {**operands, **bias, "result": shapes["result"]}
+    views = {}
+    if spec.pairs is not None:
+        views = {"source": HALF if spec.pairs.source else WORD, "weight": HALF if spec.pairs.weight else WORD}
+    return KernelFrame(every, epilogue, spec.batch, panel, operands=views)
 
 
 def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue) -> KernelFrame:

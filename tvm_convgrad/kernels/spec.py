@@ -82,6 +82,20 @@ Phase = tuple[AxisPhase, AxisPhase, AxisPhase]
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """How words, which hold two source channels, lie in the operands of a GEMM of dot products.
+
+    Attributes:
+        source, weight: elements from the first of a word to its second; 0 where the tensor is read as one of words.
+        channels: source channels of a group; the last word has one if they are odd.
+    """
+
+    source: int
+    weight: int
+    channels: int
+
+
+@dataclass(frozen=True)
 class ConvSpec:
     """Forward or dgrad of one problem.
 
@@ -94,6 +108,8 @@ class ConvSpec:
         in_step, out_step: steps of the source and of the result from one q to the next.
         phases: groups of phases with equal counts on all axes; one loop nest serves a group.
         dtype: of the sums.
+        pairs: if source channels are words (`gemm.pairs.paired`), where these are; then source_channels counts words,
+            and so do the strides of a tensor of words.
     """
 
     batch: int
@@ -110,6 +126,7 @@ class ConvSpec:
     out_step: DHW
     phases: tuple[tuple[Phase, ...], ...]
     dtype: str
+    pairs: Pairs | None = None
 
 
 def conv_spec(problem: ConvProblem, direction: str) -> ConvSpec:

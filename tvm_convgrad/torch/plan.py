@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
+from tvm_convgrad.bridge.choice import is_faster, measured, warn_once
 from tvm_convgrad.bridge.job import digest
 from tvm_convgrad.bridge.library import Kernel
 from tvm_convgrad.bridge.store import Kernels
@@ -36,9 +36,6 @@ BACKWARD_NAMES, FORWARD_NAMES = ("grad", "data", "weight"), ("data", "weight", "
 
 TURNS = 4
 """Timed calls of PyTorch and of the kernels each, the first of which is not counted: it brings the code into caches."""
-
-MARGIN = 0.97
-"""A kernel takes over where its time is less than this part of PyTorch's: noise must not make a step slower."""
 
 _FORMAT = 1
 
@@ -72,10 +69,6 @@ class _Turns:
 
     own: list[float] = field(default_factory=list)
     kernel: list[float] = field(default_factory=list)
-
-    @property
-    def kernel_wins(self) -> bool:
-        return min(self.kernel[1:]) < MARGIN * min(self.own[1:])
 
 
 class Plan:
@@ -175,9 +168,9 @@ class Plan:
                 continue
             self.reasons[part.name] = str(error)
             if isinstance(error, SetupError):
-                warn_once(str(error))
+                warn_once("tvm_convgrad.torch", str(error))
         if self._kernels.kept.problem:
-            warn_once(self._kernels.kept.problem)
+            warn_once("tvm_convgrad.torch", self._kernels.kept.problem)
         if not ready:
             self._decide(self.reasons, ())
         elif self._policy.always:
@@ -222,9 +215,9 @@ class Plan:
         taken, reasons = [], dict(self.reasons)
         for part, kernel in ready:
             ours, theirs = best.get(part.name, [1.0, 0.0])
-            if ours < MARGIN * theirs:
+            if is_faster(ours, theirs):
                 taken.append((part, kernel))
-            reasons[part.name] = f"measured: the kernel takes {ours * 1e6:.0f} us, PyTorch {theirs * 1e6:.0f} us"
+            reasons[part.name] = measured(ours, theirs, "PyTorch")
         self._decide(reasons, tuple(taken))
 
     def _decide(self, reasons: dict[str, str], taken: tuple[tuple[Part, Kernel], ...]) -> None:
@@ -330,7 +323,6 @@ class Plan:
 
 
 _PLACES = {"result": 0, "data": 0, "weight": 1}
-_warned: set[str] = set()
 
 
 def _places(part: Part) -> tuple[int, ...]:
@@ -360,17 +352,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def warn_once(text: str) -> None:
-    """Warn that training goes on without kernels, once for a reason."""
-    if text not in _warned:
-        _warned.add(text)
-        warnings.warn(f"tvm_convgrad.torch: {text}", RuntimeWarning, stacklevel=2)
-
-
 __all__ = [
     "BACKWARD_NAMES",
     "FORWARD_NAMES",
-    "MARGIN",
     "TURNS",
     "Own",
     "Plan",
@@ -379,5 +363,4 @@ __all__ = [
     "Tally",
     "dtype_name",
     "form_of",
-    "warn_once",
 ]

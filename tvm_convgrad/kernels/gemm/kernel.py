@@ -35,6 +35,7 @@ from tvm_convgrad.codegen.register_tile import Tile
 from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.frame import KernelFrame
+from tvm_convgrad.kernels.gemm.pairs import operands_of
 from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES, BlockPrefetch, TilePrefetch
 from tvm_convgrad.kernels.gemm.result import ResultStore, TilePlace
 from tvm_convgrad.kernels.gemm.source import SourcePanel, SpatialBlock
@@ -75,14 +76,15 @@ class PhaseGroup:
     ) -> None:
         loops = self.loops = frame.loops
         self.spec, self.phases, self.tiling = spec, phases, tiling
-        self.batch, self.dtype, (self.source, weight) = frame.batch, spec.dtype, frame.tensors[:2]
+        self.batch, self.dtype, self.source = frame.batch, spec.dtype, frame.tensors[0]
+        source, weight = operands_of(spec, *frame.tensors[:2])
         self.lanes, self.counts = machine.lanes(spec.dtype), tuple(axis.count for axis in phases[0])
         self.over_pixels = tiling.over_pixels
         blocking = self.blocking = blocking_of(spec, phases, tiling, machine)
         macs = spec.batch * spec.groups * spec.result_channels * spec.source_channels * math.prod(self.counts)
         self.kind = "parallel" if macs * blocking.tap_count >= machine.parallel_from else "serial"
         self.weights = WeightPanel(loops, spec, blocking, machine, self.over_pixels, weight)
-        self.panels = SourcePanel(loops, spec, blocking, machine, self.over_pixels, self.source)
+        self.panels = SourcePanel(loops, spec, blocking, machine, self.over_pixels, source)
         self.block_prefetch = BlockPrefetch(loops, spec, blocking, tiling, self.source)
         self.tile_prefetch = TilePrefetch(loops, spec, len(phases), blocking, tiling, machine)
         self.results = ResultStore(frame, spec, phases, tiling, blocking, machine)
@@ -257,7 +259,8 @@ class PhaseGroup:
         """
         packed, weights, panel, at = panels.weights, panels.weights_at, panels.source, panels.source_at
         loops, blocking, tiling, lanes = self.loops, self.blocking, self.tiling, self.lanes
-        tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, self.dtype)
+        dots = self.spec.pairs is not None
+        tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, self.dtype, dots=dots)
         channels, block = self.spec.source_channels, blocking.channel_block
         first = loops.let(expr(self._tap_first.at(position.phase)), "first_tap")
         if self.over_pixels:

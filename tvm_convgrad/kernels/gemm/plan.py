@@ -21,7 +21,7 @@ from tvm_convgrad.kernels.frame import conv_frame
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of, in_bounds
-from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
+from tvm_convgrad.kernels.spec import ConvSpec, Phase, View, WeightView, conv_spec, shapes_of
 
 FAR_VECTOR_CYCLES = 3.3
 """Cycles to load a vector of pixels of one channel: channels lie far apart, so that no hardware prefetcher predicts it,
@@ -109,21 +109,25 @@ class ImplicitGemm(Kernel):
         """Nothing."""
         return ""
 
+    def regions(self, problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
+        """The whole result as one spec, then its decompositions into regions: `Plan.region` is an index of it."""
+        return regions_of(problem, direction)
+
     def plan(self, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
         """The best tilings of the whole result, or of its regions where that gains more than more loop nests cost."""
-        found = [(*_best_tilings(each, machine), n) for n, each in enumerate(regions_of(problem, direction))]
+        found = [(*_best_tilings(each, machine), n) for n, each in enumerate(self.regions(problem, direction))]
         tilings, _, region = min(found, key=lambda each: each[1] * (1 + NEST_COST * len(each[0])))
         return Plan(tilings, region)
 
     def estimate(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> float:
         """The cycles of all loop nests, one after the other, until the last core is done, times the cores."""
-        spec = regions_of(problem, direction)[plan.region]
+        spec = self.regions(problem, direction)[plan.region]
         nests = zip(spec.phases, tilings_of(plan), strict=True)
         return sum(estimate(spec, phases, t, machine) for phases, t in nests) * machine.parts / machine.clock
 
     def invalid(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> str:
         """Why one of the tilings cannot be built, or nothing."""
-        regions = regions_of(problem, direction)
+        regions = self.regions(problem, direction)
         if not 0 <= plan.region < len(regions):
             return f"region is {plan.region}; it must be from 0 to {len(regions) - 1}"
         spec = regions[plan.region]
@@ -136,7 +140,7 @@ class ImplicitGemm(Kernel):
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
     ) -> tir.PrimFunc:
         """The function (source, weight, [bias,] result)."""
-        spec = regions_of(planned(problem), direction)[plan.region]
+        spec = self.regions(planned(problem), direction)[plan.region]
         tilings = tilings_of(plan)
         frame = conv_frame(spec, shapes_of(problem, direction), epilogue, largest_panel(spec, tilings, machine))
         for phases, tiling in zip(spec.phases, tilings, strict=True):
@@ -148,7 +152,7 @@ class ImplicitGemm(Kernel):
 
         The best estimate of each kind of tile comes first, then the second best of each, up to MAX_CANDIDATES in all.
         """
-        spec, taken = regions_of(problem, direction)[own.region], tilings_of(own)
+        spec, taken = self.regions(problem, direction)[own.region], tilings_of(own)
         found: list[tuple[int, float, tuple[GemmTiling, ...]]] = []
         costs = [estimate(spec, phases, tiling, machine) for phases, tiling in zip(spec.phases, taken, strict=True)]
         for number, phases in enumerate(spec.phases):
@@ -287,7 +291,7 @@ def _blocked(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine, tile: 
     if invalid(spec, phases, tile, machine):
         return
     _, h, _ = (axis.count for axis in phases[0])
-    tiles_w, element = blocking_of(spec, phases, tile, machine).tiles_w, DTYPE_BYTES[spec.dtype]
+    tiles_w, source_bytes = blocking_of(spec, phases, tile, machine).tiles_w, _bytes(spec.source)
     budget = machine.l2_bytes // 4
     heights = [n for n in range(tile.tile_h, h + 1) if h % n == 0 and n % tile.tile_h == 0]
     widths = sorted({-(-tiles_w // n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)} | {1})
@@ -304,7 +308,7 @@ def _blocked(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine, tile: 
                         yield replace(tiling, splits=splits)
             # Vectors of pixels of a panel of the whole source come from far apart, channel after channel: no hardware
             # prefetcher predicts them.
-            near = not tile.over_pixels or spec.source.size * element <= machine.l2_bytes
+            near = not tile.over_pixels or source_bytes <= machine.l2_bytes
             if near and block_tiles == tiles_w and (block_h == heights[-1] or bytes_ <= budget):
                 blocks = spec.batch * phases[0][0].count * blocking.spatial_blocks
                 for splits in sorted({1, min(2, blocks), min(machine.parts, blocks)}):
@@ -328,9 +332,8 @@ def estimate(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, mach
     images = spec.batch * depth
     tiles = images * groups * blocking.channel_blocks * (h // tiling.tile_h) * blocking.tiles_w
     accumulators = tiling.tile_m * tiling.tile_n
-    step = (
-        max(accumulators / machine.fmas, (tiling.tile_m + tiling.tile_n) * GEMM.load, machine.fma_latency) + GEMM.step
-    )
+    latency = machine.fma_latency if spec.pairs is None else machine.dot_latency
+    step = max(accumulators / machine.fmas, (tiling.tile_m + tiling.tile_n) * GEMM.load, latency) + GEMM.step
     if not tiling.over_pixels and channels * blocking.run < FEW_STEPS:
         step += FEW_STEPS_CYCLES
     if blocking.tap_count * channels < SHORT_REDUCTION * len(phases):
@@ -357,11 +360,12 @@ def estimate(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, mach
     copied = GEMM.copy
     if tiling.over_pixels or spec.source.channel != 1:
         copied = FAR_COPY_CYCLES if tiling.over_pixels and spec.source.channel != 1 else GEMM.transpose
-    if spec.source.dtype != spec.dtype or not machine.has_masks:
+    made = spec.pairs is not None and spec.pairs.source != 0
+    if (spec.source.dtype != spec.dtype and not made) or not machine.has_masks:
         copied = GEMM.scalar
     splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)
     panel = 0 if tiling.unpacked else blocking.panel_size * blocking.packed_share(spec, tiling.block_h)
-    if spec.source.size * element > machine.l2_bytes and tiling.order == "weights":
+    if _bytes(spec.source) > machine.l2_bytes and tiling.order == "weights":
         copied += FETCH_CYCLES
     work += panels * splits * panel * copied
     if tiling.unpacked and spec.source.channel != 1:
@@ -410,8 +414,13 @@ def estimate(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, mach
         work += arithmetic * SAME_SET_PENALTY
     work += items * ITEM_CYCLES
     total = work * min(1.0, -(-items // parts) * largest)
-    memory = (spec.source.size + spec.weight.size + spec.result.size) * element / parts / machine.mixed_rate
+    memory = (_bytes(spec.source) + _bytes(spec.weight) + _bytes(spec.result)) / parts / machine.mixed_rate
     return overlapped(total, memory)
+
+
+def _bytes(view: View | WeightView) -> int:
+    """Bytes of a tensor."""
+    return view.size * DTYPE_BYTES[view.dtype]
 
 
 def _beyond(streamed: float, kept: float, machine: Machine) -> float:

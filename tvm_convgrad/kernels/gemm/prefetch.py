@@ -85,8 +85,11 @@ class BlockPrefetch:
 
     def channel(self, places: list[Index], c: Index) -> None:
         """Prefetch the cache lines of a channel."""
+        pair = self.spec.pairs.source if self.spec.pairs is not None else 0
         for at in places:
             self.loops.prefetch(self.source, at + c * self.spec.source.channel)
+            if pair:
+                self.loops.prefetch(self.source, at + (c * self.spec.source.channel + pair))
 
 
 class TilePrefetch:
@@ -106,7 +109,7 @@ class TilePrefetch:
         self, loops: Loops, spec: ConvSpec, phases: int, blocking: Blocking, tiling: GemmTiling, machine: Machine
     ) -> None:
         self.loops, self._line = loops, LINE_BYTES // DTYPE_BYTES[spec.dtype]
-        bytes_, taps = spec.source.size * DTYPE_BYTES[spec.dtype], blocking.taps[0]
+        bytes_, taps = spec.source.size * DTYPE_BYTES[spec.source.dtype], blocking.taps[0]
         depths = sorted({offset[0] for _, offset in taps})
         slices = len(depths)
         far = bytes_ > (FAR_PIXELS if tiling.over_pixels else FAR_CHANNELS) * machine.l2_bytes

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import narrowed, widened
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -90,13 +91,14 @@ class ResultStore:
         loops = self.loops = frame.loops
         self.spec, self.tiling, self.blocking, self.machine = spec, tiling, blocking, machine
         self.result, self.bias, self.epilogue = frame.tensors[2], frame.bias, frame.epilogue
+        self._halves = {"result": frame.halves.get("result"), "bias": frame.halves.get("bias")}
         self.lanes, self.dtype = machine.lanes(spec.dtype), spec.dtype
         self._width = phases[0][2].count
         view, steps = spec.result, spec.out_step
-        same_dtype = view.dtype == self.dtype
+        self._vectors = view.dtype == self.dtype or self._halves["result"] is not None
         self._ragged = spec.result_channels % blocking.channel_block != 0
         self._channel_vectors = (
-            not tiling.over_pixels and view.channel == 1 and same_dtype and (machine.has_masks or not self._ragged)
+            not tiling.over_pixels and view.channel == 1 and self._vectors and (machine.has_masks or not self._ragged)
         )
         self.uses_staging = not tiling.over_pixels and not self._channel_vectors
         bases = [sum(a.base * s for a, s in zip(phase, view.spatial, strict=True)) for phase in phases]
@@ -150,16 +152,27 @@ class ResultStore:
         """The sum with the epilogue, to be stored at `at`, under `mask` if there is one."""
         lanes = lanes_of(total)
 
-        def read(buffer: Buffer, index: Index) -> Expr:
+        def read(name: str, buffer: Buffer, index: Index) -> Expr:
+            halves = self._halves[name]
+            if lanes > 1 and halves is not None:
+                return widened(load_vector(halves, index, lanes, mask))
             return convert(load_vector(buffer, index, lanes, mask), self.dtype)
 
         def bias() -> Expr:
             index = expr(group * self.spec.result_channels + channel)
             if lanes > 1 and self._channel_vectors:
-                return read(self.bias, index)
+                return read("bias", self.bias, index)
             return splat(convert(load(self.bias, index), self.dtype), lanes)
 
-        return finished(self.epilogue, total, self.dtype, bias, lambda: read(self.result, at))
+        return finished(self.epilogue, total, self.dtype, bias, lambda: read("result", self.result, at))
+
+    def _store_vector(self, at: Index, value: Expr, mask: Expr | None) -> None:
+        """Store a vector of results, in the result's type; with a mask only the lanes whose mask is true."""
+        halves = self._halves["result"]
+        if halves is None:
+            store_vector(self.loops, self.result, at, value, mask)
+        else:
+            store_vector(self.loops, halves, at, narrowed(self.loops, value), mask)
 
     def prefetch(self, block: SpatialBlock, phase: Index, channel: Index, row: Index, column: Index) -> None:
         """Prefetch the cache lines that a tile will be stored to, into the L1: they arrive while it is summed.
@@ -212,7 +225,7 @@ class ResultStore:
                     channel = expr(place.channel + j * lanes)
                     mask = lanes_below(channel, spec.result_channels, lanes) if self._ragged else None
                     value = self._finished(tile.value(i, j), place.block.group, channel, to, mask)
-                    store_vector(loops, self.result, to, value, mask)
+                    self._store_vector(to, value, mask)
 
     def _unless_stored(self, overlaps: bool, number: int, overlap: Index) -> AbstractContextManager[None]:
         """Statements that run only from the number `overlap` on: others are accumulated by the tile before."""
@@ -226,7 +239,7 @@ class ResultStore:
         narrow = self._width < self.blocking.tile_w
         overlaps = self.epilogue.accumulate and self._width % self.blocking.tile_w != 0
         channels_overlap = self.epilogue.accumulate and self._ragged
-        if step_w == 1 and view.dtype == self.dtype and (self.machine.has_masks or not (narrow or overlaps)):
+        if step_w == 1 and self._vectors and (self.machine.has_masks or not (narrow or overlaps)):
             for i in range(self.tiling.tile_m):
                 with self._unless_stored(channels_overlap, i, place.overlap_channels):
                     for j in range(self.tiling.tile_n):
@@ -237,7 +250,7 @@ class ResultStore:
                         elif overlaps:
                             mask = _lanes_from(j * lanes, place.overlap_w, lanes)
                         value = self._finished(tile.value(i, j), place.block.group, place.channel + i, to, mask)
-                        store_vector(loops, self.result, to, value, mask)
+                        self._store_vector(to, value, mask)
             return
         width = self.tiling.tile_n * lanes
         for i in range(self.tiling.tile_m):
@@ -286,7 +299,7 @@ class ResultStore:
             out = loops.let(expr(base + d * view.spatial[0] + h * step_h), "out")
             pixel = d * (self._steps[1] * self.staging_h * self._staging_w) + h * self._staging_w
             start = loops.let(expr(pixel * self.blocking.channel_block), "start")
-            if step_w == 1 and view.dtype == self.dtype and self.machine.has_masks:
+            if step_w == 1 and self._vectors and self.machine.has_masks:
                 self._transposed(block.group, channel, count, start, out, first, width)
             else:
                 with loops.loop(width - first, "x") as step, loops.loop(count, "o") as o:
@@ -313,7 +326,7 @@ class ResultStore:
                 with where(loops, o < count if self._ragged else None):
                     to = loops.let(expr(out + (channel + o) * view.channel + x), "to")
                     value = self._finished(value, group, channel + o, to, mask)
-                    store_vector(loops, self.result, to, value, mask)
+                    self._store_vector(to, value, mask)
 
 
 def _lanes_from(first: int, limit: Index, lanes: int) -> Expr:

@@ -17,7 +17,6 @@ from tvm_convgrad.codegen.loops import (
     LookupTable,
     Loops,
     choose,
-    convert,
     expr,
     lanes_below,
     lanes_within,
@@ -28,6 +27,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.kernels.gemm.pairs import Operand
 from tvm_convgrad.kernels.gemm.tiling import Blocking
 from tvm_convgrad.kernels.spec import ConvSpec
 from tvm_convgrad.kernels.vectors import where
@@ -61,13 +61,14 @@ class SourcePanel:
     """
 
     def __init__(
-        self, loops: Loops, spec: ConvSpec, blocking: Blocking, machine: Machine, over_pixels: bool, source: Buffer
+        self, loops: Loops, spec: ConvSpec, blocking: Blocking, machine: Machine, over_pixels: bool, operand: Operand
     ) -> None:
-        self.loops, self.spec, self.blocking, self.source = loops, spec, blocking, source
+        self.loops, self.spec, self.blocking = loops, spec, blocking
+        self.source, self._operand = operand.buffer, operand
         self.over_pixels, self.lanes = over_pixels, machine.lanes(spec.dtype)
         self.rows = len(blocking.panel_slices) * blocking.panel_h
         self._slices = LookupTable(loops, "slices", list(blocking.panel_slices))
-        self._vectors = spec.source.dtype == spec.dtype and machine.has_masks
+        self._vectors = operand.vectors and machine.has_masks
 
     def base(self, block: SpatialBlock) -> Index:
         """Index in the source of what a tap with offset 0 reads for a block's first pixel."""
@@ -138,7 +139,7 @@ class SourcePanel:
                         loops.store(panel, to + c * lanes, load(self.source, pixel + c * lanes, lanes))
                 if channels > whole:
                     with loops.loop(channels - whole, "c") as c:
-                        value = convert(load(self.source, pixel + (whole + c) * source.channel), spec.dtype)
+                        value = self._operand.element(pixel + (whole + c) * source.channel, whole + c)
                         loops.store(panel, to + whole + c, value)
             with loops.otherwise(inside):
                 rounded = channels - channels % lanes
@@ -172,7 +173,8 @@ class SourcePanel:
                 if not few and channels % lanes:
                     inside = choose(expr(c * lanes + i) < channels, limit, 0)
                     here = lanes_within(column, inside, lanes)
-                rows.append(loops.let(load_masked(self.source, row0 + i * spec.source.channel, here, lanes), "row"))
+                at = row0 + i * spec.source.channel
+                rows.append(loops.let(self._operand.vector(at, lanes, c * lanes + i, here), "row"))
             to = loops.let(expr(into + x * (lanes * blocking.stride_w) + c * lanes), "to")
             for i, value in enumerate(transpose(loops, rows)):
                 if few:
@@ -190,12 +192,12 @@ class SourcePanel:
             if source.spatial[2] == 1 and blocking.panel_step[2] == 1 and self._vectors:
                 with loops.loop(-(-blocking.panel_w // lanes), "x") as x:
                     column = loops.let(expr(first + x * lanes), "column")
-                    value = load_masked(self.source, row + column, lanes_within(column, limit, lanes), lanes)
+                    value = self._operand.vector(row + column, lanes, c, lanes_within(column, limit, lanes))
                     loops.store(panel, to + x * lanes, value)
             else:
                 with loops.loop(blocking.panel_w, "x") as x:
                     column = loops.let(expr(first + x * blocking.panel_step[2]), "column")
-                    value = convert(load(self.source, row + column * source.spatial[2]), spec.dtype)
+                    value = self._operand.element(row + column * source.spatial[2], c)
                     inside = tir.And(column >= 0, column < limit)
                     loops.store(panel, to + x, choose(inside, value, zero(spec.dtype)))
 

@@ -15,12 +15,9 @@ from tvm_convgrad.codegen.loops import (
     LookupTable,
     Loops,
     choose,
-    convert,
     expr,
     lanes_below,
     less,
-    load,
-    load_masked,
     quotient,
     remainder,
     smaller,
@@ -28,6 +25,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.kernels.gemm.pairs import Operand
 from tvm_convgrad.kernels.gemm.tiling import Blocking
 from tvm_convgrad.kernels.spec import ConvSpec
 from tvm_convgrad.kernels.vectors import where
@@ -41,9 +39,9 @@ class WeightPanel:
     """
 
     def __init__(
-        self, loops: Loops, spec: ConvSpec, blocking: Blocking, machine: Machine, over_pixels: bool, weight: Buffer
+        self, loops: Loops, spec: ConvSpec, blocking: Blocking, machine: Machine, over_pixels: bool, operand: Operand
     ) -> None:
-        self.loops, self.spec, self.blocking, self.machine, self.weight = loops, spec, blocking, machine, weight
+        self.loops, self.spec, self.blocking, self.machine, self._operand = loops, spec, blocking, machine, operand
         self.over_pixels, self.lanes = over_pixels, machine.lanes(spec.dtype)
         self.block, channels = blocking.channel_block, spec.source_channels
         self.size = blocking.tap_count * channels * self.block
@@ -99,14 +97,15 @@ class WeightPanel:
         It is "" where W has to be packed element by element.
         """
         spec = self.spec
-        if spec.weight.dtype != spec.dtype or not self.machine.has_masks:
+        if not self._operand.vectors or not self.machine.has_masks:
             return ""
         if spec.weight_result_stride == 1:
             return "o"
         if spec.weight_source_stride == 1:
             return "c"
         taps = len(self._offsets)
-        if self._dense and spec.weight_source_stride == taps:
+        of_words = spec.pairs is not None and spec.pairs.weight != 0
+        if self._dense and spec.weight_source_stride == taps and not of_words:
             return "c, taps"
         return "taps" if self._dense and taps >= self.lanes // 4 else ""
 
@@ -123,12 +122,12 @@ class WeightPanel:
             to = loops.let(expr(into + self._place(tap, c)), "to")
             for j in range(0, self.block, lanes):
                 if whole and self.block - j >= lanes:
-                    value = load(self.weight, start + j, lanes)
+                    value = self._operand.vector(start + j, lanes, c)
                 elif self.over_pixels:
-                    value = load_masked(self.weight, start + j, lanes_below(j, self.block, lanes), lanes)
+                    value = self._operand.vector(start + j, lanes, c, lanes_below(j, self.block, lanes))
                 else:
                     mask = lanes_below(first + j, spec.result_channels, lanes)
-                    value = load_masked(self.weight, start + j, mask, lanes)
+                    value = self._operand.vector(start + j, lanes, c, mask)
                 self._store(packed, to + j, value, self.block - j)
 
     def _transposed(self, packed: Buffer, contiguous: str, into: Index, base: Index, first: Index) -> None:
@@ -149,10 +148,10 @@ class WeightPanel:
                     limit: Index = choose(expr(first + o) < spec.result_channels, length, 0) if ragged else length
                     at = start + o * spec.weight_result_stride
                     if not ragged and length % lanes == 0:
-                        rows.append(loops.let(load(self.weight, at, lanes), "row"))
+                        rows.append(loops.let(self._operand.vector(at, lanes, i), "row"))
                     else:
                         mask = lanes_below(chunk * lanes, limit, lanes)
-                        rows.append(loops.let(load_masked(self.weight, at, mask, lanes), "row"))
+                        rows.append(loops.let(self._operand.vector(at, lanes, i, mask), "row"))
                 for lane, value in enumerate(transpose(loops, rows)):
                     e = loops.let(expr(chunk * lanes + lane), "e")
                     places = {"c": (i, e), "taps": (e, i), "c, taps": (remainder(e, taps), quotient(e, taps))}
@@ -179,7 +178,7 @@ class WeightPanel:
             start = loops.let(expr(base + self._offset.at(tap) + c * spec.weight_source_stride), "start")
             to = loops.let(expr(into + self._place(tap, c)), "to")
             with loops.loop(self.block, "o") as o:
-                value = convert(load(self.weight, start + o * spec.weight_result_stride), spec.dtype)
+                value = self._operand.element(start + o * spec.weight_result_stride, c)
                 if pads:
                     value = choose(less(first + o, spec.result_channels), value, zero(spec.dtype))
                 loops.store(packed, to + o, value)

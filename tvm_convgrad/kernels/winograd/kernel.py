@@ -17,6 +17,7 @@ from tvm_convgrad.codegen.register_tile import Tile
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.frame import KernelFrame
+from tvm_convgrad.kernels.gemm.pairs import Operand
 from tvm_convgrad.kernels.gemm.weight import WeightPanel
 from tvm_convgrad.kernels.spec import ConvSpec
 from tvm_convgrad.kernels.vectors import load_vector, store_vector, where
@@ -35,7 +36,7 @@ class WinogradLoops:
         self.dtype, self.lanes = spec.dtype, machine.lanes(spec.dtype)
         self.tiles = TransformedTiles(loops, spec, tiling, machine, source, source_rule, 1)
         self.shape, self.slabs = self.tiles.shape, self.tiles.slabs
-        self.weights = WeightPanel(loops, spec, self.shape, machine, False, weight)
+        self.weights = WeightPanel(loops, spec, self.shape, machine, False, Operand(weight, spec.dtype))
         block = self.shape.channel_block
         self.u_plane = padded_pitch(self.shape.channel_blocks * spec.source_channels * block, self.lanes, self.lanes)
         self.m_pitch = padded_pitch(self.shape.channel_blocks * block, self.lanes, self.lanes)

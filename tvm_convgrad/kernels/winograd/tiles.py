@@ -17,6 +17,7 @@ from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Index, Loops, dtype_of, expr, lanes_of, load, splat
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.kernels.gemm.pairs import Operand
 from tvm_convgrad.kernels.gemm.source import SourcePanel, SpatialBlock
 from tvm_convgrad.kernels.spec import ConvSpec
 from tvm_convgrad.kernels.winograd.shape import ELEMENTS, WinogradTiling, padded_pitch, panel_shape, slabs_of
@@ -91,7 +92,7 @@ class TransformedTiles:
         self.loops, self.spec, self.tiling, self.rule = loops, spec, tiling, rule
         self.lanes = machine.lanes(spec.dtype)
         self.shape, self.slabs = panel_shape(spec, tiling, machine), slabs_of(spec, tiling)
-        self._panels = SourcePanel(loops, spec, self.shape, machine, False, source)
+        self._panels = SourcePanel(loops, spec, self.shape, machine, False, Operand(source, spec.dtype))
         self._reach = self.shape.panel_h - 2 * tiling.slab_rows + 2
         self.pitch = padded_pitch(spec.source_channels, max(multiple, self.lanes), self.lanes)
         self.plane = padded_pitch(self.slabs.tiles * self.pitch, self.lanes, self.lanes)

@@ -88,8 +88,9 @@ def from_onnx(
     shapes = _input_shapes(proto, initializers, batch, source)
     stored = stored_batch(proto)
     fixed = stored is not None and batch in (None, stored)
+    given = proto
     if not fixed:
-        proto = with_free_batch(proto)
+        proto = with_free_batch(given)
     try:
         module, parameters, origins = _imported(proto, onnx_frontend, shapes, public, source, exported.constants)
         model = from_module(
@@ -104,7 +105,7 @@ def from_onnx(
         failed = isinstance(error, ImportFailure)
         if fixed or (failed and stored and not _imports(proto, onnx_frontend, stored, source)):
             raise
-        nodes = fixed_shapes(proto)
+        nodes = fixed_shapes(proto) or fixed_shapes(given)
         if not nodes:
             if failed and not isinstance(batch, int) and _imports(proto, onnx_frontend, stored or _TRIED, source):
                 raise ModelError(f"{error} With a number for the batch it is taken, so give --batch N.") from error

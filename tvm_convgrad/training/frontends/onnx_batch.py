@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_convgrad.training.frontends.onnx_torch_recurrent import RECURRENT, STATES
+
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
 
@@ -25,36 +27,99 @@ Extent = int | str | None
 def with_free_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its batch taken out of the constants of reshapes that keep each sample's elements together.
 
-    An exporter without a free batch writes a reshape of [16, 8, 1, 1] to the constant [16, 8]. Where the
-    data has the batch on axis 0, and each sample has as many elements as the constant, axis 0 of the result is the same
-    batch, whatever it is; so the constant becomes [0, 8], in which ONNX's 0 stands for the extent of the data.
+    An exporter without a free batch writes a reshape of [16, 8, 1, 1] to the constant [16, 8]. Where the data has the
+    batch on an axis, and the constant has it behind as many elements, the result has the same batch, whatever it is; so
+    the constant becomes [0, 8], in which ONNX's 0 stands for the extent of the data. A reshape that merges the batch
+    with an axis behind it ([16, 4, 7, 7] to [64, 7, 7]: heads, windows) gets -1 there, and so does the one that splits
+    it again. What is expanded to the batch beside a tensor that has it (a class token) takes its extent from the input.
     """
+    from onnx import helper
+
     stored = stored_batch(proto)
     if stored is None:
         return proto
     free = type(proto)()
     free.CopyFrom(proto)
+    light = type(proto)()
+    light.CopyFrom(proto)
+    values = _take_values(light.graph)
+    known: dict[str, onnx.ValueInfoProto] = {}
+    _drop_zero_states(free, stored)
     while True:
-        graph = _Graph.of(free, stored)
-        node = next((node for node in free.graph.node if graph.keeps_samples(node)), None)
-        if node is None:
+        graph = _Graph.of(light, stored, values, known)
+        nodes = [node for node in light.graph.node if node.output[0] not in known]
+        freed = {node.output[0]: found for node in nodes if (found := graph.freed(node) or graph.resized(node))}
+        expanded = [node.output[0] for node in nodes if not freed and graph.expands_to_batch(node, light.graph)]
+        if not freed and not expanded:
             return free
-        shape = graph.values[node.input[1]].astype("int64")
-        shape[0] = 0
-        name = f"{node.output[0]}_free_shape"
-        free.graph.initializer.append(_tensor(shape, name))
-        node.input[1] = name
-        del node.attribute[:]  # allowzero, which changes nothing in a constant without zeros
+        for result in expanded:
+            extents = [_BATCH, *graph.shapes[result][1:]]
+            known[result] = helper.make_tensor_value_info(result, graph.kinds[result], extents)
+            for each in (free, light):
+                _expand_to_batch(each.graph, result)
+        for result, (shape, extents) in freed.items():
+            known[result] = helper.make_tensor_value_info(result, graph.kinds[result], extents)
+            if shape is None:
+                continue
+            name = f"{result}_free_shape"
+            values[name] = np.array(shape, "int64")
+            for each in (free, light):
+                each.graph.initializer.append(_tensor(values[name], name))
+                node = next(node for node in each.graph.node if result in node.output)
+                node.input[1] = name
+                del node.attribute[:]  # allowzero, which changes nothing in a constant without zeros
+
+
+def _expand_to_batch(graph: onnx.GraphProto, result: str) -> None:
+    """Let an Expand read the batch from the graph's first input, and the other extents from its constant."""
+    from onnx import helper
+
+    initializers = {tensor.name for tensor in graph.initializer}
+    image = next(value.name for value in graph.input if value.name not in initializers)
+    place, node = next((place, node) for place, node in enumerate(graph.node) if result in node.output)
+    names = [f"{result}_free_{part}" for part in ("zero", "one", "end", "whole", "batch", "rest", "shape")]
+    zero, one, end, whole, batch, rest, shape = names
+    ints = {zero: [0], one: [1], end: [_END]}
+    made = [
+        helper.make_node("Constant", [], [name], value=_tensor(np.array(v, "int64"), name)) for name, v in ints.items()
+    ]
+    made += [
+        helper.make_node("Shape", [image], [whole], whole),
+        helper.make_node("Slice", [whole, zero, one], [batch], batch),
+        helper.make_node("Slice", [node.input[1], one, end], [rest], rest),
+        helper.make_node("Concat", [batch, rest], [shape], shape, axis=0),
+    ]
+    node.input[1] = shape
+    for number, each in enumerate(made):
+        graph.node.insert(place + number, each)
+
+
+def _drop_zero_states(proto: onnx.ModelProto, stored: int) -> None:
+    """Leave out initial states of recurrent layers that are zeros of the stored batch, which ONNX takes then."""
+    from onnx import numpy_helper
+
+    states = {t.name: t for t in proto.graph.initializer if len(t.dims) == 3 and t.dims[1] == stored}
+    for node in proto.graph.node:
+        for position, name in enumerate(node.input):
+            is_state = node.op_type in RECURRENT and position in STATES and name in states
+            if is_state and not numpy_helper.to_array(states[name]).any():
+                node.input[position] = ""
 
 
 def fixed_shapes(proto: onnx.ModelProto) -> list[str]:
     """The nodes that fix a batch: operator, name and constant of each."""
-    graph = _Graph.of(proto, stored_batch(proto))
+    light = type(proto)()
+    light.CopyFrom(proto)
+    graph = _Graph.of(light, stored_batch(proto), _take_values(light.graph), {})
     found = []
     for node in proto.graph.node:
         what = _FIXED.get(node.op_type, _operand)(graph, node)
         if what:
-            found.append(f"{node.op_type} {node.name or node.output[0]!r} has {what}")
+            own = node.output[0].split(
+                ".sample.expand."
+            )  # of an initializer, taken apart by `with_exported_parameters`
+            shown = f"the initializer {own[-1]!r}" if own[1:] else f"{node.op_type} {node.name or node.output[0]!r}"
+            found.append(f"{shown} has {what}")
     return found or _shape_constants(proto, graph)
 
 
@@ -79,20 +144,32 @@ def stored_batch(proto: onnx.ModelProto) -> int | None:
 
 @dataclass(frozen=True)
 class _Graph:
-    """Extents of the tensors of a graph whose inputs have a symbolic batch, and the values of its small constants."""
+    """Extents and types of the tensors of a graph whose inputs have a symbolic batch, and values of small constants."""
 
     stored: int | None
     shapes: dict[str, list[Extent]]
     values: dict[str, np.ndarray[Any, Any]]
+    kinds: dict[str, int]
 
     @classmethod
-    def of(cls, proto: onnx.ModelProto, stored: int | None) -> _Graph:
-        """Infer the extents of all tensors."""
+    def of(
+        cls,
+        proto: onnx.ModelProto,
+        stored: int | None,
+        values: dict[str, np.ndarray[Any, Any]],
+        known: dict[str, onnx.ValueInfoProto],
+    ) -> _Graph:
+        """Infer the extents of all tensors.
+
+        Args:
+            proto: the graph, best without the values of large initializers.
+            values: those of its small constants.
+            known: types and extents of some tensors; of one extent that is a multiple of the batch, such as `_BATCH*4`.
+        """
         import onnx
 
         copy = type(proto)()
         copy.CopyFrom(proto)
-        values = _take_values(copy.graph)
         initializers = {tensor.name for tensor in copy.graph.initializer}
         for value in copy.graph.input:
             if value.name not in initializers and value.type.tensor_type.shape.dim:
@@ -100,30 +177,77 @@ class _Graph:
         for value in copy.graph.output:
             value.type.tensor_type.ClearField("shape")
         del copy.graph.value_info[:]
+        outputs = {value.name for value in copy.graph.output}
+        copy.graph.value_info.extend(value for name, value in known.items() if name not in outputs)
         graph = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
         shapes: dict[str, list[Extent]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-        for value in (*graph.input, *graph.value_info, *graph.output):
+        kinds = {}
+        for value in (*graph.input, *graph.value_info, *graph.output, *known.values()):
+            kinds[value.name] = value.type.tensor_type.elem_type
             if value.type.tensor_type.HasField("shape"):
                 extents = value.type.tensor_type.shape.dim
                 shapes[value.name] = [e.dim_value if e.HasField("dim_value") else e.dim_param or None for e in extents]
-        return cls(stored, shapes, values)
+        return cls(stored, shapes, values, kinds)
 
     def batched(self, name: str) -> bool:
         """Whether axis 0 of a tensor is the batch."""
         return self.shapes.get(name, [])[:1] == [_BATCH]
 
-    def keeps_samples(self, node: onnx.NodeProto) -> bool:
-        """Whether a node reshapes to a constant with the stored batch and keeps each sample's elements together."""
-        if node.op_type != "Reshape" or not self.batched(node.input[0]):
+    def freed(self, node: onnx.NodeProto) -> tuple[list[int] | None, list[Extent]] | None:
+        """Of a reshape whose data has the batch, and that keeps samples together: its constant for any batch, and the
+        extents of the result. No constant where the one that there is will do; None for other nodes.
+        """
+        if node.op_type != "Reshape" or self.stored is None:
+            return None
+        given, wanted = self.shapes.get(node.input[0], []), self.constant(node, 1)
+        places = [axis for axis, extent in enumerate(given) if not isinstance(extent, int)]
+        if len(places) != 1 or not wanted or 0 in wanted:
+            return None
+        place = places[0]
+        factor = _factor(given[place])
+        before = math.prod(extent for extent in given[:place] if isinstance(extent, int))
+        behind = math.prod(extent for extent in given[place + 1 :] if isinstance(extent, int))
+        rest = math.prod(extent for extent in wanted if extent > 0)
+        if factor is None or not rest or before * behind * factor * self.stored % rest:
+            return None
+        whole = [before * behind * factor * self.stored // rest if extent < 0 else extent for extent in wanted]
+        for axis, extent in enumerate(whole):
+            new, uneven = divmod(extent, self.stored)
+            is_batch = math.prod(whole[:axis]) == before and new * math.prod(whole[axis + 1 :]) == factor * behind
+            if uneven or not is_batch or (self.stored == 1 and new > 1 and wanted[axis] > 0):
+                continue  # of one sample it cannot be told whether an axis has its elements or the batch's
+            extents: list[Extent] = list(whole)
+            extents[axis] = _BATCH if new == 1 else f"{_BATCH}*{new}"
+            whole[axis] = 0 if extents[axis : axis + 1] == given[axis : axis + 1] else -1
+            return (whole if wanted[axis] > 0 else None), extents
+        return None
+
+    def resized(self, node: onnx.NodeProto) -> tuple[None, list[Extent]] | None:
+        """The extents of a resize by scales, whose batch onnx's inference does not know; as of `freed`."""
+        if node.op_type != "Resize" or not self.batched(node.input[0]) or len(node.input) < 3:
+            return None
+        scales, extents = self.values.get(node.input[2]), self.shapes.get(node.output[0], [])
+        if scales is None or not scales.size or scales.ravel()[0] != 1 or not extents:
+            return None
+        return None, [_BATCH, *extents[1:]]
+
+    def expands_to_batch(self, node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
+        """Whether a node expands a row to the stored batch, only for nodes that have another operand with the batch."""
+        shape = self.constant(node, 1) if node.op_type == "Expand" else []
+        if not shape or self.stored in (None, 1) or shape[0] != self.stored or min(shape) < 1:
             return False
-        given, wanted = self.shapes[node.input[0]][1:], self.constant(node, 1)
-        if not wanted or wanted[0] != self.stored or 0 in wanted:
+        if len(self.shapes.get(node.input[0], [])) == len(shape) and self.shapes[node.input[0]][0] != 1:
             return False
-        if not all(isinstance(extent, int) for extent in given):
-            return False
-        elements = math.prod(extent for extent in given if isinstance(extent, int))
-        known = math.prod(extent for extent in wanted[1:] if extent > 0)
-        return elements % known == 0 if -1 in wanted else elements == known
+        readers = [each for each in graph.node if node.output[0] in each.input]
+        results = {value.name for value in graph.output}
+        return bool(readers) and node.output[0] not in results and all(self._has_batch(r, len(shape)) for r in readers)
+
+    def _has_batch(self, node: onnx.NodeProto, rank: int) -> bool:
+        """Whether the operands of a node have one extent on axis 0, and one of them is the batch."""
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        others = [self.shapes.get(name, []) for name in node.input]
+        beside = node.op_type in _ELEMENTWISE or (node.op_type == "Concat" and attributes["axis"] % rank != 0)
+        return beside and any(len(extents) == rank and extents[0] == _BATCH for extents in others)
 
     def constant(self, node: onnx.NodeProto, position: int) -> list[int]:
         """The values of a constant operand, which is a vector; empty if there is none."""
@@ -131,9 +255,16 @@ class _Graph:
         return [int(value) for value in self.values[name].ravel()] if name in self.values else []
 
 
+def _factor(extent: Extent) -> int | None:
+    """k of an extent that is k times the batch; None of others."""
+    name, _, factor = str(extent).partition("*")
+    return int(factor or 1) if name == _BATCH else None
+
+
 def _reshape(graph: _Graph, node: onnx.NodeProto) -> str:
     shape, data = graph.constant(node, 1), graph.shapes.get(node.input[0], [])
-    fixed = (graph.batched(node.input[0]) and shape[:1] > [0]) or (_BATCH in data and min(shape, default=0) > 0)
+    varies = any(not isinstance(extent, int) for extent in data)
+    fixed = (graph.batched(node.input[0]) and shape[:1] > [0]) or (varies and min(shape, default=0) > 0)
     return f"the constant shape {shape}" if fixed else ""
 
 
@@ -179,6 +310,7 @@ _FIXED: dict[str, Callable[[_Graph, Any], str]] = {
     "Resize": _resize,
     "Slice": _slice,
 }
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Max", "Min")
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators whose constant operand has other extents than samples on axis 0."""
 

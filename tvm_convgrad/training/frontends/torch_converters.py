@@ -52,6 +52,14 @@ def converters() -> dict[str, Convert]:
         "_upsample_bilinear2d_aa.default": lambda node, importer: _separable(node, importer, "bilinear"),
         "_upsample_bicubic2d_aa.vec": lambda node, importer: _separable(node, importer, "bicubic"),
         "_upsample_bicubic2d_aa.default": lambda node, importer: _separable(node, importer, "bicubic"),
+        "max_pool2d.default": lambda node, importer: _max_pool(node, importer, importer._max_pool2d),
+        "max_pool3d.default": lambda node, importer: _max_pool(node, importer, importer._max_pool3d),
+        "max_pool2d_with_indices.default": lambda node, importer: _max_pool(
+            node, importer, importer._max_pool2d_with_indices
+        ),
+        "max_pool3d_with_indices.default": lambda node, importer: _max_pool(
+            node, importer, importer._max_pool3d_with_indices
+        ),
         "avg_pool2d.default": lambda node, importer: _average(node, importer, importer._avg_pool2d),
         "avg_pool3d.default": lambda node, importer: _average(node, importer, importer._avg_pool3d),
     }
@@ -220,6 +228,15 @@ def _convolution(node: torch.fx.Node, importer: ExportedProgramImporter) -> rela
         )
     )
     return y if bias is None else emit(op.add(y, emit(op.reshape(bias, (1, -1, 1, 1, 1)))))
+
+
+def _max_pool(
+    node: torch.fx.Node, importer: ExportedProgramImporter, pool: Callable[[torch.fx.Node], relax.Expr]
+) -> relax.Expr:
+    """A max pool; an empty list of strides, which TVM's importer hands on, stands for the extents of the window."""
+    if len(node.args) > 2 and not node.args[2]:
+        node.update_arg(2, node.args[1])
+    return pool(node)
 
 
 def _average(

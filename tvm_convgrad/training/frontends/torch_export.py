@@ -22,6 +22,7 @@ from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.frontends.torch_converters import converters
 from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
+from tvm_convgrad.training.frontends.torch_names import with_free_names
 from tvm_convgrad.training.frontends.torch_places import listed, name_of
 from tvm_convgrad.training.frontends.torch_random import with_plain_dropout
 from tvm_convgrad.training.model.model import Array, Model, from_module
@@ -80,6 +81,7 @@ def from_exported_program(
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
+    program, public = with_free_names(program)
     program = with_used_places(with_plain_dropout(program, source), source).run_decompositions(decompositions())
     _refuse_unsupported(program, source)
     inputs, results = _tensors_only(torch, program, source)
@@ -99,7 +101,10 @@ def from_exported_program(
     values, frozen, constants = _weights(program)
     count = sum(spec.kind is torch.export.graph_signature.InputKind.USER_INPUT for spec in inputs)
     module = bind_batch(module, "main", count, batch, _REMEDY, source)
-    names = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None}
+    targets = {
+        spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None
+    }
+    names = {variable: public.get(target, target) for variable, target in targets.items()}
     return from_module(
         module,
         num_inputs=count,

@@ -119,6 +119,28 @@ class Session:
         tensors = self.tensors
         return {spec.name: array_of(tensors[spec.name]) for spec in self.artifact.state if spec.role == "running_stat"}
 
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Predict and evaluate by the moving averages of the parameters inside the block; do not train there.
+
+        Raises:
+            ArtifactError: the step was built without --ema.
+        """
+        roles = [spec.role for spec in self.artifact.state]
+        places = [place for place, role in enumerate(roles) if role == "average"]
+        if not places:
+            raise ArtifactError(
+                f"{self.artifact.path}: the step keeps no averages of its parameters; build it with --ema."
+            )
+        before = self._state
+        changed = list(before)
+        changed[: len(places)] = (before[place] for place in places)  # parameters come first
+        self._state = tuple(changed)
+        try:
+            yield
+        finally:
+            self._state = before
+
     def reset(self) -> None:
         """Go back to the initial state that the artifact carries; an inference library has none."""
         if self.artifact.trains:

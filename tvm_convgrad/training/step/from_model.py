@@ -101,7 +101,8 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     drops = options.dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
     counted = optimizer.needs_step or drops
     forward = _loss_function(model, loss, options, drops=drops, counted=counted)
-    parts = _Parts(model, options, optimizer, initial_state(model, optimizer, counted), forward, loss)
+    state = initial_state(model, optimizer, counted, options.ema is not None)
+    parts = _Parts(model, options, optimizer, state, forward, loss)
     builder = builder_with_tir(model.module)
     _emit_step(builder, parts)
     _emit_predict(builder, parts)
@@ -126,7 +127,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
             "optimizer": options.optimizer,
             **optimizer.plain_settings,
             "decayed": options.decayed,
-            **{name: getattr(options, name) for name in ("clip_norm", "clip_value") if getattr(options, name)},
+            **{name: getattr(options, name) for name in ("clip_norm", "clip_value", "ema") if getattr(options, name)},
             "dtype": options.dtype,
             "results": options.results,
             "loss_scale": options.scale,

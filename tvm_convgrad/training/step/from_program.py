@@ -58,7 +58,7 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
     if options.lr is None and options.optimizer == "sgd":
         settings["lr"] = program.rate
     optimizer = make_optimizer(options.optimizer, settings)
-    state = initial_state(program, optimizer, optimizer.needs_step)
+    state = initial_state(program, optimizer, optimizer.needs_step, options.ema is not None)
     builder = relax.BlockBuilder()
     flat = _emit_step(builder, program, options, optimizer, state)
     _emit_predict(builder, program, state)
@@ -77,6 +77,7 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
             "loss": "program",
             "optimizer": optimizer.name,
             **optimizer.plain_settings,
+            **({} if options.ema is None else {"ema": options.ema}),
             "dtype": options.dtype,
             "results": options.results,
             "loss_scale": 1.0,

@@ -21,7 +21,9 @@ from tvm_convgrad.training.step.clipping import clip_by_norm, clip_by_value
 from tvm_convgrad.training.step.optimizers import Optimizer, Update
 from tvm_convgrad.training.step.options import StepOptions
 
-Role = Literal["parameter", "frozen", "running_stat", "optimizer", "counter"]
+Role = Literal["parameter", "frozen", "running_stat", "optimizer", "average", "counter"]
+AVERAGE = "ema"
+"""What the name of a parameter's moving average ends in, after a full stop."""
 STEP_COUNTER = "step"
 FUNCTIONS = ("step", "predict", "init")
 SPLIT_FUNCTIONS = ("gradients", "apply", "evaluate")
@@ -66,12 +68,14 @@ class StepModule:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a step: parameters, then statistics and frozen weights, slots of the optimizer, the step counter.
+    """The state of a step: parameters, then statistics and frozen weights, slots of the optimizer, moving averages of
+    the parameters, the step counter.
 
     Attributes:
         schemas, values: of every tensor, in the order of the state tuple.
         parameters, statistics: how many there are of these.
         counted: whether the last tensor counts the steps done.
+        averaged: whether there are averages, one for each parameter.
     """
 
     schemas: tuple[StateSchema, ...]
@@ -79,6 +83,7 @@ class State:
     parameters: int
     statistics: int
     counted: bool
+    averaged: bool = False
 
     @cached_property
     def type(self) -> relax.TupleType:
@@ -92,10 +97,16 @@ class State:
 
     def slots(self, fields: Sequence[relax.Var]) -> list[relax.Var]:
         """The fields that the optimizer keeps."""
-        return list(fields[self.parameters + self.statistics : len(fields) - self.counted])
+        behind = self.counted + (self.parameters if self.averaged else 0)
+        return list(fields[self.parameters + self.statistics : len(fields) - behind])
+
+    def averages(self, fields: Sequence[relax.Var]) -> list[relax.Var]:
+        """The fields with moving averages of the parameters."""
+        end = len(fields) - self.counted
+        return list(fields[end - self.parameters : end]) if self.averaged else []
 
 
-def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted: bool) -> State:
+def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted: bool, averaged: bool = False) -> State:
     """The state of a model's step with the initial values."""
 
     def entry(name: str, value: Array, role: Role) -> tuple[StateSchema, Array]:
@@ -108,6 +119,8 @@ def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted:
     ]
     for name, value in model.parameters.items():
         entries += [entry(f"{name}.{slot}", np.zeros_like(value), "optimizer") for slot in optimizer.slots]
+    if averaged:
+        entries += [entry(f"{name}.{AVERAGE}", value, "average") for name, value in model.parameters.items()]
     if counted:
         entries.append(entry(STEP_COUNTER, np.zeros((), "int64"), "counter"))
     return State(
@@ -116,6 +129,7 @@ def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted:
         len(model.parameters),
         len(model.states),
         counted,
+        averaged,
     )
 
 
@@ -163,7 +177,20 @@ def emit_updates(
         new_parameters.append(updated)
         new_slots += kept
     counter = [next_step] if state.counted else []
-    return relax.Tuple([*new_parameters, *new_statistics, *new_slots, *counter])
+    averages = [
+        _averaged(builder, old, new, options)
+        for old, new in zip(state.averages(fields), new_parameters, strict=False)  # none, or one for each
+    ]
+    return relax.Tuple([*new_parameters, *new_statistics, *new_slots, *averages, *counter])
+
+
+def _averaged(
+    builder: relax.BlockBuilder, average: relax.Expr, parameter: relax.Expr, options: StepOptions
+) -> relax.Expr:
+    """average + (1 - ema) * (parameter - average), which does not move an average that is the parameter."""
+    assert options.ema is not None  # as there is an average
+    moved = relax.op.multiply(relax.op.subtract(parameter, average), scalar(1.0 - options.ema, element_type(average)))
+    return builder.emit(relax.op.add(average, moved))
 
 
 def unscaled(

@@ -60,6 +60,8 @@ class StepOptions:
         decayed: "all" parameters have weight decay, or "matrices" only, those of two axes and more.
         clip_norm: the largest norm of all gradients together, beyond which they are scaled to it, as by
             torch.nn.utils.clip_grad_norm_; clip_value: the largest size of each number in them. None: no bound.
+        ema: a step also keeps a moving average of each parameter, which begins with its initial value and becomes
+            ema * average + (1 - ema) * parameter after each update; None: none.
         dtype: "float32", or "float16"/"bfloat16" for the operands of convolutions and matrix products, which
             accumulate in float32; weights and everything else stay float32.
         results: what these are stored in: "float32", or "operands" for the type of their operands, as PyTorch's
@@ -96,6 +98,7 @@ class StepOptions:
     decayed: str = "all"
     clip_norm: float | None = None
     clip_value: float | None = None
+    ema: float | None = None
     dtype: str = "float32"
     results: str = "float32"
     loss_scale: float | None = None
@@ -121,6 +124,8 @@ class StepOptions:
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise UnsupportedError(f"build_step: loss_scale must be a positive number, but is {self.scale}.")
         check_clipping(self.clip_norm, self.clip_value)
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UnsupportedError(f"build_step: ema must be between 0 and 1, such as 0.999, but is {self.ema}.")
         if self.accumulate < 1:
             raise UnsupportedError(f"build_step: accumulate = {self.accumulate}; a step takes at least 1 micro-batch.")
 

@@ -31,6 +31,9 @@ COMPILED_EVERY, OPTIMISED_EVERY = 40, 8
 _BATCH = 25
 """Cases that one process compiles and runs."""
 
+_CHUNK = 10
+"""Cases that a process interprets before it asks for more."""
+
 
 def case_number(number: int, seed: int, directions: Sequence[str] = tuple(DIRECTIONS)) -> KernelCase:
     """Case `number` of a seed."""
@@ -48,15 +51,19 @@ def fuzz(
         count: the number of cases.
         seed: of the cases and of their operands.
         directions: names of directions in the catalogue.
-        workers: the number of processes; 0 is one for each core.
+        workers: the number of processes that interpret; 0 is one for each core. No more are started than have work,
+            and none for what one process does: the start of each costs as much as a hundred cases.
         first: the number of the first case.
     """
     workers = workers or len(os.sched_getaffinity(0))
     numbers = range(first, first + count)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        work = partial(_interpreted, seed=seed, directions=tuple(directions))
-        for verdicts in pool.map(work, numbers, chunksize=10):
-            yield from verdicts
+    work = partial(_interpreted, seed=seed, directions=tuple(directions))
+    busy = min(workers, -(-count // _CHUNK))
+    if busy <= 1:
+        yield from itertools.chain.from_iterable(map(work, numbers))
+    else:
+        with ProcessPoolExecutor(busy, multiprocessing.get_context("spawn")) as pool:
+            yield from itertools.chain.from_iterable(pool.map(work, numbers, chunksize=_CHUNK))
     cases = [case_number(number, seed, directions) for number in numbers if number % COMPILED_EVERY == 0]
     cases = [case for case in cases if runs_here(case)]
     batches = [cases[start : start + _BATCH] for start in range(0, len(cases), _BATCH)]

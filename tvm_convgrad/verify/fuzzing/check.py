@@ -109,7 +109,7 @@ def draw_case(rng: random.Random, directions: Sequence[str] = tuple(DIRECTIONS))
 
 def _machine(rng: random.Random) -> Machine:
     """An instruction set, with random caches, registers, parts and threshold of parallel loops."""
-    cpu = CPUS[rng.choice(("AVX-512", "AVX-512", "AVX2", "SSE", "NEON"))]
+    cpu = CPUS[rng.choice(("AVX-512", "AVX512-BF16", "AVX512-BF16", "AVX2", "SSE", "NEON"))]
     return replace(
         cpu,
         l2_bytes=rng.choice((cpu.l2_bytes, 1 << 9, 1 << 12, 1 << 15)),

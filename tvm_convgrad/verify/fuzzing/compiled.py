@@ -33,6 +33,7 @@ THREADS = (1, 2, 3, 7)
 
 TARGETS = {
     "AVX-512": {"kind": "llvm", "mcpu": "skylake-avx512"},
+    "AVX512-BF16": {"kind": "llvm", "mcpu": "cooperlake"},
     "AVX2": {"kind": "llvm", "mcpu": "haswell"},
     "SSE": {"kind": "llvm", "mcpu": "x86-64"},
 }

@@ -24,13 +24,14 @@ from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgradTiling
 from tvm_convgrad.kernels.depthwise.columns import ColumnsTiling, rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.gemm import plan as gemm_plan
+from tvm_convgrad.kernels.gemm.dot import DotGemm
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling
 from tvm_convgrad.kernels.registry import all_kernels
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec
 from tvm_convgrad.kernels.wgrad import plan as wgrad_plan
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling, wgrad_spec
 from tvm_convgrad.kernels.winograd import plan as winograd_plan
-from tvm_convgrad.verify.fuzzing.problems import ANY, DEPTHWISE, SMALL_GROUPS, SQUARE
+from tvm_convgrad.verify.fuzzing.problems import ANY, DEPTHWISE, PAIRS, SMALL_GROUPS, SQUARE
 
 TRIES = 300
 """Random tilings that are drawn until one is valid; after them a known valid one is taken."""
@@ -124,7 +125,8 @@ def _maybe(rng: random.Random) -> bool:
 
 def _gemm(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """A decomposition into regions, and for each of its loop nests a tiling of its own."""
-    regions = gemm_plan.regions_of(problem, direction)
+    assert isinstance(kernel, gemm_plan.ImplicitGemm)
+    regions = kernel.regions(problem, direction)
     region = rng.randrange(len(regions))
     spec = regions[region]
     return Plan(tuple(_gemm_tiling(rng, spec, phases, machine) for phases in spec.phases), region)
@@ -272,6 +274,7 @@ def _winograd(kernel: Kernel, rng: random.Random, problem: ConvProblem, directio
 
 DRAWS: dict[type[Kernel], Draw] = {
     gemm_plan.ImplicitGemm: Draw(ANY, 5, _gemm),
+    DotGemm: Draw(PAIRS, 3, _gemm),
     wgrad_plan.ImplicitGemmWgrad: Draw(ANY, 4, _wgrad),
     channels_plan.DepthwiseChannels: Draw(DEPTHWISE, 2, _channels),
     channels_plan.SmallGroups: Draw(SMALL_GROUPS, 1, _channels),

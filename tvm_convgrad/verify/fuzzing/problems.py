@@ -37,7 +37,7 @@ COINCIDING, POINTWISE = 0.1, 0.15
 VECTORS = (4, 8, 16)
 """Lanes of vectors of float32 on the instruction sets that kernels are made for."""
 
-ANY, DEPTHWISE, SMALL_GROUPS, SQUARE = "any", "depthwise", "small groups", "3x3"
+ANY, DEPTHWISE, SMALL_GROUPS, SQUARE, PAIRS = "any", "depthwise", "small groups", "3x3", "bfloat16"
 """Kinds of problems: all, or those of the kernels that take few of all."""
 
 
@@ -57,8 +57,8 @@ def draw_problem(rng: random.Random, kind: str = ANY) -> ConvProblem:
 
     Args:
         rng: supplies every choice.
-        kind: "any"; "depthwise", "small groups" or "3x3", of which "any" has too few for the kernels that are made for
-            them.
+        kind: "any"; "depthwise", "small groups", "3x3" or "bfloat16" (all three tensors, or all but one), of which
+            "any" has too few for the kernels that are made for them.
     """
     while True:
         rank = 2 if kind == SQUARE else rng.choice((2, 2, 2, 1, 3))
@@ -66,7 +66,7 @@ def draw_problem(rng: random.Random, kind: str = ANY) -> ConvProblem:
         axes = [regime(rng, rank) for _ in range(rank)]
         ic, oc, groups = _channels(rng, kind)
         batch = rng.choice((1, 1, 2, 3, rng.randint(1, 9)))
-        special = rng.random() if kind == ANY else 1.0
+        special = rng.random() if kind in (ANY, PAIRS) else 1.0
         if special < COINCIDING:
             axes, batch, ic, oc, groups = _coinciding(rng, axes, groups)
         elif special < COINCIDING + POINTWISE:
@@ -81,7 +81,7 @@ def _problem(
 ) -> ConvProblem | None:
     """The problem of these numbers, with random layouts and types; None if it has no output or is too large."""
     layouts = _layouts(rng, rank, kind)
-    dtypes = _dtypes(rng)
+    dtypes = _dtypes(rng) if kind != PAIRS else _pairs(rng)
     if any(axis.extent + sum(axis.padding) < effective_kernel(axis.kernel, axis.dilation) for axis in axes):
         return None
     try:
@@ -217,7 +217,7 @@ def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
         groups = 2 if rng.random() < 0.05 else 1
         ins, outs = (rng.choice(VECTORS) + rng.randint(0, 9) for _ in range(2))
         return ins * groups, outs * groups, groups
-    if kind == ANY:
+    if kind in (ANY, PAIRS):
         kind = rng.choice(("dense", "dense", "dense", DEPTHWISE, "groups", SMALL_GROUPS))
     if kind == "dense":
         return _count(rng), _count(rng), 1
@@ -282,4 +282,12 @@ def _dtypes(rng: random.Random) -> tuple[str, str, str]:
     return one, one, one
 
 
-__all__ = ["ANY", "DEPTHWISE", "REGIMES", "SMALL_GROUPS", "SQUARE", "draw_problem"]
+def _pairs(rng: random.Random) -> tuple[str, str, str]:
+    """bfloat16, mostly for all three of X, W and dY, else for two of them."""
+    types = ["bfloat16"] * 3
+    if rng.random() < 0.4:
+        types[rng.randrange(3)] = rng.choice(("float32", "float16"))
+    return types[0], types[1], types[2]
+
+
+__all__ = ["ANY", "DEPTHWISE", "PAIRS", "REGIMES", "SMALL_GROUPS", "SQUARE", "draw_problem"]

@@ -118,7 +118,8 @@ class Execution {
       case Do::kDecl: {
         const View& source = views_[s.source];
         int64_t extent = Product(s.shape);
-        if (source.memory == nullptr || extent > source.extent) {
+        const int own = program_.buffers[s.slot].type.bytes(), other = program_.buffers[s.source].type.bytes();
+        if (source.memory == nullptr || extent * own > source.extent * other) {
           throw Fault{"a view " + program_.buffers[s.slot].name + " of " + std::to_string(extent) +
                       " elements of " + program_.buffers[s.source].name + ", which has " +
                       std::to_string(source.extent)};
@@ -393,6 +394,20 @@ class Execution {
         Evaluate(*e.c, second);
         bool one = e.a->type.lanes == 1;
         for (int l = 0; l < lanes; ++l) Copy(e.type.held(), condition.i[one ? 0 : l] ? first : second, l, out, l);
+        return;
+      }
+      case Op::kNarrow: {
+        Lanes a;
+        Evaluate(*e.a, a);
+        for (int l = 0; l < lanes; ++l) out.i[l] = ToBfloat16(WithoutDenormals(a.f[l]));
+        return;
+      }
+      case Op::kDotProduct: {
+        Lanes sum, a, b;
+        Evaluate(*e.a, sum);
+        Evaluate(*e.b, a);
+        Evaluate(*e.c, b);
+        for (int l = 0; l < lanes; ++l) out.f[l] = DotProduct(sum.f[l], a.f[l], b.f[l]);
         return;
       }
       case Op::kNot: {

@@ -25,6 +25,18 @@ inline uint16_t ToBfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+inline float WithoutDenormals(float value) {
+  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0F, value) : value;
+}
+
+/*! \brief A sum plus the dot product of two words of two bfloat16, whose denormals are taken as zero. */
+inline float DotProduct(float sum, float a, float b) {
+  uint32_t first = BitsAs<uint32_t>(a), second = BitsAs<uint32_t>(b);
+  auto half = [](uint32_t bits) { return WithoutDenormals(BitsAs<float>(bits)); };
+  sum = std::fma(half(first & 0xFFFF0000U), half(second & 0xFFFF0000U), sum);
+  return std::fma(half(first << 16), half(second << 16), sum);
+}
+
 inline float FromFloat16(uint16_t bits) {
   int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
   float magnitude = exponent == 31  ? (mantissa ? NAN : INFINITY)

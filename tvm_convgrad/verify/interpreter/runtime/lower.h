@@ -126,10 +126,12 @@ class Lowering {
       made->shape = Shape(Child(buffer, "ty"));
       if (!allocates) {
         made->source = ViewedBuffer(Child(node, "data"));
-        const Type &own = program_.buffers[made->slot].type, &source = program_.buffers[made->source].type;
-        if (own.code != source.code || own.bits != source.bits) Refuse("a view of another type");
       }
       return made;
+    }
+    if (kind == "AttrStmt") {  // of helper functions, which the interpreter knows by their names
+      if (TextField(node, "attr_key") != "pragma_import_llvm") Refuse("an attribute " + TextField(node, "attr_key"));
+      return Statement(Child(node, "body"));
     }
     if (kind == "AssertStmt") {
       Stmt* made = NewStatement(Do::kAssert);
@@ -265,6 +267,12 @@ class Lowering {
     std::string name = CallName(node);
     if (name == "if_then_else") return Ternary(Op::kIfThenElse, type, arguments[0], arguments[1], arguments[2]);
     if (name == "reinterpret") return Unary(Op::kReinterpret, type, arguments[0]);
+    if (name == "call_extern") {
+      std::string helper = TextField(arguments[0], "value");
+      if (helper == "convgrad_narrow_bf16") return Unary(Op::kNarrow, type, arguments[1]);
+      if (helper != "convgrad_dot_bf16") Refuse("a call of " + helper);
+      return Ternary(Op::kDotProduct, type, arguments[1], arguments[2], arguments[3]);
+    }
     if (Intrinsic(node) != "llvm.masked.load") Refuse("a call of " + name + " " + Intrinsic(node));
     Expr* made = NewExpression(Op::kMaskedLoad, type);  // intrinsic, address, mask, what the other lanes are
     std::tie(made->slot, made->a) = Address(arguments[1]);

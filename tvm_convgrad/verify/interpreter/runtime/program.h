@@ -33,7 +33,7 @@ enum class Op : uint8_t {
   kConst, kVar, kAdd, kSub, kMul, kDiv, kMod, kFloorDiv, kFloorMod, kMin, kMax,
   kEQ, kNE, kLT, kLE, kGT, kGE, kAnd, kOr, kNot, kSelect, kIfThenElse,
   kCast, kReinterpret, kShiftLeft, kShiftRight, kBitAnd, kBitOr, kBitXor,
-  kBroadcast, kRamp, kShuffle, kLoad, kMaskedLoad,
+  kBroadcast, kRamp, kShuffle, kLoad, kMaskedLoad, kDotProduct, kNarrow,
 };
 
 struct Expr {

@@ -1,0 +1,184 @@
+"""Kernels of dot products of bfloat16: which problems, exact and bounded sums, epilogues, machine code."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+
+from tests.kernels.harness import forced
+from tvm_convgrad.codegen.hardware import CPUS, machine_of
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.exact import numbers_of, reduction_length
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.training.runtime.cpu_features import local_features
+from tvm_convgrad.verify.bulk import QUICK_CONFIG
+from tvm_convgrad.verify.interpreter import execute
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "cooperlake"})
+MACHINE = CPUS["AVX512-BF16"]
+NAME = {"forward": "dot product GEMM", "backward_data": "dot product GEMM"}
+HAS_INSTRUCTION = "avx512bf16" in local_features()
+needs_instruction = pytest.mark.skipif(not HAS_INSTRUCTION, reason="compiled only: this CPU has no AVX512-BF16")
+
+SHAPES = [
+    "mb2ic18ih7iw7oc20oh4ow4kh3kw3sh2sw2ph1pw1",
+    "mb2ic17ih9iw11oc19oh9ow11kh3kw3ph1pw1",  # odd channels: a zero in the last pair
+    "mb2ic40ih8iw8oc24oh8ow8kh1kw1",
+    "g2mb1ic12ih6oc20kh3ph1",
+    "mb2ic6iw37oc5kw3pw1",  # 1-d
+    "mb1ic4id4ih5iw6oc6kd2kh3kw3pd1ph1pw1",
+]
+
+
+def _problem(text: str, *types: str, channels_last: bool = False) -> ConvProblem:
+    problem = ConvProblem.from_descriptor(text).with_dtypes(*(types or ("bfloat16",) * 3))
+    axes = problem.data_layout[2:]
+    return problem.with_layouts(f"N{axes}C", f"O{axes}I", f"N{axes}C") if channels_last else problem
+
+
+def _function(problem: ConvProblem, direction: str, epilogue: Epilogue = NO_EPILOGUE):
+    choice = forced(NAME[direction])(problem, direction, MACHINE)
+    assert choice.is_kernel, choice
+    return chooser.build(problem, direction, MACHINE, choice, "main", epilogue)
+
+
+def _compiled(function):
+    with tvm.transform.PassContext(config=QUICK_CONFIG):
+        return tvm.compile(tvm.IRModule({"main": function}), TARGET)
+
+
+def _blank(problem: ConvProblem, direction: str) -> np.ndarray:
+    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
+    return np.full(shape, np.nan, numpy_dtype(dtype))
+
+
+@pytest.mark.parametrize("direction", NAME)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("text", SHAPES)
+def test_small_integers_are_exact(text, channels_last, direction):
+    """Interpreted everywhere, and executed where the CPU has the instruction."""
+    problem = _problem(text, channels_last=channels_last)
+    function = _function(problem, direction)
+    operands, wanted = numbers_of(problem, direction, 0)
+    result = _blank(problem, direction)
+    assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+    np.testing.assert_array_equal(result, wanted)
+    if HAS_INSTRUCTION:
+        found = tvm.runtime.tensor(_blank(problem, direction))
+        _compiled(function)["main"](*map(tvm.runtime.tensor, operands), found)
+        np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+@needs_instruction
+@pytest.mark.parametrize("direction", NAME)
+def test_random_floats_are_within_the_bound_of_the_sum(direction):
+    """Products of two bfloat16 are exact in float32; each of n additions rounds by 2^-24 of the magnitudes at most."""
+    problem = _problem("mb2ic33ih9oc18kh3ph1", *_types_with_float32_result(direction))
+    generator = np.random.default_rng(3)
+    operands = [
+        generator.standard_normal(problem.tensors[name][0]).astype(ml_dtypes.bfloat16)
+        for name in DIRECTIONS[direction].operands
+    ]
+    found = tvm.runtime.tensor(_blank(problem, direction))
+    _compiled(_function(problem, direction))["main"](*map(tvm.runtime.tensor, operands), found)
+    reference = REFERENCES[direction]
+    wanted = reference(problem, *operands).astype("float64")
+    magnitudes = reference(problem, *map(np.abs, operands)).astype("float64")
+    unit, count = 2.0**-24, reduction_length(problem, direction) + 1
+    assert (np.abs(found.numpy() - wanted) <= count * unit / (1 - count * unit) * magnitudes).all()
+    assert (found.numpy() != wanted).any()
+
+
+def _types_with_float32_result(direction: str) -> tuple[str, str, str]:
+    result = {"data": 0, "weight": 1, "grad": 2}[DIRECTIONS[direction].result]
+    types = ["bfloat16"] * 3
+    types[result] = "float32"
+    return types[0], types[1], types[2]
+
+
+@needs_instruction
+def test_denormals_are_taken_as_zero():
+    """The smallest normal bfloat16 halved is lost; twice it is kept, as the documents say."""
+    problem = _problem("mb1ic2iw4oc16kw1", "bfloat16", "bfloat16", "float32")
+    library = _compiled(_function(problem, "forward"))
+    for exponent, kept in ((-127, False), (-126, True)):
+        data = np.full(problem.data_shape, 2.0**exponent).astype(ml_dtypes.bfloat16)
+        weight = np.full(problem.weight_shape, 2.0**20).astype(ml_dtypes.bfloat16)
+        found = tvm.runtime.tensor(_blank(problem, "forward"))
+        library["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), found)
+        assert (found.numpy() == (2.0 ** (exponent + 21) if kept else 0.0)).all()
+
+
+@pytest.mark.parametrize("direction", NAME)
+def test_epilogues_in_bfloat16(direction):
+    problem = _problem("mb2ic6ih5oc18kh3ph1", channels_last=direction == "forward")
+    function = _function(problem, direction, Epilogue(bias=True, relu=True, accumulate=True))
+    operands, _ = numbers_of(problem, direction, 1)
+    blank = _blank(problem, direction)
+    generator = np.random.default_rng(4)
+    result = generator.integers(-3, 4, blank.shape).astype(blank.dtype)
+    channels = problem.out_channels if direction == "forward" else problem.in_channels
+    bias = generator.integers(-3, 4, channels).astype(blank.dtype)
+    layout = problem.grad_layout if direction == "forward" else problem.data_layout
+    total = REFERENCES[direction](problem, *operands).astype("float64") + result.astype("float64")
+    total = total + bias.astype("float64").reshape([-1 if letter == "C" else 1 for letter in layout])
+    wanted = np.maximum(total, 0).astype(blank.dtype)
+    assert execute(function, [*map(np.ascontiguousarray, operands), bias, result]) == ""
+    np.testing.assert_array_equal(result, wanted)
+
+
+def test_several_kernels_share_the_helper_functions():
+    """Each PrimFunc defines them; a module of several links, and its inner loops are the instruction itself."""
+    functions = {}
+    for number, text in enumerate(SHAPES[:2]):
+        function = _function(_problem(text), "forward")
+        functions[f"main{number}"] = function.with_attr("global_symbol", f"main{number}")
+    with tvm.transform.PassContext(config=QUICK_CONFIG):
+        library = tvm.compile(tvm.IRModule(functions), TARGET)
+    text = library.mod.inspect_source("s")
+    assert len(re.findall(r"\tvdpbf16ps\t", text)) > 8
+    assert "call" not in {line.split()[0] for line in text.splitlines() if "convgrad_dot" in line}
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "reason"),
+    [
+        ("mb1ic8ih4oc8kh1_dt=bf16:bf16:bf16", "AVX-512", "AVX-512 has no dot product of bfloat16"),
+        ("mb1ic8ih4oc8kh1_dt=bf16:f32:bf16", "AVX512-BF16", "both operands must be bfloat16"),
+        ("g8mb1ic8ih4oc8kh1_dt=bf16:bf16:bf16", "AVX512-BF16", "one channel a group has no pair"),
+        ("g2mb1ic6ih4oc8kh1_dt=bf16:bf16:bf16", "AVX512-BF16", "3 channels a group: pairs would reach"),
+    ],
+)
+def test_refusals_say_why(text, machine, reason):
+    choice = forced(NAME["forward"])(ConvProblem.from_descriptor(text), "forward", CPUS[machine])
+    assert not choice.is_kernel
+    assert reason in choice.reason
+
+
+def test_the_target_decides():
+    """CPUs with the instruction have the record with it; float32's choices are the same with and without."""
+    wanted = {"cooperlake": "AVX512-BF16", "znver4": "AVX512-BF16", "cascadelake": "AVX-512", "haswell": "AVX2"}
+    found = {mcpu: machine_of(tvm.target.Target({"kind": "llvm", "mcpu": mcpu})).name for mcpu in wanted}
+    assert found == wanted
+    problem = ConvProblem.from_descriptor("mb8ic64ih56oc64kh3ph1")
+    for direction in DIRECTIONS:
+        with_dots, without = (chooser.choose(problem, direction, CPUS[name]) for name in ("AVX512-BF16", "AVX-512"))
+        assert (with_dots.name, with_dots.plan) == (without.name, without.plan)
+        assert with_dots.estimate == without.estimate
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("direction", NAME)
+def test_dense_layers_take_dot_products(direction, layout):
+    """They are estimated to take less than 0.7 of float32's time."""
+    problem = _problem("mb8ic64ih56oc64kh3ph1", channels_last=layout == "NHWC")
+    taken = chooser.choose(problem, direction, MACHINE)
+    assert taken.name == f"{NAME[direction]} {DIRECTIONS[direction].short}"
+    converted = chooser.choose(problem.with_dtypes(*("float32",) * 3), direction, MACHINE)
+    assert taken.estimate < 0.7 * converted.estimate

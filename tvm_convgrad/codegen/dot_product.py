@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dot products of pairs of bfloat16 that are summed in float32: AVX512-BF16's vdpbf16ps.
+
+A *word* is a lane of 32 bits that holds two bfloat16, neighbours along the reduced axis; the first is in the low half.
+Words are moved as float32, whose bits loads, stores, masks and shuffles keep. One instruction does
+
+    sum[lane] += a[lane].low * b[lane].low + a[lane].high * b[lane].high
+
+It takes denormal operands as zero, flushes denormal sums to zero, and rounds to nearest even.
+"""
+
+from __future__ import annotations
+
+from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, splat
+
+WORD = "float32"
+"""The type that words are moved as."""
+
+HALF = "uint16"
+"""The type that one element of a word is moved as."""
+
+NAME, NARROW = "convgrad_dot_bf16", "convgrad_narrow_bf16"
+"""The helper functions; the interpreter of kernels knows them by these names."""
+
+LANES = 16
+"""Lanes of the instruction."""
+
+CODE = f"""
+define linkonce_odr hidden <16 x float> @{NAME}(<16 x float> %sum, <16 x float> %a, <16 x float> %b) alwaysinline {{
+  %x = bitcast <16 x float> %a to <32 x bfloat>
+  %y = bitcast <16 x float> %b to <32 x bfloat>
+  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sum, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %r
+}}
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+"""
+"""The instruction as a function: TVM turns vectors of bfloat16 into others, so that it cannot call the intrinsic."""
+
+NARROW_CODE = f"""
+define linkonce_odr hidden <16 x i16> @{NARROW}(<16 x float> %value) alwaysinline {{
+  %x = call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float> %value)
+  %r = bitcast <16 x bfloat> %x to <16 x i16>
+  ret <16 x i16> %r
+}}
+declare <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float>)
+"""
+"""The rounding to bfloat16 as a function."""
+
+
+def dot_product(loops: Loops, total: Expr, a: Expr, b: Expr) -> Expr:
+    """The sum plus the dot products of two vectors of LANES words."""
+    loops.helper(NAME, CODE)
+    return tir.call_helper(f"{WORD}x{LANES}", NAME, total, a, b)
+
+
+def words(low: Expr, high: Expr) -> Expr:
+    """The words of two elements, or of two vectors of them, of type HALF."""
+    lanes = lanes_of(low)
+    bits = tir.bitwise_or(_wide(low), tir.shift_left(_wide(high), _number(16, lanes)))
+    return tir.reinterpret(_vector(WORD, lanes), bits)
+
+
+def narrowed(loops: Loops, value: Expr) -> Expr:
+    """A vector of LANES float32 as bfloat16 of type HALF, rounded to nearest even; denormals become zero.
+
+    It is an instruction of AVX512-BF16, not a truncation of rounded bits: LLVM before version 22 compiles a masked
+    store of one truncated lane to a store of four bytes (llvm/llvm-project#179489).
+    """
+    loops.helper(NARROW, NARROW_CODE)
+    return tir.call_helper(f"{HALF}x{LANES}", NARROW, value)
+
+
+def widened(value: Expr) -> Expr:
+    """bfloat16 of type HALF as float32; elementwise for vectors."""
+    lanes = lanes_of(value)
+    return tir.reinterpret(_vector("float32", lanes), tir.shift_left(_wide(value), _number(16, lanes)))
+
+
+def _wide(value: Expr) -> Expr:
+    return tir.Cast(_vector("uint32", lanes_of(value)), value)
+
+
+def _number(value: int, lanes: int) -> Expr:
+    return splat(tir.const(value, "uint32"), lanes)
+
+
+def _vector(dtype: str, lanes: int) -> str:
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+__all__ = ["HALF", "LANES", "NAME", "NARROW", "WORD", "dot_product", "narrowed", "widened", "words"]

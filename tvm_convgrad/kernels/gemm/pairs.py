@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward and dgrad of bfloat16 as the same GEMM over words: pairs of source channels for dot products.
+
+`paired` turns the spec of a problem into that of its words (`codegen.dot_product`): half as many source channels, which
+taps, blocks, panels and estimates then count. An operand whose pairs lie side by side, as channels do in NHWC, is a
+tensor of words, read in place or packed like float32; of any other a word is made of two elements while it is packed.
+The last word of an odd number of channels has a zero in its high half, in both operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import HALF, WORD, words
+from tvm_convgrad.codegen.loops import Expr, Index, choose, convert, expr, load, load_masked, splat
+from tvm_convgrad.codegen.tir import Buffer
+from tvm_convgrad.kernels.spec import ConvSpec, Pairs, View
+
+
+def paired(spec: ConvSpec) -> ConvSpec:
+    """The spec of the words of a spec whose operands are bfloat16."""
+    odd = spec.source_channels % 2 == 1
+    view, weight = spec.source, spec.weight
+    source_strides = (view.batch, *view.spatial)
+    weight_strides = (spec.weight_result_stride, spec.weight_group_stride, *_used(spec))
+    pairs = Pairs(view.channel, spec.weight_source_stride, spec.source_channels)
+    weight_step, group_step = spec.weight_result_stride, spec.weight_group_stride
+    if view.channel == 1 and not odd and _even(source_strides):
+        view, pairs = _words_of(view), replace(pairs, source=0)
+    else:
+        view = replace(view, channel=2 * view.channel)
+    source_step = 2 * spec.weight_source_stride
+    if spec.weight_source_stride == 1 and not odd and _even(weight_strides):
+        d, h, w = (stride // 2 for stride in weight.spatial)
+        weight = replace(weight, spatial=(d, h, w), size=weight.size // 2, dtype=WORD)
+        pairs, source_step = replace(pairs, weight=0), 1
+        weight_step, group_step = weight_step // 2, group_step // 2
+    return replace(
+        spec,
+        source_channels=-(-spec.source_channels // 2),
+        source=view,
+        weight=weight,
+        weight_source_stride=source_step,
+        weight_result_stride=weight_step,
+        weight_group_stride=group_step,
+        pairs=pairs,
+    )
+
+
+def _used(spec: ConvSpec) -> Iterable[int]:
+    """The strides of W along the axes on which a tap is not the first."""
+    taps = [phase for phases in spec.phases for phase in phases]
+    return [stride for axis, stride in enumerate(spec.weight.spatial) if any(k for t in taps for k, _ in t[axis].taps)]
+
+
+def _even(strides: Iterable[int]) -> bool:
+    return all(stride % 2 == 0 for stride in strides)
+
+
+def _words_of(view: View) -> View:
+    d, h, w = (stride // 2 for stride in view.spatial)
+    return replace(view, batch=view.batch // 2, spatial=(d, h, w), size=view.size // 2, dtype=WORD)
+
+
+class Operand:
+    """Reads an operand's elements as the register tile multiplies them: numbers in the type of the sums, or words.
+
+    Attributes:
+        vectors: whether vectors of them can be read.
+    """
+
+    def __init__(self, buffer: Buffer, dtype: str, pair: int = 0, channels: int = 0) -> None:
+        """Describe an operand.
+
+        Args:
+            buffer: a flat view, of HALF where words are made of two elements.
+            dtype: of the sums.
+            pair: elements from the first of a word to its second; 0 if elements are not made to words.
+            channels: the reduced channels of the tensor, if elements are made to words.
+        """
+        self.buffer, self._dtype, self._pair, self._channels = buffer, dtype, pair, channels
+        self.vectors = pair != 0 or str(buffer.dtype) == dtype
+
+    def element(self, at: Index, channel: Index) -> Expr:
+        """One element; `channel` is its number among those of the group, words counted as one."""
+        if not self._pair:
+            return convert(load(self.buffer, at), self._dtype)
+        high = load(self.buffer, at + self._pair)
+        second = self._second(channel)
+        if second is not None:
+            high = choose(second, high, tir.const(0, HALF))
+        return words(load(self.buffer, at), high)
+
+    def vector(self, at: Index, lanes: int, channel: Index, mask: Expr | None = None) -> Expr:
+        """`lanes` contiguous elements of one channel; with a mask those whose mask is true, and zeros."""
+        if not self._pair:
+            return load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
+        low = load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
+        second = self._second(channel)
+        if second is not None:
+            second = splat(second, lanes)
+            mask = second if mask is None else tir.And(mask, second)
+        at = at + self._pair
+        high = load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
+        return words(low, high)
+
+    def _second(self, channel: Index) -> Expr | None:
+        """Whether a word has a second element; None if all have one."""
+        if self._channels % 2 == 0:
+            return None
+        return expr(channel) < self._channels // 2
+
+
+def operands_of(spec: ConvSpec, source: Buffer, weight: Buffer) -> tuple[Operand, Operand]:
+    """The operands (source, W) of a spec, in flat views of them."""
+    pairs = spec.pairs or Pairs(0, 0, 0)
+    return (
+        Operand(source, spec.dtype, pairs.source, pairs.channels),
+        Operand(weight, spec.dtype, pairs.weight, pairs.channels),
+    )
+
+
+__all__ = ["Operand", "operands_of", "paired"]
