@@ -14,6 +14,9 @@ from tvm_convgrad.core.errors import SetupError
 
 VARIABLE = "TVM_NUM_THREADS"
 
+CPUS = frozenset(os.sched_getaffinity(0))
+"""The CPUs that this process could use when this was imported, before TVM bound its main thread."""
+
 
 def available_cores() -> int:
     """The cores that this process may use; the hyper-threads of one core count once."""

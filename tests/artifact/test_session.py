@@ -22,10 +22,11 @@ from tvm_convgrad.training.compile.lower import compile_with_plan
 from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.runtime.checkpoint import Progress
 from tvm_convgrad.training.runtime.data import Samples, load_samples
-from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch, train
+from tvm_convgrad.training.runtime.loop import batch_size_of, train
 from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import TensorSpec
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.source import batches_of_epoch
 from tvm_convgrad.training.runtime.validation import validate
 from tvm_convgrad.training.step.build import build_step
 

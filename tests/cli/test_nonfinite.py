@@ -14,7 +14,7 @@ from tests import tiny
 from tests.cli.command import Command, Done
 from tests.conftest import build_tiny
 from tvm_convgrad.training.runtime.checkpoint import Progress, load, load_latest, save
-from tvm_convgrad.training.runtime.loop import batches_of_epoch
+from tvm_convgrad.training.runtime.source import batches_of_epoch
 
 BAD = 30
 """The number of a sample that is not finite in `bad_data`."""

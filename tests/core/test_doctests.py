@@ -29,6 +29,11 @@ MODULES = (
     "tvm_convgrad.evaluation",
     "tvm_convgrad.kernels.transforms",
     "tvm_convgrad.op",
+    "tvm_convgrad.training.runtime.images.augment",
+    "tvm_convgrad.training.runtime.images.index",
+    "tvm_convgrad.training.runtime.images.options",
+    "tvm_convgrad.training.runtime.images.shards",
+    "tvm_convgrad.training.runtime.source",
 )
 """Modules whose examples are run."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiny
 from tests.distributed.thread_ranks import on_ranks
-from tvm_convgrad.core.errors import ArtifactError, TrainingError
+from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
 from tvm_convgrad.training.runtime.checkpoint import Progress
 from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.loop import train
@@ -36,7 +36,7 @@ def trained(step: Path, ranks: Ranks, micro_batches: int, size: int) -> tuple[Pr
     """A run, on one of the ranks."""
     session = Session(step)
     progress = Progress("", "", 1, size * micro_batches, 0.01, micro_batches=micro_batches)
-    update = ParallelStep(session, SAMPLES, ranks, micro_batches, lambda: False)
+    update = ParallelStep(session, ranks, micro_batches, lambda: False)
     for _ in train(session, SAMPLES, progress, EPOCHS, update=update):
         pass
     return progress, session
@@ -159,12 +159,28 @@ def test_interruptions_reach_all_ranks(full_step: Path) -> None:
             calls.append(0)
             return ranks.rank == 2 and len(calls) == 4
 
-        update = ParallelStep(session, SAMPLES, ranks, 3, asked)
+        update = ParallelStep(session, ranks, 3, asked)
         reports = train(session, SAMPLES, Progress("", "", 1, 6, 0.01, micro_batches=3), 1, update=update)
         return [report.interrupted for report in reports]
 
     wanted = [number == 3 for number in range(10)]
     assert on_ranks(3, work) == [wanted] * 3
+
+
+def test_all_ranks_name_the_sample_that_is_not_finite(full_step: Path) -> None:
+    x = SAMPLES.inputs[0].copy()
+    x[17, 0, 2, 3] = np.nan
+
+    def work(ranks: Ranks) -> str:
+        session = Session(full_step)
+        update = ParallelStep(session, ranks, 2, lambda: False)
+        progress = Progress("", "", 1, 60, 0.01, micro_batches=2)
+        with pytest.raises(DataError) as found:
+            list(train(session, Samples((x,), SAMPLES.target), progress, 1, update=update))
+        return str(found.value)
+
+    (message,) = set(on_ranks(3, work))
+    assert "'x' of the training samples 17 (counted from 0) has values that are not finite" in message
 
 
 def test_an_error_of_one_rank_is_that_of_all() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import image_options, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.training.frontends import shown_formats
@@ -61,6 +61,8 @@ def build(
     dropout: options.Dropout = "train",
     accumulate: options.Accumulate = 1,
     split: options.Split = False,
+    mean: image_options.Mean = None,
+    std: image_options.Std = None,
     seed: options.Seed = 0,
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
@@ -108,6 +110,8 @@ def build(
         "accumulate": accumulate,
         "seed": seed,
         "split": split,
+        "mean": options.parse_numbers("--mean", mean),
+        "std": options.parse_numbers("--std", std),
     }
     chosen = {"target": target, "linker": linker, "offload": backends, "tuned": tuned, "transforms": transforms}
     check_destination(output)
@@ -120,6 +124,7 @@ def build(
             options.check_optimizer(optimizer, settings)
             options.check_loss(loss, loss_settings)
             options.check_clipping(clip_norm, clip_value)
+            image_options.check_normalisation(step["mean"], step["std"])
             built = _build(source, step, compilation, linker, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
                 earlier.keep(built)

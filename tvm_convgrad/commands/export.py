@@ -214,7 +214,10 @@ def _write_predictor(
             raise ModelError(
                 f"{source.source} computes its own gradients; what it predicts is not known apart from them."
             )
-        settings = StepOptions(dtype=taken["dtype"], results=taken["results"], layout=taken["layout"])
+        mean, std = (tuple(taken[name]) if name in taken else None for name in ("mean", "std"))
+        settings = StepOptions(
+            dtype=taken["dtype"], results=taken["results"], layout=taken["layout"], mean=mean, std=std
+        )
         predictor = build_predictor(loaded, values, settings)
         enter("compiling")
         with compile_apart(KernelBuilds(KeptObjects(), progress=enter)):

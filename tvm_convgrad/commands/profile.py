@@ -41,8 +41,9 @@ def profile(
     from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.runtime.artifact import is_for_gpu
     from tvm_convgrad.training.runtime.data import load_samples, random_samples
-    from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch
+    from tvm_convgrad.training.runtime.loop import batch_size_of
     from tvm_convgrad.training.runtime.session import Session
+    from tvm_convgrad.training.runtime.source import batches_of_epoch
     from tvm_convgrad.training.runtime.timeline import record
 
     for path in (trace, plot):

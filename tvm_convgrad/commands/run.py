@@ -6,13 +6,12 @@ from __future__ import annotations
 import io
 import time
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import image_options, options
 from tvm_convgrad.commands.ranks import joined_ranks, shared, threads_of_rank
 from tvm_convgrad.commands.running import End, Kept, Run, Split, begin
 from tvm_convgrad.core.errors import ArtifactError, TrainingError, UnsupportedError
@@ -49,11 +48,14 @@ _INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
 
 
 def run(
+    context: typer.Context,
     step: Annotated[Path, typer.Argument(help="The library that `convgrad build` wrote.")],
     data: Annotated[
         Path,
         typer.Option(
-            help=".npz with the arrays x_train and y_train (or x and y); x_test and y_test are tested at the end."
+            help=".npz with the arrays x_train and y_train (or x and y), of which x_test and y_test are tested at "
+            "the end; a folder of images, folder/CLASS/*.png, or with such folders train, val and test in it; or tar "
+            "shards of key.png and key.cls, such as 'shards-{000..009}.tar'."
         ),
     ],
     epochs: Annotated[int, typer.Option(min=1, help="Epochs in all, those before --resume included.")],
@@ -75,8 +77,16 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the samples.")] = 0,
     test_data: Annotated[
-        Path | None, typer.Option(help=".npz with x_test and y_test. Default: those of --data, if it has them.")
+        Path | None,
+        typer.Option(help="The same with test samples, x_test and y_test. Default: those of --data, if it has them."),
     ] = None,
+    mean: image_options.Mean = None,
+    std: image_options.Std = None,
+    fit: image_options.Fit = "crop",
+    convert_channels: image_options.ConvertChannels = False,
+    augment: image_options.Augment = None,
+    workers: image_options.ImageWorkers = None,
+    image_memory: image_options.ImageMemory = 1024,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints, of which the last two are kept.")
     ] = None,
@@ -92,7 +102,10 @@ def run(
     ] = None,
     validate: Annotated[
         Path | None,
-        typer.Option(help=".npz with x_val and y_val (or x and y). Default: those of --data, if it has them."),
+        typer.Option(
+            help="The same with samples to validate with, x_val and y_val (or x and y). Default: those of --data, if "
+            "it has them."
+        ),
     ] = None,
     validate_every: Annotated[
         int | None,
@@ -163,16 +176,19 @@ def run(
     if use_best and checkpoint_dir is None:
         raise typer.BadParameter("--use-best needs --checkpoint-dir, where the best validation's state is kept.")
 
+    images = image_options.image_options(mean, std, fit, convert_channels, augment, workers, image_memory)
+
+    from tvm_convgrad.commands.run_data import Decoding, RunData
     from tvm_convgrad.core.files import check_destination
     from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.runtime.checkpoint import Progress, claimed
-    from tvm_convgrad.training.runtime.data import load_samples
     from tvm_convgrad.training.runtime.journal import open_journals
     from tvm_convgrad.training.runtime.keeper import Keeper
     from tvm_convgrad.training.runtime.loop import batch_size_of
     from tvm_convgrad.training.runtime.parallel import check_split
     from tvm_convgrad.training.runtime.ranks import check_agreement, together
+    from tvm_convgrad.training.runtime.reader import Reader
     from tvm_convgrad.training.runtime.session import Session
     from tvm_convgrad.training.runtime.validation import check_measure
     from tvm_convgrad.training.runtime.validation import validate as measure
@@ -189,26 +205,18 @@ def run(
             session = Session(step)
             if distributed or accumulate is not None:
                 check_split(session, "--distributed" if distributed else "--accumulate")
-            read = partial(
-                load_samples,
-                inputs=session.inputs,
-                target=session.target,
-                classes=session.classes,
-                ignored=session.ignored,
-            )
             if averages:
                 with session.averaged():
                     pass  # or it raises
-            samples, test = read(data, part="train"), read(test_data or data, part="test")
-            held_out = read(validate or data, part="val", plain=validate is not None)
-            if held_out is None and (use_best or (validate, validate_every, patience) != (None, None, None)):
-                raise ArtifactError(
-                    f"{validate or data}: there are no arrays to validate with; name them x_val and y_val."
-                )
+            decoding = Decoding(quiet=json or not first)
+            reader = Reader(session, images, decoding.note)
+            context.call_on_close(decoding.close)
+            context.call_on_close(reader.close)
+            validated = use_best or (validate_every, patience) != (None, None)
+            read = RunData.read(reader, data, test_data, validate, validated=validated)
+            samples, test, held_out = read.train, read.test, read.held_out
             if held_out is not None:
                 check_measure(session, monitor)
-            if samples is None or (test is None and test_data is not None):
-                raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
             if require_accuracy is not None and (test is None or session.classes is None):
                 raise ArtifactError(
                     "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
@@ -253,21 +261,22 @@ def run(
         split = Split(ranks, statistics) if distributed or progress.micro_batches > 1 else None
         with together(ranks):
             watch, journals = Watch(monitor, patience), open_journals(log, tensorboard, resumed) if first else []
+        training = Run(
+            session,
+            samples,
+            progress,
+            epochs,
+            keeper,
+            held_out,
+            validate_every,
+            watch,
+            journals,
+            quiet=json or not first,
+            averages=averages,
+            split=split,
+        )
         try:
-            end = Run(
-                session,
-                samples,
-                progress,
-                epochs,
-                keeper,
-                held_out,
-                validate_every,
-                watch,
-                journals,
-                quiet=json or not first,
-                averages=averages,
-                split=split,
-            ).train()
+            end = training.train()
         finally:
             for journal in journals:
                 journal.close()
@@ -292,6 +301,7 @@ def run(
         "train_samples": len(samples),
         "test_samples": len(test) if test else 0,
         "threads": used,
+        "input_share": training.waiting.share,
     }
     if split is not None:
         result |= {"ranks": ranks.size, "batches_of_an_update": progress.micro_batches}
@@ -324,7 +334,7 @@ def _show(title: str, result: dict[str, Any]) -> None:
 
     print_pairs(title, ((name.replace("_", " "), _shown(value)) for name, value in result.items()))
     if not result["test_samples"]:
-        stderr().print("no x_test, y_test in the data, so nothing was tested", markup=False)
+        stderr().print("no x_test, y_test or folder test in the data, so nothing was tested", markup=False)
 
 
 def _require(found: float, wanted: float) -> None:

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,12 @@ from tvm_convgrad.core.errors import ArtifactError
 
 if TYPE_CHECKING:  # loads numpy
     from tvm_convgrad.training.runtime.checkpoint import Progress
-    from tvm_convgrad.training.runtime.data import Samples
     from tvm_convgrad.training.runtime.journal import Journal
     from tvm_convgrad.training.runtime.keeper import Keeper
     from tvm_convgrad.training.runtime.loop import StepReport, Update
     from tvm_convgrad.training.runtime.ranks import Ranks
     from tvm_convgrad.training.runtime.session import Session
+    from tvm_convgrad.training.runtime.source import Source
     from tvm_convgrad.training.runtime.watch import Watch
 
 
@@ -82,6 +83,10 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resu
     return found
 
 
+_SILENCE = 30.0
+"""Seconds after which a run in which no epoch ends says how far it is, where there is no terminal for a bar."""
+
+
 class End(Enum):
     """How a run ended."""
 
@@ -103,6 +108,19 @@ class Split:
     statistics: str
 
 
+@dataclass
+class Waiting:
+    """How long a run has trained, and waited for its data meanwhile, in seconds."""
+
+    waited: float = 0.0
+    trained: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The part of the time that was spent waiting."""
+        return self.waited / self.trained if self.trained else 0.0
+
+
 @dataclass(frozen=True)
 class Run:
     """What is trained, on what, and what is kept and told of it.
@@ -119,20 +137,22 @@ class Run:
         quiet: whether nothing is printed.
         averages: whether the averages of the parameters are validated.
         split: how a split step is trained by several ranks, or by several batches an update; None: the whole step.
+        waiting: how long the steps waited for their data, which `train` counts.
     """
 
     session: Session
-    samples: Samples
+    samples: Source
     progress: Progress
     epochs: int
     keeper: Keeper
-    held_out: Samples | None
+    held_out: Source | None
     validate_every: int | None
     watch: Watch
     journals: Sequence[Journal]
     quiet: bool
     averages: bool = False
     split: Split | None = None
+    waiting: Waiting = field(default_factory=Waiting)
 
     def train(self) -> End:
         """Train with a progress bar; write checkpoints when they are due and at Ctrl-C."""
@@ -151,7 +171,7 @@ class Run:
                 update=update,
                 allow_nonfinite=keeper.allow_nonfinite,
             )
-            for report in keeper.told(reports):
+            for report in self._timed(keeper.told(reports)):
                 steps = len(progress.losses)
                 epoch = progress.epoch + (0 if report.epoch_done else 1)
                 for journal in self.journals:
@@ -183,7 +203,7 @@ class Run:
 
         if self.split is None:
             return None
-        return ParallelStep(self.session, self.samples, self.split.ranks, self.progress.micro_batches, is_interrupted)
+        return ParallelStep(self.session, self.split.ranks, self.progress.micro_batches, is_interrupted)
 
     def _synchronise(self) -> None:
         """Give all ranks the same running statistics, before they are read."""
@@ -191,6 +211,17 @@ class Run:
 
         if self.split is not None:
             synchronise(self.session, self.split.ranks, self.progress.micro_batches, self.split.statistics)
+
+    def _timed(self, reports: Iterator[StepReport]) -> Iterator[StepReport]:
+        """The reports; the time that each took to come is counted, and what of it was waiting."""
+        while True:
+            begin = time.perf_counter()
+            report = next(reports, None)
+            if report is None:
+                return
+            self.waiting.trained += time.perf_counter() - begin
+            self.waiting.waited += report.waited
+            yield report
 
     def _is_validated(self, report: StepReport, steps: int) -> bool:
         return report.epoch_done if self.validate_every is None else steps % self.validate_every == 0
@@ -214,14 +245,15 @@ class Run:
 
     @contextmanager
     def _bar(self) -> Iterator[Callable[[StepReport], None]]:
-        """A function that shows a step: in a bar on a terminal, and a line at the end of each epoch."""
+        """A function that shows a step: in a bar on a terminal, else a line each half minute; a line for each epoch."""
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         from tvm_convgrad.report.tables import stderr
 
         progress, size = self.progress, self.progress.batch_size
-        per_epoch = len(self.samples) // size
+        per_epoch = self.samples.steps(size)
+        total = self.epochs * per_epoch
         console = stderr()
         columns = (
             TextColumn("{task.description}"),
@@ -232,23 +264,31 @@ class Run:
         )
         found: list[float] = []
         begun, first = time.perf_counter(), len(progress.losses)
+        told = begun
         with Bar(*columns, console=console, disable=self.quiet or not console.is_terminal) as bar:
-            task = bar.add_task("steps", total=self.epochs * per_epoch, completed=first, state="")
+            task = bar.add_task("steps", total=total, completed=first, state="")
 
             def show(report: StepReport) -> None:
+                nonlocal told
                 steps = len(progress.losses)
                 found.extend([] if report.accuracy is None else [report.accuracy])
                 accuracy = f", accuracy {sum(found) / len(found):.3f}" if found else ""
-                rate = (steps - first) * size / (time.perf_counter() - begun)
+                now = time.perf_counter()
+                rate = (steps - first) * size / (now - begun)
                 state = f"epoch {progress.epoch}, loss {report.loss:.4f}{accuracy}, lr {report.lr:.3g}, {rate:.3g}/s"
                 bar.update(task, completed=steps, state=state)
-                if not report.epoch_done:
-                    return
-                if not self.quiet:
+                left = timedelta(seconds=round((total - steps) * size / rate))
+                pace = f"{rate:.3g}/s, {left} left, waited {self.waiting.share:.1%}"
+                line = ""
+                if report.epoch_done:
                     mean = sum(progress.losses[-per_epoch:]) / per_epoch
                     line = f"epoch {progress.epoch}/{self.epochs}: mean loss {mean:.4f}{accuracy} (while training)"
-                    bar.console.print(line, markup=False)
-                found.clear()
+                    found.clear()
+                elif not console.is_terminal and now - told >= _SILENCE:
+                    line = f"step {steps}/{total}, epoch {progress.epoch + 1}: loss {report.loss:.4f}{accuracy}"
+                if line and not self.quiet:
+                    bar.console.print(f"{line}, {pace}", markup=False, soft_wrap=True)
+                    told = now
 
             yield show
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import numpy as np
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.training.runtime.schema import Array, TensorSpec
+from tvm_convgrad.training.runtime.source import Batch, Order
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets with one sample a row."""
+    """Inputs and targets in memory, with one sample a row; a `Source`."""
 
     inputs: tuple[Array, ...]
     target: Array
@@ -39,6 +40,28 @@ class Samples:
     def rows(self, index: Array) -> tuple[tuple[Array, ...], Array]:
         """The inputs and targets of the samples `index`."""
         return tuple(array[index] for array in self.inputs), self.target[index]
+
+    def steps(self, size: int, total: int = 1) -> int:
+        """The updates of an epoch."""
+        return len(self) // (size * total)
+
+    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
+        """What the rank has in each update of an epoch, from number `start` on."""
+        for numbers in order.numbers(len(self))[start:]:
+            yield Batch(*self.rows(numbers), numbers)
+
+    def in_order(self, size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+        """All samples, `size` at a time, shared out among ranks."""
+        for start in range(rank * size, len(self), ranks * size):
+            numbers = np.arange(start, min(start + size, len(self)))
+            yield Batch(*self.rows(numbers), numbers)
+
+    def name(self, number: int) -> str:
+        """Its number."""
+        return str(number)
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
 
 
 def load_samples(
@@ -128,7 +151,10 @@ def _read(path: Path) -> dict[str, Array]:
         with archive:
             return {key: archive[key] for key in archive.files}
     except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such data file; it is an .npz archive with x_train and y_train.") from None
+        raise ArtifactError(
+            f"{path}: no such data file; give an .npz archive with x_train and y_train, a folder of images by "
+            "class, or tar shards."
+        ) from None
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, ArtifactError):
             raise

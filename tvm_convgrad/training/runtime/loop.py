@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
 from tvm_convgrad.training.runtime.checkpoint import Progress
-from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.schedules import Schedule
 from tvm_convgrad.training.runtime.schema import Array, finite
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.source import Batch, Order, Source
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,38 @@ class Updated:
     interrupted: bool = False
 
 
-Update: TypeAlias = Callable[[Array, int, float], Updated]
-"""Trains on the samples with the given numbers, after so many updates, with the given learning rate."""
+class Update(Protocol):
+    """How a session is trained on the batches of an update."""
+
+    @property
+    def numbers(self) -> range:
+        """The batches of an update that this process computes."""
+
+    def __call__(self, batch: Batch, done: int, rate: float) -> Updated:
+        """Train on these batches, one after another in `batch`, after so many updates, with a learning rate."""
+
+    def cause(self, found: str) -> str:
+        """What is wrong with the data of an update: what this process found, or another one; "" if nothing is."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One finished step of a run: what `Updated` has, the learning rate, whether it ends an epoch."""
+    """One finished step.
+
+    Attributes:
+        loss: of its batch.
+        accuracy: the part of its batch that was classified rightly; None: no classes.
+        lr: the learning rate.
+        epoch_done: whether it was the last one of its epoch.
+        waited: seconds before it in which nothing was done but to wait for its batch.
+        interrupted: whether a process was asked to end.
+    """
 
     loss: float
     accuracy: float | None
     lr: float
     epoch_done: bool
+    waited: float = 0.0
     interrupted: bool = False
 
 
@@ -47,24 +68,17 @@ class WholeStep:
     """An update by the whole step of one process."""
 
     session: Session
-    samples: Samples
+    numbers: range = range(1)
 
-    def __call__(self, batch: Array, done: int, rate: float) -> Updated:
-        """Train on the samples with these numbers."""
-        inputs, target = self.samples.rows(batch)
-        loss, predictions = self.session.step(inputs if len(inputs) > 1 else inputs[0], target, rate)
-        return Updated(loss, accuracy_of(self.session, predictions, target))
+    def __call__(self, batch: Batch, done: int, rate: float) -> Updated:
+        """Train on a batch."""
+        inputs = batch.inputs
+        loss, predictions = self.session.step(inputs if len(inputs) > 1 else inputs[0], batch.target, rate)
+        return Updated(loss, accuracy_of(self.session, predictions, batch.target))
 
-
-def batches_of_epoch(seed: int, epoch: int, samples: int, batch_size: int) -> Array:
-    """The sample numbers of each batch of an epoch, shape [samples // batch_size, batch_size].
-
-    The order is a permutation drawn from `seed` and `epoch`; the samples that do not fill a batch are left out, and
-    since every epoch is shuffled anew these are others each time.
-    """
-    order = np.random.default_rng([seed, epoch]).permutation(samples)
-    steps = samples // batch_size
-    return order[: steps * batch_size].reshape(steps, batch_size)
+    def cause(self, found: str) -> str:
+        """What was found."""
+        return found
 
 
 def batch_size_of(session: Session, wanted: int | None, samples: int, micro_batches: int = 1) -> int:
@@ -91,7 +105,7 @@ def batch_size_of(session: Session, wanted: int | None, samples: int, micro_batc
 
 def train(
     session: Session,
-    samples: Samples,
+    source: Source,
     progress: Progress,
     epochs: int,
     *,
@@ -102,7 +116,7 @@ def train(
 
     Args:
         session: of the step.
-        samples: all training samples.
+        source: of the training samples.
         progress: where the run stands.
         epochs: in all.
         update: how the session is trained on a batch; default: by the whole step.
@@ -110,37 +124,58 @@ def train(
 
     Raises:
         TrainingError: a loss is not finite, unless `allow_nonfinite`; a DataError if the samples are the cause.
+        ArtifactError: an epoch has no batch, or the step does not take one.
     """
     schedule = Schedule.parse(progress.schedule)
-    update = update or WholeStep(session, samples)
+    update = update or WholeStep(session)
+    total = progress.micro_batches
+    size = progress.batch_size // total
+    steps = source.steps(size, total)
+    if not steps:
+        raise ArtifactError(f"the data do not fill one batch of {progress.batch_size}; give more samples.")
+    if progress.position >= steps:
+        raise ArtifactError(
+            f"{progress.position} batches of epoch {progress.epoch + 1} are done, but the data have {steps} in an "
+            "epoch; go on with the data that the run was started with."
+        )
     while progress.epoch < epochs:
-        batches = batches_of_epoch(progress.seed, progress.epoch, len(samples), progress.batch_size)
-        for number in range(progress.position, len(batches)):
+        order = Order(progress.seed, progress.epoch, size, update.numbers.start, total, len(update.numbers))
+        for batch, waited in _timed(source.batches(order, progress.position)):
             done = len(progress.losses)
-            rate = progress.lr * schedule.factor(done, len(batches), epochs, progress.losses)
-            found = update(batches[number], done, rate)
-            loss = found.loss
-            if not math.isfinite(loss) and not allow_nonfinite:
-                event = f"the loss became {loss} in step {done + 1} (epoch {progress.epoch + 1});"
-                if cause := _bad_samples(session, samples, batches[number]):
+            rate = progress.lr * schedule.factor(done, steps, epochs, progress.losses)
+            found = update(batch, done, rate)
+            if not math.isfinite(found.loss) and not allow_nonfinite:
+                event = f"the loss became {found.loss} in step {done + 1} (epoch {progress.epoch + 1});"
+                if cause := update.cause(_bad_samples(session, source, batch)):
                     raise DataError(f"{event} {cause}: mend the data.")
                 raise TrainingError(f"{event} train with a smaller learning rate than {rate:g}.")
-            progress.losses.append(loss)
-            is_last = number + 1 == len(batches)
-            progress.epoch, progress.position = (progress.epoch + 1, 0) if is_last else (progress.epoch, number + 1)
-            yield StepReport(loss, found.accuracy, rate, is_last, found.interrupted)
+            progress.losses.append(found.loss)
+            is_last = progress.position + 1 == steps
+            progress.epoch, progress.position = (
+                (progress.epoch + 1, 0) if is_last else (progress.epoch, progress.position + 1)
+            )
+            yield StepReport(found.loss, found.accuracy, rate, is_last, waited, found.interrupted)
 
 
-def _bad_samples(session: Session, samples: Samples, batch: Array) -> str:
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """The batches, each with the seconds that it took to come."""
+    while True:
+        begin = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - begin
+
+
+def _bad_samples(session: Session, source: Source, batch: Batch) -> str:
     """Which samples of this batch have values that are not finite; "" if none has."""
-    inputs, target = samples.rows(batch)
     names = [*(spec.name for spec in session.inputs), session.target.name]
-    for name, array in zip(names, (*inputs, target), strict=True):
-        wrong = [int(sample) for sample, row in zip(batch, array, strict=True) if not is_finite(row)]
+    for name, array in zip(names, (*batch.inputs, batch.target), strict=True):
+        wrong = [int(sample) for sample, row in zip(batch.numbers, array, strict=True) if not is_finite(row)]
         if wrong:
             return (
-                f"{name!r} of the training samples {', '.join(map(str, sorted(wrong)))} (counted from 0) has values "
-                "that are not finite"
+                f"{name!r} of the training samples {', '.join(map(source.name, sorted(wrong)))} (counted from 0) has "
+                "values that are not finite"
             )
     return ""
 

@@ -9,7 +9,7 @@ one batch each train as one rank with N of them: to the bit if the sums are in t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError, TrainingError
-from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.loop import Updated, rightly_classified
 from tvm_convgrad.training.runtime.ranks import Alone, Ranks
 from tvm_convgrad.training.runtime.schema import Array
-from tvm_convgrad.training.runtime.session import Gradients, Session
+from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.source import Batch
 
 AVERAGE, FIRST = STATISTICS = ("average", "first")
 """What becomes of running statistics, which each rank moves by its own batches: their mean, or those of rank 0."""
@@ -65,34 +65,35 @@ class DataParallel:
 
 @dataclass(frozen=True)
 class ParallelStep:
-    """One update of all ranks on the batches of a run.
+    """One update of all ranks on the batches of a run; see `loop.Update`.
 
     Attributes:
         session: of the split step.
-        samples: all training samples, of which a rank reads those of its batches.
         ranks: who share the batches.
         micro_batches: of an update, over all ranks.
         is_interrupted: whether this rank is asked to end; all of them end with the update.
     """
 
     session: Session
-    samples: Samples
     ranks: Ranks
     micro_batches: int
     is_interrupted: Callable[[], bool]
 
-    def __call__(self, batch: Array, done: int, rate: float) -> Updated:
-        """Train on the samples with these numbers; see `loop.Update`."""
-        total = self.micro_batches
-        numbers = shares(total, self.ranks.size)[self.ranks.rank]
-        rows = batch.reshape(total, -1)
+    @property
+    def numbers(self) -> range:
+        """The batches of this rank."""
+        return shares(self.micro_batches, self.ranks.size)[self.ranks.rank]
+
+    def __call__(self, batch: Batch, done: int, rate: float) -> Updated:
+        """Train on this rank's batches, and on the others' gradients."""
+        total, numbers = self.micro_batches, self.numbers
         losses, right = np.zeros(total), np.zeros((2, total))
         flat: Array | None = None
-        for number in numbers:
-            inputs, target = self.samples.rows(rows[number])
-            found = self._gradients(inputs, target, done * total + number)
+        for number, part in zip(numbers, _parts(batch, len(numbers)), strict=True):
+            inputs = part.inputs if len(part.inputs) > 1 else part.inputs[0]
+            found = self.session.gradients(inputs, part.target, done * total + number)
             losses[number] = found.loss
-            counts = rightly_classified(self.session, found.predictions, target)
+            counts = rightly_classified(self.session, found.predictions, part.target)
             right[:, number] = (0, 0) if counts is None else counts
             flat = found.flat if flat is None else np.add(flat, found.flat, out=flat)
         layout = self.session.artifact.flat
@@ -105,12 +106,20 @@ class ParallelStep:
             np.divide(flat, np.float32(total), out=flat)
         self.session.apply(flat, rate)
         loss = sum(told[:total].tolist()) / total
-        right, counted = told[total:-1].reshape(2, total).sum(axis=1).tolist()
-        accuracy = None if self.session.classes is None else right / counted if counted else float("nan")
+        rightly, counted = told[total:-1].reshape(2, total).sum(axis=1).tolist()
+        accuracy = None if self.session.classes is None else rightly / counted if counted else float("nan")
         return Updated(loss, accuracy, bool(told[-1]))
 
-    def _gradients(self, inputs: Sequence[Array], target: Array, number: int) -> Gradients:
-        return self.session.gradients(tuple(inputs) if len(inputs) > 1 else inputs[0], target, number)
+    def cause(self, found: str) -> str:
+        """What the first rank found whose data are wrong."""
+        return next(filter(None, self.ranks.gather(found)), "")
+
+
+def _parts(batch: Batch, count: int) -> list[Batch]:
+    """A batch in so many parts of the same number of samples."""
+    size = len(batch.target) // count if count else 0
+    cuts = [slice(number * size, (number + 1) * size) for number in range(count)]
+    return [Batch(tuple(array[cut] for array in batch.inputs), batch.target[cut], batch.numbers[cut]) for cut in cuts]
 
 
 def shares(micro_batches: int, size: int) -> list[range]:

@@ -8,17 +8,17 @@ losses are those of the step (`training/step/losses`), as sums and counts that b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError
-from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.ranks import Alone, Ranks
 from tvm_convgrad.training.runtime.schema import Array
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.source import Source
 
 BATCH = 256
 """Samples that are predicted and measured at once, where the model's batch is free."""
@@ -105,14 +105,14 @@ class Quality:
         self.union += np.bincount(chosen, minlength=classes) + np.bincount(truth, minlength=classes) - overlap
 
 
-def validate(session: Session, samples: Samples, ranks: Ranks | None = None) -> dict[str, float]:
+def validate(session: Session, source: Source, ranks: Ranks | None = None) -> dict[str, float]:
     """The measures of a session's predictions for all samples (see `Quality.measures`).
 
     Of a model with several outputs the loss is that of the predictions alone. Ranks share the samples out, and all get
     the measures.
     """
     quality, ranks = Quality(), ranks or Alone()
-    for inputs, target in _batches(samples, session.batch or BATCH, ranks):
+    for inputs, target, _ in source.in_order(session.batch or BATCH, ranks.rank, ranks.size):
         predictions = session.predict(inputs if len(inputs) > 1 else inputs[0])
         quality.add(predictions, target, session.artifact.options, session.classes)
     quality.sum_over(ranks, session.classes or 0)
@@ -131,12 +131,6 @@ def check_measure(session: Session, name: str) -> None:
             f"--monitor {name}: predictions of {session.artifact.path} have the measures {', '.join(measures)}; name "
             "one of these."
         )
-
-
-def _batches(samples: Samples, size: int, ranks: Ranks) -> Iterator[tuple[tuple[Array, ...], Array]]:
-    """The batches of this rank: every so many-th."""
-    for start in range(ranks.rank * size, len(samples), ranks.size * size):
-        yield samples.rows(np.arange(start, min(start + size, len(samples))))
 
 
 def _loss_of_classes(predictions: Array, target: Array, options: Mapping[str, Any]) -> tuple[float, float]:

@@ -136,6 +136,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
             "dropout": options.dropout_mode,
             "accumulate": accumulate,
             "seed": options.seed,
+            **options.normalisation,
             "outputs": dict(model.outputs),
             "source": model.source,
         },

@@ -85,6 +85,7 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
             "bn": "program",
             "dropout": "program",
             "seed": options.seed,
+            **options.normalisation,
             "source": program.source,
         },
         gradients=gradient_descriptors(module["step"]),

@@ -77,6 +77,8 @@ class StepOptions:
             updates once, by the gradient of the mean loss (see `micro_batches`).
         seed: of dropout.
         split: the step has the functions gradients, apply and evaluate, too (see `split`).
+        mean, std: normalisation of the images that the step is for, one number for all channels or one for each, where
+            pixels are from 0 to 1; kept in the manifest for `convgrad run`, whose data it is applied to.
 
     Raises:
         UnsupportedError: a value that does not exist, or is out of range.
@@ -108,6 +110,8 @@ class StepOptions:
     accumulate: int = 1
     seed: int = 0
     split: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         optimizer_settings(self.optimizer, self.given_settings)
@@ -126,6 +130,7 @@ class StepOptions:
         check_clipping(self.clip_norm, self.clip_value)
         if self.ema is not None and not 0 < self.ema < 1:
             raise UnsupportedError(f"build_step: ema must be between 0 and 1, such as 0.999, but is {self.ema}.")
+        check_normalisation(self.mean, self.std)
         if self.accumulate < 1:
             raise UnsupportedError(f"build_step: accumulate = {self.accumulate}; a step takes at least 1 micro-batch.")
 
@@ -134,6 +139,12 @@ class StepOptions:
         """The settings of the optimizer by name; None: its default."""
         names = ("lr", "momentum", "weight_decay", "nesterov", "betas", "eps")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def normalisation(self) -> dict[str, tuple[float, ...]]:
+        """What is given of `mean` and `std`."""
+        given = {"mean": self.mean, "std": self.std}
+        return {name: numbers for name, numbers in given.items() if numbers is not None}
 
     @property
     def loss_settings(self) -> LossSettings:
@@ -193,6 +204,20 @@ def check_clipping(norm: float | None, value: float | None) -> None:
             raise UnsupportedError(f"build_step: {name} must be a positive number, but is {bound}.")
     if norm is not None and value is not None:
         raise UnsupportedError("build_step: clip_norm and clip_value are both given; choose one.")
+
+
+def check_normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
+    """Refuse means that are not finite, and deviations that are no positive numbers.
+
+    Raises:
+        UnsupportedError: with the sentence of the rule.
+    """
+    for name, numbers in (("mean", mean), ("std", std)):
+        if numbers is None:
+            continue
+        if not numbers or not all(math.isfinite(number) and (name == "mean" or number > 0) for number in numbers):
+            wanted = "finite" if name == "mean" else "positive"
+            raise UnsupportedError(f"build_step: {name} needs {wanted} numbers, but is {numbers!r}.")
 
 
 def optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
