@@ -15,6 +15,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import numpy_helper  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from tests import tiny  # noqa: E402
 from tests.cli.command import Command  # noqa: E402
 from tests.export import models  # noqa: E402
 from tvm_convgrad.cli import app  # noqa: E402
@@ -245,6 +246,7 @@ def test_what_does_not_fit_is_refused(convgrad: Command, trained: Trained, tmp_p
     convgrad(*arguments[:4], "--model", tmp_path / "none.onnx", "-o", output).assert_sentence("none.onnx: cannot be")
     convgrad(*arguments, "-o", tmp_path / "trained.pt").assert_sentence("the ending '.pt' is none of .onnx")
     convgrad(*arguments, "-o", tmp_path / "no" / "trained.onnx").assert_sentence("make it first")
+    convgrad(*arguments, "-o", "/proc/trained.onnx").assert_sentence("/proc/trained.onnx: cannot be written")
     convgrad(*arguments, "-o", tmp_path).assert_sentence("the ending '' is none of")
     foreign = save(tmp_path, Progress("f" * 64, "0" * 64, 0, 4, 0.1, losses=[1.0]), trained.session.state)
     convgrad("export", trained.step, "--checkpoint", foreign, *arguments[4:], "-o", output).assert_sentence(
@@ -265,3 +267,19 @@ def test_a_step_of_a_python_function_is_no_onnx_model(
     checkpoint = save(tmp_path, Progress(session.artifact.id, "0" * 64, 0, 8, 0.1, losses=[1.0]), session.state)
     arguments = ["export", tiny_step, "--checkpoint", checkpoint, "-o", tmp_path / "t.onnx"]
     convgrad(*arguments, "--model", tiny_model).assert_sentence("does not say which model file it was built of")
+
+
+def test_a_step_that_the_command_built(convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path) -> None:
+    """Of a Python function: `build` records the file, and the model is checked by file and function."""
+    step, checkpoints = tmp_path / "step.so", tmp_path / "checkpoints"
+    report = convgrad("build", tiny_model, "-o", step, "--accumulate", 2, "--json").json
+    assert report["model"]["files"][0][0] == "net.py"
+    assert report["model"]["function"] == "make"
+    run = ("run", step, "--data", tiny_data, "--epochs", 1, "--checkpoint-dir", checkpoints)
+    assert convgrad(*run).code == 0
+    output, arguments = tmp_path / "predict.so", ["export", step, "--checkpoint", checkpoints, "--inference"]
+    assert convgrad(*arguments, "--model", tiny_model, "-o", output).code == 0
+    assert Session(output).batch == tiny.BATCH  # of a micro-batch
+    other = tiny_model.replace(":make", ":other")
+    convgrad(*arguments, "--model", other, "-o", output, "--force").assert_sentence("built of the function 'make'")
+    convgrad(*arguments[:4], "--model", tiny_model, "-o", tmp_path / "t.onnx").assert_sentence("which is no ONNX file")

@@ -31,6 +31,7 @@ def build(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The shared library to write.")],
     target: options.Target = "llvm",
+    linker: options.Linker = None,
     layout: options.Layout = "NCHW",
     offload: options.Offload = "auto",
     batch: options.Batch = None,
@@ -112,7 +113,7 @@ def build(
         "mean": options.parse_numbers("--mean", mean),
         "std": options.parse_numbers("--std", std),
     }
-    chosen = {"target": target, "offload": backends, "tuned": tuned, "transforms": transforms}
+    chosen = {"target": target, "linker": linker, "offload": backends, "tuned": tuned, "transforms": transforms}
     check_destination(output)
     kept = KeptObjects() if cache else None
     with stages(f"reading {model}") as enter:
@@ -124,7 +125,7 @@ def build(
             options.check_loss(loss, loss_settings)
             options.check_clipping(clip_norm, clip_value)
             image_options.check_normalisation(step["mean"], step["std"])
-            built = _build(source, step, compilation, kept, output, enter)
+            built = _build(source, step, compilation, linker, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
                 earlier.keep(built)
         else:
@@ -155,6 +156,7 @@ def _build(
     source: ModelOptions,
     step_options: dict[str, Any],
     compilation: CompileOptions,
+    linker: str | None,
     kept: KeptObjects | None,
     output: Path,
     enter: Callable[[str], None],
@@ -164,12 +166,14 @@ def _build(
     from tvm_convgrad.kernels.tuned import TUNED
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
+    from tvm_convgrad.training.compile.linking import linker_for
     from tvm_convgrad.training.compile.lower import compile_with_plan
     from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
     from tvm_convgrad.training.runtime.origin import Origin
     from tvm_convgrad.training.step.build import build_step
 
     target = compilation.target
+    links = linker_for(target, linker)  # a missing one is said before the work
     with compilation.in_force() as winners:
         loaded = source.load()
         origin = Origin.of(source.source)
@@ -181,7 +185,7 @@ def _build(
         described = describe_convolutions(plan)
         manifest = make_manifest(step, target, described, origin)
         enter(f"writing {output}")
-        artifact = save_artifact(executable, manifest, output)
+        artifact = save_artifact(executable, manifest, output, links)
     taken = len(winners.used) if winners is not None else 0
     taken += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
     return Built(artifact, taken, tuple(loaded.warnings))

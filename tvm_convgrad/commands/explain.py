@@ -61,7 +61,7 @@ def explain(
     )
     from tvm_convgrad.report.tables import cores_in_words, print_pairs
     from tvm_convgrad.training.compile.artifact_writer import built_for_of
-    from tvm_convgrad.training.runtime.artifact import inspect_artifact
+    from tvm_convgrad.training.runtime.artifact import inspect_artifact, require_versions
 
     compiled_for = options.parse_target(target, gpus=True)
     warnings: Sequence[str] = ()
@@ -74,7 +74,8 @@ def explain(
         check_packages()
 
     if Path(model).suffix == ".so":
-        artifact = inspect_artifact(Path(model))
+        artifact = inspect_artifact(Path(model))  # it may be for another machine
+        require_versions(artifact)
         gradients, forward = artifact.gradients, artifact.forward
         built_for = {name: artifact.manifest.get(name) for name in ("target", "cores")}
     else:

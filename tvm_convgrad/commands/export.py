@@ -51,6 +51,7 @@ def export(
         str | None,
         typer.Option(help="What to compile an inference library for, as `build` takes it. Default: as STEP."),
     ] = None,
+    linker: options.Linker = None,
     params: options.Params = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file, if there is one.")] = False,
     json: options.Json = False,
@@ -61,8 +62,8 @@ def export(
 
     if inference != (output.suffix == ".so"):
         raise typer.BadParameter(f"--inference writes a .so, and only it does, but --output is {output}.")
-    if not inference and (batch, target, params) != (None, None, None):
-        raise typer.BadParameter("--batch, --target and --params are for --inference.")
+    if not inference and (batch, target, linker, params) != (None,) * 4:
+        raise typer.BadParameter("--batch, --target, --cc and --params are for --inference.")
     _check_output(output, force)
     artifact = inspect_artifact(step)
     artifact.require_training()
@@ -71,7 +72,7 @@ def export(
     if inference:
         assert model is not None  # refused by _check_model
         source = ModelOptions(model, options.parse_batch(batch), params)
-        done = _write_predictor(artifact, found, source, target, output)
+        done = _write_predictor(artifact, found, source, (target, linker), output)
     elif output.suffix == ".onnx":
         done = _write_onnx(artifact, found, model, output)
     else:
@@ -184,12 +185,17 @@ def _write_state_dict(artifact: Artifact, checkpoint: Checkpoint, model: str | N
 
 
 def _write_predictor(
-    artifact: Artifact, checkpoint: Checkpoint, source: ModelOptions, target: str | None, output: Path
+    artifact: Artifact,
+    checkpoint: Checkpoint,
+    source: ModelOptions,
+    built_for: tuple[str | None, str | None],
+    output: Path,
 ) -> _Exported:
     from tvm_convgrad.core.kept_objects import KeptObjects
     from tvm_convgrad.offload.registry import AUTO
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.training.compile.artifact_writer import make_inference_manifest, save_artifact
+    from tvm_convgrad.training.compile.linking import linker_for
     from tvm_convgrad.training.compile.lower import compile_predictor
     from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
     from tvm_convgrad.training.export.state_dict import trained_values
@@ -197,8 +203,10 @@ def _write_predictor(
     from tvm_convgrad.training.step.options import StepOptions
     from tvm_convgrad.training.step.predictor import build_predictor
 
+    target, linker = built_for
     taken = artifact.options
     compilation = CompileOptions(options.parse_target(target or artifact.manifest["target"], gpus=True), (AUTO,))
+    links = linker_for(compilation.target, linker)
     values = trained_values(artifact, checkpoint)
     with stages(f"reading {source.source}") as enter, compilation.in_force():
         loaded = replace(source, **_defaults(artifact, source)).load()
@@ -206,7 +214,10 @@ def _write_predictor(
             raise ModelError(
                 f"{source.source} computes its own gradients; what it predicts is not known apart from them."
             )
-        settings = StepOptions(dtype=taken["dtype"], results=taken["results"], layout=taken["layout"])
+        mean, std = (tuple(taken[name]) if name in taken else None for name in ("mean", "std"))
+        settings = StepOptions(
+            dtype=taken["dtype"], results=taken["results"], layout=taken["layout"], mean=mean, std=std
+        )
         predictor = build_predictor(loaded, values, settings)
         enter("compiling")
         with compile_apart(KernelBuilds(KeptObjects(), progress=enter)):
@@ -214,7 +225,7 @@ def _write_predictor(
         described = describe_convolutions(plan)
         manifest = make_inference_manifest(predictor, compilation.target, described, artifact.origin)
         enter(f"writing {output}")
-        save_artifact(executable, manifest, output)
+        save_artifact(executable, manifest, output, links)
     return _Exported(list(values), [])
 
 

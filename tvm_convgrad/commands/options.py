@@ -98,7 +98,16 @@ Target = Annotated[
     str,
     typer.Option(
         help="What to compile for. llvm: any CPU of this machine's kind; native: this CPU, with all its instructions "
-        "and cores; cuda:sm_90 and others: a GPU by its architecture; or a target of TVM as JSON."
+        "and cores; aarch64-linux, armv8.2-a+fp16+dotprod, x86-64-v2-linux, -v3-linux, -v4-linux: another machine's; "
+        "cuda:sm_90 and others: a GPU by its architecture; or a target of TVM as JSON."
+    ),
+]
+Linker = Annotated[
+    str | None,
+    typer.Option(
+        "--cc",
+        metavar="COMMAND",
+        help="The C++ compiler that links the library. Default: CXX, or one that is installed for the target.",
     ),
 ]
 Loss = Annotated[

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
-from tvm.support import cc
 from tvm_ffi import libinfo
 
 from tvm_convgrad.codegen.hardware import cores_of
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.files import check_destination, write_atomic
 from tvm_convgrad.offload.registry import NAMES, backend
+from tvm_convgrad.training.compile.linking import Linker, linker_for
 from tvm_convgrad.training.compile.targets import required_features
 from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.model.model import TensorSchema
@@ -88,25 +88,30 @@ def _calls(convolutions: Sequence[Manifest], name: str) -> bool:
     return any(entry["kernel"].split()[0] == name for entry in convolutions)
 
 
-def save_artifact(executable: tvm.runtime.Executable, manifest: Manifest, path: Path) -> Artifact:
+def save_artifact(
+    executable: tvm.runtime.Executable, manifest: Manifest, path: Path, linker: Linker | None = None
+) -> Artifact:
     """Link `executable` (of `tvm.compile`) into one shared library with `manifest` and write it to `path`, whole.
 
+    Args:
+        linker: None is that of the manifest's target.
+
     Raises:
-        SetupError: there is no C++ compiler, or it fails.
+        SetupError: there is no C++ compiler for the target, or it fails.
         ArtifactError: `path` is a folder, or cannot be written.
     """
     check_destination(path)
-    if cc.get_cc() is None:
-        raise SetupError("build needs a C++ compiler to link the step; install g++ or clang++, or set CXX to yours.")
+    linker = linker or linker_for(tvm.target.Target(json.loads(manifest["target"])))
     headers = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
     with workspace() as folder:
         source, linked = folder / "manifest.c", folder / "step.so"
         source.write_text(_manifest_source(manifest))
         try:
-            executable.export_library(str(linked), addons=[str(source)], options=headers, workspace_dir=str(folder))
-        except RuntimeError as error:  # what TVM raises when the compiler fails, with its output
-            last = str(error).strip().splitlines()[-1]
-            raise SetupError(f"{path}: the compiled step could not be linked: {last}") from error
+            executable.export_library(
+                str(linked), fcompile=linker, addons=[str(source)], options=headers, workspace_dir=str(folder)
+            )
+        except SetupError as error:
+            raise SetupError(f"{path}: the compiled step could not be linked: {error}.") from error
         content, digest = seal(ARTIFACT, linked.read_bytes(), manifest)
     write_atomic(path, content)
     return Artifact(path, digest, manifest)

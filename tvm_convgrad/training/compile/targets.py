@@ -12,13 +12,19 @@ from tvm.target import codegen
 from tvm_convgrad.codegen.hardware import cores_of, native_target
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import local_target
-from tvm_convgrad.training.runtime.cpu_features import X86_FLAGS
+from tvm_convgrad.training.runtime.cpu_features import FLAGS
 
+NAMED: dict[str, dict[str, object]] = {
+    "aarch64-linux": {"mtriple": "aarch64-linux-gnu"},
+    "armv8.2-a+fp16+dotprod": {"mtriple": "aarch64-linux-gnu", "mattr": ["+v8.2a", "+fullfp16", "+dotprod"]},
+    **{f"x86-64-v{n}-linux": {"mtriple": "x86_64-linux-gnu", "mcpu": f"x86-64-v{n}"} for n in (2, 3, 4)},
+}
+"""CPUs by name, whatever machine builds for them: attributes of TVM's target of kind llvm."""
 _GPU = re.compile(r"cuda:(sm_\d+[af]?)")
 
 
 def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
-    """A TVM target: "llvm" (any CPU of this architecture), "native" (this CPU), or TVM's JSON form of one.
+    """A TVM target: "llvm" (any CPU of this architecture), "native" (this CPU), one of `NAMED`, or TVM's JSON form.
 
     The text of the target that is returned has all that kernels depend on; "native" becomes this CPU's name and number
     of cores.
@@ -40,6 +46,8 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
         return tvm.target.Target({"kind": "cuda", "arch": arch[1]})
     if text == "native":
         return native_target()
+    if text in NAMED:
+        return tvm.target.Target({"kind": "llvm", **NAMED[text]})
     try:
         described = json.loads(text) if text.lstrip().startswith("{") else {"kind": "cuda" if arch else text}
         kind = str(described["kind"])
@@ -48,8 +56,8 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
         target = tvm.target.Target(text if described == {"kind": text} else described) if known else None
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise UnsupportedError(
-            f'target {text!r} is not one of TVM; use llvm, native, or JSON such as {{"kind": "llvm", "mcpu": '
-            f'"haswell"}} ({str(error).splitlines()[0]})'
+            f"target {text!r} is not one of TVM; use llvm, native, {', '.join(NAMED)}, or JSON such as "
+            f'{{"kind": "llvm", "mcpu": "haswell"}} ({str(error).splitlines()[0]})'
         ) from error
     if target is None or target.kind.name != "llvm":
         raise UnsupportedError(
@@ -68,4 +76,4 @@ def required_features(target: tvm.target.Target) -> list[str]:
     """The instruction sets beyond the architecture's base that LLVM may use for `target`."""
     if target.kind.name == "cuda":
         target = tvm.target.Target("llvm")  # of the host
-    return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & set(X86_FLAGS))
+    return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & FLAGS.keys())

@@ -130,6 +130,21 @@ def inspect_artifact(path: Path) -> Artifact:
     return Artifact(path, sealed.digest, sealed.manifest)
 
 
+def require_versions(artifact: Artifact) -> None:
+    """Refuse an artifact that was compiled with another TVM or tvm-ffi than the installed one, in major or minor.
+
+    Raises:
+        ArtifactError: it was.
+    """
+    made, here = artifact.manifest["versions"], versions()
+    for package, name in (("tvm", "Apache TVM"), ("tvm_ffi", "apache-tvm-ffi")):
+        if _release(made[package]) != _release(here[package]):
+            raise ArtifactError(
+                f"{artifact.path}: compiled with {name} {made[package]}, and {here[package]} is installed; their "
+                "libraries do not fit together, so build the step anew."
+            )
+
+
 def read_artifact(path: Path) -> Artifact:
     """Check the artifact at `path` without loading it: its seal, and that it runs on this machine.
 
@@ -137,13 +152,7 @@ def read_artifact(path: Path) -> Artifact:
         ArtifactError: as `inspect_artifact`, or of another TVM version, or for another CPU.
     """
     artifact = inspect_artifact(path)
-    made, here = artifact.manifest["versions"], versions()
-    for package, name in (("tvm", "Apache TVM"), ("tvm_ffi", "apache-tvm-ffi")):
-        if _release(made[package]) != _release(here[package]):
-            raise ArtifactError(
-                f"{path}: compiled with {name} {made[package]}, and {here[package]} is installed; their libraries do "
-                "not fit together, so build the step anew."
-            )
+    require_versions(artifact)
     with path.open("rb") as file:
         header = file.read(20)
     machine = platform.machine()

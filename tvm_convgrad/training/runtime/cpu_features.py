@@ -18,14 +18,16 @@ X86_FLAGS = {
     "amx-tile": "amx_tile",
     "amx-bf16": "amx_bf16",
 }
+ARM_FLAGS = {"fullfp16": "asimdhp", "dotprod": "asimddp", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve"}
+FLAGS = X86_FLAGS | ARM_FLAGS
 """LLVM's names of instruction sets that code may need, and their names in Linux's /proc/cpuinfo."""
 
 
 @cache
 def local_features() -> frozenset[str]:
     """The instruction sets of this CPU, by LLVM's names."""
-    if platform.machine() != "x86_64":
-        return frozenset()  # none is ever required there: see required_features
-    info = Path("/proc/cpuinfo").read_text()
-    flags = set(next((line for line in info.splitlines() if line.startswith("flags")), "").split())
-    return frozenset(name for name, flag in X86_FLAGS.items() if flag in flags)
+    known = {"x86_64": X86_FLAGS, "aarch64": ARM_FLAGS}.get(platform.machine(), {})
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if known and info.is_file() else []
+    flags = set(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
+    return frozenset(name for name, flag in known.items() if flag in flags)

@@ -47,7 +47,7 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
     Args:
         model: of `frontends.load_model` or `model.from_module`.
         values: of parameters, frozen ones and running statistics by name; others are left aside.
-        options: of which `dtype`, `results` and `layout` count here.
+        options: of which `dtype`, `results` and `layout` count here; `mean` and `std` are kept in the manifest.
 
     Raises:
         ModelError: a value is missing or has another shape (all such are named), or the model is an ensemble.
@@ -83,7 +83,13 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
         module,
         model.inputs,
         schema_of(relax.Var("prediction", module[PREDICT].ret_ty), "prediction"),
-        {"dtype": chosen.dtype, "results": chosen.results, "layout": chosen.layout, "source": model.source},
+        {
+            "dtype": chosen.dtype,
+            "results": chosen.results,
+            "layout": chosen.layout,
+            **chosen.normalisation,
+            "source": model.source,
+        },
     )
 
 
