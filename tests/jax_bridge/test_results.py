@@ -79,7 +79,7 @@ def test_all_directions(name: str, kernels_always: None) -> None:
     check(*CASES[name])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_convolutions(seed: int, kernels_always: None) -> None:
     """Rank, layouts, strides, padding, dilation and groups by chance."""
     draw = random.Random(seed)

@@ -8,13 +8,13 @@ signature.py   parameters of JAX's convolution as a direction of a problem, or w
 primitive.py   the primitive: three directions, each the gradient of the others; vmap by the batching table
 choice.py      who computes a direction of a problem: compiled, measured, kept
 lowering.py    the primitive in a compiled program: a kernel's custom call, or XLA's own convolution
-patch.py       conv_general_dilated, patch, unpatch, explain, stats
+patching.py    conv_general_dilated, patch, unpatch, explain, stats
 """
 
 from tvm_convgrad.core.errors import SetupError as _SetupError
 
 try:
-    from tvm_convgrad.jax.patch import (
+    from tvm_convgrad.jax.patching import (
         Explanation,
         Patched,
         Stats,
