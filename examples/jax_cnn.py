@@ -24,22 +24,31 @@ from sklearn.model_selection import train_test_split
 import tvm_convgrad.jax
 
 
+class Block(eqx.Module):
+    convolution: eqx.nn.Conv2d
+    norm: eqx.nn.GroupNorm
+
+    def __init__(self, into: int, out: int, stride: int, key: jax.Array) -> None:
+        self.convolution = eqx.nn.Conv2d(into, out, 3, stride, 1, use_bias=False, key=key)
+        self.norm = eqx.nn.GroupNorm(8, out)
+
+    def __call__(self, image: jax.Array) -> jax.Array:
+        return jax.nn.relu(self.norm(self.convolution(image)))
+
+
 class Network(eqx.Module):
-    convolutions: list[eqx.nn.Conv2d]
+    blocks: list[Block]
     classifier: eqx.nn.Linear
 
     def __init__(self, key: jax.Array) -> None:
-        keys = jax.random.split(key, 4)
-        self.convolutions = [
-            eqx.nn.Conv2d(1, 32, 3, padding=1, key=keys[0]),
-            eqx.nn.Conv2d(32, 64, 3, padding=1, key=keys[1]),
-            eqx.nn.Conv2d(64, 64, 3, stride=2, padding=1, key=keys[2]),
-        ]
-        self.classifier = eqx.nn.Linear(64 * 4 * 4, 10, key=keys[3])
+        sizes = ((1, 32, 1), (32, 32, 1), (32, 64, 2), (64, 128, 2))
+        *keys, last = jax.random.split(key, len(sizes) + 1)
+        self.blocks = [Block(*size, key=each) for size, each in zip(sizes, keys, strict=True)]
+        self.classifier = eqx.nn.Linear(128 * 2 * 2, 10, key=last)
 
     def __call__(self, image: jax.Array) -> jax.Array:
-        for convolution in self.convolutions:
-            image = jax.nn.relu(convolution(image))
+        for block in self.blocks:
+            image = block(image)
         return self.classifier(image.ravel())
 
 
