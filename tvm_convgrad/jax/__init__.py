@@ -14,19 +14,11 @@ patching.py    conv_general_dilated, patch, unpatch, explain, stats
 from tvm_convgrad.core.errors import SetupError as _SetupError
 
 try:
-    from tvm_convgrad.jax.patching import (
-        Explanation,
-        Patched,
-        Stats,
-        conv_general_dilated,
-        explain,
-        patch,
-        stats,
-        unpatch,
-    )
+    import jax as _jax  # noqa: F401
 except ModuleNotFoundError as _error:
     if _error.name not in ("jax", "jaxlib"):
         raise
     raise _SetupError("tvm_convgrad.jax needs JAX: pip install 'tvm-convgrad[jax]'.") from _error
+from tvm_convgrad.jax.patching import Explanation, Patched, Stats, conv_general_dilated, explain, patch, stats, unpatch
 
 __all__ = ["Explanation", "Patched", "Stats", "conv_general_dilated", "explain", "patch", "stats", "unpatch"]
