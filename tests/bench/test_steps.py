@@ -88,6 +88,7 @@ def test_a_bridge_is_measured(convgrad: Command, tmp_path: Path) -> None:
     assert "with, ms" in done.out
 
 
+@pytest.mark.jax
 def test_the_bridge_to_jax_is_measured(convgrad: Command, tmp_path: Path) -> None:
     """Two layers, of the first no dgrad: five kernels."""
     pytest.importorskip("jax")
@@ -107,6 +108,7 @@ def test_the_bridge_to_jax_is_measured(convgrad: Command, tmp_path: Path) -> Non
     convgrad("bench", "--bridge", "jax", "--threads", 1).assert_sentence("--threads is not of --bridge jax")
 
 
+@pytest.mark.jax
 def test_networks_of_jax() -> None:
     jax = pytest.importorskip("jax")
     from tvm_convgrad.bench.bridge import BRIDGES
