@@ -2,6 +2,7 @@
 # make demo         train a residual CNN on handwritten digits, from an ONNX file to a test accuracy (3 minutes)
 # make test         the test suite, without PyTorch
 # make test-torch   the tests that compare with PyTorch; installs it
+# make test-jax     the tests of the bridge to JAX, with Flax and Equinox; installs them
 # make test-zoo     12 models of torchvision, timm and others, each built and compared with PyTorch; installs them
 # make bench-zoo    all of the zoo in three formats, beside PyTorch, and the table in OUT: hours; no part of .ci/run
 # make test-onednn  the tests that call oneDNN; installs it
@@ -40,7 +41,7 @@ FEDERATED := .venv-federated
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test test-torch test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
+.PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
     bench-relay test-host test-federated docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
@@ -69,6 +70,9 @@ test: $(VENV)/with-test
 
 test-torch: $(VENV)/with-test $(VENV)/with-torch
 	$(BIN)/pytest $(SHARED) -m torch
+
+test-jax: $(VENV)/with-test $(VENV)/with-jax-models
+	$(BIN)/pytest $(SHARED) -m jax tests/jax_bridge tests/bench
 
 test-zoo: $(VENV)/with-test $(VENV)/with-zoo
 	$(BIN)/pytest $(SHARED) -m zoo tests/zoo

@@ -83,9 +83,46 @@ def test_a_bridge_is_measured(convgrad: Command, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     (entry,) = json.loads(file.read_text())["steps"]
     assert (entry["model"], entry["batch"], entry["layout"], entry["pairs"]) == ("groupnorm_cifar", 1, "NHWC", 5)
-    assert entry["kernels"] + entry["mixed"] + entry["pytorch"] == 14
+    assert entry["kernels"] + entry["mixed"] + entry["own"] == 14
     assert min(entry["with_bridge"], entry["without"], entry["ratio"]) > 0
     assert "with, ms" in done.out
+
+
+@pytest.mark.jax
+def test_the_bridge_to_jax_is_measured(convgrad: Command, tmp_path: Path) -> None:
+    """Two layers, of the first no dgrad: five kernels."""
+    pytest.importorskip("jax")
+    file = tmp_path / "bridge.json"
+    arguments = ("bench", "--bridge", "jax", "--step", "small", "--batch", 2, "--layout", "NCHW,NHWC", "--seconds", 0)
+    done = convgrad(*arguments, "--json", file)
+    assert done.code == 0, done.err
+    entries = json.loads(file.read_text())["steps"]
+    assert [(entry["model"], entry["layout"], entry["pairs"]) for entry in entries] == [
+        ("small", "NCHW", 5),
+        ("small", "NHWC", 5),
+    ]
+    for entry in entries:
+        assert entry["kernels"] + entry["own"] == 5
+        assert min(entry["with_bridge"], entry["without"], entry["ratio"]) > 0
+    assert "training steps of JAX" in done.out
+    convgrad("bench", "--bridge", "jax", "--threads", 1).assert_sentence("--threads is not of --bridge jax")
+
+
+@pytest.mark.jax
+def test_networks_of_jax() -> None:
+    jax = pytest.importorskip("jax")
+    from tvm_convgrad.bench.bridge import BRIDGES
+    from tvm_convgrad.bench.jax_networks import JAX_NETWORKS, Tape
+
+    assert BRIDGES["jax"].models == tuple(JAX_NETWORKS)
+    for name, count in {"resnet18": 11_689_512, "mobilenet_v2": 3_504_872}.items():  # torchvision's
+        for layout, shape in (("NCHW", (1, 3, 32, 32)), ("NHWC", (1, 32, 32, 3))):
+            tape = Tape(layout)
+            logits = jax.eval_shape(
+                lambda x, tape=tape, name=name: JAX_NETWORKS[name][0](tape, x), jax.ShapeDtypeStruct(shape, "float32")
+            )
+            assert logits.shape == (1, 1000)
+            assert sum(each.size for each in tape.made) == count
 
 
 def test_networks_of_bridges() -> None:

@@ -55,6 +55,7 @@ def test_every_section_is_run_somewhere() -> None:
         "In Relay",
         "A training step from ONNX",
         "Under PyTorch",
+        "Under JAX",
         "Data parallel",
         "On a device",
     }
@@ -121,6 +122,20 @@ def test_under_pytorch(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
     finally:
         tvm_convgrad.torch.disable()
     assert "4x8x16x16" in capsys.readouterr().out
+
+
+def test_under_jax() -> None:
+    jax = pytest.importorskip("jax")
+    import tvm_convgrad.jax
+
+    execute("Under JAX", {})
+    x, w = np.ones((2, 3, 9, 9), "float32"), np.ones((4, 3, 3, 3), "float32")
+    try:
+        loss = jax.jit(lambda w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME").sum())
+        assert float(jax.grad(loss)(w)[0, 0, 1, 1]) == 2 * 9 * 9
+        assert tvm_convgrad.jax.explain()
+    finally:
+        tvm_convgrad.jax.unpatch()
 
 
 def test_the_picture_is_of_the_tables() -> None:

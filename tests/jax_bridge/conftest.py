@@ -28,4 +28,4 @@ def kernels_always(store: Path) -> Iterator[None]:
     bridge = pytest.importorskip("tvm_convgrad.jax")
     with bridge.patch(always=True, folder=store):
         yield
-    assert bridge.patch.__globals__["_policy"].value is None
+    assert bridge.patching._policy.value is None

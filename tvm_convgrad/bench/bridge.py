@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of PyTorch with the bridge enabled and without, in turns in one process that loads no TVM.
+"""Training steps of PyTorch or JAX with the bridge enabled and without, in turns in one process that loads no TVM.
 
-As a program (`python -m tvm_convgrad.bench.bridge JSON`) this module measures one network and prints the measurement.
+As a program (`python -m tvm_convgrad.bench.bridge JSON`) this module measures one network of PyTorch and prints the
+measurement; bridge_jax.py is the same for JAX.
 """
 
 from __future__ import annotations
@@ -21,11 +22,41 @@ from tvm_convgrad.core.kept_objects import default_folder
 from tvm_convgrad.report.tables import installed_version, print_table, quantity
 from tvm_convgrad.threads import intended_threads
 
-BRIDGES = ("torch",)
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "convnext_t", "cnn3d", "unet", "groupnorm_cifar")
 """The names in bridge_networks.BRIDGE_NETWORKS, which needs PyTorch to be imported; the last one is small."""
 
-DEFAULT_MODELS = MODELS[:-1]
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework that has a bridge.
+
+    Attributes:
+        name: as it is called.
+        package: whose version is printed; also the extra that installs it.
+        models: names of networks, of which the last is small.
+        program: the module that measures one network in a process of its own.
+    """
+
+    name: str
+    package: str
+    models: tuple[str, ...]
+    program: str
+
+    @property
+    def default_models(self) -> tuple[str, ...]:
+        """All but the small one."""
+        return self.models[:-1]
+
+
+JAX_MODELS = ("resnet18", "mobilenet_v2", "small")
+"""The names in jax_networks.JAX_NETWORKS, which needs JAX to be imported."""
+
+BRIDGES = {
+    "torch": Framework("PyTorch", "torch", MODELS, "tvm_convgrad.bench.bridge"),
+    "jax": Framework("JAX", "jax", JAX_MODELS, "tvm_convgrad.bench.bridge_jax"),
+}
+"""By the words of --bridge."""
+
 FORMATS = {"NCHW": "contiguous", "NHWC": "channels_last"}
 MIN_PAIRS = 5
 MOST_WARM_STEPS = 40
@@ -40,7 +71,7 @@ class BridgeMeasurement:
         with_bridge, without: seconds of a step, medians; ratio: the median of the pairs' ratios; pairs: how many.
         compile_seconds: of the steps until all is compiled, measured and chosen.
         compiled: kernels that were not kept by an earlier run.
-        kernels, mixed, pytorch: different calls that kernels compute, that both do, and that PyTorch does.
+        kernels, mixed, own: different calls that kernels compute, that both do, and that the framework does.
     """
 
     model: str
@@ -54,11 +85,11 @@ class BridgeMeasurement:
     compiled: int
     kernels: int
     mixed: int
-    pytorch: int
+    own: int
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     """What one process measures."""
 
     model: str
@@ -70,6 +101,7 @@ class _Request:
 
 
 def run_bridge(
+    bridge: str,
     models: Sequence[str],
     batches: Sequence[int],
     layouts: Sequence[str],
@@ -81,44 +113,51 @@ def run_bridge(
     """Measure each network in a process of its own.
 
     Args:
-        models: names of MODELS.
+        bridge: a key of BRIDGES.
+        models: names of its networks.
         batches, layouts: sizes, and keys of FORMATS.
         seconds: time for the pairs of each measurement; there are at least MIN_PAIRS.
-        threads: of PyTorch; None: TVM_NUM_THREADS, or all cores.
+        threads: of PyTorch; None: TVM_NUM_THREADS, or all cores. JAX has as many as the process may use cores.
         path: a JSON file that is written after each measurement.
 
     Raises:
         UnsupportedError: an unknown network.
-        SetupError: PyTorch is missing, or a process fails.
+        SetupError: the framework is missing, or a process fails.
     """
-    unknown = [name for name in models if name not in MODELS]
+    framework = BRIDGES[bridge]
+    unknown = [name for name in models if name not in framework.models]
     if unknown:
-        raise UnsupportedError(f"bench --bridge torch --step {unknown[0]}: give one of {', '.join(MODELS)}.")
-    if installed_version("torch") is None:
-        raise SetupError("bench --bridge torch: PyTorch is missing: pip install 'tvm-convgrad[torch]'.")
+        raise UnsupportedError(
+            f"bench --bridge {bridge} --step {unknown[0]}: give one of {', '.join(framework.models)}."
+        )
+    if installed_version(framework.package) is None:
+        raise SetupError(
+            f"bench --bridge {bridge}: {framework.name} is missing: pip install 'tvm-convgrad[{framework.package}]'."
+        )
     count = threads or intended_threads()
     found: list[BridgeMeasurement] = []
     for model in models:
         for batch in batches:
             for layout in layouts:
-                request = _Request(model, batch, layout, seconds, count, str(default_folder()))
-                found.append(_alone(request))
+                request = Request(model, batch, layout, seconds, count, str(default_folder()))
+                found.append(_alone(bridge, request))
                 if path is not None:
-                    words = {"threads": count, "torch": installed_version("torch"), "steps": list(map(asdict, found))}
+                    version = installed_version(framework.package)
+                    words = {"threads": count, framework.package: version, "steps": list(map(asdict, found))}
                     write_atomic(path, (json.dumps(words, indent=1) + "\n").encode())
     return found
 
 
-def _alone(request: _Request) -> BridgeMeasurement:
-    command = [sys.executable, "-m", "tvm_convgrad.bench.bridge", json.dumps(asdict(request))]
+def _alone(bridge: str, request: Request) -> BridgeMeasurement:
+    command = [sys.executable, "-m", BRIDGES[bridge].program, json.dumps(asdict(request))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise SetupError(f"bench --bridge torch: {request.model} could not be measured: {last}")
+        raise SetupError(f"bench --bridge {bridge}: {request.model} could not be measured: {last}")
     return BridgeMeasurement(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _measure(request: _Request) -> BridgeMeasurement:
+def _measure(request: Request) -> BridgeMeasurement:
     """In a process of its own: pairs of steps, with the bridge and without."""
     import torch
 
@@ -171,11 +210,11 @@ def _measure(request: _Request) -> BridgeMeasurement:
         compiled=bridge.stats().compiled,
         kernels=where.count("kernels"),
         mixed=where.count("both"),
-        pytorch=where.count("PyTorch"),
+        own=where.count("PyTorch"),
     )
 
 
-def show_bridge(found: Sequence[BridgeMeasurement]) -> None:
+def show_bridge(bridge: str, found: Sequence[BridgeMeasurement]) -> None:
     """Print a table of the measurements, a row each."""
     columns = (
         "model",
@@ -185,7 +224,7 @@ def show_bridge(found: Sequence[BridgeMeasurement]) -> None:
         "with, ms",
         "without, ms",
         "pairs",
-        "kernels/both/PyTorch",
+        f"kernels/both/{BRIDGES[bridge].name}",
         "warm, s",
     )
     rows = [
@@ -197,15 +236,17 @@ def show_bridge(found: Sequence[BridgeMeasurement]) -> None:
             f"{m.with_bridge * 1e3:.1f}",
             f"{m.without * 1e3:.1f}",
             m.pairs,
-            f"{m.kernels}/{m.mixed}/{m.pytorch}",
+            f"{m.kernels}/{m.mixed}/{m.own}",
             f"{m.compile_seconds:.1f} ({m.compiled} compiled)",
         )
         for m in found
     ]
-    print_table("training steps of PyTorch: time without the bridge / with it", columns, rows, right=columns[1:])
+    print_table(
+        f"training steps of {BRIDGES[bridge].name}: time without the bridge / with it", columns, rows, right=columns[1:]
+    )
 
 
-__all__ = ["BRIDGES", "DEFAULT_MODELS", "FORMATS", "MODELS", "BridgeMeasurement", "run_bridge", "show_bridge"]
+__all__ = ["BRIDGES", "FORMATS", "MODELS", "BridgeMeasurement", "Framework", "Request", "run_bridge", "show_bridge"]
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_measure(_Request(**json.loads(sys.argv[1]))))))
+    print(json.dumps(asdict(_measure(Request(**json.loads(sys.argv[1]))))))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_convgrad.commands import options
-from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
 from tvm_convgrad.offload.registry import ENTRIES, NAMES, names_of_kind
 
 if TYPE_CHECKING:
@@ -65,9 +65,10 @@ def bench(
     bridge: Annotated[
         str | None,
         typer.Option(
-            metavar="torch",
-            help="Measure PyTorch's own training steps with our kernels under them and without, of --step (default: "
-            "resnet18, resnet50, mobilenet_v2, convnext_t, cnn3d, unet).",
+            metavar="torch|jax",
+            help="Measure the framework's own training steps with our kernels under them and without, of --step "
+            "(default: of torch resnet18, resnet50, mobilenet_v2, convnext_t, cnn3d, unet; of jax resnet18, "
+            "mobilenet_v2).",
         ),
     ] = None,
     batch: Annotated[
@@ -182,15 +183,21 @@ def _bench_bridge(
     path: Path | None,
 ) -> None:
     """Measure training steps with a bridge and without it."""
-    from tvm_convgrad.bench.bridge import BRIDGES, DEFAULT_MODELS, MODELS, run_bridge, show_bridge
+    from tvm_convgrad.bench.bridge import BRIDGES, run_bridge, show_bridge
 
-    _names("--bridge", bridge, BRIDGES)
-    _refuse_given(context, NOT_OF_BRIDGES, "not of --bridge, which measures PyTorch's steps: leave out")
+    _names("--bridge", bridge, tuple(BRIDGES))
+    framework = BRIDGES[bridge]
+    _refuse_given(context, NOT_OF_BRIDGES, "not of --bridge, which measures a framework's own steps: leave out")
     if path is not None and not path.parent.is_dir():
         raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
-    models = DEFAULT_MODELS if step is None else _names("--step", step, MODELS)
+    if threads is not None and bridge == "jax":
+        raise UnsupportedError(
+            "--threads is not of --bridge jax: XLA takes the cores of the process (taskset limits them)"
+        )
+    models = framework.default_models if step is None else _names("--step", step, framework.models)
     layouts = _names("--layout", layout or "NCHW,NHWC", LAYOUTS)
-    show_bridge(run_bridge(models, batches or [8], layouts, seconds=seconds, threads=threads, path=path))
+    found = run_bridge(bridge, models, batches or [8], layouts, seconds=seconds, threads=threads, path=path)
+    show_bridge(bridge, found)
 
 
 def _bench_layers(

@@ -8,25 +8,17 @@ signature.py   parameters of JAX's convolution as a direction of a problem, or w
 primitive.py   the primitive: three directions, each the gradient of the others; vmap by the batching table
 choice.py      who computes a direction of a problem: compiled, measured, kept
 lowering.py    the primitive in a compiled program: a kernel's custom call, or XLA's own convolution
-patch.py       conv_general_dilated, patch, unpatch, explain, stats
+patching.py    conv_general_dilated, patch, unpatch, explain, stats
 """
 
 from tvm_convgrad.core.errors import SetupError as _SetupError
 
 try:
-    from tvm_convgrad.jax.patch import (
-        Explanation,
-        Patched,
-        Stats,
-        conv_general_dilated,
-        explain,
-        patch,
-        stats,
-        unpatch,
-    )
+    import jax as _jax  # noqa: F401
 except ModuleNotFoundError as _error:
     if _error.name not in ("jax", "jaxlib"):
         raise
     raise _SetupError("tvm_convgrad.jax needs JAX: pip install 'tvm-convgrad[jax]'.") from _error
+from tvm_convgrad.jax.patching import Explanation, Patched, Stats, conv_general_dilated, explain, patch, stats, unpatch
 
 __all__ = ["Explanation", "Patched", "Stats", "conv_general_dilated", "explain", "patch", "stats", "unpatch"]

@@ -118,11 +118,12 @@ int convgrad_xla_launch(Task task, void* data, int tasks) {
   return loop->status;
 }
 
-// Make a kernel known to the custom call; it stays so for as long as the process lives.
+// Make a kernel known to the custom call; it stays so for as long as the process lives, and the first one of a key stays.
 void convgrad_xla_register(const char* key, Packed kernel, const Tensor* described, int count) {
   std::unique_lock<std::shared_mutex> lock(entries_mutex);
   auto& entry = entries[key];
-  if (entry == nullptr) entry = std::make_unique<Entry>();
+  if (entry != nullptr) return;  // a program may be calling it
+  entry = std::make_unique<Entry>();
   entry->kernel = kernel;
   entry->described = described;
   entry->count = count;

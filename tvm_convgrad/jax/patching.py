@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import cast
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from tvm_convgrad.jax.choice import CHOICES, Choice
@@ -132,6 +133,8 @@ def _bind(lhs: ArrayLike, rhs: ArrayLike, **parameters: object) -> jax.Array:
     policy = _policy.value
     if policy is None or is_aside():
         return cast(jax.Array, _own_bind(lhs, rhs, **parameters))
+    # An array of numpy has the type that JAX gives it, such as float32 for float64.
+    lhs, rhs = (jax.numpy.asarray(each) if isinstance(each, np.ndarray) else each for each in (lhs, rhs))
     known, types = cast(Parameters, parameters), (jax.typeof(lhs), jax.typeof(rhs))
     found = served(*types, known)
     if isinstance(found, str):
