@@ -12,11 +12,18 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks.zoo.architectures import Architecture, architectures
-from benchmarks.zoo.case import CRASHED, STAGES, Outcome
+from benchmarks.zoo.case import CRASHED, IMPORTED, STAGES, Outcome
 from benchmarks.zoo.problem import FORMS
-from benchmarks.zoo.table import document
+from benchmarks.zoo.table import document, read
+
+
+def recorded(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The outcomes in a file of JSON lines, by architecture and form; none, if there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {(each["name"], each["form"]): each for each in map(json.loads, lines)}
 
 
 def main() -> None:
@@ -31,15 +38,15 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one case")
     parser.add_argument("--processes", type=int, default=1, help="cases at a time; times want 1")
     parser.add_argument("--markdown", type=Path, help="where to write the table")
+    parser.add_argument("--merge", type=Path, help="a table of this machine, whose cases stay where this run has none")
+    parser.add_argument("--no-run", action="store_true", help="run nothing, only write the table")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     kept = given.out / f"{given.stage}.jsonl"
-    done = {}
-    if kept.exists():
-        done = {(each["name"], each["form"]): each for each in map(json.loads, kept.read_text().splitlines())}
+    done = recorded(kept)
     found = [each for each in architectures(given.out) if fnmatch.fnmatch(each.name, given.only)]
     forms = given.forms.split(",")
-    cases = [(each, form) for each in found for form in forms if (each.name, form) not in done]
+    cases = [(each, form) for each in found for form in forms if (each.name, form) not in done and not given.no_run]
 
     def run(case: tuple[Architecture, str]) -> dict[str, object]:
         architecture, form = case
@@ -65,11 +72,16 @@ def main() -> None:
             print(
                 f"[{number}/{len(cases)}] {outcome['name']} {outcome['form']}: {outcome['result']} {outcome['reason']}"
             )
+    known = {(each.name, each.form): each for each in read(given.merge.read_text())} if given.merge else {}
+    for stage in STAGES[: STAGES.index(given.stage) + 1]:
+        for case, each in recorded(given.out / f"{stage}.jsonl").items():
+            if each["result"] != IMPORTED or case not in known:  # an import tells less than a comparison
+                known[case] = Outcome(**each)
+    outcomes = [known[each.name, form] for each in found for form in forms if (each.name, form) in known]
     if given.markdown:
-        outcomes = [Outcome(**done[each.name, form]) for each in found for form in forms]
         command = f"python -m benchmarks.zoo {' '.join(sys.argv[1:])}"
-        given.markdown.write_text(document(outcomes, command, given.batch))
-    counts = Counter((form, done[each.name, form]["result"]) for each in found for form in forms)
+        given.markdown.write_text(document(outcomes, command, given.batch, len(found) * len(forms)))
+    counts = Counter((each.form, each.result) for each in outcomes)
     for (form, result), count in sorted(counts.items()):
         print(f"{form:6} {result:13} {count}")
 

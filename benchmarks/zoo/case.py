@@ -43,6 +43,8 @@ from tvm_convgrad.training.step.module import StepModule
 STAGES = ("import", "compare", "time")
 
 RIGHT, WRONG, REFUSED, CRASHED, NOT_EXPORTED = "right", "wrong", "refused", "crashed", "not exported"
+IMPORTED = "imported"
+"""Read and differentiated, and not built."""
 REWRITTEN = "rewritten"
 """Right, but for parameters that the exporter has merged or computed of the model's, of which the import warns."""
 
@@ -105,7 +107,7 @@ def run_case(architecture: Architecture, form: str, stage: str, batch: int, seco
                 model, loss=problem.loss, lr=RATE, dropout_mode="off", bn="train" if form == "train" else "frozen"
             )
             if stage == "import":
-                return replace(outcome, result="imported", build_seconds=time.perf_counter() - begin)
+                return replace(outcome, result=IMPORTED, build_seconds=time.perf_counter() - begin)
             library = Path(folder) / "step.so"
             target = native_target()
             with compile_apart(KernelBuilds(KeptObjects())):

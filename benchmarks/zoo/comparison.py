@@ -34,8 +34,8 @@ class Comparison:
     Attributes:
         differing: relative errors of the loss and the gradients and statistics that differ by more than rounding.
         count: how many gradients and statistics there are.
-        others: names of parameters and statistics that PyTorch's module has not, and of those with a gradient that our
-            step has not.
+        others: names of parameters and statistics that PyTorch's module has not or that begin with other values there
+            (a weight that a batch norm was folded into), and of those with a gradient that our step has not.
         error, float32_error: the largest error of a gradient, of ours and of PyTorch's float32.
     """
 
@@ -76,7 +76,9 @@ def compare(module: nn.Module, session: Session, step: StepModule, problem: Prob
     limit = max(1e-4 * abs(wanted_loss), TIMES_FLOAT32 * abs(rounded_loss - wanted_loss))
     if not abs(loss - wanted_loss) <= limit:
         differing["the loss"] = abs(loss - wanted_loss) / abs(wanted_loss)
-    known = ours.keys() & wanted.keys()
+    begin = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    moved = {name for name in ours.keys() & begin.keys() if not np.array_equal(before[name], begin[name])}
+    known = (ours.keys() & wanted.keys()) - moved
     largest = max((float(np.abs(wanted[name]).max(initial=0.0)) for name in known), default=0.0) or 1.0
     worst, worst32 = 0.0, 0.0
     for name in known:
@@ -88,5 +90,5 @@ def compare(module: nn.Module, session: Session, step: StepModule, problem: Prob
         if not error <= max(LEAST_ERROR, TIMES_FLOAT32 * error32) + stored:
             differing[name] = error
     trained = {name for name, _ in module.named_parameters() if wanted[name].any()}
-    others = frozenset(ours.keys() - wanted.keys() | trained - ours.keys())
+    others = frozenset(ours.keys() - wanted.keys() | trained - ours.keys() | moved)
     return Comparison(differing, len(ours), others, worst, worst32)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from statistics import geometric_mean
@@ -14,15 +15,17 @@ from benchmarks.zoo.case import NOT_EXPORTED, RIGHT, Outcome
 from tvm_convgrad.bench.results import cpu_name
 from tvm_convgrad.report.tables import installed_version
 
+_OTHERS = "## Rewritten, refused, wrong, or not exported"
 LIBRARIES = ("torchvision", "timm", "segmentation_models_pytorch", "onnx", "onnxscript", "apache-tvm")
 
 
-def document(outcomes: Sequence[Outcome], command: str, batch: int) -> str:
+def document(outcomes: Sequence[Outcome], command: str, batch: int, cases: int) -> str:
     """The text of the document.
 
     Args:
         command: what was run, for the reader to repeat it.
         batch: samples of a step.
+        cases: how many there are, tried or not.
     """
     versions = ", ".join(f"{name} {installed_version(name)}" for name in LIBRARIES)
     forms = dict.fromkeys(each.form for each in outcomes)
@@ -38,6 +41,9 @@ def document(outcomes: Sequence[Outcome], command: str, batch: int) -> str:
         "PyTorch in float64, but for a few times the error that PyTorch itself makes in float32 "
         "(`benchmarks/zoo/comparison.py`). Ratios are PyTorch's eager step / ours, medians of turns in one process; "
         "memory is ours / PyTorch's, each in a process of its own.",
+        f"{len(outcomes)} of {cases} cases have been tried. Imported ones were read and differentiated, and not built. "
+        "Rewritten ones are right but for parameters that PyTorch's exporter has folded or computed in advance (batch "
+        "norms, weight norms), of which the import warns. Build times are of machines that may have been busy.",
         _table(("form", *results, "geometric mean of the ratio", "slower", "mean memory"), rows),
         "## Every case",
         _table(
@@ -47,7 +53,7 @@ def document(outcomes: Sequence[Outcome], command: str, batch: int) -> str:
     ]
     others = [(each.name, each.form, each.result, each.reason) for each in outcomes if each.reason]
     if others:
-        parts += ["## Refused, wrong, or not exported", _table(("model", "form", "result", "why"), others)]
+        parts += [_OTHERS, _table(("model", "form", "result", "why"), others)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -86,3 +92,38 @@ def _number(value: float | None, form: str) -> str:
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def read(text: str) -> list[Outcome]:
+    """The outcomes of a document, in the digits that it shows; without its sums."""
+    every, _, others = text.partition("## Every case")[2].partition("\n## ")
+    reasons = {(cells[0], cells[1]): cells[3] for cells in _rows(others)}
+    return [_outcome(cells, reasons.get((cells[0], cells[1]), "")) for cells in _rows(every)]
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of the rows of a table, without its head."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]] for line in lines[2:]
+    ]
+
+
+def _outcome(cells: Sequence[str], reason: str) -> Outcome:
+    name, form, parameters, result, error, float32_error, build, step, ratio, memory = cells
+    seconds = float(step) / 1e3 if step else None
+    return Outcome(
+        name,
+        form,
+        result,
+        reason,
+        parameters=round(float(parameters.removesuffix(" M") or 0) * 1e6),
+        error=float(error) if error else None,
+        float32_error=float(float32_error) if float32_error else None,
+        build_seconds=float(build) if build else None,
+        step=seconds,
+        torch_step=seconds and seconds * float(ratio),
+        ratio=float(ratio) if ratio else None,
+        memory=round(float(memory.rstrip("%"))) if memory else None,
+        torch_memory=100 if memory else None,
+    )

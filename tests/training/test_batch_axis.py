@@ -79,6 +79,10 @@ def merged(batch, heads=2):
             ("Reshape", "y3 t", {}), ("Transpose", "y4", {"perm": [1, 0, 2]}), ("Flatten", "y5", {}),
             batch=batch, s=[batch, 4, 2], t=[4, batch, 2], h=np.zeros((1, batch, 2), "float32"), **LSTM,
         ),
+        "norm expanded": proto(
+            FLATTEN, ("ReduceMean", "y0", {"axes": [1]}), ("Expand", "y1 e", {}), ("Mul", "y0 y2", {}),
+            batch=batch, e=[batch, 8],
+        ),
         "resize between": proto(
             ("Resize", "c _ s", {"mode": "nearest"}), ("GlobalAveragePool", "y0", {}), ("Reshape", "y1 t", {}),
             batch=batch, s=np.array([1, 1, 2, 2], "float32"), t=[batch, 8],

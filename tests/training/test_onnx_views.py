@@ -129,3 +129,41 @@ def test_sizes_with_a_free_batch(sizes: str) -> None:
     x = np.random.default_rng(0).standard_normal((3, 2, 8, 6), dtype="float32")
     found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)
     np.testing.assert_allclose(found, ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_of_a_sum_with_a_resized_tensor():
+    """The batch passes through one resize to the sizes of the next: as in LR-ASPP."""
+    proto = resize("first = Shape<start=0, end=1>(x)  sizes = Concat<axis=0>(first, half)")
+    more = onnx.parser.parse_graph("""net (float[n,2,8,6] large) => (float[n,2,8,6] y) {
+        sum = Add(large, small)
+        n2 = Shape<start=0, end=2>(sum)
+        whole = Concat<axis=0>(n2, last)
+        larger = Resize<mode="linear">(sum, , , whole)
+        y = Mul(larger, scale)
+    }""")
+    del proto.graph.node[-1]
+    proto.graph.node.extend(more.node)
+    for name, value in (("half", [2, 4, 3]), ("last", [8, 6])):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, "int64"), name))
+    x = np.random.default_rng(0).standard_normal((3, 2, 8, 6), dtype="float32")
+    found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)
+    np.testing.assert_allclose(found, ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+def test_tables_repeated_for_each_sample():
+    """x.repeat(batch, 1, 1, 1) with a free batch; 128 elements, so that the mean of their squares is exact."""
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+    net (float[n,2,4,4] x) => (float[n,2,4,4] y) {
+        first = Shape<start=0, end=1>(x)
+        repeats = Concat<axis=0>(first, one, one, one)
+        table = Tile(weight, repeats)
+        y = Add(x, table)
+    }""")
+    weight = np.arange(32, dtype="float32").reshape(1, 2, 4, 4)
+    for name, value in (("weight", weight), ("one", np.array([1], "int64"))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    x = np.random.default_rng(0).integers(-4, 5, (4, 2, 4, 4)).astype("float32")
+    runner = Runner(build_step(from_onnx(proto), loss="mse", lr=1.0))
+    np.testing.assert_array_equal(runner.predict(x), x + weight)
+    runner.step(x, x, lr=float(x.size))
+    np.testing.assert_array_equal(runner.named("parameter")["weight"], weight - 2 * 4 * weight)

@@ -48,7 +48,7 @@ def with_free_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
     while True:
         graph = _Graph.of(light, stored, values, known)
         nodes = [node for node in light.graph.node if node.output[0] not in known]
-        freed = {node.output[0]: found for node in nodes if (found := graph.freed(node) or graph.resized(node))}
+        freed = {node.output[0]: found for node in nodes if (found := graph.derived(node))}
         expanded = [node.output[0] for node in nodes if not freed and graph.expands_to_batch(node, light.graph)]
         if not freed and not expanded:
             return free
@@ -221,6 +221,19 @@ class _Graph:
             whole[axis] = 0 if extents[axis : axis + 1] == given[axis : axis + 1] else -1
             return (whole if wanted[axis] > 0 else None), extents
         return None
+
+    def derived(self, node: onnx.NodeProto) -> tuple[list[int] | None, list[Extent]] | None:
+        """`freed`, `resized` or `kept`."""
+        return self.freed(node) or self.resized(node) or self.kept(node)
+
+    def kept(self, node: onnx.NodeProto) -> tuple[list[int], list[Extent]] | None:
+        """As `freed`, of an Expand to the stored batch whose data has the batch already: 1 leaves an extent alone."""
+        shape = self.constant(node, 1) if node.op_type == "Expand" else []
+        if not shape or not self.batched(node.input[0]) or len(self.shapes[node.input[0]]) != len(shape):
+            return None
+        given = self.shapes[node.input[0]][1:]
+        rest: list[Extent] = [old if new == 1 else new for old, new in zip(given, shape[1:], strict=True)]
+        return [1, *shape[1:]], [_BATCH, *rest]
 
     def resized(self, node: onnx.NodeProto) -> tuple[None, list[Extent]] | None:
         """The extents of a resize by scales, whose batch onnx's inference does not know; as of `freed`."""

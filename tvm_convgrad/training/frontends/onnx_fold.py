@@ -33,6 +33,7 @@ _EVER_ANEW = {
 }
 _SHORT = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
 """Attributes of Constant that TVM's importer does not read, and their element types."""
+_NONE: Mapping[str, Sequence[int | str]] = {}
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
 
 
@@ -54,9 +55,13 @@ def with_folded_shapes(
         known = known_extents(folded, shapes)
         if not _fold(folded, known) and not _inline_branches(folded.graph):
             break
+    resized: dict[str, list[int | str]] = {}
     extents = known_extents(folded, shapes)
+    while found := _free_resizes(folded, extents):
+        resized |= found
+        extents = known_extents(folded, shapes, resized)
     _free_reshapes(folded, extents)
-    _free_resizes(folded, extents)
+    _free_tiles(folded, extents)
     _drop_unread(folded.graph)
     return folded
 
@@ -92,8 +97,16 @@ def _write_values(graph: onnx.GraphProto) -> None:
             node.attribute[0].CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array, node.output[0])))
 
 
-def known_extents(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]]) -> dict[str, list[int | str | None]]:
-    """The extents of all tensors that follow from those of the inputs: numbers, the batch as `_BATCH`, or None."""
+def known_extents(
+    proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]], stated: Mapping[str, Sequence[int | str]] = _NONE
+) -> dict[str, list[int | str | None]]:
+    """The extents of all tensors that follow from those of the inputs: numbers, the batch as `_BATCH`, or None.
+
+    Args:
+        proto: a model.
+        shapes: extents of its inputs by name; what is no int is the batch.
+        stated: extents of tensors of which onnx's inference does not find the batch.
+    """
     import onnx
 
     copy = type(proto)()
@@ -107,6 +120,14 @@ def known_extents(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[object]]
     for value in copy.graph.output:
         value.type.tensor_type.ClearField("shape")
     del copy.graph.value_info[:]
+    if stated:
+        graph = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
+        kinds = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+        copy.graph.value_info.extend(
+            onnx.helper.make_tensor_value_info(name, kinds[name], extents)
+            for name, extents in stated.items()
+            if name in kinds
+        )
     graph = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
     found: dict[str, list[int | str | None]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -271,15 +292,17 @@ def _free_reshapes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str 
     proto.graph.node.extend(nodes)
 
 
-def _free_resizes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]]) -> None:
+def _free_resizes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]]) -> dict[str, list[int | str]]:
     """Write resizes to computed sizes of which only the batch is not known with constants, whose first counts nowhere.
 
-    The sizes are joined, the first one being the batch of some tensor: what F.interpolate(size=y.shape[-2:]) exports.
+    Returns the extents of their results. The sizes are joined, the first one being the batch of some tensor: what
+    F.interpolate(size=y.shape[-2:]) exports.
     """
     from onnx import helper, numpy_helper
 
     made = {output: node for node in proto.graph.node for output in node.output}
     added = []
+    found: dict[str, list[int | str]] = {}
     for node in proto.graph.node:
         sizes = made.get(node.input[3]) if node.op_type == "Resize" and len(node.input) > 3 else None
         if sizes is None or sizes.op_type != "Concat" or any(each.name == "axes" for each in node.attribute):
@@ -291,9 +314,32 @@ def _free_resizes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str |
         value = numpy_helper.from_array(np.array([1, *wanted], "int64"), name)
         added.append(helper.make_node("Constant", [], [name], name, value=value))
         node.input[3] = name
+        found[node.output[0]] = [_BATCH, *wanted]
     nodes = [*added, *proto.graph.node]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
+    return found
+
+
+def _free_tiles(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]]) -> None:
+    """Write tiles by computed numbers along axes of extent 1 (`x.repeat(batch, 1, 1, 1)`) as Expand."""
+    made = {output: node for node in proto.graph.node for output in node.output}
+    for node in proto.graph.node:
+        if node.op_type != "Tile":
+            continue
+        repeats, given = made.get(node.input[1]), extents.get(node.input[0], [])
+        if repeats is None or repeats.op_type != "Concat" or len(repeats.input) != len(given):
+            continue
+        if all(_is_one(made.get(n)) or extent == 1 for n, extent in zip(repeats.input, given, strict=True)):
+            node.op_type = "Expand"
+
+
+def _is_one(node: onnx.NodeProto | None) -> bool:
+    from onnx import numpy_helper
+
+    return (
+        node is not None and node.op_type == "Constant" and numpy_helper.to_array(node.attribute[0].t).tolist() == [1]
+    )
 
 
 def _is_batch(name: str, made: Mapping[str, onnx.NodeProto], extents: Mapping[str, list[int | str | None]]) -> bool:
