@@ -128,10 +128,11 @@ def test_under_jax() -> None:
     jax = pytest.importorskip("jax")
     import tvm_convgrad.jax
 
-    execute("Under JAX", {})
+    (program,) = SECTIONS["Under JAX"].python
+    execute(program, {})
     x, w = np.ones((2, 3, 9, 9), "float32"), np.ones((4, 3, 3, 3), "float32")
     try:
-        loss = jax.jit(lambda w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME").sum())
+        loss = jax.jit(lambda weight: jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME").sum())
         assert float(jax.grad(loss)(w)[0, 0, 1, 1]) == 2 * 9 * 9
         assert tvm_convgrad.jax.explain()
     finally:

@@ -14,7 +14,7 @@ import pytest
 import tvm_convgrad
 from tvm_convgrad import training
 
-OPTIONAL = {"tvm_convgrad.torch": "torch"}
+OPTIONAL = {"tvm_convgrad.torch": "torch", "tvm_convgrad.jax": "jax"}
 """Modules that need a package beside TVM, by name, and that package."""
 
 
