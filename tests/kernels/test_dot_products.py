@@ -16,6 +16,7 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.verify.bulk import QUICK_CONFIG
 from tvm_convgrad.verify.interpreter import execute
@@ -213,3 +214,10 @@ def test_dense_layers_take_dot_products(direction, layout):
     assert taken.name == f"{NAME} {DIRECTIONS[direction].short}"
     converted = chooser.choose(problem.with_dtypes(*("float32",) * 3), direction, MACHINE)
     assert taken.estimate < 0.7 * converted.estimate
+
+
+def test_the_roofline_counts_two_multiply_adds_a_lane():
+    problem = ConvProblem.from_descriptor("mb8ic256ih14oc256kh3ph1")
+    narrow = problem.with_dtypes(*("bfloat16",) * 3)
+    assert roofline(narrow, MACHINE) == roofline(problem, MACHINE) / 2
+    assert roofline(narrow, CPUS["AVX-512"]) == roofline(problem, MACHINE)

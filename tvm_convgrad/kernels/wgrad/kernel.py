@@ -227,7 +227,7 @@ class _Wgrad(WgradPanels):
                         if slab.to_next is not None:
                             self._prefetch(slab, number, h, w, first_in, out_block)
                         tile.add(
-                            lambda i: load(scalars.buffer, a + offsets[i]),
+                            lambda i: scalars.read(a + offsets[i]),
                             lambda j: self._vector(source, b, first_in, j, slab.panel is None),
                         )
         return tile

@@ -276,13 +276,13 @@ def _winograd(kernel: Kernel, rng: random.Random, problem: ConvProblem, directio
 
 DRAWS: dict[type[Kernel], Draw] = {
     gemm_plan.ImplicitGemm: Draw(ANY, 5, _gemm),
-    DotGemm: Draw(PAIRS, 3, _gemm),
+    DotGemm: Draw(PAIRS, 2, _gemm),
     wgrad_plan.ImplicitGemmWgrad: Draw(ANY, 4, _wgrad),
-    DotWgrad: Draw(PAIRS, 3, _wgrad),
+    DotWgrad: Draw(PAIRS, 2, _wgrad),
     channels_plan.DepthwiseChannels: Draw(DEPTHWISE, 2, _channels),
-    channels_plan.SmallGroups: Draw(SMALL_GROUPS, 1, _channels),
+    channels_plan.SmallGroups: Draw(SMALL_GROUPS, 2, _channels),
     columns_plan.DepthwiseColumns: Draw(DEPTHWISE, 2, _columns),
-    winograd_plan.Winograd: Draw(SQUARE, 1, _winograd),
+    winograd_plan.Winograd: Draw(SQUARE, 2, _winograd),
 }
 """Kernels of which all tilings are drawn."""
 
