@@ -118,6 +118,18 @@ PLANTS = (
         "0x7FFF, 1, 16",
         "0x8000, 0, 16",
     ),
+    Plant(
+        "a last pixel without a partner is multiplied with the next one",
+        "kernels/wgrad/kernel.py",
+        "return low_half(words) if alone else words",
+        "return words",
+    ),
+    Plant(
+        "the last word of an odd number of channels reaches into the next channel",
+        "kernels/gemm/pairs.py",
+        "if self._channels % 2 == 0:",
+        "if self._pair:",
+    ),
 )
 
 

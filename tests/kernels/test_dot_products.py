@@ -16,13 +16,14 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.verify.bulk import QUICK_CONFIG
 from tvm_convgrad.verify.interpreter import execute
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "cooperlake"})
 MACHINE = CPUS["AVX512-BF16"]
-NAME = {"forward": "dot product GEMM", "backward_data": "dot product GEMM"}
+NAME = "dot product GEMM"
 HAS_INSTRUCTION = "avx512bf16" in local_features()
 needs_instruction = pytest.mark.skipif(not HAS_INSTRUCTION, reason="compiled only: this CPU has no AVX512-BF16")
 
@@ -43,7 +44,7 @@ def _problem(text: str, *types: str, channels_last: bool = False) -> ConvProblem
 
 
 def _function(problem: ConvProblem, direction: str, epilogue: Epilogue = NO_EPILOGUE):
-    choice = forced(NAME[direction])(problem, direction, MACHINE)
+    choice = forced(NAME)(problem, direction, MACHINE)
     assert choice.is_kernel, choice
     return chooser.build(problem, direction, MACHINE, choice, "main", epilogue)
 
@@ -58,7 +59,7 @@ def _blank(problem: ConvProblem, direction: str) -> np.ndarray:
     return np.full(shape, np.nan, numpy_dtype(dtype))
 
 
-@pytest.mark.parametrize("direction", NAME)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("text", SHAPES)
 def test_small_integers_are_exact(text, channels_last, direction):
@@ -76,7 +77,7 @@ def test_small_integers_are_exact(text, channels_last, direction):
 
 
 @needs_instruction
-@pytest.mark.parametrize("direction", NAME)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_random_floats_are_within_the_bound_of_the_sum(direction):
     """Products of two bfloat16 are exact in float32; each of n additions rounds by 2^-24 of the magnitudes at most."""
     problem = _problem("mb2ic33ih9oc18kh3ph1", *_types_with_float32_result(direction))
@@ -115,7 +116,7 @@ def test_denormals_are_taken_as_zero():
         assert (found.numpy() == (2.0 ** (exponent + 21) if kept else 0.0)).all()
 
 
-@pytest.mark.parametrize("direction", NAME)
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
 def test_epilogues_in_bfloat16(direction):
     problem = _problem("mb2ic6ih5oc18kh3ph1", channels_last=direction == "forward")
     function = _function(problem, direction, Epilogue(bias=True, relu=True, accumulate=True))
@@ -131,6 +132,37 @@ def test_epilogues_in_bfloat16(direction):
     wanted = np.maximum(total, 0).astype(blank.dtype)
     assert execute(function, [*map(np.ascontiguousarray, operands), bias, result]) == ""
     np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+def test_bias_gradients_and_accumulation_in_bfloat16(channels_last):
+    problem = _problem("mb2ic19ih7oc18kh3ph1", channels_last=channels_last)
+    function = _function(problem, "backward_weight", Epilogue(accumulate=True, bias_grad=True))
+    operands, _ = numbers_of(problem, "backward_weight", 1)
+    result = np.random.default_rng(5).integers(-3, 4, problem.tensors["weight"][0]).astype(ml_dtypes.bfloat16)
+    bias = np.full(problem.out_channels, np.nan, ml_dtypes.bfloat16)
+    total = REFERENCES["backward_weight"](problem, *operands).astype("float64") + result.astype("float64")
+    axes = tuple(i for i, letter in enumerate(problem.grad_layout) if letter != "C")
+    of_bias = operands[0].astype("float64").sum(axis=axes).astype(bias.dtype)
+    wanted = total.astype(result.dtype)
+    assert execute(function, [*map(np.ascontiguousarray, operands), result, bias]) == ""
+    np.testing.assert_array_equal(result, wanted)
+    np.testing.assert_array_equal(bias, of_bias)
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_pixel_without_partner_is_not_multiplied(place):
+    """A row of 5 pixels and a tap that is in bounds at 4 or 5: a NaN reaches only the sums that it is a term of."""
+    problem = _problem("mb1ic2iw5oc3kw3pw1")
+    operands, _ = numbers_of(problem, "backward_weight", 0)
+    x = np.ascontiguousarray(operands[1])
+    x[0, 1, 0 if place == "first" else -1] = np.nan
+    result = _blank(problem, "backward_weight")
+    assert execute(_function(problem, "backward_weight"), [np.ascontiguousarray(operands[0]), x, result]) == ""
+    found = np.isnan(result.astype("float32"))
+    assert not found[:, 0].any()
+    # tap k multiplies x[p + k - 1] with dY[p]: x's first pixel has no p at tap 2, its last none at tap 0
+    assert found[:, 1].tolist() == [[True, True, False] if place == "first" else [False, True, True]] * 3
 
 
 def test_several_kernels_share_the_helper_functions():
@@ -156,7 +188,7 @@ def test_several_kernels_share_the_helper_functions():
     ],
 )
 def test_refusals_say_why(text, machine, reason):
-    choice = forced(NAME["forward"])(ConvProblem.from_descriptor(text), "forward", CPUS[machine])
+    choice = forced(NAME)(ConvProblem.from_descriptor(text), "forward", CPUS[machine])
     assert not choice.is_kernel
     assert reason in choice.reason
 
@@ -174,11 +206,18 @@ def test_the_target_decides():
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("direction", NAME)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_dense_layers_take_dot_products(direction, layout):
     """They are estimated to take less than 0.7 of float32's time."""
     problem = _problem("mb8ic64ih56oc64kh3ph1", channels_last=layout == "NHWC")
     taken = chooser.choose(problem, direction, MACHINE)
-    assert taken.name == f"{NAME[direction]} {DIRECTIONS[direction].short}"
+    assert taken.name == f"{NAME} {DIRECTIONS[direction].short}"
     converted = chooser.choose(problem.with_dtypes(*("float32",) * 3), direction, MACHINE)
     assert taken.estimate < 0.7 * converted.estimate
+
+
+def test_the_roofline_counts_two_multiply_adds_a_lane():
+    problem = ConvProblem.from_descriptor("mb8ic256ih14oc256kh3ph1")
+    narrow = problem.with_dtypes(*("bfloat16",) * 3)
+    assert roofline(narrow, MACHINE) == roofline(problem, MACHINE) / 2
+    assert roofline(narrow, CPUS["AVX-512"]) == roofline(problem, MACHINE)

@@ -12,7 +12,7 @@ It takes denormal operands as zero, flushes denormal sums to zero, and rounds to
 from __future__ import annotations
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, splat
+from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, convert, dtype_of, lanes_of, load, splat
 
 WORD = "float32"
 """The type that words are moved as."""
@@ -61,6 +61,23 @@ def words(low: Expr, high: Expr) -> Expr:
     return tir.reinterpret(_vector(WORD, lanes), bits)
 
 
+def word_at(buffer: Buffer, index: Index) -> Expr:
+    """The word of two contiguous elements of a buffer of HALF, at any index."""
+    return tir.reinterpret(WORD, load(buffer, index, 2))
+
+
+def low_half(value: Expr) -> Expr:
+    """Words with zero in the place of their second elements."""
+    lanes = lanes_of(value)
+    bits = tir.bitwise_and(tir.reinterpret(_vector("uint32", lanes), value), _number(0xFFFF, lanes))
+    return tir.reinterpret(_vector(WORD, lanes), bits)
+
+
+def number(value: Expr, dtype: str) -> Expr:
+    """An element or a vector in the type `dtype`; bfloat16 may have the type HALF."""
+    return widened(value) if dtype_of(value).startswith(HALF) else convert(value, dtype)
+
+
 def narrowed(loops: Loops, value: Expr) -> Expr:
     """A vector of LANES float32 as bfloat16 of type HALF, rounded to nearest even; denormals become zero.
 
@@ -89,4 +106,17 @@ def _vector(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-__all__ = ["HALF", "LANES", "NAME", "NARROW", "WORD", "dot_product", "narrowed", "widened", "words"]
+__all__ = [
+    "HALF",
+    "LANES",
+    "NAME",
+    "NARROW",
+    "WORD",
+    "dot_product",
+    "low_half",
+    "narrowed",
+    "number",
+    "widened",
+    "word_at",
+    "words",
+]

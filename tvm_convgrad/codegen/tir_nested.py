@@ -52,6 +52,8 @@ from tvm.tir import (
     truncmod,
 )
 
+from tvm_convgrad.core.errors import UnsupportedError
+
 VOID = "void"
 
 SCHEDULED, NO_ALIAS = "tir.is_scheduled", "tir.noalias"
@@ -63,12 +65,12 @@ DOT_PRODUCTS_FROM_LLVM = 1 << 30
 
 def call_helper(dtype: str, name: str, *arguments: Expr) -> Expr:
     """Helper functions are not used with these versions of TVM."""
-    raise NotImplementedError(f"{name}: TVM with Relay has no helper functions")
+    raise UnsupportedError(f"{name}: kernels for TVM with Relay have no helper functions; use TVM 0.26 or later")
 
 
 def with_helpers(body: Stmt, code: str) -> Stmt:
     """Helper functions are not used with these versions of TVM."""
-    raise NotImplementedError("TVM with Relay has no helper functions")
+    raise UnsupportedError("kernels for TVM with Relay have no helper functions; use TVM 0.26 or later")
 
 
 def decl_buffer(shape: Sequence[int | Expr], dtype: str, **options: Any) -> Buffer:

@@ -98,12 +98,13 @@ def conv_frame(spec: ConvSpec, shapes: Shapes, epilogue: Epilogue, panel: int = 
     return KernelFrame(every, epilogue, spec.batch, panel, operands=views)
 
 
-def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue) -> KernelFrame:
-    """The frame (grad, data, weight's gradient[, bias gradient]) of wgrad, planned for a batch."""
+def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue, *, dots: bool = False) -> KernelFrame:
+    """The frame (grad, data, weight's gradient[, bias gradient]) of wgrad, planned for a batch; views for `dots`."""
     shapes = {name: problem.tensors[name] for name in ("grad", "data", "weight")}
     if epilogue.bias_grad:
         shapes["bias_grad"] = ((problem.out_channels,), shapes["weight"][1])
-    return KernelFrame(shapes, epilogue, batch, batch_first=True)
+    views = {"grad": HALF, "data": HALF} if dots else {}
+    return KernelFrame(shapes, epilogue, batch, batch_first=True, operands=views)
 
 
 __all__ = ["KernelFrame", "conv_frame", "wgrad_frame"]

@@ -9,8 +9,12 @@ from tvm_convgrad.kernels.costs import overlapped
 
 
 def roofline(problem: ConvProblem, machine: Machine) -> float:
-    """The least seconds of one core: all vector multiply-adds that it can start, and each tensor moved once."""
-    sums = problem.macs / (machine.fmas * machine.lanes(problem.accumulator))
+    """The least seconds of one core: all vector multiply-adds that it can start, and each tensor moved once.
+
+    A dot product of two operands of one of the machine's `dots` does two multiply-adds a lane.
+    """
+    pairs = any(sum(dtype == dot for _, dtype in problem.tensors.values()) >= 2 for dot in machine.dots)
+    sums = problem.macs / (machine.fmas * machine.lanes(problem.accumulator) * (2 if pairs else 1))
     return max(sums, problem.bytes / machine.memory_rate) / machine.clock
 
 

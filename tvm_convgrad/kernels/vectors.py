@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
+from tvm_convgrad.codegen.dot_product import narrowed, widened
 from tvm_convgrad.codegen.loops import Index, Loops, convert, lanes_of, load, load_masked, zero
 from tvm_convgrad.codegen.tir import Buffer, Expr
 
@@ -52,11 +53,18 @@ def where(loops: Loops, condition: Expr | None) -> AbstractContextManager[None]:
 class GradientStore:
     """Stores gradients of type `dtype` to a tensor, or adds them to what the tensor holds."""
 
-    def __init__(self, loops: Loops, buffer: Buffer, dtype: str, adds: bool) -> None:
-        self.loops, self.buffer, self.dtype, self.adds = loops, buffer, dtype, adds
+    def __init__(self, loops: Loops, buffer: Buffer, dtype: str, adds: bool, halves: Buffer | None = None) -> None:
+        """Describe the tensor; `halves` is its view as HALF, by which vectors of bfloat16 are loaded and stored."""
+        self.loops, self.buffer, self.dtype, self.adds, self.halves = loops, buffer, dtype, adds, halves
 
     def store(self, index: Index, value: Expr, mask: Expr | None = None) -> None:
-        """Store a scalar or a vector; masks are for tensors of type `dtype` only."""
+        """Store a scalar or a vector; masks are for tensors of type `dtype`, or with a view as HALF, only."""
+        lanes = lanes_of(value)
+        if lanes > 1 and self.halves is not None:
+            if self.adds:
+                value = widened(load_vector(self.halves, index, lanes, mask)) + value
+            store_vector(self.loops, self.halves, index, narrowed(self.loops, value), mask)
+            return
         if self.adds:
             value = convert(load_vector(self.buffer, index, lanes_of(value), mask), self.dtype) + value
         store_vector(self.loops, self.buffer, index, value, mask)

@@ -19,6 +19,16 @@ DTYPE = "bfloat16"
 """The type of both operands."""
 
 
+def dots_refusal(problem: ConvProblem, direction: str, machine: Machine) -> str:
+    """Why the operands of a direction cannot be multiplied by dot products, or nothing."""
+    if DTYPE not in machine.dots:
+        return f"{machine.name} has no dot product of {DTYPE}"
+    types = [problem.tensors[name][1] for name in DIRECTIONS[direction].operands]
+    if set(types) != {DTYPE} or problem.accumulator != "float32":
+        return f"both operands must be {DTYPE}, summed in float32; they are {' and '.join(types)}"
+    return ""
+
+
 class DotGemm(ImplicitGemm):
     """Forward and dgrad with operands of bfloat16, multiplied in pairs and summed in float32."""
 
@@ -27,11 +37,9 @@ class DotGemm(ImplicitGemm):
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """No such instruction, other types, or channels that have no pairs."""
-        if DTYPE not in machine.dots:
-            return f"{machine.name} has no dot product of {DTYPE}"
-        types = [problem.tensors[name][1] for name in DIRECTIONS[direction].operands]
-        if set(types) != {DTYPE} or problem.accumulator != "float32":
-            return f"both operands must be {DTYPE}, summed in float32; they are {' and '.join(types)}"
+        reason = dots_refusal(problem, direction, machine)
+        if reason:
+            return reason
         channels = conv_spec(problem, direction).source_channels
         if channels == 1:
             return "one channel a group has no pair"
@@ -51,4 +59,4 @@ def _regions(problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
 
 KERNELS = (DotGemm(),)
 
-__all__ = ["DTYPE", "KERNELS", "DotGemm"]
+__all__ = ["DTYPE", "KERNELS", "DotGemm", "dots_refusal"]

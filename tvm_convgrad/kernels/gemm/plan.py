@@ -94,6 +94,11 @@ MAX_CANDIDATES = 24
 """The most other plans that are given to the tuner."""
 
 
+WORD_TRANSPOSE, FAR_WORD = 0.5, 1.8
+"""Factors where pairs of bfloat16 are words: of the cycles to transpose, as fewer bytes are moved; and of those to pack
+a word in the order of memory where channels lie far apart, as each word has two channels."""
+
+
 class ImplicitGemm(Kernel):
     """Forward and dgrad: W as one matrix of a GEMM, the source's taps as the other. It takes every problem."""
 
@@ -352,7 +357,8 @@ def estimate(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, mach
     arithmetic = tiles * blocking.tap_count * blocking.ranges.share * channels * step
     transposed = not tiling.over_pixels and spec.result.channel != 1
     scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1
-    store = TRANSPOSED_STORE_CYCLES if transposed else lanes * GEMM.scalar if scattered else GEMM.store
+    narrow = WORD_TRANSPOSE if spec.pairs is not None and spec.result.dtype != spec.dtype else 1.0
+    store = TRANSPOSED_STORE_CYCLES * narrow if transposed else lanes * GEMM.scalar if scattered else GEMM.store
     work = arithmetic + tiles * len(phases) * (accumulators * store + GEMM.tile)
     # The source.
     blocks = images * groups * blocking.spatial_blocks
@@ -361,6 +367,8 @@ def estimate(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, mach
     if tiling.over_pixels or spec.source.channel != 1:
         copied = FAR_COPY_CYCLES if tiling.over_pixels and spec.source.channel != 1 else GEMM.transpose
     made = spec.pairs is not None and spec.pairs.source != 0
+    if made and spec.source.spatial[2] == 1:
+        copied *= FAR_WORD if tiling.over_pixels else WORD_TRANSPOSE
     if (spec.source.dtype != spec.dtype and not made) or not machine.has_masks:
         copied = GEMM.scalar
     splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)

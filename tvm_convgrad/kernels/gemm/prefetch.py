@@ -48,7 +48,7 @@ class BlockPrefetch:
             not tiling.over_pixels
             and (tiling.unpacked or tiling.order == "source")
             and spec.source.channel != 1
-            and spec.source_channels >= self._line
+            and (spec.source_channels if spec.pairs is None else spec.pairs.channels) >= self._line
         )
         self._base: Index = 0
         self._parts = 0

@@ -9,8 +9,9 @@ are added at the end, in their order.
 
 from __future__ import annotations
 
+from tvm_convgrad.codegen.dot_product import HALF, number
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import Index, convert, expr, lanes_below, load, quotient, remainder, zero
+from tvm_convgrad.codegen.loops import Index, expr, lanes_below, load, quotient, remainder, zero
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import View
@@ -37,7 +38,8 @@ class BiasGradient:
         self.loops, self.view, self.buffer = frame.loops, view, frame.tensors[0]
         self.dtype, self.channels = dtype, channels
         self.result = GradientStore(frame.loops, frame.bias, dtype, frame.epilogue.bias_accumulate)
-        lanes = machine.lanes(dtype) if machine.has_masks and view.dtype == dtype else 1
+        plain = view.dtype == dtype or str(self.buffer.dtype) == HALF
+        lanes = machine.lanes(dtype) if machine.has_masks and plain else 1
         self.over_channels = lanes > 1 and view.channel == 1
         self.over_pixels = lanes > 1 and not self.over_channels and view.spatial[2] == 1
         self.lanes = lanes if self.over_channels or self.over_pixels else 1
@@ -92,21 +94,21 @@ class BiasGradient:
         count = -(-pixels // lanes) if self.over_pixels else pixels
         at_once = CHAINS // self.vectors
 
-        def add(index: Index, number: int) -> None:
+        def add(index: Index, turn: int) -> None:
             for vector in range(self.vectors):
-                chain, at = chains[number * self.vectors + vector], base + index * step + vector * lanes
+                chain, at = chains[turn * self.vectors + vector], base + index * step + vector * lanes
                 mask = None
                 if self.over_channels:
                     mask = self._mask(channel, vector)
                 elif self.over_pixels:
                     mask = lanes_below(index * lanes, pixels, lanes)
-                accumulate(loops, chain, convert(load_vector(self.buffer, at, lanes, mask), self.dtype))
+                accumulate(loops, chain, number(load_vector(self.buffer, at, lanes, mask), self.dtype))
 
         with loops.loop(count // at_once, "w") as w:
-            for number in range(at_once):
-                add(w * at_once + number, number)
-        for number in range(count % at_once):
-            add(count - count % at_once + number, number)
+            for turn in range(at_once):
+                add(w * at_once + turn, turn)
+        for turn in range(count % at_once):
+            add(count - count % at_once + turn, turn)
 
     def write(self) -> None:
         """Add lanes and parts in their order, and store the result."""

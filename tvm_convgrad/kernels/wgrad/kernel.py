@@ -15,6 +15,7 @@ X as m, and their scalars come from a panel with padding.
 from __future__ import annotations
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import low_half
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -35,7 +36,7 @@ from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import wgrad_frame
-from tvm_convgrad.kernels.vectors import load_vector
+from tvm_convgrad.kernels.vectors import load_vector, where
 from tvm_convgrad.kernels.wgrad.bias import BiasGradient, bias_gradient
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
 from tvm_convgrad.kernels.wgrad.scalars import Scalars, scalars_of
@@ -50,7 +51,7 @@ def wgrad_kernel(
 
     The spec's batch is what the tiling is made for; the problem's may be a name, which becomes a variable.
     """
-    frame = wgrad_frame(problem, spec.batch, epilogue)
+    frame = wgrad_frame(problem, spec.batch, epilogue, dots=spec.dots)
     bias = bias_gradient(frame, machine, spec.dy, spec.dtype, problem.out_channels)
     dy, x, _ = frame.tensors
     if tiling.transposed:
@@ -77,7 +78,8 @@ class _Wgrad(WgradPanels):
         block_size = len(blocks.taps) * blocks.tile_size
         part_size = spec.groups * blocks.in_blocks * blocks.out_blocks * block_size
         scalars = scalars_of(self)
-        store = DwStore(loops, blocks, self.machine, self.dw, frame.epilogue.accumulate)
+        halves = frame.halves.get("weight")
+        store = DwStore(loops, blocks, self.machine, self.dw, frame.epilogue.accumulate, halves)
         if bias is not None:
             bias.allocate(parts)
         shared = loops.buffer("sums", parts * part_size, spec.dtype) if parts > 1 else None
@@ -189,7 +191,7 @@ class _Wgrad(WgradPanels):
         """The register tile of one tap and block of m over the pixels of a slab."""
         loops, spec, tiling, lanes = self.loops, self.spec, self.tiling, self.lanes
         width = spec.dy.extents[2]
-        tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, spec.dtype)
+        tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, spec.dtype, dots=spec.dots)
         source = self.x if slab.panel is None else slab.panel
         (first_d, end_d), (first_h, end_h), (first_w, end_w) = (
             [bound.at(tap if spec.im2col_of is None else out_block) for bound in bounds] for bounds in self.valid
@@ -204,6 +206,7 @@ class _Wgrad(WgradPanels):
             a_slice, a_row, a_pixel = scalars.at(slab, number, d, out_block, local_block)
             b_slice, b_row, b_pixel = self._vectors_at(slab, number, d, first_in, tap)
             contiguous = a_row == a_pixel * width and b_row == b_pixel * width and self.all_valid[2]
+            contiguous = contiguous and not (spec.dots and width % 2)  # a pair lies in one row
             joined = tiling.slab_h == 1 or contiguous
             row_count, pixel_count = (1, rows * pixels) if joined else (rows, pixels)
             a_slice = loops.let(expr(a_slice + start * a_row + first_w * a_pixel), "a_slice")
@@ -215,16 +218,55 @@ class _Wgrad(WgradPanels):
             with loops.loop(row_count, "h") as h:
                 a_from = loops.let(a_slice + h * a_row, "a_row")
                 b_from = loops.let(b_slice + h * b_row, "b_row")
-                with loops.loop(pixel_count, "w") as w:
-                    a = loops.let(a_from + w * a_pixel, "a_at")
-                    b = loops.let(b_from + w * b_pixel, "b_at")
-                    if slab.to_next is not None:
-                        self._prefetch(slab, number, h, w, first_in, out_block)
-                    tile.add(
-                        lambda i: load(scalars.buffer, a + offsets[i]),
-                        lambda j: self._vector(source, b, first_in, j, slab.panel is None),
-                    )
+                if spec.dots:
+                    self._add_pairs(tile, (scalars, a_from, a_pixel, offsets), (source, b_from, b_pixel), pixel_count)
+                else:
+                    with loops.loop(pixel_count, "w") as w:
+                        a = loops.let(a_from + w * a_pixel, "a_at")
+                        b = loops.let(b_from + w * b_pixel, "b_at")
+                        if slab.to_next is not None:
+                            self._prefetch(slab, number, h, w, first_in, out_block)
+                        tile.add(
+                            lambda i: scalars.read(a + offsets[i]),
+                            lambda j: self._vector(source, b, first_in, j, slab.panel is None),
+                        )
         return tile
+
+    def _add_pairs(
+        self,
+        tile: Tile,
+        of_scalars: tuple[Scalars, Index, int, list[int]],
+        of_vectors: tuple[Buffer, Index, int],
+        count: Index,
+    ) -> None:
+        """Add the dot products of pairs of pixels; the last one of an odd `count` has no partner.
+
+        Args:
+            tile: the sums.
+            of_scalars: what is read, from where on, the step to the next pixel, and the offsets of a pixel's scalars.
+            of_vectors: the panel, from where on, and the step to the next pixel.
+            count: pixels.
+        """
+        loops, lanes = self.loops, self.lanes
+        scalars, a_from, a_pixel, offsets = of_scalars
+        panel, b_from, b_pixel = of_vectors
+
+        def add(w: Index, alone: bool) -> None:
+            a = loops.let(a_from + w * a_pixel, "a_at")
+            b = loops.let(b_from + w * b_pixel, "b_at")
+
+            def vector(j: int) -> Expr:
+                words = load(panel, b + j * lanes, lanes)
+                return low_half(words) if alone else words
+
+            tile.add(lambda i: scalars.read(a + offsets[i], alone), vector)
+
+        with loops.loop(quotient(count, 2), "pair") as pair:
+            add(2 * pair, False)
+        if not isinstance(count, int) or count % 2:
+            last = None if isinstance(count, int) else expr(remainder(count, 2)) > 0
+            with where(loops, last):
+                add(count - 1, True)
 
     def _prefetch(self, slab: Slab, number: Index, h: Index, w: Index, first_in: Index, out_block: Index) -> None:
         """Prefetch the cache lines of both operands that lie in the next slab where this pixel lies in its own.

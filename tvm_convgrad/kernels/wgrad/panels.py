@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import HALF, words
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -24,6 +26,7 @@ from tvm_convgrad.codegen.loops import (
     quotient,
     remainder,
     smaller,
+    splat,
     within,
     zero,
 )
@@ -111,7 +114,7 @@ class WgradPanels:
     def convert_grad(self) -> None:
         """Convert dY of another type once, as its elements are read many times; an im2col panel does so by itself."""
         loops, spec = self.loops, self.spec
-        if spec.dy.dtype == spec.dtype or spec.im2col_of is not None:
+        if spec.dy.dtype == spec.dtype or spec.im2col_of is not None or spec.dots:
             return
         size = self.frame.batch * spec.dy.batch if self.frame.is_symbolic else spec.dy.size
         converted = loops.buffer("grad_sums", size, spec.dtype)
@@ -212,7 +215,10 @@ class WgradPanels:
                         exists = expr(first_in + j * lanes + c) < spec.in_channels
                         end = choose(exists, limit, 0)
                     at = base + (j * lanes + c) * spec.x.channel
-                    rows.append(loops.let(self._columns(at, column, end), "row"))
+                    row = self._columns(at, column, end)
+                    if spec.dots:
+                        row = words(row, self._columns(at, column + spec.pair, end))
+                    rows.append(loops.let(row, "row"))
                 start = loops.let(into + square * lanes * self.width + j * lanes, "start")
                 for c, value in enumerate(transpose(loops, rows)):
                     loops.store(panel, start + c * self.width, value)
@@ -234,20 +240,30 @@ class WgradPanels:
         """Pack one row, the channels of a column at a time."""
         loops, spec, lanes = self.loops, self.spec, self.lanes
         x, ragged = spec.x, self.blocks.ragged
-        vectors = x.channel == 1 and x.dtype == spec.dtype
+        vectors = x.channel == 1 and spec.has_vectors(x)
         with loops.loop(self.panel.columns, "c") as c:
             column = (c + self.panel.first_column) * spec.packed_stride_w - spec.low[2]
             column = loops.let(expr(column), "column")
             at = loops.let(base + column * x.spatial[2], "pixel")
             start = loops.let(into + c * self.width, "start")
+            following = within(column + spec.strides[2], x.extents[2])
             with loops.when(within(column, x.extents[2])):
                 if vectors and (not ragged or self.machine.has_masks):
                     for j in range(self.tiling.tile_n):
                         mask = lanes_below(first_in + j * lanes, spec.in_channels, lanes) if ragged else None
-                        loops.store(panel, start + j * lanes, load_vector(self.x, at + j * lanes, lanes, mask))
+                        value = load_vector(self.x, at + j * lanes, lanes, mask)
+                        if spec.dots:
+                            second = splat(following, lanes) if mask is None else tir.And(mask, splat(following, lanes))
+                            value = words(value, load_vector(self.x, at + spec.pair + j * lanes, lanes, second))
+                        loops.store(panel, start + j * lanes, value)
                 else:
                     with loops.loop(self.width, "i") as i:
-                        value = convert(load(self.x, at + i * x.channel), spec.dtype)
+                        if spec.dots:
+                            high = load(self.x, at + spec.pair + i * x.channel)
+                            high = choose(following, high, tir.const(0, HALF))
+                            value = words(load(self.x, at + i * x.channel), high)
+                        else:
+                            value = convert(load(self.x, at + i * x.channel), spec.dtype)
                         if ragged:
                             value = choose(expr(first_in + i) < spec.in_channels, value, zero(spec.dtype))
                         loops.store(panel, start + i, value)

@@ -81,6 +81,10 @@ PREFETCH_EXPOSED = 0.25
 """The share of the time of a stream that remains if the next slab is prefetched."""
 
 
+WORD_FACTOR = 1.5
+"""The cycles to pack a word of two elements, relative to those of an element."""
+
+
 class ImplicitGemmWgrad(Kernel):
     """wgrad: dY as one matrix of a GEMM over pixels, X at all taps as the other. It takes every problem."""
 
@@ -92,28 +96,32 @@ class ImplicitGemmWgrad(Kernel):
         """`WgradTiling`."""
         return WgradTiling
 
+    def spec(self, problem: ConvProblem) -> WgradSpec:
+        """wgrad of a problem in the terms of the kernel."""
+        return wgrad_spec(problem)
+
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """Nothing."""
         return ""
 
     def plan(self, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
         """The tiling after which the last core is done first."""
-        spec, parallel = wgrad_spec(problem), problem.macs >= machine.parallel_from
+        spec, parallel = self.spec(problem), problem.macs >= machine.parallel_from
         return Plan((min(candidates(spec, machine, parallel), key=lambda each: elapsed(spec, each, machine)),))
 
     def estimate(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> float:
         """The time until the last core is done, times the cores."""
-        return elapsed(wgrad_spec(problem), plan.only(WgradTiling), machine) * machine.parts
+        return elapsed(self.spec(problem), plan.only(WgradTiling), machine) * machine.parts
 
     def invalid(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> str:
         """Why the tiling cannot be built, or nothing."""
-        return not_one_tiling(plan) or refusal(wgrad_spec(problem), plan.only(WgradTiling), machine)
+        return not_one_tiling(plan) or refusal(self.spec(problem), plan.only(WgradTiling), machine)
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
     ) -> tir.PrimFunc:
         """The function (grad, data, weight's gradient[, bias gradient])."""
-        spec = wgrad_spec(planned(problem))
+        spec = self.spec(planned(problem))
         return wgrad_kernel(problem, spec, plan.only(WgradTiling), machine, name, epilogue)
 
     def tilings(self, problem: ConvProblem, direction: str, own: Plan, machine: Machine) -> Iterator[Plan]:
@@ -121,7 +129,7 @@ class ImplicitGemmWgrad(Kernel):
 
         The best estimate of each kind of tile comes first, then the second best of each, up to MAX_CANDIDATES in all.
         """
-        spec, taken = wgrad_spec(problem), own.only(WgradTiling)
+        spec, taken = self.spec(problem), own.only(WgradTiling)
         knobs = ("scalars_packed", "vectors_in_place", "prefetch")
         found = {
             varied: elapsed(spec, varied, machine)
@@ -168,12 +176,25 @@ def refusal(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> str:
         kinds = len(_im2col_panel(spec, tiling, machine).blocks_by_offsets())
         if kinds > 1 and (tiling.split_m > 1 or kinds * tiling.tile_m * tiling.tile_n > MAX_EMITTED_ACCUMULATORS):
             return f"tile_m is {tiling.tile_m}; blocks of im2col rows lie in {kinds} ways: too much code, and no splits"
+    if spec.dots:
+        return _refusal_of_dots(spec, tiling)
     if not tiling.vectors_in_place:
         return ""
     if not spec.is_pointwise or spec.x.channel != 1 or spec.x.dtype != spec.dtype:
         return "vectors_in_place needs a pointwise kernel, and contiguous channels of the accumulator's type"
     if spec.in_channels % (tiling.tile_n * machine.lanes(spec.dtype)) and not machine.has_masks:
         return "vectors_in_place needs masked loads if channels do not fill the vectors"
+    return ""
+
+
+def _refusal_of_dots(spec: WgradSpec, tiling: WgradTiling) -> str:
+    """Why a tiling of dot products cannot be built, or nothing."""
+    if tiling.vectors_in_place:
+        return "vectors_in_place is not for dot products, whose vectors are pairs of pixels"
+    if tiling.prefetch:
+        return "prefetch is not for dot products"
+    if spec.im2col_of is None and not tiling.scalars_packed and spec.dy.spatial[2] != 1:
+        return "scalars_packed must be set for dot products, unless pixels are contiguous"
     return ""
 
 
@@ -215,7 +236,7 @@ def candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterator[Wg
             packings = {
                 splits: _packings(spec, oriented, replace(tile, split_m=splits), machine) for splits in m_splits
             }
-            useful = slabs > 1 and large
+            useful = slabs > 1 and large and not spec.dots
             # With im2col rows only the vectors are prefetched, which may not be worth its cycles.
             prefetches = (useful,) if oriented.im2col_of is None or not useful else (True, False)
             k_splits = {1, machine.parts if slabs >= machine.parts else 1}
@@ -242,6 +263,8 @@ def _packings(spec: WgradSpec, oriented: WgradSpec, tile: WgradTiling, machine: 
         # Beside a panel of X, one of dY costs little more, and its rows are read evenly.
         if _far_pixels(oriented, DTYPE_BYTES[spec.dtype]) and not refusal(spec, packed, machine):
             found.append(packed)
+    elif spec.dots and not refusal(spec, packed, machine):
+        found.append(packed)
     return [*found, in_place] if can_be_in_place else found
 
 
@@ -306,12 +329,15 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     taps = math.prod(spec.kernel)
     slabs = -(-spec.batch * depth // tiling.slab_d) * -(-height // tiling.slab_h)
     pixels = spec.batch * depth * height * columns
+    moved = DTYPE_BYTES["bfloat16"] if spec.dots else element
+    steps = spec.batch * depth * height * -(-columns // 2) if spec.dots else pixels
+    latency = machine.dot_latency if spec.dots else machine.fma_latency
     in_blocks, out_blocks = -(-spec.in_channels // width), -(-spec.out_channels // tile_m)
     tiles = taps * in_blocks * out_blocks * spec.groups
     in_items = -(-in_blocks // tiling.n_blocks)
 
     loads = WGRAD.load if spec.im2col_of is None else IM2COL_LOAD_CYCLES
-    step = max(tile_m * tile_n / machine.fmas, (tile_m + tile_n) * loads, machine.fma_latency)
+    step = max(tile_m * tile_n / machine.fmas, (tile_m + tile_n) * loads, latency)
     step += tile_n * PANEL_VECTOR_CYCLES
     step += PREFETCH_CYCLES if tiling.prefetch else 0
     joined = spec.kernel[1:] == (1, 1) and spec.im2col_of is None and (columns % lanes == 0 or spec.x.channel == 1)
@@ -322,13 +348,13 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
         if spec.im2col_of is None
         else _im2col_panel(spec, tiling, machine).valid_fraction
     )
-    cycles = tiles * (pixels * step * share + exits * ROW_CYCLES + slabs * (WGRAD.tile + sums))
+    cycles = tiles * (steps * step * share + exits * ROW_CYCLES + slabs * (WGRAD.tile + sums))
 
     panel = _panel(spec, tiling, width).size
     if not tiling.vectors_in_place:
         cycles += slabs * in_blocks * spec.groups * tiling.split_m * panel * _pack_cost(spec, machine)
     if spec.im2col_of is not None:
-        plain = machine.has_masks and spec.im2col_of.x.dtype == spec.dtype
+        plain = machine.has_masks and spec.has_vectors(spec.im2col_of.x)
         size = _im2col_panel(spec, tiling, machine).size
         cycles += slabs * in_items * tiling.split_m * size * (WGRAD.copy if plain else WGRAD.scalar)
     if tiling.scalars_packed:
@@ -343,14 +369,14 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     touched = slab_pixels * per_split * element + panel * element + kept // tiling.n_blocks
     reads = in_items if touched <= kept_bytes else in_blocks
     apart = spec.x.channel == 1  # pixels that no tap reads are then whole cache lines
-    read = min(spec.x.size, pixels * spec.in_channels * spec.groups * taps if apart else spec.x.size) * element
+    read = min(spec.x.size, pixels * spec.in_channels * spec.groups * taps if apart else spec.x.size) * moved
     stream = read * tiling.split_m / _rate(read, machine)
     scattered = spec.im2col_of is None and not tiling.scalars_packed and spec.dy.spatial[2] > 1
     stream += (
         spec.dy.size
-        * element
+        * moved
         * reads
-        / min(_rate(spec.dy.size * element, machine), unpredicted_rate if scattered else shared_rate)
+        / min(_rate(spec.dy.size * moved, machine), unpredicted_rate if scattered else shared_rate)
     )
     cycles += stream * (PREFETCH_EXPOSED if tiling.prefetch and 2 * both <= machine.l2_bytes else 1)
     if scattered:
@@ -389,13 +415,14 @@ def _rate(size: int, machine: Machine) -> float:
 
 def _pack_cost(spec: WgradSpec, machine: Machine) -> float:
     """Cycles to pack an element of X."""
-    if spec.x.dtype != spec.dtype:
+    if not spec.has_vectors(spec.x):
         return WGRAD.scalar
+    made = WORD_FACTOR if spec.dots else 1.0
     if spec.x.channel == 1:
-        return WGRAD.copy
+        return WGRAD.copy * made
     if not spec.transposes_x or not machine.has_masks:
-        return WGRAD.scalar
-    return WGRAD.transpose * (1 if spec.x.spatial[2] * spec.packed_stride_w == 1 else 1.5)
+        return WGRAD.scalar * made
+    return made * WGRAD.transpose * (1 if spec.x.spatial[2] * spec.packed_stride_w == 1 else 1.5)
 
 
 def _im2col_panel(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> Im2colPanel:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import HALF, low_half, word_at, words
 from tvm_convgrad.codegen.loops import (
     Index,
     LookupTable,
@@ -18,11 +19,12 @@ from tvm_convgrad.codegen.loops import (
     load_masked,
     quotient,
     remainder,
+    splat,
     within,
     zero,
 )
 from tvm_convgrad.codegen.packing import transpose
-from tvm_convgrad.codegen.tir import Buffer
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
 
@@ -49,6 +51,15 @@ class Scalars:
 
     def pack(self, slab: Slab, blocks: Index, first_block: Index) -> None:
         """Pack a slab of so many blocks into the panel."""
+
+    def read(self, at: Index, alone: bool = False) -> Expr:
+        """A scalar; in dot products a word of a pixel and the next one, or of the pixel alone."""
+        if not self.spec.dots:
+            return load(self.buffer, at)
+        if str(self.buffer.dtype) == HALF:
+            return words(load(self.buffer, at), tir.const(0, HALF)) if alone else word_at(self.buffer, at)
+        word = load(self.buffer, at)
+        return low_half(word) if alone else word
 
     def blocks_of_code(self, count: Index) -> Iterator[Blocks]:
         """All blocks that have code of their own."""
@@ -107,13 +118,22 @@ class PackedScalars(Scalars):
         loops, tile_m, lanes, dy = self.loops, self.tiling.tile_m, self.kernel.lanes, self.spec.dy
         with loops.loop(width, "w") as w:
             pixel = loops.let(start + w * dy.spatial[2], "pixel")
+            following = expr(w) < width - 1 if self.spec.dots else None
             if dy.channel != 1:
                 for i in range(tile_m):
-                    loops.store(self.buffer, into + w * tile_m + i, load(self.kernel.dy, pixel + i * dy.channel))
+                    at = pixel + i * dy.channel
+                    value = load(self.kernel.dy, at)
+                    if following is not None:
+                        high = choose(following, load(self.kernel.dy, at + dy.spatial[2]), tir.const(0, HALF))
+                        value = words(value, high)
+                    loops.store(self.buffer, into + w * tile_m + i, value)
                 return
             for first in range(0, tile_m, lanes):
                 mask = lanes_below(0, min(tile_m - first, lanes), lanes)
                 value = load_masked(self.kernel.dy, pixel + first, mask, lanes)
+                if following is not None:
+                    second = tir.And(mask, splat(following, lanes))
+                    value = words(value, load_masked(self.kernel.dy, pixel + dy.spatial[2] + first, second, lanes))
                 loops.store_masked(self.buffer, into + w * tile_m + first, value, mask)
 
     def _pack_transposed(self, into: Index, start: Index, width: int) -> None:
@@ -124,11 +144,19 @@ class PackedScalars(Scalars):
             for first in range(0, tile_m, lanes):
                 count = min(tile_m - first, lanes)
                 starts = [start + (first + i) * step + square * lanes for i in range(count)]
-                values = [loops.let(load_masked(self.kernel.dy, at, mask, lanes), "r") for at in starts]
+                values = [loops.let(self._columns(at, square * lanes, width, mask), "r") for at in starts]
                 values += [zero(self.spec.dtype, lanes)] * (lanes - count)
                 for w, value in enumerate(transpose(loops, values)):
                     at = into + (square * lanes + w) * tile_m + first
                     loops.store_masked(self.buffer, at, value, lanes_below(0, count, lanes))
+
+    def _columns(self, at: Index, first: Index, width: int, mask: Expr) -> Expr:
+        """A vector of pixels of a channel, or of words of each and the next one."""
+        lanes, dy = self.kernel.lanes, self.kernel.dy
+        value = load_masked(dy, at, mask, lanes)
+        if not self.spec.dots:
+            return value
+        return words(value, load_masked(dy, at + 1, lanes_below(first + 1, width, lanes), lanes))
 
 
 class Im2colScalars(Scalars):
@@ -166,7 +194,7 @@ class Im2colScalars(Scalars):
         """Pack X row by row, with zeros outside of it."""
         loops, spec, panel = self.loops, self.source, self.panel
         x, depth = spec.x, spec.dy.extents[0]
-        vectors = self.kernel.machine.has_masks and x.dtype == spec.dtype
+        vectors = self.kernel.machine.has_masks and spec.has_vectors(x)
         lanes = self.kernel.lanes if vectors else 1
         rows = (slab.rows - 1) * spec.step_h + spec.panel_rows(1)
         with loops.loop(slab.slices, "p") as p, loops.loop(spec.kernel[0], "kd") as kd, loops.loop(rows, "r") as r:
@@ -184,6 +212,9 @@ class Im2colScalars(Scalars):
                 at = base + run * x.channel + place
                 if vectors:
                     value = load_masked(self.kernel.dy, at, lanes_within(place, limit, lanes), lanes)
+                    if spec.dots:
+                        second = lanes_within(place + panel.column_size, limit, lanes)
+                        value = words(value, load_masked(self.kernel.dy, at + panel.column_size, second, lanes))
                 else:
                     inside = tir.And(place >= 0, place < limit)
                     value = choose(inside, convert(load(self.kernel.dy, at), spec.dtype), zero(spec.dtype))

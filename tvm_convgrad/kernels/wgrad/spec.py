@@ -33,6 +33,8 @@ class WgradSpec:
         dtype: of sums.
         first: the offset of the first tap in dW; taps at both ends of an axis that read only padding are left out.
         has_all_taps: whether no tap is left out; the gradients of those that are left out are zero.
+        dots: whether pairs of pixels of a row are multiplied by dot products (`codegen.dot_product`). Panels then hold
+            the word of each pixel and the next one.
         im2col_of: where this is a 1x1 convolution over the im2col rows of another one, which have the index
             m = (tap, input channel), that one; dy is then a view of its X at the first tap of each pixel.
     """
@@ -51,6 +53,7 @@ class WgradSpec:
     dtype: str
     first: int = 0
     has_all_taps: bool = True
+    dots: bool = False
     im2col_of: WgradSpec | None = None
 
     @property
@@ -61,6 +64,15 @@ class WgradSpec:
         """
         at_its_place = self.strides == (1, 1, 1) and self.low == (0, 0, 0)
         return self.kernel == (1, 1, 1) and at_its_place and self.x.extents == self.dy.extents
+
+    def has_vectors(self, view: View) -> bool:
+        """Whether vectors of a tensor can be packed as they are, or as words."""
+        return view.dtype == self.dtype or self.dots
+
+    @property
+    def pair(self) -> int:
+        """Elements of X from the pixel that a pixel of dY is multiplied with to that of the next one."""
+        return self.strides[2] * self.x.spatial[2]
 
     # A panel of X has the rows and columns that its taps read: all of them, or only each stride-th if there is one tap.
 
@@ -88,7 +100,7 @@ class WgradSpec:
     def transposes_x(self) -> bool:
         """Whether X's panel [column][channel] is the transpose of contiguous columns, or of each second one."""
         stride = self.x.spatial[2] * self.packed_stride_w
-        return stride in (1, 2) and self.x.channel != 1 and self.x.dtype == self.dtype
+        return stride in (1, 2) and self.x.channel != 1 and self.has_vectors(self.x)
 
     @cached_property
     def valid_ranges(self) -> tuple[list[tuple[int, int]], ...]:

@@ -82,12 +82,21 @@ class DwStore:
     and output channels innermost (HWIO); the last two by transposing squares of registers. Others go one by one.
     """
 
-    def __init__(self, loops: Loops, blocks: DwBlocks, machine: Machine, dw: Buffer, adds: bool) -> None:
+    def __init__(
+        self,
+        loops: Loops,
+        blocks: DwBlocks,
+        machine: Machine,
+        dw: Buffer,
+        adds: bool,
+        halves: Buffer | None = None,
+    ) -> None:
+        """Describe dW; `halves` is its view as HALF, by which vectors of bfloat16 are stored."""
         spec = blocks.spec
-        self.loops, self.blocks, self.dw = loops, blocks, GradientStore(loops, dw, spec.dtype, adds)
+        self.loops, self.blocks, self.dw = loops, blocks, GradientStore(loops, dw, spec.dtype, adds, halves)
         offsets = tap_offsets(spec.kernel, spec.dw)
         self.offsets = LookupTable(loops, "dw_taps", offsets)
-        vectors, masks = spec.dw.dtype == spec.dtype, machine.has_masks
+        vectors, masks = spec.dw.dtype == spec.dtype or halves is not None, machine.has_masks
         self.in_innermost = vectors and spec.dw.into == 1 and (masks or not blocks.ragged)
         self.taps_innermost = vectors and masks and offsets == list(range(len(offsets)))
         self.out_innermost = vectors and masks and spec.dw.out == 1

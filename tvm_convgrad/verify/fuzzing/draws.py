@@ -29,7 +29,8 @@ from tvm_convgrad.kernels.gemm.tiling import GemmTiling
 from tvm_convgrad.kernels.registry import all_kernels
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec
 from tvm_convgrad.kernels.wgrad import plan as wgrad_plan
-from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling, wgrad_spec
+from tvm_convgrad.kernels.wgrad.dot import DotWgrad
+from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 from tvm_convgrad.kernels.winograd import plan as winograd_plan
 from tvm_convgrad.verify.fuzzing.problems import ANY, DEPTHWISE, PAIRS, SMALL_GROUPS, SQUARE
 
@@ -167,7 +168,8 @@ def _gemm_tiling(rng: random.Random, spec: ConvSpec, phases: tuple[Phase, ...], 
 
 def _wgrad(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """Every field is drawn independently."""
-    spec = wgrad_spec(problem)
+    assert isinstance(kernel, wgrad_plan.ImplicitGemmWgrad)
+    spec = kernel.spec(problem)
     swaps = not wgrad_plan.swap_refusal(spec)
 
     def draw() -> WgradTiling:
@@ -274,12 +276,13 @@ def _winograd(kernel: Kernel, rng: random.Random, problem: ConvProblem, directio
 
 DRAWS: dict[type[Kernel], Draw] = {
     gemm_plan.ImplicitGemm: Draw(ANY, 5, _gemm),
-    DotGemm: Draw(PAIRS, 3, _gemm),
+    DotGemm: Draw(PAIRS, 2, _gemm),
     wgrad_plan.ImplicitGemmWgrad: Draw(ANY, 4, _wgrad),
+    DotWgrad: Draw(PAIRS, 2, _wgrad),
     channels_plan.DepthwiseChannels: Draw(DEPTHWISE, 2, _channels),
-    channels_plan.SmallGroups: Draw(SMALL_GROUPS, 1, _channels),
+    channels_plan.SmallGroups: Draw(SMALL_GROUPS, 2, _channels),
     columns_plan.DepthwiseColumns: Draw(DEPTHWISE, 2, _columns),
-    winograd_plan.Winograd: Draw(SQUARE, 1, _winograd),
+    winograd_plan.Winograd: Draw(SQUARE, 2, _winograd),
 }
 """Kernels of which all tilings are drawn."""
 

@@ -545,8 +545,10 @@ class Execution {
     Lanes a;
     Evaluate(*e.a, a);
     uint8_t bytes[8 * kMostLanes];
-    if (e.a->type.bytes() != e.type.bytes()) throw Fault{"a reinterpretation between sizes"};
-    Write(e.a->type, bytes, e.type.lanes, a);
+    if (e.a->type.bytes() * e.a->type.lanes != e.type.bytes() * e.type.lanes) {
+      throw Fault{"a reinterpretation between sizes"};
+    }
+    Write(e.a->type, bytes, e.a->type.lanes, a);
     Read(e.type, bytes, e.type.lanes, out);
   }
 
