@@ -58,7 +58,8 @@ class DataParallel:
         loss = np.array(found.loss / size)
         self.ranks.sum(loss)
         self.ranks.sum(found.flat)
-        self.session.apply(found.flat / np.float32(size), lr)
+        np.divide(found.flat, np.float32(size), out=found.flat)
+        self.session.apply(found.flat, lr)
         self.updates += 1
         return float(loss), found.predictions
 
