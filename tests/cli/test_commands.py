@@ -93,6 +93,7 @@ def test_explain_tells_what_the_build_recorded(convgrad: Command, tiny_model: st
         (["--nesterov", "--momentum", 0.9], "nesterov", True),
         (["--optimizer", "adamw", "--betas", 0.8, 0.9], "betas", [0.8, 0.9]),
         (["--dtype", "float16", "--loss-scale", 256], "loss_scale", 256.0),
+        (["--dtype", "float16", "--loss-scale", "dynamic"], "loss_scale", "dynamic"),
         (["--dtype", "bfloat16", "--results", "operands"], "results", "operands"),
         (["--bn", "frozen"], "bn", "frozen"),
         (["--dropout", "off"], "dropout", "off"),

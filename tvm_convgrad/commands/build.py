@@ -103,7 +103,7 @@ def build(
         "ema": ema,
         "dtype": dtype,
         "results": results,
-        "loss_scale": loss_scale,
+        "loss_scale": options.parse_loss_scale(loss_scale),
         "bn": bn,
         "dropout_mode": dropout,
         "layout": layout,

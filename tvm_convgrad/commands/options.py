@@ -19,6 +19,7 @@ from tvm_convgrad.training.step.names import (
     DECAYED,
     DROPOUTS,
     DTYPES,
+    DYNAMIC,
     LAYOUTS,
     LOSSES,
     OPTIMIZERS,
@@ -176,11 +177,11 @@ Betas = Annotated[
     typer.Option(help="Decay rates of the two moments, for adam and adamw. Default: 0.9 0.999."),
 ]
 LossScale = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        min=0.0,
-        callback=finite_float32,
-        help="Factor on the loss in the backward pass, undone before the update. Default: 1024 for float16, else 1.",
+        metavar="N|dynamic",
+        help="Factor on the loss in the backward pass, undone before the update; dynamic: one that adapts, and updates "
+        "whose gradients are not finite are left out. Default: 1024 for float16, else 1.",
     ),
 ]
 BatchNorm = Annotated[
@@ -356,6 +357,19 @@ def check_loss(name: str, settings: LossSettings) -> None:
         step_options.check_loss(name, settings)
     except UnsupportedError as error:
         raise typer.BadParameter(f"--loss {name}: {str(error).removeprefix('build_step: ')}") from error
+
+
+def parse_loss_scale(text: str | None) -> float | str | None:
+    """The value of --loss-scale: a number from 0 on, or "dynamic"."""
+    if text is None or text == DYNAMIC:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"--loss-scale: {text!r} is neither a number nor {DYNAMIC}.") from None
+    if number < 0:
+        raise typer.BadParameter(f"--loss-scale: {number:g} is not in the range x>=0.")
+    return finite_float32(number)
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:

@@ -305,6 +305,7 @@ def run(
     }
     if split is not None:
         result |= {"ranks": ranks.size, "batches_of_an_update": progress.micro_batches}
+    result |= session.scaling
     if progress.monitor:
         result |= {"best_step": progress.best_step, f"best_{progress.monitor}": progress.best}
     # The files come first, so that an error in the evaluation does not lose the trained state.

@@ -18,6 +18,9 @@ from tvm_convgrad.training.runtime.data import check_classes
 from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import Array, TensorSpec
 
+SCALE, SKIPPED = "loss_scale.scale", "loss_scale.skipped"
+"""Names in the state of a step whose loss scale adapts."""
+
 Instrument: TypeAlias = Callable[..., int]
 """What TVM's virtual machine calls around each call; it returns 0 to go on."""
 
@@ -140,6 +143,14 @@ class Session:
             yield
         finally:
             self._state = before
+
+    @property
+    def scaling(self) -> dict[str, float]:
+        """The present `loss_scale` of a step that adapts it, and its `left_out_updates`; empty for others."""
+        tensors = self.tensors
+        if SCALE not in tensors:
+            return {}
+        return {"loss_scale": float(tensors[SCALE].numpy()), "left_out_updates": int(tensors[SKIPPED].numpy())}
 
     def reset(self) -> None:
         """Go back to the initial state that the artifact carries; an inference library has none."""

@@ -49,6 +49,7 @@ from tvm_convgrad.training.step.module import (
     initial_state,
     unscaled,
 )
+from tvm_convgrad.training.step.names import DYNAMIC
 from tvm_convgrad.training.step.optimizers import Optimizer, make_optimizer
 from tvm_convgrad.training.step.options import StepOptions
 from tvm_convgrad.training.step.precision import narrow
@@ -97,11 +98,16 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
                 "build_step: an ensemble takes neither clip_norm, which would join its members' gradients, nor "
                 "decayed, as its biases have an axis of members; leave them out."
             )
+        if options.is_scale_dynamic:
+            raise UnsupportedError(
+                "build_step: an ensemble takes no loss_scale that adapts, which would join its members' gradients; "
+                "give a number."
+            )
         loss = ensemble_loss(loss, model.members, model.own_data)
     drops = options.dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
     counted = optimizer.needs_step or drops
     forward = _loss_function(model, loss, options, drops=drops, counted=counted)
-    state = initial_state(model, optimizer, counted, options.ema is not None)
+    state = initial_state(model, optimizer, counted, averaged=options.ema is not None, scaled=options.is_scale_dynamic)
     parts = _Parts(model, options, optimizer, state, forward, loss)
     builder = builder_with_tir(model.module)
     _emit_step(builder, parts)
@@ -130,7 +136,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
             **{name: getattr(options, name) for name in ("clip_norm", "clip_value", "ema") if getattr(options, name)},
             "dtype": options.dtype,
             "results": options.results,
-            "loss_scale": options.scale,
+            "loss_scale": DYNAMIC if options.is_scale_dynamic else options.scale,
             "layout": options.layout,
             "bn": options.bn,
             "dropout": options.dropout_mode,
@@ -146,7 +152,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
 
 
 def _loss_function(model: Model, loss: Loss, options: StepOptions, *, drops: bool, counted: bool) -> relax.Function:
-    """f(inputs, target, parameters, states, [step]) -> (scaled loss, loss, predictions, new states...)."""
+    """f(inputs, target, parameters, states, [step], [scale]) -> (scaled loss, loss, predictions, new states...)."""
     original = model.relax_function
     rewrites: dict[str, Rewrite] = {dropout.OP: dropout.identity}
     fresh = fresh_parameters(original)
@@ -159,8 +165,9 @@ def _loss_function(model: Model, loss: Loss, options: StepOptions, *, drops: boo
     counter = [relax.Var(STEP_COUNTER, relax.TensorType((), "int64"))] if counted else []
     if drops:
         rewrites[dropout.OP] = dropout.seeded(options.seed, counter[0])
+    factor = [relax.Var("scale", relax.TensorType((), "float32"))] if options.is_scale_dynamic else []
     builder = builder_with_tir(model.module)
-    with function_scope(builder, "loss", [*inputs, target, *rest, *counter]):
+    with function_scope(builder, "loss", [*inputs, target, *rest, *counter, *factor]):
         with builder.dataflow():
             result = replay(builder, original, environment, rewrites)
             results, new_states = list(result.fields[:count]), list(result.fields[count:])
@@ -172,6 +179,8 @@ def _loss_function(model: Model, loss: Loss, options: StepOptions, *, drops: boo
             # A share of the mean of the micro-batches' losses: no gradient has to be divided afterwards.
             share = options.scale / options.accumulate
             scaled = builder.emit(relax.op.multiply(value, scalar(share, element_type(value))))
+            for each in factor:
+                scaled = builder.emit(relax.op.multiply(scaled, relax.op.astype(each, element_type(value))))
             outputs = [builder.emit_output(output) for output in (scaled, value, predictions, *new_states)]
         builder.emit_func_output(relax.Tuple(outputs))
     return builder.get()["loss"]
@@ -201,7 +210,7 @@ def _emit_gradients(builder: relax.BlockBuilder, parts: _Parts, leading: list[re
         results, more = emit_with_gradients(
             builder,
             parts.forward,
-            [*samples, *parameters, *statistics, *done],
+            [*samples, *parameters, *statistics, *done, *layout.scale(fields)[:1]],
             wanted,
             model.source,
             COMPOSITES,
@@ -214,7 +223,7 @@ def _emit_gradients(builder: relax.BlockBuilder, parts: _Parts, leading: list[re
     return Computed(
         mean(builder, losses),
         joined(builder, predictions),
-        unscaled(builder, gradients, parts.options),
+        unscaled(builder, gradients, parts.options, layout.scale(fields)),
         statistics,
     )
 

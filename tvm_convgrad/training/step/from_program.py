@@ -58,7 +58,7 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
     if options.lr is None and options.optimizer == "sgd":
         settings["lr"] = program.rate
     optimizer = make_optimizer(options.optimizer, settings)
-    state = initial_state(program, optimizer, optimizer.needs_step, options.ema is not None)
+    state = initial_state(program, optimizer, optimizer.needs_step, averaged=options.ema is not None)
     builder = relax.BlockBuilder()
     flat = _emit_step(builder, program, options, optimizer, state)
     _emit_predict(builder, program, state)

@@ -17,6 +17,7 @@ from tvm_convgrad.training.ir.counting import scalar
 from tvm_convgrad.training.ir.graph import element_type, function_scope, static_shape
 from tvm_convgrad.training.model.model import Array, Model, TensorSchema
 from tvm_convgrad.training.model.program import TrainingProgram
+from tvm_convgrad.training.step import scaling
 from tvm_convgrad.training.step.clipping import clip_by_norm, clip_by_value
 from tvm_convgrad.training.step.optimizers import Optimizer, Update
 from tvm_convgrad.training.step.options import StepOptions
@@ -69,13 +70,14 @@ class StepModule:
 @dataclass(frozen=True)
 class State:
     """The state of a step: parameters, then statistics and frozen weights, slots of the optimizer, moving averages of
-    the parameters, the step counter.
+    the parameters, those of a loss scale that adapts, the step counter.
 
     Attributes:
         schemas, values: of every tensor, in the order of the state tuple.
         parameters, statistics: how many there are of these.
         counted: whether the last tensor counts the steps done.
         averaged: whether there are averages, one for each parameter.
+        scaled: whether there are the tensors of a loss scale that adapts.
     """
 
     schemas: tuple[StateSchema, ...]
@@ -84,6 +86,7 @@ class State:
     statistics: int
     counted: bool
     averaged: bool = False
+    scaled: bool = False
 
     @cached_property
     def type(self) -> relax.TupleType:
@@ -97,16 +100,27 @@ class State:
 
     def slots(self, fields: Sequence[relax.Var]) -> list[relax.Var]:
         """The fields that the optimizer keeps."""
-        behind = self.counted + (self.parameters if self.averaged else 0)
+        behind = self._scaling + self.counted + (self.parameters if self.averaged else 0)
         return list(fields[self.parameters + self.statistics : len(fields) - behind])
+
+    @property
+    def _scaling(self) -> int:
+        return len(scaling.NAMES) if self.scaled else 0
 
     def averages(self, fields: Sequence[relax.Var]) -> list[relax.Var]:
         """The fields with moving averages of the parameters."""
-        end = len(fields) - self.counted
+        end = len(fields) - self.counted - self._scaling
         return list(fields[end - self.parameters : end]) if self.averaged else []
 
+    def scale(self, fields: Sequence[relax.Var]) -> list[relax.Var]:
+        """The fields of a loss scale that adapts, as `scaling.NAMES`; none without one."""
+        end = len(fields) - self.counted
+        return list(fields[end - self._scaling : end])
 
-def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted: bool, averaged: bool = False) -> State:
+
+def initial_state(
+    model: Model | TrainingProgram, optimizer: Optimizer, counted: bool, *, averaged: bool = False, scaled: bool = False
+) -> State:
     """The state of a model's step with the initial values."""
 
     def entry(name: str, value: Array, role: Role) -> tuple[StateSchema, Array]:
@@ -121,6 +135,9 @@ def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted:
         entries += [entry(f"{name}.{slot}", np.zeros_like(value), "optimizer") for slot in optimizer.slots]
     if averaged:
         entries += [entry(f"{name}.{AVERAGE}", value, "average") for name, value in model.parameters.items()]
+    if scaled:
+        pairs = zip(scaling.NAMES, scaling.initial_values(), strict=True)
+        entries += [entry(name, value, "optimizer") for name, value in pairs]
     if counted:
         entries.append(entry(STEP_COUNTER, np.zeros((), "int64"), "counter"))
     return State(
@@ -130,6 +147,7 @@ def initial_state(model: Model | TrainingProgram, optimizer: Optimizer, counted:
         len(model.states),
         counted,
         averaged,
+        scaled,
     )
 
 
@@ -160,6 +178,7 @@ def emit_updates(
         rate: the learning rate, a float32 scalar.
         options: of the step; they say how gradients are bounded, and which parameters decay.
     """
+    finite = scaling.all_finite(builder, gradients) if state.scaled else None
     gradients = _bounded(builder, gradients, options)
     step = next_step = None
     if state.counted:
@@ -176,12 +195,19 @@ def emit_updates(
         updated, kept = optimizer.update(builder, Update(parameter, gradient, own_slots, own_rate, step), decays)
         new_parameters.append(updated)
         new_slots += kept
-    counter = [next_step] if state.counted else []
-    averages = [
+    counter: list[relax.Expr] = [next_step] if next_step is not None else []
+    averages: list[relax.Expr] = [
         _averaged(builder, old, new, options)
         for old, new in zip(state.averages(fields), new_parameters, strict=False)  # none, or one for each
     ]
-    return relax.Tuple([*new_parameters, *new_statistics, *new_slots, *averages, *counter])
+    scale: list[relax.Expr] = []
+    if finite is not None:
+        new_parameters = scaling.kept(builder, finite, new_parameters, fields[: state.parameters])
+        new_slots = scaling.kept(builder, finite, new_slots, slots)
+        averages = scaling.kept(builder, finite, averages, state.averages(fields))
+        counter = scaling.kept(builder, finite, counter, fields[len(fields) - state.counted :])
+        scale = scaling.next_values(builder, finite, state.scale(fields))
+    return relax.Tuple([*new_parameters, *new_statistics, *new_slots, *averages, *scale, *counter])
 
 
 def _averaged(
@@ -194,9 +220,11 @@ def _averaged(
 
 
 def unscaled(
-    builder: relax.BlockBuilder, gradients: Sequence[relax.Expr], options: StepOptions
+    builder: relax.BlockBuilder, gradients: Sequence[relax.Expr], options: StepOptions, scale: Sequence[relax.Expr]
 ) -> Sequence[relax.Expr]:
-    """The gradients of the loss, of those of the loss times the scale of the options."""
+    """The gradients of the loss, of those of the loss times the scale of the options, or of the state (see `scale`)."""
+    if scale:
+        return scaling.divided(builder, gradients, scale[0])
     if options.scale == 1.0:
         return gradients
     return [

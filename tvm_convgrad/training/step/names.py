@@ -42,6 +42,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 RESULTS = ("float32", "operands")
 """Types that their results are stored in: "operands" is the type of the operands, as in PyTorch's autocast."""
 
+DYNAMIC = "dynamic"
+"""The loss scale that adapts (see `scaling`)."""
+
 LAYOUTS = ("NCHW", "NHWC", "NHWC:OHWI")
 """Layouts of the data of 2-D convolutions, the last one with that of their kernels (see `layout`)."""
 

@@ -14,6 +14,7 @@ from tvm_convgrad.training.step.names import (
     DECAYED,
     DROPOUTS,
     DTYPES,
+    DYNAMIC,
     LAYOUTS,
     LOSS_SETTINGS,
     LOSSES,
@@ -67,7 +68,7 @@ class StepOptions:
         results: what these are stored in: "float32", or "operands" for the type of their operands, as PyTorch's
             autocast does and cuDNN demands.
         loss_scale: factor on the loss during the backward pass, undone before the optimizer; None: 1024 for float16,
-            else 1.
+            else 1. "dynamic": one that adapts, and updates whose gradients are not finite are left out (`scaling`).
         layout: "NCHW"; "NHWC" converts the data of convolutions to it; "NHWC:OHWI" their kernels too.
         bn: "train" normalises with batch statistics, whatever mode the model was exported in, except for layers whose
             scale and shift are frozen with their running statistics, which stay; "train-all" takes batch statistics
@@ -103,7 +104,7 @@ class StepOptions:
     ema: float | None = None
     dtype: str = "float32"
     results: str = "float32"
-    loss_scale: float | None = None
+    loss_scale: float | str | None = None
     layout: str = "NCHW"
     bn: str = "train"
     dropout_mode: str = "train"
@@ -125,6 +126,10 @@ class StepOptions:
             ("results", RESULTS),
         ):
             check_choice(option, getattr(self, option), allowed)
+        if isinstance(self.loss_scale, str) and self.loss_scale != DYNAMIC:
+            raise UnsupportedError(
+                f"build_step: loss_scale = {self.loss_scale!r}; give a positive number, or {DYNAMIC!r}."
+            )
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise UnsupportedError(f"build_step: loss_scale must be a positive number, but is {self.scale}.")
         check_clipping(self.clip_norm, self.clip_value)
@@ -152,8 +157,15 @@ class StepOptions:
         return LossSettings(**{field.name: getattr(self, field.name) for field in fields(LossSettings)})
 
     @property
+    def is_scale_dynamic(self) -> bool:
+        """Whether the factor on the loss adapts."""
+        return self.loss_scale == DYNAMIC
+
+    @property
     def scale(self) -> float:
-        """The static factor on the loss."""
+        """The static factor on the loss; 1 if it adapts."""
+        if isinstance(self.loss_scale, str):
+            return 1.0
         return _DEFAULT_SCALE[self.dtype] if self.loss_scale is None else float(self.loss_scale)
 
 
