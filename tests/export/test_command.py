@@ -62,7 +62,7 @@ def train(folder: Path, proto: onnx.ModelProto, steps: int = 3, **options: objec
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     proto = models.network(models.values(), batch="n", training=True)
-    return train(tmp_path_factory.mktemp("trained"), proto, optimizer="adam", batch="dynamic")
+    return train(tmp_path_factory.mktemp("trained"), proto, optimizer="adam", batch="dynamic", ema=0.75)
 
 
 def runtime_scores(path: Path, *inputs: np.ndarray) -> np.ndarray:
@@ -97,6 +97,21 @@ def test_onnx_has_the_trained_state(convgrad: Command, trained: Trained, tmp_pat
     assert report["steps"] == 3
     check_predictions(output, trained.session)
     assert runtime_scores(output, *models.batch_of(1, samples=3)[:2]).shape == (3, models.CLASSES)
+
+
+def test_averages(convgrad: Command, trained: Trained, tmp_path: Path, tiny_step: Path) -> None:
+    output = tmp_path / "averages.onnx"
+    assert convgrad(*trained.arguments, "-o", output, "--averages").code == 0
+    found, state, averages = initializers(output), trained.session.state, trained.session.artifact.averages
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, state[averages.get(name, name)], err_msg=name)
+    assert any(not np.array_equal(found[name], state[name]) for name in averages)
+    with trained.session.averaged():
+        check_predictions(output, trained.session)
+    progress = Progress(Session(tiny_step).artifact.id, "0" * 64, 0, 8, 0.1, losses=[1.0])
+    checkpoint = save(tmp_path, progress, Session(tiny_step).state)
+    arguments = ["export", tiny_step, "--checkpoint", checkpoint, "-o", tmp_path / "x.safetensors", "--averages"]
+    convgrad(*arguments).assert_sentence("the step keeps no averages of its parameters; build it with --ema")
 
 
 def test_all_else_of_the_file_stays(convgrad: Command, trained: Trained, tmp_path: Path) -> None:

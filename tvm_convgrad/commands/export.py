@@ -46,6 +46,9 @@ def export(
     inference: Annotated[
         bool, typer.Option("--inference", help="Write a library with `predict` alone, weights inside: a .so.")
     ] = False,
+    averages: Annotated[
+        bool, typer.Option("--averages", help="Write the moving averages of the parameters (build --ema).")
+    ] = False,
     batch: options.Batch = None,
     target: Annotated[
         str | None,
@@ -68,6 +71,9 @@ def export(
     artifact = inspect_artifact(step)
     artifact.require_training()
     found = _checkpoint_of(artifact, checkpoint)
+    if averages:
+        names = artifact.averages
+        found = replace(found, state=found.state | {name: found.state[place] for name, place in names.items()})
     _check_model(artifact, model, output)
     if inference:
         assert model is not None  # refused by _check_model

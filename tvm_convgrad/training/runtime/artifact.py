@@ -61,6 +61,18 @@ class Artifact:
         self.require_training()
         return TensorSpec.from_json(self.manifest["schema"]["target"])
 
+    @property
+    def averages(self) -> dict[str, str]:
+        """For each parameter the name of its moving average in the state.
+
+        Raises:
+            ArtifactError: the step was built without --ema.
+        """
+        kept = [[spec.name for spec in self.state if spec.role == role] for role in ("parameter", "average")]
+        if not kept[1]:
+            raise ArtifactError(f"{self.path}: the step keeps no averages of its parameters; build it with --ema.")
+        return dict(zip(*kept, strict=True))
+
     def require_training(self) -> None:
         """Refuse an inference library where a step is needed.
 

@@ -129,16 +129,8 @@ class Session:
         Raises:
             ArtifactError: the step was built without --ema.
         """
-        roles = [spec.role for spec in self.artifact.state]
-        places = [place for place, role in enumerate(roles) if role == "average"]
-        if not places:
-            raise ArtifactError(
-                f"{self.artifact.path}: the step keeps no averages of its parameters; build it with --ema."
-            )
-        before = self._state
-        changed = list(before)
-        changed[: len(places)] = (before[place] for place in places)  # parameters come first
-        self._state = tuple(changed)
+        averages, tensors, before = self.artifact.averages, self.tensors, self._state
+        self._state = tuple(tensors[averages.get(spec.name, spec.name)] for spec in self.artifact.state)
         try:
             yield
         finally:
