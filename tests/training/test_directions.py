@@ -22,6 +22,7 @@ ALLOWED = {
     "training.passes": {"training.ir", "training.schedule"},
     "training.runtime": set(),
     "training.compile": {f"training.{each}" for each in ("ir", "model", "step", "passes", "schedule", "runtime")},
+    "training.export": {f"training.{each}" for each in ("ir", "model", "step", "frontends", "compile", "runtime")},
     "importer": {"training.ir", "training.model"},
 }
 WITHOUT_TVM = ("training/step/names.py", "training/step/options.py", "training/runtime/schema.py", "core/files.py")

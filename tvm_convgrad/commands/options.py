@@ -55,6 +55,25 @@ def finite_float32(value: float | None) -> float | None:
     return value
 
 
+def loss_scale(text: str | None) -> str | None:
+    """A typer callback that refuses what is neither a number from 0 on nor "dynamic"."""
+    if text is None or text == DYNAMIC:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor {DYNAMIC}.") from None
+    if number < 0:
+        raise typer.BadParameter(f"{number:g} is not in the range x>=0.")
+    finite_float32(number)
+    return text
+
+
+def parse_loss_scale(text: str | None) -> float | str | None:
+    """The value of --loss-scale, which `loss_scale` has accepted."""
+    return text if text is None or text == DYNAMIC else float(text)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Batch = Annotated[
     str | None,
@@ -180,6 +199,7 @@ LossScale = Annotated[
     str | None,
     typer.Option(
         metavar="N|dynamic",
+        callback=loss_scale,
         help="Factor on the loss in the backward pass, undone before the update; dynamic: one that adapts, and updates "
         "whose gradients are not finite are left out. Default: 1024 for float16, else 1.",
     ),
@@ -357,19 +377,6 @@ def check_loss(name: str, settings: LossSettings) -> None:
         step_options.check_loss(name, settings)
     except UnsupportedError as error:
         raise typer.BadParameter(f"--loss {name}: {str(error).removeprefix('build_step: ')}") from error
-
-
-def parse_loss_scale(text: str | None) -> float | str | None:
-    """The value of --loss-scale: a number from 0 on, or "dynamic"."""
-    if text is None or text == DYNAMIC:
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        raise typer.BadParameter(f"--loss-scale: {text!r} is neither a number nor {DYNAMIC}.") from None
-    if number < 0:
-        raise typer.BadParameter(f"--loss-scale: {number:g} is not in the range x>=0.")
-    return finite_float32(number)
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:

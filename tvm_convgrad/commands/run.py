@@ -309,16 +309,16 @@ def run(
     if progress.monitor:
         result |= {"best_step": progress.best_step, f"best_{progress.monitor}": progress.best}
     # The files come first, so that an error in the evaluation does not lose the trained state.
-    with session.averaged() if averages else nullcontext():
-        if save_state is not None:
-            _save_state(session, save_state)
-            result["state"] = str(save_state)
-        tested = {} if test is None else measure(session, test)
     if plot is not None:
         from tvm_convgrad.report.plot import save_loss_curve
 
         save_loss_curve(plot, progress.losses, len(samples) // size, f"{step.name}, batch {size}, lr {progress.lr:g}")
         result["plot"] = str(plot)
+    with session.averaged() if averages else nullcontext():
+        if save_state is not None:
+            _save_state(session, save_state)
+            result["state"] = str(save_state)
+        tested = {} if test is None else measure(session, test)
     result |= {f"test_{name}": value for name, value in tested.items()}
     result["seconds"] = time.perf_counter() - start
     if json:

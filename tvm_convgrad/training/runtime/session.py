@@ -12,14 +12,12 @@ import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.core.flat import FlatLayout
+from tvm_convgrad.core.state_names import LEFT_OUT_UPDATES, LOSS_SCALE
 from tvm_convgrad.training.runtime.arrays import array_of, as_array, tensor_of
 from tvm_convgrad.training.runtime.artifact import Artifact, is_for_gpu, load_module, read_artifact
 from tvm_convgrad.training.runtime.data import check_classes
 from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import Array, TensorSpec
-
-SCALE, SKIPPED = "loss_scale.scale", "loss_scale.skipped"
-"""Names in the state of a step whose loss scale adapts."""
 
 Instrument: TypeAlias = Callable[..., int]
 """What TVM's virtual machine calls around each call; it returns 0 to go on."""
@@ -140,9 +138,10 @@ class Session:
     def scaling(self) -> dict[str, float]:
         """The present `loss_scale` of a step that adapts it, and its `left_out_updates`; empty for others."""
         tensors = self.tensors
-        if SCALE not in tensors:
+        if LOSS_SCALE not in tensors:
             return {}
-        return {"loss_scale": float(tensors[SCALE].numpy()), "left_out_updates": int(tensors[SKIPPED].numpy())}
+        scale, left_out = tensors[LOSS_SCALE], tensors[LEFT_OUT_UPDATES]
+        return {"loss_scale": float(scale.numpy()), "left_out_updates": int(left_out.numpy())}
 
     def reset(self) -> None:
         """Go back to the initial state that the artifact carries; an inference library has none."""

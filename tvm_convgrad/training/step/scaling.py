@@ -13,11 +13,11 @@ from functools import reduce
 import numpy as np
 from tvm import relax
 
+from tvm_convgrad.core.state_names import GOOD_UPDATES, LEFT_OUT_UPDATES, LOSS_SCALE
 from tvm_convgrad.training.ir.counting import scalar
 from tvm_convgrad.training.ir.graph import element_type
-from tvm_convgrad.training.runtime.session import SCALE, SKIPPED
 
-NAMES = (SCALE, "loss_scale.good", SKIPPED)
+NAMES = (LOSS_SCALE, GOOD_UPDATES, LEFT_OUT_UPDATES)
 """Its tensors: the scale (float32), updates since it changed or one was left out, updates left out (int64)."""
 
 INITIAL, INTERVAL = 65536.0, 2000
