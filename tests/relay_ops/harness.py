@@ -42,8 +42,9 @@ def call_program(direction: Direction, problem: ConvProblem) -> Any:
 
 
 def run(module: Any, arrays: dict[str, Any], opt_level: int = 3) -> list[Any]:
+    """Without LLVM's optimiser, which takes a fifth of the time: tests/relay_ops/test_cpu_kernels.py has it."""
     with tvm.transform.PassContext(opt_level=opt_level):
-        factory = relay.build(module, "llvm")
+        factory = relay.build(module, "llvm -opt-level=0")
     return execute(factory, arrays)
 
 
