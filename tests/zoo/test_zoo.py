@@ -12,7 +12,7 @@ CASES = {
     "own:unet3d": "train",
     "own:crnn": "onnx",
     "own:diffusion_unet": "eval",
-    "smp:Linknet": "eval",
+    "smp:PSPNet": "eval",
     "timm:test_convnext": "train",
     "timm:test_efficientnet": "train",
     "timm:test_nfnet": "eval",
