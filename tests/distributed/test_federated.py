@@ -19,6 +19,7 @@ def test_two_clients_learn_digits(tmp_path: Path) -> None:
     subprocess.run([sys.executable, EXAMPLES / "digits_cnn.py", "--out", tmp_path], check=True, capture_output=True)
     step = tmp_path / "step.so"
     build = [sys.executable, "-m", "tvm_convgrad", "build", tmp_path / "digits_cnn.onnx", "-o", step]
+    build += ["--momentum", "0.9"]
     subprocess.run(build, check=True, capture_output=True)
     loopback = [sys.executable, EXAMPLES / "federated" / "loopback.py", step, tmp_path / "digits.npz"]
     done = subprocess.run(loopback, check=False, capture_output=True, text=True, timeout=400)

@@ -10,8 +10,9 @@ from flwr.clientapp import ClientApp
 
 from convgrad_federated.weights import set_weights, weights_of
 from tvm_convgrad.training.runtime.data import Samples, load_samples
-from tvm_convgrad.training.runtime.loop import batch_size_of, batches_of_epoch
+from tvm_convgrad.training.runtime.loop import batch_size_of
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.source import batches_of_epoch
 
 app = ClientApp()
 

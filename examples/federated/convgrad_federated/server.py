@@ -35,4 +35,7 @@ def main(grid: Grid, context: Context) -> None:
     clients = int(config["clients"])
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
     initial = ArrayRecord(weights_of(session))
-    strategy.start(grid=grid, initial_arrays=initial, num_rounds=int(config["rounds"]), evaluate_fn=evaluate)
+    rounds = int(config["rounds"])
+    result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds, evaluate_fn=evaluate)
+    if len(result.train_metrics_clientapp) < rounds:
+        raise RuntimeError("no client has trained in some rounds; their logs have the reason.")
