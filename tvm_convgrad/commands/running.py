@@ -210,7 +210,8 @@ class Run:
         from tvm_convgrad.training.runtime.parallel import synchronise
 
         if self.split is not None:
-            synchronise(self.session, self.split.ranks, self.progress.micro_batches, self.split.statistics)
+            with self.keeper.telling():
+                synchronise(self.session, self.split.ranks, self.progress.micro_batches, self.split.statistics)
 
     def _timed(self, reports: Iterator[StepReport]) -> Iterator[StepReport]:
         """The reports; the time that each took to come is counted, and what of it was waiting."""
@@ -232,7 +233,7 @@ class Run:
 
         assert self.held_out is not None
         self._synchronise()
-        with self.session.averaged() if self.averages else nullcontext():
+        with self.keeper.telling(), self.session.averaged() if self.averages else nullcontext():
             measures = validate(self.session, self.held_out, self.split.ranks if self.split else None)
         best = self.watch.note(self.progress, measures)
         for journal in self.journals:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
@@ -90,6 +91,14 @@ class Keeper:
         except DataError as error:
             place = "" if self.folder is None else f", in another folder than {self.folder}"
             raise DataError(f"{error} A run with mended data starts anew{place}.") from error
+        except TrainingError as error:
+            raise TrainingError(f"{error}{self.kept}") from error
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let a TrainingError inside the block say how to go on, too, such as that another rank has ended."""
+        try:
+            yield
         except TrainingError as error:
             raise TrainingError(f"{error}{self.kept}") from error
 
