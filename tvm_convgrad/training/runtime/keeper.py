@@ -86,19 +86,17 @@ class Keeper:
 
     def told(self, reports: Iterable[StepReport]) -> Iterator[StepReport]:
         """The reports; a TrainingError among them says how to go on, too."""
-        try:
+        with self.telling():
             yield from reports
-        except DataError as error:
-            place = "" if self.folder is None else f", in another folder than {self.folder}"
-            raise DataError(f"{error} A run with mended data starts anew{place}.") from error
-        except TrainingError as error:
-            raise TrainingError(f"{error}{self.kept}") from error
 
     @contextmanager
     def telling(self) -> Iterator[None]:
         """Let a TrainingError inside the block say how to go on, too, such as that another rank has ended."""
         try:
             yield
+        except DataError as error:
+            place = "" if self.folder is None else f", in another folder than {self.folder}"
+            raise DataError(f"{error} A run with mended data starts anew{place}.") from error
         except TrainingError as error:
             raise TrainingError(f"{error}{self.kept}") from error
 
