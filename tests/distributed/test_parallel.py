@@ -16,15 +16,13 @@ from tvm_convgrad.training.runtime.checkpoint import Progress
 from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.loop import train
 from tvm_convgrad.training.runtime.parallel import (
-    AVERAGE,
-    FIRST,
     DataParallel,
     ParallelStep,
     check_split,
     shares,
     synchronise,
 )
-from tvm_convgrad.training.runtime.ranks import Alone, Ranks, check_agreement, together
+from tvm_convgrad.training.runtime.ranks import AVERAGE, FIRST, Alone, Ranks, check_agreement, together
 from tvm_convgrad.training.runtime.session import Session
 from tvm_convgrad.training.runtime.validation import validate
 

@@ -15,6 +15,7 @@ from tvm_convgrad.commands import image_options, options
 from tvm_convgrad.commands.ranks import joined_ranks, shared, threads_of_rank
 from tvm_convgrad.commands.running import End, Kept, Run, Split, begin
 from tvm_convgrad.core.errors import ArtifactError, TrainingError, UnsupportedError
+from tvm_convgrad.training.runtime.ranks import AVERAGE, STATISTICS, TIMEOUT
 from tvm_convgrad.training.runtime.schedules import CONSTANT, KINDS, Schedule
 from tvm_convgrad.training.runtime.watch import MEASURES, Watch
 
@@ -38,9 +39,9 @@ def _measure(name: str) -> str:
 
 
 def _statistics(name: str) -> str:
-    """A typer callback that refuses what is none of parallel.STATISTICS."""
-    if name not in ("average", "first"):
-        raise typer.BadParameter(f"{name!r} is none of average, first.")
+    """A typer callback that refuses what is none of STATISTICS."""
+    if name not in STATISTICS:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(STATISTICS)}.")
     return name
 
 
@@ -151,10 +152,10 @@ def run(
             callback=_statistics,
             help="Running statistics of several processes: average, or first for those of the first one.",
         ),
-    ] = "average",
+    ] = AVERAGE,
     rank_timeout: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="How long processes wait for each other.")
-    ] = 300.0,
+    ] = TIMEOUT,
     plot: Annotated[Path | None, typer.Option(help="Write the loss curve to this PNG.")] = None,
     save_state: Annotated[
         Path | None, typer.Option(help="Write all parameters and running statistics to this .npz.")

@@ -101,7 +101,7 @@ class Split:
 
     Attributes:
         ranks: who train.
-        statistics: what becomes of their running statistics, one of `parallel.STATISTICS`.
+        statistics: what becomes of their running statistics, one of `ranks.STATISTICS`.
     """
 
     ranks: Ranks

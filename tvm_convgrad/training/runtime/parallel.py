@@ -18,13 +18,10 @@ import numpy as np
 
 from tvm_convgrad.core.errors import ArtifactError, TrainingError
 from tvm_convgrad.training.runtime.loop import Updated, rightly_classified
-from tvm_convgrad.training.runtime.ranks import Alone, Ranks
+from tvm_convgrad.training.runtime.ranks import AVERAGE, FIRST, Alone, Ranks
 from tvm_convgrad.training.runtime.schema import Array
 from tvm_convgrad.training.runtime.session import Session
 from tvm_convgrad.training.runtime.source import Batch
-
-AVERAGE, FIRST = STATISTICS = ("average", "first")
-"""What becomes of running statistics, which each rank moves by its own batches: their mean, or those of rank 0."""
 
 
 class DataParallel:
@@ -183,9 +180,6 @@ def synchronise(session: Session, ranks: Ranks, micro_batches: int, statistics: 
 
 
 __all__ = [
-    "AVERAGE",
-    "FIRST",
-    "STATISTICS",
     "DataParallel",
     "ParallelStep",
     "check_split",

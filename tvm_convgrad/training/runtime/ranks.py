@@ -5,10 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tvm_convgrad.core.errors import ArtifactError
-from tvm_convgrad.training.runtime.schema import Array
+
+if TYPE_CHECKING:  # loads numpy, which the options of a command do without
+    from tvm_convgrad.training.runtime.schema import Array
+
+AVERAGE, FIRST = STATISTICS = ("average", "first")
+"""What becomes of running statistics, which each rank moves by its own batches: their mean, or those of rank 0."""
+
+TIMEOUT = 300.0
+"""Seconds that a rank waits for the others. It has to be longer than anything that one does while others wait."""
 
 T = TypeVar("T")
 
@@ -94,4 +102,4 @@ def check_agreement(ranks: Ranks, settings: Mapping[str, object]) -> None:
                 )
 
 
-__all__ = ["Alone", "Ranks", "check_agreement", "together"]
+__all__ = ["AVERAGE", "FIRST", "STATISTICS", "TIMEOUT", "Alone", "Ranks", "check_agreement", "together"]

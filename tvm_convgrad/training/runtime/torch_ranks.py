@@ -10,12 +10,10 @@ from datetime import timedelta
 from typing import TypeVar
 
 from tvm_convgrad.core.errors import SetupError, TrainingError, first_line
+from tvm_convgrad.training.runtime.ranks import TIMEOUT
 from tvm_convgrad.training.runtime.schema import Array
 
 T = TypeVar("T")
-
-TIMEOUT = 300.0
-"""Seconds that a rank waits for the others. It has to be longer than anything that one does while others wait."""
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -112,4 +110,4 @@ def local_ranks() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
-__all__ = ["TIMEOUT", "TorchRanks", "joined", "local_ranks"]
+__all__ = ["TorchRanks", "joined", "local_ranks"]
