@@ -3,31 +3,16 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
 
 from tvm_convgrad.training.compile.lower import compile_module, compile_step
 from tvm_convgrad.training.step.module import StepModule
-from tvm_convgrad.verify.bulk import QUICK_CONFIG
+from tvm_convgrad.verify.bulk import QUICK_CONFIG, linked
 
 PLAIN = {"kind": "llvm", "opt-level": 0}
 """Any CPU of this architecture, without LLVM's optimiser."""
-
-
-def linked(executable: Any) -> Any:
-    """A virtual machine of an executable, linked and loaded as a library.
-
-    Compiling in memory (LLVM's JIT) takes four times as long.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "linked.so")
-        executable.export_library(path)
-        library = tvm.runtime.load_module(path)
-    return relax.VirtualMachine(library, tvm.cpu())
 
 
 def quick_step(step: StepModule) -> Any:
