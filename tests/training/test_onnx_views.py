@@ -167,3 +167,44 @@ def test_tables_repeated_for_each_sample():
     np.testing.assert_array_equal(runner.predict(x), x + weight)
     runner.step(x, x, lr=float(x.size))
     np.testing.assert_array_equal(runner.named("parameter")["weight"], weight - 2 * 4 * weight)
+
+
+PLACES = {
+    "gather": "all = Shape(x)  extent = Gather(all, one)",
+    "slice": "all = Shape(x)  row = Slice(all, axis, end)  extent = Squeeze(row)",
+    "end": "row = Shape<start=1, end=2>(x)  extent = Squeeze(row)",
+}
+
+
+@pytest.mark.parametrize("extent", PLACES.values(), ids=PLACES)
+def test_places_from_one_extent_of_a_tensor_with_a_free_batch(extent: str) -> None:
+    """`out[:, 1:] = y` of torch.onnx.export: the places are a slice of the range of one extent, which is known.
+
+    128 elements, so that the mean of their squares is exact.
+    """
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 20]>
+    net (float[n,4,4] x) => (float[n,4,4] y) {{
+        {extent}
+        range = Range(zero, extent, one)
+        later = Slice(range, axis, last)
+        places = Unsqueeze(later, axis)
+        data = Transpose<perm=[1,0,2]>(x)
+        begin = Slice(data, first, three)
+        scaled = Mul(begin, weight)
+        written = ScatterND(data, places, scaled)
+        y = Transpose<perm=[1,0,2]>(written)
+    }}""")
+    values = {"zero": 0, "one": 1, "axis": [1], "end": [2], "last": [9], "first": [0], "three": [3]}
+    tensors = [onnx.numpy_helper.from_array(np.array(value, "int64"), name) for name, value in values.items()]
+    weight = np.array([1, -2, 3, 2], "float32")
+    proto.graph.initializer.extend([*tensors, onnx.numpy_helper.from_array(weight, "weight")])
+    x = np.random.default_rng(0).integers(-4, 5, (8, 4, 4)).astype("float32")
+    runner = Runner(build_step(from_onnx(proto), loss="mse", lr=1.0))
+    expected = np.concatenate([x[:, :1], x[:, :-1] * weight], 1)
+    np.testing.assert_array_equal(runner.predict(x), expected)
+    runner.step(x, expected, lr=1.0)
+    np.testing.assert_array_equal(runner.named("parameter")["weight"], weight)
+    runner.step(x, expected - np.eye(4, dtype="float32")[0], lr=float(x.size))
+    np.testing.assert_array_equal(
+        runner.named("parameter")["weight"], weight - 2 * np.array([x[:, :-1, 0].sum(), 0, 0, 0], "float32")
+    )
