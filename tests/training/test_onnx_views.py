@@ -150,6 +150,31 @@ def test_sizes_of_a_sum_with_a_resized_tensor():
     np.testing.assert_allclose(found, ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
+def test_resized_tensors_joined_with_others():
+    """A decoder (U-Net's): each resize reads the batch of what is joined to the one before."""
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+    net (float[n,2,8,4] x) => (float[n,4,8,4] y) {
+        half = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)
+        least = MaxPool<kernel_shape=[2,2], strides=[2,2]>(half)
+        n2 = Shape<start=0, end=2>(least)
+        sizes = Concat<axis=0>(n2, middle)
+        larger = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">
+            (least, , , sizes)
+        joined = Concat<axis=1>(larger, half)
+        m2 = Shape<start=0, end=2>(joined)
+        whole = Concat<axis=0>(m2, full)
+        largest = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">
+            (joined, , , whole)
+        y = Mul(largest, scale)
+    }""")
+    scale = np.array([[[1]], [[2]], [[3]], [[-1]]], "float32")
+    for name, value in (("middle", np.array([4, 2])), ("full", np.array([8, 4])), ("scale", scale)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    x = np.random.default_rng(0).integers(-4, 5, (3, 2, 8, 4)).astype("float32")
+    found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)
+    np.testing.assert_array_equal(found, ReferenceEvaluator(proto).run(None, {"x": x})[0])
+
+
 def test_tables_repeated_for_each_sample():
     """x.repeat(batch, 1, 1, 1) with a free batch; 128 elements, so that the mean of their squares is exact."""
     proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>

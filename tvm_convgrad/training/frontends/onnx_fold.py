@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
 
 _BATCH = "convgrad_batch"
+_STATED = "convgrad"
+"""The domain of nodes of which onnx knows nothing."""
 _ROUNDS = 16
 """Rounds of folding and inferring shapes: each gets behind one more reshape to computed extents."""
 
@@ -129,6 +131,10 @@ def known_extents(
             for name, extents in stated.items()
             if name in kinds
         )
+        copy.opset_import.append(onnx.helper.make_opsetid(_STATED, 1))
+        for node in copy.graph.node:
+            if node.output[0] in stated:  # else onnx's inference takes the first of the constant sizes for the batch
+                node.domain, node.op_type = _STATED, "Stated"
     graph = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
     found: dict[str, list[int | str | None]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
