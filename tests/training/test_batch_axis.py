@@ -15,6 +15,7 @@ from tvm_convgrad.training.step.build import build_step
 
 onnx = pytest.importorskip("onnx")
 from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes  # noqa: E402
 
 EXPORTED = 16
 RNG = np.random.default_rng(0)
@@ -240,6 +241,13 @@ def test_fixed_shapes_behind_a_symbolic_batch(batch):
     mixed = proto(("Reshape", "p s", {}), ("Relu", "y0", {}), ("Reshape", "y1 t", {}), s=[16, 8], t=[-1, 8], batch="N")
     with pytest.raises(ModelError, match=r"Reshape 'node0' has the constant shape \[16, 8\]"):
         from_onnx(mixed, batch=batch)
+
+
+def test_a_free_reshape_is_not_named_for_what_fails_behind_it():
+    """[1, -1, 4] merges the batch with an axis, as PyTorch's instance norm does, and takes any."""
+    other = proto(("Reshape", "p s", {}), ("Tile", "y0 t", {}), s=[1, -1, 4], t=[1, 2, 1], batch="N")
+    assert fixed_shapes(other) == []
+    assert "[1, -1, 4]" in fixed_shapes(proto(("Reshape", "p s", {}), s=[1, -1, 4]))[0]
 
 
 def relax_model(body, batch="n"):

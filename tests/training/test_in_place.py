@@ -43,7 +43,7 @@ def test_lines_in_place_are_not_fused():
     operands = [relax.Var(name, relax.TensorType((24, 16), "float32")) for name in "xy"]
     with builder.function("main", operands):
         with native_target():
-            call = overwriting(builder, function, "sum", operands, 1, operands[1].ty)
+            call = overwriting(builder, function, "sum", 1).call(operands, operands[1].ty)
         builder.emit_func_output(builder.emit(call))
     module = relax.transform.AnnotateTIROpPattern()(builder.get())
     assert module["sum_in_place"].attrs["op_pattern"] == OPAQUE

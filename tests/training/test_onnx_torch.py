@@ -137,6 +137,25 @@ def test_constants_are_no_parameters():
     assert list(from_onnx(proto).parameters) == ["gn.weight", "gn.bias"]
 
 
+def test_group_norms_of_one_group_beside_parameters_of_one_number():
+    """The one and the zero of the group are merged with an activation's scale and bias (PoolFormer's StarReLU)."""
+    call, activation = "aten.group_norm.default(%x, 1, %p_gn_weight, None)", "aten.mul.Tensor(%r3, %p_act_scale)"
+    nodes = [
+        node("Reshape", ["x", "val_0"], "r0", call, ["gn"]),
+        node("InstanceNormalization", ["r0", "act.scale", "act.bias"], "r1", call, ["gn"]),
+        node("Reshape", ["r1", "val_3"], "r2", call, ["gn"]),
+        node("Mul", ["r2", "val_4"], "r3", call, ["gn"]),
+        node("Mul", ["r3", "act.scale"], "r4", activation, ["act"]),
+        node("Add", ["r4", "act.bias"], "r5", "aten.add.Tensor(%r4, %p_act_bias)", ["act"]),
+    ]
+    shapes = {"val_0": np.array([0, 1, -1]), "val_3": np.array([3, 6, 2, 2])}
+    values = {"act.scale": ONES[:1], "act.bias": ZEROS[:1], "val_4": ONES.reshape(6, 1, 1)}
+    proto = graph(nodes, {**shapes, **values}, shape=(3, 6, 2, 2))
+    want = {"act.scale": (1,), "act.bias": (1,), "r1_ones": (1,), "r1_zeros": (1,), "gn.weight": (6,)}
+    check(proto, want, constants=("r1_ones", "r1_zeros"))
+    assert set(from_onnx(proto).parameters) == {"act.scale", "act.bias", "gn.weight"}
+
+
 def test_class_token_of_all_samples():
     """Expanded to the batch in advance, it would become a token of its own for each sample."""
     token = np.repeat(RNG.standard_normal((1, 1, 6)).astype("float32"), 3, 0)
@@ -291,3 +310,15 @@ def test_scales_that_are_not_told_stay(names):
     nodes = [node("Mul", ["x", "view"], "y", "aten.mul.Tensor(%x, %view)", ["a"])]
     proto = signed(graph(nodes, {"view": ONES.reshape(1, 6, 1, 1)}, shape=(3, 6, 2, 2)), *names)
     check(proto, {"view": (1, 6, 1, 1)}, computed=("view",))
+
+
+def test_counts_and_masks_are_no_parameters():
+    """An adaptive pool divides by how many elements each window has, integers that the exporter has converted."""
+    name = "convert_element_type_default_1"
+    nodes = [
+        node("Div", ["x", name], "y", f"aten.div.Tensor(%x, %{name})"),
+        node("Mul", ["y", "index"], "z", "aten.mul.Tensor(%y, %index)"),
+    ]
+    proto = graph(nodes, {name: 2 * ONES, "index": ONES.copy()})
+    check(proto, {name: (6,), "index": (6,)}, constants=[name], computed=["index"])
+    assert list(from_onnx(proto).parameters) == ["index"]

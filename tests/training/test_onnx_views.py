@@ -150,6 +150,31 @@ def test_sizes_of_a_sum_with_a_resized_tensor():
     np.testing.assert_allclose(found, ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
+def test_resized_tensors_joined_with_others():
+    """A decoder (U-Net's): each resize reads the batch of what is joined to the one before."""
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+    net (float[n,2,8,4] x) => (float[n,4,8,4] y) {
+        half = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)
+        least = MaxPool<kernel_shape=[2,2], strides=[2,2]>(half)
+        n2 = Shape<start=0, end=2>(least)
+        sizes = Concat<axis=0>(n2, middle)
+        larger = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">
+            (least, , , sizes)
+        joined = Concat<axis=1>(larger, half)
+        m2 = Shape<start=0, end=2>(joined)
+        whole = Concat<axis=0>(m2, full)
+        largest = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">
+            (joined, , , whole)
+        y = Mul(largest, scale)
+    }""")
+    scale = np.array([[[1]], [[2]], [[3]], [[-1]]], "float32")
+    for name, value in (("middle", np.array([4, 2])), ("full", np.array([8, 4])), ("scale", scale)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    x = np.random.default_rng(0).integers(-4, 5, (3, 2, 8, 4)).astype("float32")
+    found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)
+    np.testing.assert_array_equal(found, ReferenceEvaluator(proto).run(None, {"x": x})[0])
+
+
 def test_tables_repeated_for_each_sample():
     """x.repeat(batch, 1, 1, 1) with a free batch; 128 elements, so that the mean of their squares is exact."""
     proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
@@ -167,3 +192,44 @@ def test_tables_repeated_for_each_sample():
     np.testing.assert_array_equal(runner.predict(x), x + weight)
     runner.step(x, x, lr=float(x.size))
     np.testing.assert_array_equal(runner.named("parameter")["weight"], weight - 2 * 4 * weight)
+
+
+PLACES = {
+    "gather": "all = Shape(x)  extent = Gather(all, one)",
+    "slice": "all = Shape(x)  row = Slice(all, axis, end)  extent = Squeeze(row)",
+    "end": "row = Shape<start=1, end=2>(x)  extent = Squeeze(row)",
+}
+
+
+@pytest.mark.parametrize("extent", PLACES.values(), ids=PLACES)
+def test_places_from_one_extent_of_a_tensor_with_a_free_batch(extent: str) -> None:
+    """`out[:, 1:] = y` of torch.onnx.export: the places are a slice of the range of one extent, which is known.
+
+    128 elements, so that the mean of their squares is exact.
+    """
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 20]>
+    net (float[n,4,4] x) => (float[n,4,4] y) {{
+        {extent}
+        range = Range(zero, extent, one)
+        later = Slice(range, axis, last)
+        places = Unsqueeze(later, axis)
+        data = Transpose<perm=[1,0,2]>(x)
+        begin = Slice(data, first, three)
+        scaled = Mul(begin, weight)
+        written = ScatterND(data, places, scaled)
+        y = Transpose<perm=[1,0,2]>(written)
+    }}""")
+    values = {"zero": 0, "one": 1, "axis": [1], "end": [2], "last": [9], "first": [0], "three": [3]}
+    tensors = [onnx.numpy_helper.from_array(np.array(value, "int64"), name) for name, value in values.items()]
+    weight = np.array([1, -2, 3, 2], "float32")
+    proto.graph.initializer.extend([*tensors, onnx.numpy_helper.from_array(weight, "weight")])
+    x = np.random.default_rng(0).integers(-4, 5, (8, 4, 4)).astype("float32")
+    runner = Runner(build_step(from_onnx(proto), loss="mse", lr=1.0))
+    expected = np.concatenate([x[:, :1], x[:, :-1] * weight], 1)
+    np.testing.assert_array_equal(runner.predict(x), expected)
+    runner.step(x, expected, lr=1.0)
+    np.testing.assert_array_equal(runner.named("parameter")["weight"], weight)
+    runner.step(x, expected - np.eye(4, dtype="float32")[0], lr=float(x.size))
+    np.testing.assert_array_equal(
+        runner.named("parameter")["weight"], weight - 2 * np.array([x[:, :-1, 0].sum(), 0, 0, 0], "float32")
+    )

@@ -276,6 +276,8 @@ def _factor(extent: Extent) -> int | None:
 
 def _reshape(graph: _Graph, node: onnx.NodeProto) -> str:
     shape, data = graph.constant(node, 1), graph.shapes.get(node.input[0], [])
+    if graph.stored is None and -1 in shape and set(shape[: shape.index(-1)]) == {1}:
+        return ""  # [1, -1, 8, 8]: the batch is part of the extent that ONNX computes
     varies = any(not isinstance(extent, int) for extent in data)
     fixed = (graph.batched(node.input[0]) and shape[:1] > [0]) or (varies and min(shape, default=0) > 0)
     return f"the constant shape {shape}" if fixed else ""

@@ -9,6 +9,7 @@ them that have no gradient. All of it is known where the extents are; what depen
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
 
 _BATCH = "convgrad_batch"
+_STATED = "convgrad"
+"""The domain of nodes of which onnx knows nothing."""
 _ROUNDS = 16
 """Rounds of folding and inferring shapes: each gets behind one more reshape to computed extents."""
 
@@ -128,6 +131,10 @@ def known_extents(
             for name, extents in stated.items()
             if name in kinds
         )
+        copy.opset_import.append(onnx.helper.make_opsetid(_STATED, 1))
+        for node in copy.graph.node:
+            if node.output[0] in stated:  # else onnx's inference takes the first of the constant sizes for the batch
+                node.domain, node.op_type = _STATED, "Stated"
     graph = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
     found: dict[str, list[int | str | None]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -142,16 +149,20 @@ def _fold(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]])
     from onnx import helper, numpy_helper
 
     graph = proto.graph
-    known = {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    constants = {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    known = set(constants)
     taken: list[onnx.NodeProto] = []
     values: dict[str, npt.NDArray[np.generic]] = {}
+    vectors: dict[str, npt.NDArray[np.object_]] = {}
     for node in graph.node:
         if node.op_type == "Constant":
             continue
-        shape = extents.get(node.input[0]) if node.op_type in ("Shape", "Size") else None
-        if shape is not None and all(isinstance(extent, int) for extent in shape):
-            values[node.output[0]] = _extents_of(node, np.array(shape, "int64"))
+        picked = _picked_extents(node, extents, vectors, constants)
+        if picked is not None and all(isinstance(extent, int) for extent in picked.flat):
+            values[node.output[0]] = picked.astype("int64")
             known.add(node.output[0])
+        elif picked is not None:
+            vectors[node.output[0]] = picked
         elif _is_known(node, known):
             taken.append(node)
             known.update(node.output)
@@ -160,13 +171,13 @@ def _fold(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]])
         return False
     kept = [node for node in graph.node if node.op_type == "Constant" or not set(values).intersection(node.output)]
     read = {name for node in kept for name in _read_by(node)} | {output.name for output in graph.output}
-    constants = [
+    made = [
         helper.make_node("Constant", [], [name], name, value=numpy_helper.from_array(np.asarray(value), name))
         for name, value in values.items()
         if name in read
     ]
     del graph.node[:]
-    graph.node.extend([*constants, *kept])
+    graph.node.extend([*made, *kept])
     return True
 
 
@@ -213,12 +224,45 @@ def _is_known(node: onnx.NodeProto, known: Collection[str]) -> bool:
     return not inner and node.op_type not in _EVER_ANEW and bool(inputs) and all(name in known for name in inputs)
 
 
-def _extents_of(node: onnx.NodeProto, shape: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The result of Shape (with its attributes `start` and `end`) or Size."""
-    if node.op_type == "Size":
-        return np.array(shape.prod(), "int64")
-    bounds = {attribute.name: attribute.i for attribute in node.attribute}
-    return shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+def _picked_extents(
+    node: onnx.NodeProto,
+    extents: Mapping[str, list[int | str | None]],
+    vectors: Mapping[str, npt.NDArray[np.object_]],
+    constants: Mapping[str, onnx.TensorProto],
+) -> npt.NDArray[np.object_] | None:
+    """The extents of a tensor that a node gives, some of which need not be known; None of other nodes.
+
+    Args:
+        node: Shape (with its attributes `start` and `end`) or Size, or Gather or Slice of what such a node gives.
+        extents: of all tensors.
+        vectors: results of such nodes of which not all is known, by name.
+        constants: the constants of the graph.
+    """
+    from onnx import numpy_helper
+
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    if node.op_type in ("Shape", "Size"):
+        shape = extents.get(node.input[0])
+        if shape is None:
+            return None
+        if node.op_type == "Size":
+            whole = [extent for extent in shape if isinstance(extent, int)]
+            return np.array(math.prod(whole) if len(whole) == len(shape) else None, object)
+        return np.array(shape, object)[attributes.get("start", 0) : attributes.get("end", len(shape))]
+    if node.op_type not in ("Gather", "Slice") or node.input[0] not in vectors:
+        return None
+    if not all(name in constants for name in node.input[1:] if name):
+        return None
+    vector, *operands = (
+        vectors[node.input[0]],
+        *(numpy_helper.to_array(constants[name]) if name else None for name in node.input[1:]),
+    )
+    if vector.ndim != 1:
+        return None
+    if node.op_type == "Gather":
+        return np.asarray(vector[operands[0]], object)
+    bounds = [None if each is None else int(each.item()) for each in (*operands, None, None)]
+    return vector[slice(bounds[0], bounds[1], bounds[3])]
 
 
 def _evaluated(

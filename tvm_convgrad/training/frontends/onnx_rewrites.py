@@ -70,8 +70,8 @@ def rewritten_layers(exported: Exported, source: str) -> list[str]:
         what = "1 tensor is a result" if len(exported.kept) == 1 else f"{len(exported.kept)} tensors are results"
         shown = ", ".join(exported.kept[:_SHOWN]) + (", …" if len(exported.kept) > _SHOWN else "")
         notes.append(
-            f"{source}: {what} of the exporter ({shown}), which computes constants in advance; all parameters of the "
-            f"model are in the file apart from that, so what follows from constants is not trained. {_REMEDY}"
+            f"{source}: {what} of the exporter ({shown}), which computes constants in advance; they follow from no "
+            f"parameter, by the file's list of them or by their names, so they are not trained. {_REMEDY}"
         )
     return notes
 

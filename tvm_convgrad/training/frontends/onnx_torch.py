@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # optional packages, imported where they are needed
 
 _OF_PARAMETERS = re.compile(r"(linear|addmm|conv|layer_norm|batch_norm|embedding|lstm|gru|rnn)")
 """Names of values that layers with parameters give."""
+_OF_NO_PARAMETERS = re.compile(r"(convert_element_type_default|scalar_tensor_default|arange|full|linspace)(_\d+)?")
+"""Names of values that are made of numbers, or of integers and booleans: counts of adaptive pools, masks."""
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
 _SAVED = re.compile(r"^\w+: (?:PARAMETER|BUFFER) target='([^']+)'(?! persistent=False)", re.MULTILINE)
@@ -55,7 +57,8 @@ class Exported:
         proto: the graph.
         constants: initializers that are no parameters of the model.
         computed: initializers that the exporter has computed of the model's, which stay as parameters.
-        kept: those that it has computed although the graph has all parameters of the model; they are constants.
+        kept: those that it has computed although the graph has all parameters of the model, or of what is none by its
+            name; they are constants.
     """
 
     proto: onnx.ModelProto
@@ -83,7 +86,7 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     graph.restore_recurrent()
     uses: list[Use] = []
     reshaped: list[tuple[onnx.NodeProto, int, Call]] = []
-    constants, others = set(), set()
+    constants, others = graph.separate_group_norms(), set()
     for node, position, call in graph.operands():
         name = node.input[position]
         stored = "" if call is None else stored_argument(node, position, call, name)
@@ -106,7 +109,7 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     fixed = (constants - others) | (buffers - statistics)
     computed = [name for name in computed if name in used]
     known = graph.parameters and graph.parameters <= used
-    kept = [name for name in computed if known and not _OF_PARAMETERS.match(name)]
+    kept = [n for n in computed if (known and not _OF_PARAMETERS.match(n)) or _OF_NO_PARAMETERS.fullmatch(n)]
     return Exported(
         copy, frozenset(fixed & used).union(kept), tuple(name for name in computed if name not in kept), tuple(kept)
     )
@@ -212,6 +215,26 @@ class _Graph:
                 self._nodes[twin.name] = twin
                 for user in users:
                     user.input[:] = [renamed.get(each, each) for each in user.input]
+
+    def separate_group_norms(self) -> set[str]:
+        """Give group norms their own ones and zeros, an entry for each group, and return the names of these.
+
+        The exporter writes a group norm as InstanceNormalization, which scales by them, and what scales by the
+        parameters. Of one group they are one number each, and merged with parameters that are, such as StarReLU's.
+        """
+        found = set()
+        for node in self._proto.graph.node:
+            call = Call.of(node)
+            if node.op_type != "InstanceNormalization" or call is None or "group_norm" not in call.target:
+                continue
+            for position, kind in ((1, "ones"), (2, "zeros")):
+                value = self._values.get(node.input[position])
+                if value is not None and not INTERMEDIATE.fullmatch(node.input[position]):
+                    name = f"{node.output[0]}_{kind}"
+                    self._made[name] = value
+                    node.input[position] = name
+                    found.add(name)
+        return found
 
     def restore_biases(self) -> None:
         """Add the biases that the optimizer has removed as they were zero: in training they do not stay so."""

@@ -23,7 +23,7 @@ def max_pool(node: Node) -> relax.Expr | None:
         return None
     data, extents = node.tensor(), node.extents()
     if not all(isinstance(extent, int) for extent in extents):
-        raise node.refusal("its second result (places) needs fixed extents; give --batch N")
+        raise node.refusal("its second result (places) needs fixed extents")
     samples, channels, *spatial = [int(extent) for extent in extents]
     rank = len(spatial)
     kernel = node.integers("kernel_shape", ())

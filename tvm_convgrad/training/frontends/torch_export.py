@@ -20,6 +20,7 @@ import numpy as np
 from tvm_convgrad.core.errors import ModelError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
+from tvm_convgrad.training.frontends.torch_aliases import with_one_name
 from tvm_convgrad.training.frontends.torch_converters import converters
 from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
 from tvm_convgrad.training.frontends.torch_names import with_free_names
@@ -81,7 +82,7 @@ def from_exported_program(
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
-    program, public = with_free_names(program)
+    program, public = with_free_names(with_one_name(program))
     program = with_used_places(with_plain_dropout(program, source), source).run_decompositions(decompositions())
     _refuse_unsupported(program, source)
     inputs, results = _tensors_only(torch, program, source)

@@ -97,7 +97,7 @@ class _Sums(PyExprMutator):
                 call = self.builder_.call_te(found[1], *map(self.visit_expr, found[0]))
         super().visit_var_binding_(binding if call is None else relax.VarBinding(binding.var, call))
 
-    def _in_place(self, call: relax.Call) -> relax.Call:
+    def _in_place(self, call: relax.Call) -> relax.Call | None:
         """The call that adds to the first summand, or None where no function does both."""
         acc, more = call.args
         found = self._reduction(more)
@@ -105,7 +105,8 @@ class _Sums(PyExprMutator):
         operands = [*given, acc]
         own = [te.placeholder(constant_extents(each), element_type(each), f"p{i}") for i, each in enumerate(operands)]
         function = te.create_prim_func([*own, topi.add(own[-1], compute(*own[:-1]))]).with_attr("op_pattern", _OPAQUE)
-        return overwriting(self.builder_, function, "add_gradient", operands, len(own) - 1, call.ty)
+        made = overwriting(self.builder_, function, "add_gradient", len(own) - 1)
+        return None if made is None else made.call(operands, call.ty)
 
     def _is_free(self, variable: relax.Var) -> bool:
         """Whether nobody but the sum sees the memory of a variable."""

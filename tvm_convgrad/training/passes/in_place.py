@@ -9,6 +9,8 @@ therefore returns copies of the constants that it has.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -83,6 +85,7 @@ class _Update:
 
     def __init__(self, builder: relax.BlockBuilder, module: tvm.IRModule, function: relax.Function) -> None:
         self.builder, self.function = builder, function
+        self._made: dict[tuple[str, int], Overwriting | None] = {}
         self.bindings = list(bindings_of(function))
         flow = StateFlow(function)
         views = {view: flow.old[tensor] for view, tensor in owners(module, function).items() if tensor in flow.old}
@@ -131,35 +134,52 @@ class _Update:
         before, after = operands[old], binding.var
         if static_shape(before) != static_shape(after) or element_type(before) != element_type(after):
             return None
-        function = self.builder.get()[call.args[0]]
-        return overwriting(self.builder, function, call.args[0].name_hint, operands, old, binding.var.ty)
+        made = self._overwriting(call.args[0], old)
+        return None if made is None else made.call(operands, binding.var.ty)
+
+    def _overwriting(self, variable: relax.GlobalVar, onto: int) -> Overwriting | None:
+        """The function of this name over an operand, made once for all of its calls."""
+        key = (str(variable.name_hint), onto)
+        if key not in self._made:
+            self._made[key] = overwriting(self.builder, self.builder.get()[variable], key[0], onto)
+        return self._made[key]
 
 
-def overwriting(
-    builder: relax.BlockBuilder,
-    function: tvm.tirx.PrimFunc,
-    name: str,
-    operands: list[relax.Expr],
-    onto: int,
-    result: relax.TensorType,
-) -> relax.Call | None:
-    """The call of a TIR function that stores its result in the memory of operand number `onto`, or None.
+@dataclass(frozen=True)
+class Overwriting:
+    """A function that stores its result in the memory of one of its operands.
+
+    Attributes:
+        variable: its name in the module.
+        onto: the number of the operand.
+        repeated: it takes this operand once more, as its last parameter.
+    """
+
+    variable: relax.GlobalVar
+    onto: int
+    repeated: bool
+
+    def call(self, operands: Sequence[relax.Expr], result: relax.TensorType) -> relax.Call:
+        """The call with these operands, whose result has this type."""
+        operands = [*operands, operands[self.onto]] if self.repeated else list(operands)
+        number = len(operands) - 1 if self.repeated else self.onto
+        return relax.op.call_tir_inplace(self.variable, operands, [number], [result])
+
+
+def overwriting(builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: str, onto: int) -> Overwriting | None:
+    """The TIR function that stores its result in the memory of operand number `onto`, or None.
 
     Args:
         builder: to whose module the function is added, as `name` and "in_place".
         function: its parameters are the operands and the result.
-        result: the type of the result.
     """
     loops = scheduled_in_place(function, onto)
     if loops is not None:
         if "op_pattern" in (function.attrs or {}):  # else TVM looks at the loops, and may fuse them
             loops = loops.with_attr("op_pattern", function.attrs["op_pattern"])
-        return relax.op.call_tir_inplace(builder.add_func(loops, f"{name}_in_place"), operands, [onto], [result])
+        return Overwriting(builder.add_func(loops, f"{name}_in_place"), onto, False)
     sharing = sharing_memory(function, onto)
-    if sharing is None:
-        return None
-    variable = builder.add_func(sharing, f"{name}_in_place")
-    return relax.op.call_tir_inplace(variable, [*operands, operands[onto]], [len(operands)], [result])
+    return None if sharing is None else Overwriting(builder.add_func(sharing, f"{name}_in_place"), onto, True)
 
 
 def _with_copies(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:

@@ -3,13 +3,29 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
+import tvm
 from tvm import s_tir, tirx
 
 from relax_ops.compat import SBlockRealize
 
 PARALLEL_FROM = 8192  # scalar operations; less is not worth waking threads for
+
+
+class _Unchecked(s_tir.Schedule):
+    """TVM's schedule without the test of its arguments' Python types, which costs more than most primitives."""
+
+
+for _name, _method in vars(s_tir.Schedule).items():
+    if inspect.isfunction(_method):
+        setattr(_Unchecked, _name, inspect.unwrap(_method))
+
+
+def opened(function: tirx.PrimFunc) -> s_tir.Schedule:
+    """The schedule of a function, which is `main` of its module."""
+    return _Unchecked(tvm.IRModule({"main": function}))
 
 
 def root_blocks(schedule: s_tir.Schedule) -> list[s_tir.schedule.SBlockRV] | None:

@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, buffer_of
 from tvm_convgrad.codegen.hardware import machine_of
-from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, parallelise, root_blocks, work_of
+from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, opened, parallelise, root_blocks, work_of
 from tvm_convgrad.training.schedule.memory_bound import emitted, may_overwrite
 from tvm_convgrad.training.schedule.reductions import choose_tile, tile_reduction
 from tvm_convgrad.training.schedule.stages import Stage, itemsize, stage_of
@@ -50,7 +50,7 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 def scheduled(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the schedule of this module, or as it is where that does not apply."""
-    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    schedule = opened(function)
     try:
         blocks = root_blocks(schedule)
         if blocks is None:
@@ -72,7 +72,7 @@ def scheduled_in_place(function: tirx.PrimFunc, onto: int) -> tirx.PrimFunc | No
 
     None where that is impossible: an element is read after its place is taken, or a stage is not memory-bound.
     """
-    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    schedule = opened(function)
     try:
         blocks = root_blocks(schedule)
         if blocks is None:
@@ -88,7 +88,7 @@ def sharing_memory(function: tirx.PrimFunc, onto: int) -> tirx.PrimFunc | None:
 
     A reduction to which that operand is added begins with it, so that it needs no memory of its own either.
     """
-    schedule = s_tir.Schedule(tvm.IRModule({"main": function}))
+    schedule = opened(function)
     try:
         blocks = root_blocks(schedule)
         if blocks is None:
