@@ -191,7 +191,7 @@ def run(
     from tvm_convgrad.training.runtime.ranks import check_agreement, together
     from tvm_convgrad.training.runtime.reader import Reader
     from tvm_convgrad.training.runtime.session import Session
-    from tvm_convgrad.training.runtime.validation import check_measure
+    from tvm_convgrad.training.runtime.validation import check_measure, check_samples
     from tvm_convgrad.training.runtime.validation import validate as measure
 
     start = time.perf_counter()
@@ -218,6 +218,9 @@ def run(
             samples, test, held_out = read.train, read.test, read.held_out
             if held_out is not None:
                 check_measure(session, monitor)
+                check_samples(session, len(held_out), "validation")
+            if test is not None:
+                check_samples(session, len(test), "test")
             if require_accuracy is not None and (test is None or session.classes is None):
                 raise ArtifactError(
                     "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."

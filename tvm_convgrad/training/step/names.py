@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-LossName = Literal["cross_entropy", "nll", "bce", "mse", "l1", "huber"]
+LossName = Literal["cross_entropy", "nll", "bce", "mse", "l1", "huber", "model"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
-"""Loss functions; `losses` has what each computes."""
+"""Loss functions; `losses` has what each computes. "model": the model returns its loss itself."""
 LOSS_SETTINGS: Mapping[LossName, tuple[str, ...]] = MappingProxyType(
     {
         "cross_entropy": ("label_smoothing", "class_weights", "ignore_index"),
@@ -18,6 +18,7 @@ LOSS_SETTINGS: Mapping[LossName, tuple[str, ...]] = MappingProxyType(
         "mse": (),
         "l1": (),
         "huber": ("delta",),
+        "model": (),
     }
 )
 """The settings that each loss has."""
