@@ -228,8 +228,16 @@ def run(
             parts = ranks.size * (accumulate or 1)
             size = batch_size_of(session, batch_size, len(samples), parts)
             rate = float(session.artifact.options["lr"] if lr is None else lr)
+            rates = Schedule.parse(schedule or CONSTANT)
             fresh = Progress(
-                session.artifact.id, samples.digest, seed, size, rate, schedule or CONSTANT, micro_batches=parts
+                session.artifact.id,
+                samples.digest,
+                seed,
+                size,
+                rate,
+                rates.text,
+                micro_batches=parts,
+                planned=epochs if rates.spans_run else 0,
             )
         check_agreement(
             ranks,
@@ -258,7 +266,7 @@ def run(
                 held.enter_context(claimed(checkpoint_dir))
             keeper = Keeper(checkpoint_dir if first else None, checkpoint_every, session.state, allow_nonfinite)
             kept = Kept(rate=lr is None, schedule=schedule is None, micro_batches=accumulate is None)
-            progress = begin(session, fresh, keeper, kept, resume=resume)
+            progress = begin(session, fresh, keeper, kept, epochs, resume=resume)
             size = batch_size_of(session, batch_size, len(samples), progress.micro_batches)
         progress = shared(session, progress, ranks)
         resumed = len(progress.losses)

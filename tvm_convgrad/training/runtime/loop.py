@@ -142,7 +142,7 @@ def train(
         order = Order(progress.seed, progress.epoch, size, update.numbers.start, total, len(update.numbers))
         for batch, waited in _timed(source.batches(order, progress.position)):
             done = len(progress.losses)
-            rate = progress.lr * schedule.factor(done, steps, epochs, progress.losses)
+            rate = progress.lr * schedule.factor(done, steps, progress.planned or epochs, progress.losses)
             found = update(batch, done, rate)
             if not math.isfinite(found.loss) and not allow_nonfinite:
                 event = f"the loss became {found.loss} in step {done + 1} (epoch {progress.epoch + 1});"
