@@ -164,7 +164,7 @@ Optimizer = Annotated[
     typer.Option(
         metavar="|".join(OPTIMIZERS),
         callback=one_of(OPTIMIZERS),
-        help="Optimizer, with PyTorch's meaning of its settings.",
+        help="Optimizer, with PyTorch's meaning of its settings; lamb is that of its paper, for large batches.",
     ),
 ]
 ModelOutputs = Annotated[
@@ -202,7 +202,7 @@ Nesterov = Annotated[
 ]
 Betas = Annotated[
     tuple[float, float] | None,
-    typer.Option(help="Decay rates of the two moments, for adam and adamw. Default: 0.9 0.999."),
+    typer.Option(help="Decay rates of the two moments, for adam, adamw and lamb. Default: 0.9 0.999."),
 ]
 LossScale = Annotated[
     str | None,

@@ -95,6 +95,11 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
                 "build_step: an ensemble takes neither clip_norm, which would join its members' gradients, nor "
                 "decayed, as its biases have an axis of members; leave them out."
             )
+        if options.optimizer == "lamb":
+            raise UnsupportedError(
+                "build_step: lamb takes the norm of a parameter, which would join the members of an ensemble; choose "
+                "adamw."
+            )
         if options.is_scale_dynamic:
             raise UnsupportedError(
                 "build_step: an ensemble takes no loss_scale that adapts, which would join its members' gradients; "
