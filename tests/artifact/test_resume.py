@@ -42,6 +42,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
+    "lamb": {"optimizer": "lamb"},
 }
 
 

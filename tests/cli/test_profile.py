@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Command
+from tests.images.pictures import pixels, write_folder
 from tvm_convgrad.core.problem import ConvProblem
 
 
@@ -42,6 +43,14 @@ def test_every_operator_has_its_time_and_phase(
     shown = convgrad("profile", step, "--data", tiny_data, "--rows", 2, "--steps", 1)
     assert shown.code == 0
     assert "optimizer" in shown.out
+
+
+def test_a_batch_of_images_is_taken_as_run_takes_it(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    write_folder(tmp_path / "train", pixels(9, 6, 6, 1))
+    arguments = ["profile", tiny_step, "--steps", 1, "--augment", "flip", "--data"]
+    assert convgrad(*arguments, tmp_path, "--json").json["batch"] == 8
+    convgrad(*arguments, tmp_path / "train" / "ant").assert_sentence("train")
 
 
 def _count(shape: list[int]) -> int:

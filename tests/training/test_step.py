@@ -241,7 +241,7 @@ def test_gradients_are_listed_by_descriptor():
     ("options", "sentence"),
     [
         ({"loss": "hinge"}, "loss = 'hinge' is unknown"),
-        ({"optimizer": "lamb"}, "optimizer = 'lamb' is unknown"),
+        ({"optimizer": "lion"}, "optimizer = 'lion' is unknown"),
         ({"optimizer": "adam", "momentum": 0.9}, "adam has no setting 'momentum'"),
         ({"momentum": -0.1}, "momentum >= 0"),
         ({"lr": float("nan")}, "lr >= 0"),

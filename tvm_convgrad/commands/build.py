@@ -37,6 +37,7 @@ def build(
     batch: options.Batch = None,
     params: options.Params = None,
     model_output: options.ModelOutputs = None,
+    model_target: options.ModelTarget = None,
     train: options.Train = None,
     optimizer: options.Optimizer = "sgd",
     lr: options.Rate = None,
@@ -75,7 +76,8 @@ def build(
     The step is the forward pass, the loss, all gradients and the optimizer's update.
     """
     trained = tuple(filter(None, (train or "").split(",")))
-    source = ModelOptions(model, options.parse_batch(batch), params, options.parse_outputs(model_output), trained)
+    outputs = options.chosen_outputs(loss, model_output, model_target)
+    source = ModelOptions(model, options.parse_batch(batch), params, outputs, trained)
     backends = options.parse_offload(offload)
     start = time.perf_counter()
 

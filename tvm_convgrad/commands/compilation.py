@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from tvm_convgrad.commands import options
 from tvm_convgrad.commands.stages import print_warnings
 from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -29,14 +30,15 @@ class ModelOptions:
         source: the model file, or file.py:function.
         batch: samples of a step, "dynamic" for any number, or None for the model's own batch.
         params: the file of a Relay program's parameters, if it is not the default one.
-        outputs: the outputs that are trained, with the weights of their losses; None: the only output.
+        outputs: the outputs that are trained, with the weights of their losses, or how the model returns its loss
+            itself; None: the only output.
         trained: patterns of the parameters that are trained; none: all of them.
     """
 
     source: str
     batch: int | Literal["dynamic"] | None = None
     params: Path | None = None
-    outputs: dict[str, float] | None = None
+    outputs: dict[str, float] | OwnLoss | None = None
     trained: tuple[str, ...] = ()
 
     def load(self) -> Model | TrainingProgram:

@@ -28,6 +28,7 @@ def explain(
     batch: options.Batch = None,
     params: options.Params = None,
     model_output: options.ModelOutputs = None,
+    model_target: options.ModelTarget = None,
     loss: options.Loss = "cross_entropy",
     dtype: options.DType = "float32",
     results: options.Results = None,
@@ -52,7 +53,8 @@ def explain(
 
     Of a library that `build` wrote the options are those of the build; those here are for a model.
     """
-    source = ModelOptions(model, options.parse_batch(batch), params, options.parse_outputs(model_output))
+    outputs = options.chosen_outputs(loss, model_output, model_target)
+    source = ModelOptions(model, options.parse_batch(batch), params, outputs)
     backends = options.parse_offload(offload)
     from tvm_convgrad.report.gradients import (
         describe_convolutions,

@@ -14,6 +14,7 @@ from tvm_convgrad.commands import options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.core.errors import ArtifactError, ModelError, SetupError, UnsupportedError
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 if TYPE_CHECKING:
     from tvm_convgrad.training.runtime.artifact import Artifact
@@ -237,9 +238,13 @@ def _write_predictor(
 
 def _defaults(artifact: Artifact, source: ModelOptions) -> dict[str, Any]:
     """What is not given, as the step was built: the outputs, and the batch of one of its micro-batches."""
-    names = list(artifact.options.get("outputs", {}))[:1]
-    outputs = {"outputs": dict.fromkeys(names, 1.0)} if names else {}
+    taken = artifact.options
+    names = list(taken.get("outputs", {}))[:1]
+    outputs: dict[str, Any] = {"outputs": dict.fromkeys(names, 1.0)} if names else {}
+    if "model_target" in taken:
+        chosen = [*names, *filter(None, [taken["predicted"]])]
+        outputs = {"outputs": OwnLoss(dict.fromkeys(chosen, 1.0), taken["model_target"])}
     batch = artifact.inputs[0].shape[0]
     if source.batch is not None:
         return outputs
-    return outputs | {"batch": batch // int(artifact.options["accumulate"]) if isinstance(batch, int) else "dynamic"}
+    return outputs | {"batch": batch // int(taken["accumulate"]) if isinstance(batch, int) else "dynamic"}

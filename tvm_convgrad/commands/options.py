@@ -13,6 +13,7 @@ import typer
 from tvm_convgrad.core.catalogue import BY_SHORT, WORDS
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload import registry
+from tvm_convgrad.training.model.own_loss import MODEL_LOSS, OwnLoss
 from tvm_convgrad.training.step import options as step_options
 from tvm_convgrad.training.step.names import (
     BATCH_NORMS,
@@ -136,7 +137,8 @@ Loss = Annotated[
         metavar="|".join(LOSSES),
         callback=one_of(LOSSES),
         help="Loss that is minimised. cross_entropy (of scores) and nll (of their logarithms) take class numbers; bce "
-        "(of scores), mse, l1 and huber take values.",
+        "(of scores), mse, l1 and huber take values. model: the model takes the target, too, and returns the loss "
+        "itself, a mean over the batch.",
     ),
 ]
 LabelSmoothing = Annotated[
@@ -162,7 +164,7 @@ Optimizer = Annotated[
     typer.Option(
         metavar="|".join(OPTIMIZERS),
         callback=one_of(OPTIMIZERS),
-        help="Optimizer, with PyTorch's meaning of its settings.",
+        help="Optimizer, with PyTorch's meaning of its settings; lamb is that of its paper, for large batches.",
     ),
 ]
 ModelOutputs = Annotated[
@@ -171,7 +173,14 @@ ModelOutputs = Annotated[
         "--model-output",
         metavar="NAME[=WEIGHT]",
         help="For a model with several outputs: one that is trained, and the weight of its loss (1 by default). "
-        "Repeatable: the loss is the weighted sum, and the first output is the predictions.",
+        "Repeatable: the loss is the weighted sum, and the first output is the predictions. With --loss model: a loss, "
+        "or the predictions.",
+    ),
+]
+ModelTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--model-target", metavar="NAME", help="With --loss model: the input that is the target. Default: the last one."
     ),
 ]
 Train = Annotated[
@@ -193,7 +202,7 @@ Nesterov = Annotated[
 ]
 Betas = Annotated[
     tuple[float, float] | None,
-    typer.Option(help="Decay rates of the two moments, for adam and adamw. Default: 0.9 0.999."),
+    typer.Option(help="Decay rates of the two moments, for adam, adamw and lamb. Default: 0.9 0.999."),
 ]
 LossScale = Annotated[
     str | None,
@@ -414,6 +423,23 @@ def parse_outputs(texts: Sequence[str] | None) -> dict[str, float] | None:
             raise typer.BadParameter(f"--model-output {name} is given twice; give each output once.")
         found[name] = weight
     return found
+
+
+def chosen_outputs(loss: str, texts: Sequence[str] | None, target: str | None) -> dict[str, float] | OwnLoss | None:
+    """The values of --model-output and --model-target, for `load_model`.
+
+    Raises:
+        typer.BadParameter: as `parse_outputs`, or a target without --loss model.
+    """
+    outputs = parse_outputs(texts)
+    if loss == MODEL_LOSS:
+        return OwnLoss(outputs, target)
+    if target is not None:
+        raise typer.BadParameter(
+            f"--model-target {target}: only a model that returns its loss takes its target, and "
+            f"the loss is {loss}; add --loss {MODEL_LOSS}, or leave it out."
+        )
+    return outputs
 
 
 def parse_directions(text: str, everything: Sequence[str]) -> list[str]:

@@ -3,19 +3,29 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import image_options, options
+
+if TYPE_CHECKING:  # loads numpy
+    from tvm_convgrad.training.runtime.data import Samples
+    from tvm_convgrad.training.runtime.images.source import ImageSource
 
 
 def profile(
     step: Annotated[Path, typer.Argument(help="The library that `convgrad build` wrote.")],
     data: Annotated[
-        Path | None, typer.Option(help=".npz as `run` takes it, for the batch. Default: random numbers.")
+        Path | None, typer.Option(help="Data as `run` takes them, for the batch. Default: random numbers.")
     ] = None,
+    mean: image_options.Mean = None,
+    std: image_options.Std = None,
+    fit: image_options.Fit = "crop",
+    convert_channels: image_options.ConvertChannels = False,
+    augment: image_options.Augment = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in a batch, for a step with a dynamic batch. Default: 32.")
     ] = None,
@@ -40,12 +50,15 @@ def profile(
     from tvm_convgrad.report.tables import print_json
     from tvm_convgrad.threads import use_threads
     from tvm_convgrad.training.runtime.artifact import is_for_gpu
-    from tvm_convgrad.training.runtime.data import load_samples, random_samples
+    from tvm_convgrad.training.runtime.data import random_samples
     from tvm_convgrad.training.runtime.loop import batch_size_of
+    from tvm_convgrad.training.runtime.reader import Reader
     from tvm_convgrad.training.runtime.session import Session
-    from tvm_convgrad.training.runtime.source import batches_of_epoch
+    from tvm_convgrad.training.runtime.source import Order
     from tvm_convgrad.training.runtime.timeline import record
 
+    # Of all images one batch is decoded, here and when it is needed.
+    images = image_options.image_options(mean, std, fit, convert_channels, augment, workers=0, memory=0)
     for path in (trace, plot):
         if path is not None:
             check_destination(path)
@@ -53,16 +66,18 @@ def profile(
     session = Session(step)
     if is_for_gpu(session.artifact.manifest):
         raise UnsupportedError(f"profile: {step} runs on a GPU, whose calls end before its work; use Nsight Systems.")
+    reader = Reader(session, images)
     if data is None:
         size = session.batch or batch_size or 32
-        samples = random_samples(session.inputs, session.target, session.classes, size)
+        samples: Samples | ImageSource = random_samples(session.inputs, session.target, session.classes, size)
     else:
-        found = load_samples(data, session.inputs, session.target, "train", session.classes, session.ignored)
-        assert found is not None  # only of other parts than "train"
+        found = reader.read(data, "train", given=True)
+        assert found is not None  # `given` parts are there, or an error
         samples = found
     size = batch_size_of(session, batch_size, len(samples))
-    inputs, target = samples.rows(batches_of_epoch(0, 0, len(samples), size)[0])
-    timeline = record(session, inputs, target, steps)
+    with closing(reader):
+        batch = next(samples.batches(Order(seed=0, epoch=0, size=size)))
+        timeline = record(session, batch.inputs, batch.target, steps)
     measured = measure_roofline(Peak(native_target(), used))
     limits = Limits(measured.gflops, measured.bandwidth)
     convolutions = [*session.artifact.gradients, *session.artifact.forward]

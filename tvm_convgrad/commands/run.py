@@ -191,7 +191,7 @@ def run(
     from tvm_convgrad.training.runtime.ranks import check_agreement, together
     from tvm_convgrad.training.runtime.reader import Reader
     from tvm_convgrad.training.runtime.session import Session
-    from tvm_convgrad.training.runtime.validation import check_measure
+    from tvm_convgrad.training.runtime.validation import check_measure, check_samples
     from tvm_convgrad.training.runtime.validation import validate as measure
 
     start = time.perf_counter()
@@ -218,6 +218,9 @@ def run(
             samples, test, held_out = read.train, read.test, read.held_out
             if held_out is not None:
                 check_measure(session, monitor)
+                check_samples(session, len(held_out), "validation")
+            if test is not None:
+                check_samples(session, len(test), "test")
             if require_accuracy is not None and (test is None or session.classes is None):
                 raise ArtifactError(
                     "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
@@ -225,8 +228,16 @@ def run(
             parts = ranks.size * (accumulate or 1)
             size = batch_size_of(session, batch_size, len(samples), parts)
             rate = float(session.artifact.options["lr"] if lr is None else lr)
+            rates = Schedule.parse(schedule or CONSTANT)
             fresh = Progress(
-                session.artifact.id, samples.digest, seed, size, rate, schedule or CONSTANT, micro_batches=parts
+                session.artifact.id,
+                samples.digest,
+                seed,
+                size,
+                rate,
+                rates.text,
+                micro_batches=parts,
+                planned=epochs if rates.spans_run else 0,
             )
         check_agreement(
             ranks,
@@ -255,7 +266,7 @@ def run(
                 held.enter_context(claimed(checkpoint_dir))
             keeper = Keeper(checkpoint_dir if first else None, checkpoint_every, session.state, allow_nonfinite)
             kept = Kept(rate=lr is None, schedule=schedule is None, micro_batches=accumulate is None)
-            progress = begin(session, fresh, keeper, kept, resume=resume)
+            progress = begin(session, fresh, keeper, kept, epochs, resume=resume)
             size = batch_size_of(session, batch_size, len(samples), progress.micro_batches)
         progress = shared(session, progress, ranks)
         resumed = len(progress.losses)

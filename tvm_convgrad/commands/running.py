@@ -35,7 +35,7 @@ class Kept:
     micro_batches: bool
 
 
-def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resume: bool) -> Progress:
+def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, epochs: int, *, resume: bool) -> Progress:
     """The progress to start from: that of a checkpoint, whose state the session then has, or `fresh`.
 
     Args:
@@ -43,6 +43,7 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resu
         fresh: the progress of a run that begins, with what this command was given.
         keeper: of the checkpoints.
         kept: what of a checkpoint's settings stays.
+        epochs: of the run, that of before --resume included.
         resume: whether to go on from a checkpoint.
 
     Raises:
@@ -78,7 +79,15 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resu
     keeper.found(checkpoint)
     session.state = checkpoint.state
     found.lr = found.lr if kept.rate else fresh.lr
-    found.schedule = found.schedule if kept.schedule else fresh.schedule
+    if not kept.schedule:
+        found.schedule, found.planned = fresh.schedule, fresh.planned
+    elif found.planned not in (0, epochs):
+        stderr().print(
+            f"the schedule {found.schedule} goes on over the {found.planned} epochs that it was begun with, not the "
+            f"{epochs} of --epochs; give --schedule, too, to lay it out for these",
+            markup=False,
+            soft_wrap=True,
+        )
     stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)
     return found
 

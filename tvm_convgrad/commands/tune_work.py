@@ -12,6 +12,7 @@ import typer
 from tvm_convgrad.commands import options
 from tvm_convgrad.commands.stages import print_warnings
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 if TYPE_CHECKING:  # TVM's start-up time: the command line is checked first
     from tvm.target import Target
@@ -39,7 +40,7 @@ class TuneSources:
     suites: str | None
     directions: tuple[str, ...]
     batch: int | Literal["dynamic"] | None
-    outputs: dict[str, float] | None
+    outputs: dict[str, float] | OwnLoss | None
     layout: str
     loss: str
     dtype: str
@@ -58,7 +59,9 @@ class TuneSources:
         if set(self.directions) - set(DIRECTIONS):
             raise typer.BadParameter(f"--direction {','.join(self.directions)}: use {', '.join(DIRECTIONS)}.")
         if self.model is None and self.outputs is not None:
-            raise typer.BadParameter("--model-output is for MODEL; problems and suites have no outputs to choose.")
+            raise typer.BadParameter(
+                "--model-output and --loss model are for MODEL; problems and suites have no outputs to choose."
+            )
         if self.model is None and (self.results is not None or (self.problems and self.dtype != "float32")):
             raise typer.BadParameter("--results is for MODEL; the types of a --problem are in its descriptor (_dt=).")
 

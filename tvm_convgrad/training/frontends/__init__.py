@@ -12,13 +12,14 @@ from tvm_convgrad.training.frontends.registry import Batch, Format, Request, all
 if TYPE_CHECKING:  # the help of commands lists the formats without TVM
     from tvm_convgrad.training.model.model import Model
     from tvm_convgrad.training.model.outputs import Outputs
+    from tvm_convgrad.training.model.own_loss import OwnLoss
     from tvm_convgrad.training.model.program import TrainingProgram
 
 __all__ = ["Batch", "Format", "Request", "all_formats", "load_model", "require_file", "shown_formats"]
 
 
 def load_model(
-    path: str | Path, *, batch: Batch = None, params: str | Path | None = None, outputs: Outputs | None = None
+    path: str | Path, *, batch: Batch = None, params: str | Path | None = None, outputs: Outputs | OwnLoss | None = None
 ) -> Model | TrainingProgram:
     """Read a model file, or a program that computes its own gradients.
 
@@ -30,6 +31,7 @@ def load_model(
         params: values of a Relay program's parameters, a file of relay.save_param_dict.
         outputs: names of the outputs to train, each with the weight of its loss; the first one is the predictions.
             None takes the only output of the model; a model with several is refused then, and its outputs are listed.
+            OwnLoss: the model takes the target and returns its loss itself.
 
     Raises:
         ModelError: the file is missing, damaged or of another format, uses operators that cannot be imported (all of
@@ -45,7 +47,9 @@ def load_model(
         raise ModelError(f"{text}: {error}") from error
 
 
-def _loaded(text: str, batch: Batch, params: str | Path | None, outputs: Outputs | None) -> Model | TrainingProgram:
+def _loaded(
+    text: str, batch: Batch, params: str | Path | None, outputs: Outputs | OwnLoss | None
+) -> Model | TrainingProgram:
     if batch is not None and batch != "dynamic" and (not isinstance(batch, int) or batch < 1):
         raise ModelError(f"{text}: batch must be a positive integer or 'dynamic', but is {batch!r}.")
     chosen, path, function = _format_of(text)

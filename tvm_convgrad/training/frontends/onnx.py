@@ -36,6 +36,7 @@ from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir
 from tvm_convgrad.training.model.batch_axis import BatchError
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, from_module
 from tvm_convgrad.training.model.outputs import Outputs
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import onnx
@@ -45,7 +46,7 @@ _TRIED = 2
 """The batch that is tried for a file without one, to find out whether its symbolic batch is at fault."""
 
 
-def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
+def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | None = None) -> Model:
     """Read an ONNX file.
 
     Raises:
@@ -70,7 +71,7 @@ def from_onnx(
     proto: onnx.ModelProto,
     *,
     batch: int | str | None = None,
-    outputs: Outputs | None = None,
+    outputs: Outputs | OwnLoss | None = None,
     source: str = "ONNX model",
 ) -> Model:
     """The model of an ONNX ModelProto.

@@ -18,11 +18,12 @@ from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.model.model import Model, from_module, input_count
 from tvm_convgrad.training.model.outputs import Outputs
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 _RETURNS = "an IRModule, a pair (IRModule, {name: array}), or a tvm_convgrad.training.model.model.Model"
 
 
-def load_function(path: Path, name: str, batch: int | str | None, outputs: Outputs | None = None) -> Model:
+def load_function(path: Path, name: str, batch: int | str | None, outputs: Outputs | OwnLoss | None = None) -> Model:
     """Run `path` and call its function `name`, which returns an IRModule with `main`, (IRModule, params) or a Model.
 
     A function that takes an argument `batch` gets the chosen batch if there is one (an int, or "dynamic").
@@ -69,10 +70,13 @@ def _arguments(function: Callable[..., Any], batch: int | str | None, source: st
     return given
 
 
-def _as_model(result: object, batch: int | str | None, outputs: Outputs | None, source: str) -> Model:
+def _as_model(result: object, batch: int | str | None, outputs: Outputs | OwnLoss | None, source: str) -> Model:
     if isinstance(result, Model):
         if outputs is not None:
-            raise ModelError(f"{source} returned a Model, whose outputs are chosen already; leave --model-output out.")
+            raise ModelError(
+                f"{source} returned a Model, whose outputs are chosen already; leave "
+                "--model-output and --loss model out, or return a module."
+            )
         return result
     module, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(module, tvm.IRModule) or not isinstance(values, Mapping):

@@ -17,6 +17,7 @@ from tvm_convgrad.training.frontends import formats
 if TYPE_CHECKING:
     from tvm_convgrad.training.model.model import Model
     from tvm_convgrad.training.model.outputs import Outputs
+    from tvm_convgrad.training.model.own_loss import OwnLoss
     from tvm_convgrad.training.model.program import TrainingProgram
 
 Batch = int | Literal["dynamic"] | None
@@ -35,7 +36,7 @@ class Request:
     function: str = ""
     batch: Batch = None
     params: Path | None = None
-    outputs: Outputs | None = None
+    outputs: Outputs | OwnLoss | None = None
 
 
 def _is_of_any(_path: Path) -> bool:

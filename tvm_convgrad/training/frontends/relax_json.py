@@ -13,9 +13,10 @@ from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.model.model import Array, Model, from_module, input_count
 from tvm_convgrad.training.model.outputs import Outputs
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 
-def load_json(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
+def load_json(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | None = None) -> Model:
     """Read a Relax IRModule with a function `main`: inputs first (attribute `num_input`, default 1), then weights.
 
     Parameters are taken by name from the .npz file beside it; without that file, or for names that it lacks, they

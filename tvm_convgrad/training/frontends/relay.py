@@ -14,11 +14,12 @@ from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.model.initialise import initial_value, roles_of
 from tvm_convgrad.training.model.model import Array, Model, from_module, schema_of
 from tvm_convgrad.training.model.outputs import Outputs
+from tvm_convgrad.training.model.own_loss import OwnLoss
 from tvm_convgrad.training.model.program import TARGETS, TrainingProgram, recognise
 
 
 def load_relay(
-    path: Path, batch: int | str | None, params: Path | None = None, outputs: Outputs | None = None
+    path: Path, batch: int | str | None, params: Path | None = None, outputs: Outputs | OwnLoss | None = None
 ) -> Model | TrainingProgram:
     """Read a Relay program; a function that returns a loss and gradients becomes a training program.
 
@@ -45,7 +46,8 @@ def load_relay(
             raise ModelError(f"{source}: the batch of a program with gradients is fixed; leave --batch out.")
         if outputs is not None:
             raise ModelError(
-                f"{source} returns a loss and its gradients, so there is no output to choose; leave --model-output out."
+                f"{source} returns a loss and its gradients, so there is no output to choose; leave --model-output and "
+                "--loss model out."
             )
         return program
     function = _inputs_first(module["main"], values)

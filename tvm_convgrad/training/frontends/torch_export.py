@@ -28,6 +28,7 @@ from tvm_convgrad.training.frontends.torch_places import listed, name_of
 from tvm_convgrad.training.frontends.torch_random import with_plain_dropout
 from tvm_convgrad.training.model.model import Array, Model, from_module
 from tvm_convgrad.training.model.outputs import Outputs
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
     import torch
@@ -43,7 +44,7 @@ _REPLACE_RANDOM = (
 )
 
 
-def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | None = None) -> Model:
+def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | None = None) -> Model:
     """Read a file written by torch.export.save.
 
     Raises:
@@ -67,7 +68,7 @@ def from_exported_program(
     program: torch.export.ExportedProgram,
     *,
     batch: int | str | None = None,
-    outputs: Outputs | None = None,
+    outputs: Outputs | OwnLoss | None = None,
     source: str = "ExportedProgram",
 ) -> Model:
     """The model of a torch.export.ExportedProgram, exported in train or eval mode.

@@ -21,8 +21,8 @@ class BatchError(ModelError):
     """A model some shape of which fixes another batch than the one of its inputs."""
 
 
-def check_batch(module: tvm.IRModule, function: str, num_inputs: int, num_states: int, source: str) -> None:
-    """Check that what a function returns behind `num_states` states has the batch of its inputs on axis 0.
+def check_batch(module: tvm.IRModule, function: str, num_inputs: int, behind: int, source: str) -> None:
+    """Check that what a function returns behind its first `behind` results has the batch of its inputs on axis 0.
 
     TVM's shape inference accepts what it cannot refute, such as a reshape of [n, 8] to [16, 8]. So a function with a
     symbolic batch is inferred once more with a number for it.
@@ -32,12 +32,12 @@ def check_batch(module: tvm.IRModule, function: str, num_inputs: int, num_states
         ModelError: an input or a result has no batch on axis 0.
     """
     batch = _batch_of(module[function].params[:num_inputs], source)
-    results = _result_types(module[function])[num_states:]
+    results = _result_types(module[function])[behind:]
     if isinstance(batch, int):
         for result in results:
             _check_result(result, batch, str(batch), source)
         return
-    for result in _result_types(_with_batch(module, function, batch, source))[num_states:]:
+    for result in _result_types(_with_batch(module, function, batch, source))[behind:]:
         _check_result(result, PROBE, str(batch), source)
 
 
@@ -72,7 +72,8 @@ def _check_result(result: relax.Expr, batch: int, shown: str, source: str) -> No
     shape = static_shape(relax.Var("output", result))
     if not shape:
         raise ModelError(
-            f"{source}: its predictions are a scalar; return one row a sample, and leave the loss to the step (--loss)."
+            f"{source}: its predictions are a scalar; return one row a sample, and leave the loss to the step "
+            "(--loss), or, if this is the loss, build with --loss model."
         )
     if shape[0] != batch:
         found = [shown if extent == batch else str(extent) for extent in shape]

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax
 
 from relax_ops.vmap.parameters import vmap_over_parameters
-from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.core.errors import ModelError, UnsupportedError
 from tvm_convgrad.training.ir.graph import builder_with_tir, element_type, function_scope, static_shape
 from tvm_convgrad.training.model.model import Array, Model, schema_of
 
@@ -40,6 +40,11 @@ def ensemble(models: Sequence[Model], *, own_data: bool = False) -> Model:
     if not models:
         raise ModelError("ensemble: no models were given; give at least one.")
     first = models[0]
+    if first.target is not None:
+        raise UnsupportedError(
+            f"ensemble: {first.source} returns its loss itself, which would be one loss of all members; give models "
+            "that return predictions, and choose the loss of the step."
+        )
     for number, other in enumerate(models):
         if other.members is not None:
             raise ModelError(f"ensemble: model {number} is an ensemble itself; give its members one by one.")

@@ -23,8 +23,10 @@ from tvm_convgrad.training.ir.graph import (
     static_shape,
 )
 from tvm_convgrad.training.model.batch_axis import check_batch
+from tvm_convgrad.training.model.checked_indices import CHECKED_INDICES
 from tvm_convgrad.training.model.initialise import initial_value, roles_of
-from tvm_convgrad.training.model.outputs import Outputs, select_outputs
+from tvm_convgrad.training.model.outputs import Outputs, Selected, select_losses, select_outputs
+from tvm_convgrad.training.model.own_loss import OwnLoss
 
 Array = np.ndarray[Any, Any]
 BATCH_NORM = "relax.nn.batch_norm"
@@ -54,6 +56,10 @@ class Model:
     `frozen`: weights that are not trained, whose new value is the old one. `warnings` are sentences about the file
     that a user should read; `origins` has, by name of an operator of Relax, what in the file it was made of.
 
+    A model that returns its loss itself (see `OwnLoss`) has a `target`, which the function takes behind the inputs. The
+    `outputs` are its losses, scalars, with their weights; behind them it returns the predictions, if it has some: their
+    name is `predicted`.
+
     An ensemble (see `ensemble`) has a number of `members`: parameters and states have them along axis 0, predictions
     along axis 1, and so have inputs and targets if each member has its `own_data`.
     """
@@ -70,6 +76,18 @@ class Model:
     warnings: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
     origins: Mapping[str, str] = field(default_factory=dict)
+    target: TensorSchema | None = None
+    predicted: str = ""
+
+    @property
+    def leading(self) -> int:
+        """How many parameters of the function come before its weights."""
+        return len(self.inputs) + (self.target is not None)
+
+    @property
+    def returned(self) -> int:
+        """How many results of the function come before the new states."""
+        return len(self.outputs) + bool(self.predicted)
 
     @property
     def relax_function(self) -> relax.Function:
@@ -95,7 +113,7 @@ def from_module(
     train_scalars: bool = False,
     names: Mapping[str, str] | None = None,
     output_names: Sequence[str] | None = None,
-    outputs: Outputs | None = None,
+    outputs: Outputs | OwnLoss | None = None,
     source: str = "IRModule",
     seed: int = 0,
 ) -> Model:
@@ -111,7 +129,8 @@ def from_module(
         train_scalars: train parameters of rank 0, too, which otherwise become constants.
         names: what to call parameters in the result, by their names here (a framework's own dotted names).
         output_names: what to call the outputs behind the states; default: the names of the returned variables.
-        outputs: the outputs to keep, and the weights of their losses (see `outputs`); None: the only one.
+        outputs: the outputs to keep, and the weights of their losses (see `outputs`), or how the model returns its loss
+            itself (`OwnLoss`); None: the only one.
 
     Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become states, and
     so do those that `state_outputs` names; integer parameters become constants, frozen or not; parameters that nothing
@@ -123,9 +142,7 @@ def from_module(
         BatchError: the same, where some shape of a model with a symbolic batch is fixed.
     """
     count = input_count(_relax_function(module, function, source), num_inputs, source)
-    selected = select_outputs(
-        module, function, state_outputs=state_outputs, names=output_names, wanted=outputs, source=source
-    )
+    selected = _selected(module, function, count, outputs, state_outputs, output_names, source)
     module, state_outputs = selected.module, selected.state_outputs
     original = module[function]
     inputs, weights = list(original.params[:count]), list(original.params[count:])
@@ -158,7 +175,10 @@ def from_module(
         raise ModelError(
             f"{source} has no floating-point parameter to train; export it with its weights as inputs or initializers."
         )
-    check_batch(module, function, count, len(state_outputs), source)
+    losses = 0 if selected.target is None else len(selected.outputs)
+    check_batch(module, function, count, len(state_outputs) + losses, source)
+    if selected.target is not None:
+        inputs.append(inputs.pop(selected.target))
     baked = _baked_statistics(original)
     fresh = {param: relax.Var(str(param.name), param.ty) for param in [*inputs, *trained.values(), *states.values()]}
     for param, var in fresh.items():
@@ -171,25 +191,53 @@ def from_module(
     builder = builder_with_tir(module)
     with function_scope(builder, function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
         with builder.dataflow():
-            results = _fields(builder, replay(builder, original, environment, {BATCH_NORM: flow.rewrite}))
+            rewrites = {BATCH_NORM: flow.rewrite, **(CHECKED_INDICES if selected.target is not None else {})}
+            results = _fields(builder, replay(builder, original, environment, rewrites))
             for name, result in zip(state_outputs, results, strict=False):
                 if name in state_vars:
                     flow.newest[state_vars[name]] = result
             results = results[len(state_outputs) :]
+            results[:losses] = [_scalar(builder, result) for result in results[:losses]]
             returned = [builder.emit_output(result) for result in results]
             returned += [builder.emit_output(flow.newest[var]) for var in state_vars.values()]
         builder.emit_func_output(relax.Tuple(returned))
     public = dict(names or {})
+    schemas = [schema_of(param) for param in inputs]
+    target = None if selected.target is None else schemas.pop()
     return Model(
         module=builder.get(),
         function=function,
-        inputs=tuple(schema_of(param) for param in inputs),
+        inputs=tuple(schemas),
         parameters={public.get(name, name): values[name] for name in trained},
         states={public.get(name, name): values[name] for name in state_vars},
         source=source,
         outputs=selected.outputs,
         frozen=frozenset(public.get(name, name) for name in kept),
+        target=target,
+        predicted=selected.predicted,
     )
+
+
+def _selected(
+    module: tvm.IRModule,
+    function: str,
+    count: int,
+    outputs: Outputs | OwnLoss | None,
+    state_outputs: Sequence[str],
+    names: Sequence[str] | None,
+    source: str,
+) -> Selected:
+    """The chosen outputs; arguments as `from_module`."""
+    if isinstance(outputs, OwnLoss):
+        return select_losses(
+            module, function, count, state_outputs=state_outputs, names=names, choice=outputs, source=source
+        )
+    return select_outputs(module, function, state_outputs=state_outputs, names=names, wanted=outputs, source=source)
+
+
+def _scalar(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+    """A tensor of one element as one of no axes."""
+    return builder.emit(relax.op.reshape(value, relax.ShapeExpr([]))) if static_shape(value) else value
 
 
 class _StateFlow:

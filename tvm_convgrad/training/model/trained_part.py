@@ -39,7 +39,7 @@ def train_only(model: Model, patterns: Sequence[str]) -> Model:
             raise ModelError(f"{model.source} has no parameter that {pattern!r} matches; {_near(model, pattern)}.")
     trained = [name for name in model.parameters if any(_matches(name, pattern) for pattern in patterns)]
     frozen = [name for name in model.parameters if name not in trained]
-    original, inputs = model.relax_function, len(model.inputs)
+    original, inputs = model.relax_function, model.leading
     fresh = [relax.Var(str(param.name), param.ty) for param in original.params]
     by_name = dict(zip(model.parameters, fresh[inputs:], strict=False))
     states = fresh[inputs + len(model.parameters) :]

@@ -34,8 +34,9 @@ class Progress:
 
     `epoch` counts finished epochs, `position` the batches done of the next one, so the next batch is number
     `position` of epoch `epoch`, both from 0. `artifact` and `data` are SHA-256 digests. `losses` has one float for
-    each step so far. `schedule` is the text of a `Schedule`; checkpoints of before there were any have none. `best` is
-    the best measure named `monitor` of all validations, found after `best_step` steps, and `stale` the validations
+    each step so far. `schedule` is the text of a `Schedule`; checkpoints of before there were any have none. `planned`
+    is the number of epochs that it was laid out for, 0 if that does not matter, or is that of the run. `best` is the
+    best measure named `monitor` of all validations, found after `best_step` steps, and `stale` the validations
     since then; without a validation they are as here. A batch of `batch_size` samples is of `micro_batches` parts.
     """
 
@@ -53,6 +54,7 @@ class Progress:
     best_step: int = 0
     stale: int = 0
     micro_batches: int = 1
+    planned: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ def save(
     del place["losses"]
     if progress.schedule == CONSTANT:
         del place["schedule"]  # so that earlier versions read the checkpoints of constant rates
+    if not progress.planned:
+        del place["planned"]  # the same for those that do not depend on the length of the run
     if not progress.monitor:
         for name in ("monitor", "best", "best_step", "stale"):
             del place[name]  # the same for runs without validation
@@ -183,7 +187,7 @@ def _wrong_field(progress: Progress) -> str:
     for name in ("artifact", "data"):
         if not isinstance(getattr(progress, name), str):
             return f"{name} is {getattr(progress, name)!r}, not a digest"
-    zero = ("seed", "epoch", "position", "best_step", "stale")
+    zero = ("seed", "epoch", "position", "best_step", "stale", "planned")
     numbers = [*((name, 0) for name in zero), ("batch_size", 1), ("micro_batches", 1)]
     for name, least in numbers:
         value = getattr(progress, name)

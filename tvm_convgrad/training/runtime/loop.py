@@ -142,13 +142,15 @@ def train(
         order = Order(progress.seed, progress.epoch, size, update.numbers.start, total, len(update.numbers))
         for batch, waited in _timed(source.batches(order, progress.position)):
             done = len(progress.losses)
-            rate = progress.lr * schedule.factor(done, steps, epochs, progress.losses)
+            rate = progress.lr * schedule.factor(done, steps, progress.planned or epochs, progress.losses)
             found = update(batch, done, rate)
             if not math.isfinite(found.loss) and not allow_nonfinite:
                 event = f"the loss became {found.loss} in step {done + 1} (epoch {progress.epoch + 1});"
                 if cause := update.cause(_bad_samples(session, source, batch)):
                     raise DataError(f"{event} {cause}: mend the data.")
-                raise TrainingError(f"{event} train with a smaller learning rate than {rate:g}.")
+                raise TrainingError(
+                    f"{event} train with a smaller learning rate than {rate:g}{_labels(session, batch)}."
+                )
             progress.losses.append(found.loss)
             is_last = progress.position + 1 == steps
             progress.epoch, progress.position = (
@@ -165,6 +167,17 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
         if batch is None:
             return
         yield batch, time.perf_counter() - begin
+
+
+def _labels(session: Session, batch: Batch) -> str:
+    """What else may be wrong where a model returns its loss itself: which labels it takes is not known."""
+    target = batch.target
+    if not session.returns_loss or target.dtype.kind not in "iu" or not target.size:
+        return ""
+    return (
+        f", or look for labels that the model's loss does not take (the targets of this batch are from {target.min()} "
+        f"to {target.max()})"
+    )
 
 
 def _bad_samples(session: Session, source: Source, batch: Batch) -> str:

@@ -16,7 +16,9 @@ epochs, as their users call them.
                                                 fallen by a part of `threshold` for more than `patience` epochs
 
 `warmup=N` may be added to each but onecycle: over the first N epochs (a fraction, too) the rate grows linearly to what
-the schedule begins with, which then has the rest of the run.
+the schedule begins with, which then has the rest of the run. A run that goes on with more epochs keeps the length that
+its schedule was begun with, as the state_dict of PyTorch's schedulers does; cosine, linear and onecycle then stay at
+what they end with.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def _multistep(run: Run, values: Mapping[str, float], at: Sequence[float]) -> fl
 
 
 def _cosine(run: Run, values: Mapping[str, float], _at: Sequence[float]) -> float:
-    return values["end"] + (1 - values["end"]) * (1 + math.cos(math.pi * run.step / run.steps)) / 2
+    return values["end"] + (1 - values["end"]) * (1 + math.cos(math.pi * min(run.step / run.steps, 1.0))) / 2
 
 
 def _linear(run: Run, values: Mapping[str, float], _at: Sequence[float]) -> float:
@@ -97,11 +99,15 @@ def _plateau(run: Run, values: Mapping[str, float], _at: Sequence[float]) -> flo
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of schedule, the numbers that it takes and their defaults (None: it must be given), and its factor."""
+    """A kind of schedule, the numbers that it takes and their defaults (None: it must be given), and its factor.
+
+    `spans_run`: the factor depends on the length of the run.
+    """
 
     factor: Factor
     values: Mapping[str, float | None] = field(default_factory=dict)
     milestones: bool = False
+    spans_run: bool = False
     warms_up: bool = True
 
 
@@ -109,9 +115,9 @@ KINDS: Mapping[str, _Kind] = {
     "constant": _Kind(_constant),
     "step": _Kind(_step, {"every": None, "gamma": 0.1}),
     "multistep": _Kind(_multistep, {"gamma": 0.1}, milestones=True),
-    "cosine": _Kind(_cosine, {"end": 0.0}),
-    "linear": _Kind(_linear, {"start": 1.0, "end": 0.0}),
-    "onecycle": _Kind(_onecycle, {"up": 0.3, "start": 1 / 25, "end": 1 / 25 / 1e4}, warms_up=False),
+    "cosine": _Kind(_cosine, {"end": 0.0}, spans_run=True),
+    "linear": _Kind(_linear, {"start": 1.0, "end": 0.0}, spans_run=True),
+    "onecycle": _Kind(_onecycle, {"up": 0.3, "start": 1 / 25, "end": 1 / 25 / 1e4}, spans_run=True, warms_up=False),
     "plateau": _Kind(_plateau, {"factor": 0.1, "patience": 10.0, "threshold": 1e-4}),
 }
 """By name."""
@@ -169,13 +175,18 @@ class Schedule:
             raise UnsupportedError(f"schedule {text!r}: every is at least 1 epoch, and up a part of the run, 0 to 1.")
         return cls(text, name, numbers, tuple(sorted(at)), warmup)
 
+    @property
+    def spans_run(self) -> bool:
+        """Whether the factor depends on the length of the run."""
+        return KINDS[self.kind].spans_run
+
     def factor(self, step: int, per_epoch: int, epochs: int, losses: Sequence[float]) -> float:
         """The factor on the learning rate of a step.
 
         Args:
             step: its number from 0.
             per_epoch: steps of an epoch.
-            epochs: of the whole run.
+            epochs: that the schedule was laid out for.
             losses: of the steps before it.
         """
         warming = round(self.warmup * per_epoch)

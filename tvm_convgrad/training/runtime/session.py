@@ -71,11 +71,16 @@ class Session:
 
     @property
     def classes(self) -> int | None:
-        """The number of classes of the model, or None if the targets are not class numbers."""
-        if not self.target.dtype.startswith("int"):
+        """The number of classes of the model, or None if the targets are not class numbers that a loss is known of."""
+        if self.returns_loss or not self.target.dtype.startswith("int"):
             return None
         classes = self.prediction.shape[1]  # [batch, classes, ...], as cross_entropy has it
         return classes if isinstance(classes, int) else None
+
+    @property
+    def returns_loss(self) -> bool:
+        """Whether the model returns its loss itself (build --loss model): what its target means is not known then."""
+        return bool(self.artifact.options.get("loss") == "model")
 
     @property
     def ignored(self) -> int | None:
@@ -157,7 +162,7 @@ class Session:
             lr: the learning rate; default: the one given to `build`.
 
         Returns:
-            The loss of the batch before the update, and the predictions.
+            The loss of the batch before the update, and the predictions (the loss again if there are none).
 
         Raises:
             ArtifactError: an array of the wrong shape, element type or range.
@@ -225,9 +230,11 @@ class Session:
         """The loss and the predictions of a batch, with running statistics and without dropout; arguments as `step`.
 
         Raises:
-            ArtifactError: an array of the wrong shape, element type or range; or the step was not built with --split.
+            ArtifactError: an array of the wrong shape, element type or range; or the step was not built with --split
+                (one whose model returns its loss itself need not be).
         """
-        self._check_split()
+        if not self.returns_loss:
+            self._check_split()
         loss, predictions = self._call("evaluate", *self._batch(x, y), tuple(self._state))
         return float(loss.numpy()), array_of(predictions)
 
@@ -277,6 +284,11 @@ class Session:
         Raises:
             ArtifactError: an array of the wrong shape or element type, or a step that does not give one row a sample.
         """
+        if not self.prediction.shape:
+            raise ArtifactError(
+                f"{self.artifact.path}: the model returns its loss alone (build --loss model), so that nothing is "
+                "predicted; let it return predictions besides, which do not depend on the target."
+            )
         arrays = self._accept(x, {}, rows=True)
         samples = len(arrays[0])
         if not samples:

@@ -108,15 +108,43 @@ class Quality:
 def validate(session: Session, source: Source, ranks: Ranks | None = None) -> dict[str, float]:
     """The measures of a session's predictions for all samples (see `Quality.measures`).
 
-    Of a model with several outputs the loss is that of the predictions alone. Ranks share the samples out, and all get
-    the measures.
+    Of a model with several outputs the loss is that of the predictions alone. A model that returns its loss itself has
+    no other measure than the mean of its losses of whole batches, the last one of fewer samples if the batch is free.
+    Ranks share the samples out, and all get the measures.
+
     """
     quality, ranks = Quality(), ranks or Alone()
+    if session.returns_loss:
+        return _own_loss(session, source, ranks)
     for inputs, target, _ in source.in_order(session.batch or BATCH, ranks.rank, ranks.size):
         predictions = session.predict(inputs if len(inputs) > 1 else inputs[0])
         quality.add(predictions, target, session.artifact.options, session.classes)
     quality.sum_over(ranks, session.classes or 0)
     return quality.measures(session.classes, len(session.target.shape) > 1)
+
+
+def _own_loss(session: Session, source: Source, ranks: Ranks) -> dict[str, float]:
+    """The mean of the losses that the model returns, each counted as often as its batch has samples."""
+    total = np.zeros(2)
+    for inputs, target, _ in source.in_order(session.batch or BATCH, ranks.rank, ranks.size):
+        if session.batch in (None, len(target)):
+            loss, _ = session.evaluate(inputs if len(inputs) > 1 else inputs[0], target)
+            total += (loss * len(target), len(target))
+    ranks.sum(total)
+    return {"loss": float(total[0] / total[1]) if total[1] else math.nan}
+
+
+def check_samples(session: Session, count: int, what: str) -> None:
+    """Refuse samples that do not fill one batch of a model that returns its loss itself.
+
+    Raises:
+        ArtifactError: with the sentence of the rule.
+    """
+    if session.returns_loss and count < (session.batch or 1):
+        raise ArtifactError(
+            f"{session.artifact.path}: {count} {what} samples do not fill one batch of {session.batch}, of which the "
+            "model returns its loss; give more, or build with --batch dynamic."
+        )
 
 
 def check_measure(session: Session, name: str) -> None:
@@ -126,6 +154,13 @@ def check_measure(session: Session, name: str) -> None:
         ArtifactError: the measures that they have are named.
     """
     measures = Quality().measures(session.classes, len(session.target.shape) > 1)
+    if session.returns_loss:
+        if name != "loss":
+            raise ArtifactError(
+                f"--monitor {name}: {session.artifact.path} returns its loss itself (build --loss model), and what its "
+                "target means is not known; leave --monitor out."
+            )
+        return
     if name not in measures:
         raise ArtifactError(
             f"--monitor {name}: predictions of {session.artifact.path} have the measures {', '.join(measures)}; name "
@@ -177,4 +212,4 @@ def _loss_of_values(predictions: Array, target: Array, options: Mapping[str, Any
     return float(elements.sum()), float(elements.size)
 
 
-__all__ = ["Quality", "check_measure", "validate"]
+__all__ = ["Quality", "check_measure", "check_samples", "validate"]

@@ -26,9 +26,6 @@ from tvm_convgrad.training.ir.micro_batches import MICRO_BATCHES
 from tvm_convgrad.training.model.model import Model, schema_of
 from tvm_convgrad.training.step import batch_norm, dropout
 from tvm_convgrad.training.step.layout import convert_layout
-from tvm_convgrad.training.step.losses.combined import ensemble_loss, target_of, weighted_sum
-from tvm_convgrad.training.step.losses.loss import Loss
-from tvm_convgrad.training.step.losses.table import find_loss
 from tvm_convgrad.training.step.micro_batches import (
     added,
     check_batches,
@@ -50,6 +47,7 @@ from tvm_convgrad.training.step.module import (
     unscaled,
 )
 from tvm_convgrad.training.step.names import DYNAMIC
+from tvm_convgrad.training.step.objective import Objective, objective_of
 from tvm_convgrad.training.step.optimizers import Optimizer, make_optimizer
 from tvm_convgrad.training.step.options import StepOptions
 from tvm_convgrad.training.step.precision import narrow
@@ -77,7 +75,7 @@ class _Parts:
     optimizer: Optimizer
     state: State
     forward: relax.Function
-    loss: Loss
+    objective: Objective
 
 
 def step_of_model(model: Model, options: StepOptions) -> StepModule:
@@ -89,42 +87,52 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
         ModelError: operators without gradient (all of them are named), or a shape that the loss does not fit.
     """
     accumulate = options.accumulate
-    check_batches(accumulate, model.inputs)
+    check_batches(accumulate, [*model.inputs, *([] if model.target is None else [model.target])])
     optimizer = make_optimizer(options.optimizer, options.given_settings)
-    loss = find_loss(options.loss, options.loss_settings)
     if model.members is not None:
         if options.clip_norm is not None or options.decayed != "all":
             raise UnsupportedError(
                 "build_step: an ensemble takes neither clip_norm, which would join its members' gradients, nor "
                 "decayed, as its biases have an axis of members; leave them out."
             )
+        if options.optimizer == "lamb":
+            raise UnsupportedError(
+                "build_step: lamb takes the norm of a parameter, which would join the members of an ensemble; choose "
+                "adamw."
+            )
         if options.is_scale_dynamic:
             raise UnsupportedError(
                 "build_step: an ensemble takes no loss_scale that adapts, which would join its members' gradients; "
                 "give a number."
             )
-        loss = ensemble_loss(loss, model.members, model.own_data)
+    objective = objective_of(model, options)
     drops = options.dropout_mode == "train" and dropout.OP in operator_counts(model.relax_function)
     counted = optimizer.needs_step or drops
-    forward = _loss_function(model, loss, options, drops=drops, counted=counted)
+    forward = _loss_function(objective, options, drops=drops, counted=counted)
     state = initial_state(model, optimizer, counted, averaged=options.ema is not None, scaled=options.is_scale_dynamic)
-    parts = _Parts(model, options, optimizer, state, forward, loss)
+    parts = _Parts(model, options, optimizer, state, forward, objective)
     builder = builder_with_tir(model.module)
     _emit_step(builder, parts)
-    _emit_predict(builder, parts)
+    if objective.predicts:
+        _emit_predict(builder, parts)
     emit_init(builder, parts.state)
+    names = [name for name in FUNCTIONS if name != "predict" or objective.predicts]
+    if options.split or objective.loss is None:  # validations have no other way to a loss of the model's own
+        _emit_evaluate(builder, parts)
+        names.append("evaluate")
     flat = flat_layout(parts.state, model.source) if options.split else None
     if flat is not None:
         _emit_split(builder, parts, flat)
-    names = [*FUNCTIONS, *(SPLIT_FUNCTIONS if options.split else ())]
+        names += [name for name in SPLIT_FUNCTIONS if name not in names]
     module = relax.transform.DeadCodeElimination(names)(builder.get())
     module = convert_layout(narrow(module, options.dtype, options.results), options.layout)
     target = schema_of(forward.params[len(model.inputs)], "target")
+    prediction = module["predict"].ret_ty if objective.predicts else module["step"].ret_ty.fields[1]
     return StepModule(
         module=module,
         inputs=tuple(whole_schema(schema, accumulate) for schema in model.inputs),
         target=whole_schema(target, accumulate),
-        prediction=schema_of(relax.Var("prediction", module["predict"].ret_ty), "prediction"),
+        prediction=schema_of(relax.Var("prediction", prediction), "prediction"),
         state=parts.state.schemas,
         initial_state=parts.state.values,
         options={
@@ -144,6 +152,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
             "seed": options.seed,
             **options.normalisation,
             "outputs": dict(model.outputs),
+            **({} if model.target is None else {"model_target": model.target.name, "predicted": model.predicted}),
             "source": model.source,
         },
         gradients=gradient_descriptors(module["step"]),
@@ -151,17 +160,19 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     )
 
 
-def _loss_function(model: Model, loss: Loss, options: StepOptions, *, drops: bool, counted: bool) -> relax.Function:
-    """f(inputs, target, parameters, states, [step], [scale]) -> (scaled loss, loss, predictions, new states...)."""
-    original = model.relax_function
+def _loss_function(objective: Objective, options: StepOptions, *, drops: bool, counted: bool) -> relax.Function:
+    """f(inputs, target, parameters, states, [step], [scale]) -> (scaled loss, loss, predictions, new states...).
+
+    The predictions of a model that returns its loss alone are the loss.
+    """
+    model, original = objective.model, objective.model.relax_function
     rewrites: dict[str, Rewrite] = {dropout.OP: dropout.identity}
     fresh = fresh_parameters(original)
-    environment = Environment(original.params, fresh)
-    inputs, rest = fresh[: len(model.inputs)], fresh[len(model.inputs) :]
+    inputs, rest = fresh[: len(model.inputs)], fresh[model.leading :]
     states = dict(zip(model.states, rest[len(model.parameters) :], strict=True))
     rewrites |= batch_norm.rewrites(options.bn, {states[name] for name in model.frozen})
-    count = len(model.outputs)
-    target = relax.Var("target", target_of(loss, original.ret_ty.fields[:count], model.outputs, model.source))
+    target = objective.target()
+    environment = Environment(original.params, objective.arguments(inputs, target, rest))
     counter = [relax.Var(STEP_COUNTER, relax.TensorType((), "int64"))] if counted else []
     if drops:
         rewrites[dropout.OP] = dropout.seeded(options.seed, counter[0])
@@ -170,12 +181,12 @@ def _loss_function(model: Model, loss: Loss, options: StepOptions, *, drops: boo
     with function_scope(builder, "loss", [*inputs, target, *rest, *counter, *factor]):
         with builder.dataflow():
             result = replay(builder, original, environment, rewrites)
-            results, new_states = list(result.fields[:count]), list(result.fields[count:])
-            predictions = results[0]
+            results, new_states = result.fields[: model.returned], list(result.fields[model.returned :])
             for number, (name, old) in enumerate(states.items()):
                 if batch_norm.is_kept_counter(name, options.bn, model.frozen):
                     new_states[number] = old
-            value = weighted_sum(builder, (loss.value(builder, result, target) for result in results), model.outputs)
+            value = objective.value(builder, results, target)
+            predictions = objective.predictions(results) if objective.predicts else value
             # A share of the mean of the micro-batches' losses: no gradient has to be divided afterwards.
             share = options.scale / options.accumulate
             scaled = builder.emit(relax.op.multiply(value, scalar(share, element_type(value))))
@@ -218,11 +229,13 @@ def _emit_gradients(builder: relax.BlockBuilder, parts: _Parts, leading: list[re
         )
         _, own_loss, own_predictions, *statistics = results
         losses.append(own_loss)
-        predictions.append(own_predictions)
+        if parts.objective.predicts:
+            predictions.append(own_predictions)
         gradients = added(builder, gradients, more)
+    loss = mean(builder, losses)
     return Computed(
-        mean(builder, losses),
-        joined(builder, predictions),
+        loss,
+        joined(builder, predictions) if predictions else loss,
         unscaled(builder, gradients, parts.options, layout.scale(fields)),
         statistics,
     )
@@ -247,12 +260,11 @@ def _emit_split(builder: relax.BlockBuilder, parts: _Parts, flat: FlatLayout) ->
 
     emit_gradients(builder, leading, computed, parts.state, _attributes(parts))
     emit_apply(builder, flat, parts.optimizer, parts.state, parts.options)
-    _emit_evaluate(builder, parts)
 
 
 def _emit_evaluate(builder: relax.BlockBuilder, parts: _Parts) -> None:
     """evaluate(inputs, target, state) -> (loss, predictions), as `predict` computes them, with the loss of `step`."""
-    model, layout, count = parts.model, parts.state, parts.options.accumulate
+    model, layout, count, objective = parts.model, parts.state, parts.options.accumulate, parts.objective
     original, leading = model.relax_function, _leading(parts)
     state = relax.Var("state", layout.type)
     with function_scope(builder, "evaluate", [*leading, state]):
@@ -262,18 +274,21 @@ def _emit_evaluate(builder: relax.BlockBuilder, parts: _Parts) -> None:
             predictions: list[relax.Expr] = []
             for number in range(count):
                 *samples, target = (part(builder, tensor, number, count) for tensor in leading)
-                environment = Environment(original.params, [*samples, *fields])
-                results = replay(builder, original, environment, _INFERENCE).fields[: len(model.outputs)]
-                each = (parts.loss.value(builder, result, target) for result in results)
-                losses.append(weighted_sum(builder, each, model.outputs))
-                predictions.append(results[0])
-            output = builder.emit_output(relax.Tuple([mean(builder, losses), joined(builder, predictions)]))
+                environment = Environment(original.params, objective.arguments(samples, target, fields))
+                results = replay(builder, original, environment, _INFERENCE).fields
+                losses.append(objective.value(builder, results, target))
+                found = objective.predictions(results)
+                predictions += [] if found is None else [found]
+            loss = mean(builder, losses)
+            joined_predictions = joined(builder, predictions) if predictions else loss
+            output = builder.emit_output(relax.Tuple([loss, joined_predictions]))
         builder.emit_func_output(output)
 
 
 def _emit_predict(builder: relax.BlockBuilder, parts: _Parts) -> None:
     """predict(inputs, state) -> predictions, with running statistics and without dropout."""
     original, layout, count = parts.model.relax_function, parts.state, parts.options.accumulate
+    objective = parts.objective
     inputs = [whole(param, count) for param in original.params[: len(parts.model.inputs)]]
     state = relax.Var("state", layout.type)
     with function_scope(builder, "predict", [*inputs, state]):
@@ -282,7 +297,8 @@ def _emit_predict(builder: relax.BlockBuilder, parts: _Parts) -> None:
             predictions = []
             for number in range(count):
                 samples = [part(builder, tensor, number, count) for tensor in inputs]
-                environment = Environment(original.params, [*samples, *fields])
-                predictions.append(replay(builder, original, environment, _INFERENCE).fields[0])
+                arguments = objective.without_target(builder, samples, fields)
+                results = replay(builder, original, Environment(original.params, arguments), _INFERENCE).fields
+                predictions.append(objective.predictions(results))
             output = builder.emit_output(joined(builder, predictions))
         builder.emit_func_output(output)

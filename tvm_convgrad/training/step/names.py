@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-LossName = Literal["cross_entropy", "nll", "bce", "mse", "l1", "huber"]
+LossName = Literal["cross_entropy", "nll", "bce", "mse", "l1", "huber", "model"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
-"""Loss functions; `losses` has what each computes."""
+"""Loss functions; `losses` has what each computes. "model": the model returns its loss itself."""
 LOSS_SETTINGS: Mapping[LossName, tuple[str, ...]] = MappingProxyType(
     {
         "cross_entropy": ("label_smoothing", "class_weights", "ignore_index"),
@@ -18,19 +18,21 @@ LOSS_SETTINGS: Mapping[LossName, tuple[str, ...]] = MappingProxyType(
         "mse": (),
         "l1": (),
         "huber": ("delta",),
+        "model": (),
     }
 )
 """The settings that each loss has."""
 
-OptimizerName = Literal["sgd", "adam", "adamw"]
+OptimizerName = Literal["sgd", "adam", "adamw", "lamb"]
 OPTIMIZER_DEFAULTS: Mapping[OptimizerName, Mapping[str, Any]] = MappingProxyType(
     {
         "sgd": {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
         "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
+        "lamb": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2},
     }
 )
-"""The settings that each optimizer has, and their defaults, those of torch.optim (lr of SGD: 0.1)."""
+"""The settings that each optimizer has, and their defaults, of torch.optim (lr of SGD: 0.1) and LAMB's paper."""
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 """Update rules; `optimizers` has what each computes."""
 

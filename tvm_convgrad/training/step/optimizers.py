@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGD, Adam and AdamW as Relax expressions, by the update rules in the documentation of torch.optim.
+"""SGD, Adam, AdamW and LAMB as Relax expressions, by the rules of torch.optim, and of LAMB's paper.
 
 Every update is written for one parameter; the learning rate is a run-time scalar and the number of the step
 (1 for the first) comes from a counter in the state.
@@ -111,10 +111,42 @@ def _adamw(builder: relax.BlockBuilder, operands: Update, settings: Settings) ->
     return _moments(builder, operands, parameter, operands.gradient, settings)
 
 
+def _lamb(builder: relax.BlockBuilder, operands: Update, settings: Settings) -> Updated:
+    """x − lr·(‖x‖/‖u‖)·u with u = m/(√v + eps) + weight_decay·x, m and v bias-corrected; the ratio is 1 if a norm is 0.
+
+    Algorithm 2 of You et al., Large Batch Optimization for Deep Learning (2020), with φ the identity.
+    """
+    parameter, dtype = operands.parameter, element_type(operands.parameter)
+    ratio, slots = _ratio_of_moments(builder, operands, operands.gradient, settings)
+    moved = builder.emit(relax.op.divide(ratio, _bias_correction(settings["betas"][0], operands.step, dtype)))
+    moved = _decayed(builder, parameter, moved, settings)
+
+    def norm(value: relax.Expr) -> relax.Expr:
+        return builder.emit(relax.op.sqrt(builder.emit(relax.op.sum(builder.emit(relax.op.multiply(value, value))))))
+
+    zero, one = scalar(0.0, dtype), scalar(1.0, dtype)
+    sizes = norm(parameter), norm(moved)
+    known = builder.emit(relax.op.logical_and(*(relax.op.greater(size, zero) for size in sizes)))
+    trust = builder.emit(relax.op.where(known, relax.op.divide(*sizes), one))
+    rate = builder.emit(relax.op.multiply(operands.rate, trust))
+    return builder.emit(relax.op.subtract(parameter, relax.op.multiply(moved, rate))), slots
+
+
 def _moments(
     builder: relax.BlockBuilder, operands: Update, parameter: relax.Expr, gradient: relax.Expr, settings: Settings
 ) -> Updated:
     """The step of Adam by the bias-corrected first and second moments of the gradient."""
+    dtype = element_type(operands.parameter)
+    ratio, slots = _ratio_of_moments(builder, operands, gradient, settings)
+    rate = relax.op.divide(operands.rate, _bias_correction(settings["betas"][0], operands.step, dtype))
+    moved = relax.op.multiply(builder.emit(rate), ratio)
+    return builder.emit(relax.op.subtract(parameter, moved)), slots
+
+
+def _ratio_of_moments(
+    builder: relax.BlockBuilder, operands: Update, gradient: relax.Expr, settings: Settings
+) -> Updated:
+    """m/(√v + eps) with the first moment m as it is and the second one bias-corrected; the new moments."""
     dtype = element_type(operands.parameter)
     beta1, beta2 = settings["betas"]
     first = builder.emit(
@@ -129,11 +161,9 @@ def _moments(
             relax.op.multiply(relax.op.multiply(gradient, gradient), scalar(1.0 - beta2, dtype)),
         )
     )
-    step_size = builder.emit(relax.op.divide(operands.rate, _bias_correction(beta1, operands.step, dtype)))
     root = builder.emit(relax.op.sqrt(_bias_correction(beta2, operands.step, dtype)))
     denominator = relax.op.add(relax.op.divide(relax.op.sqrt(second), root), scalar(float(settings["eps"]), dtype))
-    moved = relax.op.multiply(step_size, relax.op.divide(first, denominator))
-    return builder.emit(relax.op.subtract(parameter, moved)), [first, second]
+    return relax.op.divide(first, denominator), [first, second]
 
 
 def _bias_correction(base: float, step: relax.Expr | None, dtype: str) -> relax.Expr:
@@ -144,7 +174,7 @@ def _bias_correction(base: float, step: relax.Expr | None, dtype: str) -> relax.
     return relax.op.astype(relax.op.subtract(scalar(1.0, "float64"), power), dtype)
 
 
-UPDATE_RULES: dict[OptimizerName, Rule] = {"sgd": _sgd, "adam": _adam, "adamw": _adamw}
+UPDATE_RULES: dict[OptimizerName, Rule] = {"sgd": _sgd, "adam": _adam, "adamw": _adamw, "lamb": _lamb}
 
 
 def make_optimizer(name: str, settings: Settings) -> Optimizer:

@@ -55,7 +55,7 @@ class StepOptions:
         loss: "cross_entropy" of class scores, "nll" of their logarithms (int64 class labels); "bce" of scores, "mse",
             "l1" and "huber" (values).
         label_smoothing, class_weights, ignore_index, positive_weight, delta: settings of the loss, see `LossSettings`.
-        optimizer: "sgd", "adam" or "adamw".
+        optimizer: "sgd", "adam", "adamw" or "lamb".
         lr, momentum, weight_decay, nesterov, betas, eps: settings of the optimizer, with torch.optim's meaning; None
             takes the optimizer's default.
         decayed: "all" parameters have weight decay, or "matrices" only, those of two axes and more.

@@ -49,6 +49,11 @@ def _losses_module(model: Model, loss: str) -> tuple[tvm.IRModule, list[str]]:
     """main(inputs, target, parameters, states) -> (losses, predictions), and the names of inputs and target."""
     if model.members is not None:
         raise UnsupportedError("an ensemble has no per-sample gradients here; take those of one member at a time.")
+    if model.target is not None:
+        raise UnsupportedError(
+            f"{model.source} returns its loss itself, one number for the batch, which has no gradients of single "
+            "samples; return predictions, and choose the loss here."
+        )
     criterion, original = find_loss(loss), model.relax_function
     fresh = fresh_parameters(original)
     environment = Environment(original.params, fresh)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -14,9 +14,11 @@ from relax_ops.active import rules
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, function_scope, replay
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, TensorSchema, schema_of
+from tvm_convgrad.training.model.own_loss import MODEL_LOSS
 from tvm_convgrad.training.step import dropout
 from tvm_convgrad.training.step.folding import FoldBatchNorms
 from tvm_convgrad.training.step.layout import convert_layout
+from tvm_convgrad.training.step.objective import objective_of
 from tvm_convgrad.training.step.options import StepOptions
 from tvm_convgrad.training.step.precision import narrow
 
@@ -55,6 +57,11 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
     chosen = options or StepOptions()
     if model.members is not None:
         raise ModelError(f"{model.source}: an ensemble has no inference library; build one of a member's values.")
+    objective = objective_of(model, replace(chosen, loss=MODEL_LOSS) if model.target is not None else chosen)
+    if not objective.predicts:
+        raise ModelError(
+            f"{model.source} returns its loss alone, and an inference library predicts; let it return predictions, too."
+        )
     initial = {**model.parameters, **model.states}
     wrong = [
         name
@@ -67,15 +74,16 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
             f"{model.source}: no values of their shapes are given for {', '.join(wrong[:_SHOWN])}{more}; give those of "
             "a step that was built of this model."
         )
-    original, count = model.relax_function, len(model.inputs)
-    fresh = [relax.Var(str(param.name), param.ty) for param in original.params[:count]]
+    original = model.relax_function
+    fresh = [relax.Var(str(param.name), param.ty) for param in original.params[: len(model.inputs)]]
     constants = [relax.const(values[name], str(value.dtype)) for name, value in initial.items()]
     builder = builder_with_tir(model.module)
     rewrites = {BATCH_NORM: FoldBatchNorms(original).rewrite, dropout.OP: dropout.identity}
     with function_scope(builder, PREDICT, fresh):
         with builder.dataflow():
-            results = replay(builder, original, Environment(original.params, [*fresh, *constants]), rewrites)
-            output = builder.emit_output(results.fields[0])
+            arguments = objective.without_target(builder, fresh, constants)
+            results = replay(builder, original, Environment(original.params, arguments), rewrites)
+            output = builder.emit_output(objective.predictions(results.fields))
         builder.emit_func_output(output)
     module = relax.transform.DeadCodeElimination([PREDICT])(builder.get())
     module = convert_layout(narrow(module, chosen.dtype, chosen.results), chosen.layout)

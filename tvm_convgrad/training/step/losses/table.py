@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.step.losses.loss import Loss
 from tvm_convgrad.training.step.losses.of_classes import class_loss
 from tvm_convgrad.training.step.losses.of_values import (
@@ -16,10 +16,9 @@ from tvm_convgrad.training.step.losses.of_values import (
     squared_error,
     value_loss,
 )
-from tvm_convgrad.training.step.names import LossName
 from tvm_convgrad.training.step.options import LossSettings, check_loss
 
-LOSS_FUNCTIONS: dict[LossName, Callable[[LossSettings], Loss]] = {
+LOSS_FUNCTIONS: dict[str, Callable[[LossSettings], Loss]] = {
     "cross_entropy": partial(class_loss, "cross_entropy"),
     "nll": partial(class_loss, "nll"),
     "bce": partial(value_loss, "bce", binary_cross_entropy),
@@ -37,4 +36,6 @@ def find_loss(name: str, settings: LossSettings | None = None) -> Loss:
     """
     settings = settings or LossSettings()
     check_loss(name, settings)
-    return LOSS_FUNCTIONS[cast(LossName, name)](settings)
+    if name not in LOSS_FUNCTIONS:
+        raise UnsupportedError(f"loss = {name!r} is no function; choose one of {', '.join(LOSS_FUNCTIONS)}.")
+    return LOSS_FUNCTIONS[name](settings)
