@@ -170,6 +170,8 @@ class _Pool:
         self.high = [int(v) for v in attrs.padding[rank:]]
         self.dilation = [int(v) for v in attrs.dilation]
         self.with_padding = bool(attrs.count_include_pad)
+        dtype = str(data.dtype)
+        self.wide = "float32" if dtype in ("float16", "bfloat16") else dtype  # to compare and sum in
 
     def gradient(self, grad: te.Tensor, winner: te.Tensor | None) -> te.Tensor:
         """dX[i] = Σ_k dY[o]·share(o, k) over the kernel offsets k for which a window o reads place i.
@@ -177,8 +179,7 @@ class _Pool:
         The share is 1 or 0 by `winner` where it is given, else 1/count of the window.
         """
         offsets = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(self.kernel)]
-        dtype = str(self.data.dtype)
-        sum_dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
+        dtype, sum_dtype = str(self.data.dtype), self.wide
 
         def element(*place: tirx.Expr) -> tirx.Expr:
             at, conditions = list(place), []
@@ -240,9 +241,13 @@ class _Pool:
         """The largest value of each window, or NaN if it has one."""
         reduce = te.comm_reducer(maximum, lambda dtype: tirx.const(float("-inf"), dtype), name="max")
         offsets, padded = self._offsets(), self._padded()
-        return te.compute(
+        result = te.compute(
             self.windows, lambda *window: reduce(padded(*self._place(window, offsets)), axis=offsets), name="max_pool"
         )
+        dtype = str(self.data.dtype)
+        if self.wide == dtype:
+            return result
+        return te.compute(self.windows, lambda *window: result(*window).astype(dtype), name="max_pool_cast")
 
     def _offsets(self) -> list[tirx.Expr]:
         return [te.reduce_axis((0, k), name=f"w{i}") for i, k in enumerate(self.kernel)]
@@ -273,8 +278,10 @@ class _Pool:
             at = list(place)
             for axis, low in zip(self.axes, self.low, strict=True):
                 at[axis] = place[axis] - low
-            nothing = tirx.const(float("-inf"), self.data.dtype)
-            return tirx.if_then_else(tirx.all(*self._inside(place)), self.data(*at), nothing)
+            nothing = tirx.const(float("-inf"), self.wide)
+            value = self.data(*at)
+            wide = value if self.wide == str(self.data.dtype) else value.astype(self.wide)
+            return tirx.if_then_else(tirx.all(*self._inside(place)), wide, nothing)
 
         return te.compute(shape, element, name="padded")
 

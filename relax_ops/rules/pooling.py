@@ -228,7 +228,7 @@ def _pool_of(call: relax.Call, data: relax.Expr, result: Any) -> MaxPool | None:
     shape, results, dtype = constant_extents(data), constant_extents(result), str(data.ty.dtype)
     layout = str(attrs.layout)
     plain = layout in _layouts(rank) and layout == str(getattr(attrs, "out_layout", "") or layout)
-    if shape is None or results is None or not plain or dtype not in ("float32", "float64"):
+    if shape is None or results is None or not plain or dtype not in FLOATS:
         return None
     if any(int(dilation) != 1 for dilation in attrs.dilation) or math.prod(shape) > MAX_INDEX:
         return None
@@ -284,7 +284,7 @@ def _legalization(stock: Legalization, is_forward: bool) -> Legalization:
         shapes = [shape for argument in (*call.args, call) if (shape := constant_extents(argument)) is not None]
         if str(call.attrs.layout).endswith("C"):
             make_last = channels_last_kernel if is_forward else channels_last_backward_kernel
-            function = make_last(pool, shapes, machine.lanes(pool.dtype), "")
+            function = make_last(pool, shapes, machine.lanes(pool.wide), "")
         else:
             make = max_pool_kernel if is_forward else max_pool_backward_kernel
             function = make(pool, shapes, "")

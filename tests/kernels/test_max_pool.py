@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.relax.op.grad import max_pool2d_backward
 
 import tvm_convgrad
+from tvm_convgrad.core.dtypes import numpy_dtype
 
 torch = pytest.importorskip("torch")
 
@@ -25,10 +26,10 @@ CASES = {
 }
 
 
-def compiled(shape, kernel, stride, padding, layout="NCHW"):
+def compiled(shape, kernel, stride, padding, layout="NCHW", dtype="float32"):
     builder = relax.BlockBuilder()
     pair = lambda value: value if isinstance(value, tuple) else (value, value)  # noqa: E731
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    x = relax.Var("x", relax.TensorType(shape, dtype))
     options = {"pool_size": pair(kernel), "strides": pair(stride), "padding": pair(padding), "layout": layout}
     with builder.function("forward", [x]):
         with builder.dataflow():
@@ -67,3 +68,23 @@ def test_max_pool_equals_pytorch(name, values, layout):
     np.testing.assert_array_equal(found, to(wanted.detach().numpy()))
     found = machine["backward"](tvm.runtime.tensor(to(grad)), tvm.runtime.tensor(to(x))).numpy()
     np.testing.assert_array_equal(found, to(leaf.grad.numpy()))
+
+
+@pytest.mark.parametrize(("dtype", "base"), [("bfloat16", 256), ("float16", 2048)])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_sixteen_bits_are_summed_in_float32(dtype, base, layout):
+    """Overlapping windows share a maximum; to `base` the type adds eight ones at once, but not one by one."""
+    last = layout == "NHWC"
+    shape = (1, 5, 5, 16) if last else (1, 16, 5, 5)
+    x = np.zeros(shape, "float32")
+    x[(0, 2, 2) if last else (0, slice(None), 2, 2)] = 7
+    machine = compiled(shape, 3, 1, 1, layout, dtype)
+    to = lambda array: tvm.runtime.tensor(array.astype(numpy_dtype(dtype)))  # noqa: E731
+    forward = machine["forward"](to(x)).numpy().astype("float32")
+    assert (forward.max(), (forward == 7).sum()) == (7, 9 * 16)
+    grad = np.zeros(shape, "float32")
+    inner = (0, slice(1, 4), slice(1, 4)) if last else (0, slice(None), slice(1, 4), slice(1, 4))
+    grad[inner] = 1
+    grad[(0, 1, 1) if last else (0, slice(None), 1, 1)] = base
+    found = machine["backward"](to(grad), to(x)).numpy().astype("float32")
+    assert np.unique(found).tolist() == [0, base + 8]

@@ -180,7 +180,8 @@ def _build(
         loaded = source.load()
         origin = Origin.of(source.source)
         enter("differentiating")
-        step = build_step(loaded, **step_options | {"results": options.results_for(step_options["results"], target)})
+        results = options.results_for(step_options["results"], target, step_options["dtype"])
+        step = build_step(loaded, **step_options | {"results": results})
         enter("compiling")
         with compile_apart(KernelBuilds(kept, progress=enter)):
             executable, plan = compile_with_plan(step, target, compilation.backends)

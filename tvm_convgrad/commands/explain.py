@@ -86,7 +86,7 @@ def explain(
 
         loaded = source.load()
         warnings = loaded.warnings
-        results_type = options.results_for(results, compiled_for)
+        results_type = options.results_for(results, compiled_for, dtype)
         step = build_step(loaded, loss=loss, dtype=dtype, results=results_type, layout=layout)
         with CompileOptions(compiled_for, backends, tuned, transforms, store).in_force():
             entries = describe_convolutions(plan_of(step, compiled_for, backends))

@@ -16,6 +16,7 @@ from tvm_convgrad.offload import registry
 from tvm_convgrad.training.model.own_loss import MODEL_LOSS, OwnLoss
 from tvm_convgrad.training.step import options as step_options
 from tvm_convgrad.training.step.names import (
+    ACTIVATIONS,
     BATCH_NORMS,
     DECAYED,
     DROPOUTS,
@@ -111,8 +112,8 @@ Results = Annotated[
     typer.Option(
         metavar="|".join(RESULTS),
         callback=one_of(RESULTS),
-        help="Type of the results of float16 and bfloat16 convolutions: float32, or that of their operands. Default: "
-        "float32; on GPUs operands.",
+        help="What float16 and bfloat16 steps store in 16 bits: results of convolutions (operands), all activations, "
+        "or neither (float32). Default: activations; on GPUs operands.",
     ),
 ]
 Target = Annotated[
@@ -313,9 +314,14 @@ Cache = Annotated[
 ]
 
 
-def results_for(results: str | None, target: TvmTarget) -> str:
-    """The value of --results; without it "operands" on GPUs, as PyTorch and cuDNN store, and "float32" on CPUs."""
-    return results or ("operands" if target.kind.name == "cuda" else "float32")
+def results_for(results: str | None, target: TvmTarget, dtype: str) -> str:
+    """The value of --results; without it "operands" on GPUs, as PyTorch and cuDNN store.
+
+    On CPUs it is "activations" for the 16-bit types of --dtype.
+    """
+    if target.kind.name == "cuda":
+        return results or "operands"
+    return results or ("float32" if dtype == "float32" else ACTIVATIONS)
 
 
 def engine_store(tuned: bool, store: Path | None, target: TvmTarget) -> EngineStore | None:

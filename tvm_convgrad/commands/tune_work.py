@@ -74,7 +74,7 @@ class TuneSources:
         assert self.model is not None
         loaded = load_model(self.model, batch=self.batch, outputs=self.outputs)
         print_warnings(loaded.warnings)
-        results = options.results_for(self.results, target)
+        results = options.results_for(self.results, target, self.dtype)
         step = build_step(loaded, loss=self.loss, dtype=self.dtype, results=results, layout=self.layout)
         return plan_of(step, target, backends)
 

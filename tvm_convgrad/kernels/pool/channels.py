@@ -4,6 +4,7 @@
 Forward, the largest values of a window are kept in registers. Backward, the numbers of their taps in the window are
 kept, too: of the first maximum in scan order, or of the last NaN, as in PyTorch. The gradient is then added to the
 elements at these taps. Every element belongs to one image and one block of channels, so the order of sums is fixed.
+Gradients of 16 bits are summed in float32, and rounded once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from collections.abc import Callable, Sequence
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.extrema import exceeds, maximum
 from tvm_convgrad.codegen.hardware import PARALLEL_FROM
-from tvm_convgrad.codegen.loops import Index, Loops, expr, larger, load, quotient, remainder, smaller, splat, zero
+from tvm_convgrad.codegen.loops import (
+    Index,
+    Loops,
+    convert,
+    expr,
+    larger,
+    load,
+    quotient,
+    remainder,
+    smaller,
+    splat,
+    zero,
+)
 from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.kernels.pool.planes import MaxPool, parameters_of
 from tvm_convgrad.kernels.vectors import accumulators
@@ -55,7 +68,7 @@ class _Emitter:
         work = pool.planes * math.prod(pool.results) * math.prod(pool.kernel)
         self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
         self.number = "int64" if pool.dtype == "float64" else "int32"
-        self.lowest = splat(tir.const(-math.inf, pool.dtype), self.lanes)
+        self.lowest = splat(tir.const(-math.inf, pool.wide), self.lanes)
 
     def forward(self, shapes: Sequence[Sequence[int]], name: str) -> PrimFunc:
         loops = self.loops
@@ -64,43 +77,65 @@ class _Emitter:
         def window(source: Index, target: Index, places: Places) -> None:
             largest = self._largest(data, source, places)
             for i, register in enumerate(largest):
-                loops.store(result, target + i * self.lanes, load(register, 0, self.lanes))
+                if self.pool.is_narrow:
+                    self._narrow(result, target + i * self.lanes, register, 0)
+                else:
+                    loops.store(result, target + i * self.lanes, load(register, 0, self.lanes))
 
         self._each_window(window)
         return loops.finish(parameters, name)
 
     def backward(self, shapes: Sequence[Sequence[int]], name: str) -> PrimFunc:
-        loops, lanes, dtype = self.loops, self.lanes, self.pool.dtype
-        parameters, (grad, data, result) = parameters_of(loops, dtype, ("grad", "data", "result"), shapes)
+        loops, lanes, pool = self.loops, self.lanes, self.pool
+        parameters, (grad, data, result) = parameters_of(loops, pool.dtype, ("grad", "data", "result"), shapes)
+        pixels, block = math.prod(pool.extents), self.vectors * lanes
+        sums, step = (result, self.channels)  # of this work item, and elements from pixel to pixel
 
         def clear(source: Index) -> None:
-            with loops.loop(math.prod(self.pool.extents), "pixel") as pixel:
+            nonlocal sums, step
+            if pool.is_narrow:
+                sums, step = loops.buffer("sums", pixels * block, pool.wide), block
+            begin = 0 if pool.is_narrow else source
+            with loops.loop(pixels, "pixel") as pixel:
                 for i in range(self.vectors):
-                    loops.store(result, source + pixel * self.channels + i * lanes, zero(dtype, lanes))
+                    loops.store(sums, begin + pixel * step + i * lanes, zero(pool.wide, lanes))
 
         def window(source: Index, target: Index, places: Places) -> None:
             winners = self._winners(data, source, places)
 
             def give(place: Index, number: Index) -> None:
                 for i, winner in enumerate(winners):
-                    at = loops.let(expr(source + place + i * lanes), "at")
+                    begin = quotient(place, self.channels) * block if pool.is_narrow else source + place
+                    at = loops.let(expr(begin + i * lanes), "at")
                     wins = tir.EQ(load(winner, 0, lanes), self._number(number))
-                    sent = tir.Select(wins, load(grad, target + i * lanes, lanes), zero(dtype, lanes))
-                    loops.store(result, at, load(result, at, lanes) + sent)
+                    value = convert(load(grad, target + i * lanes, lanes), pool.wide)
+                    sent = tir.Select(wins, value, zero(pool.wide, lanes))
+                    loops.store(sums, at, load(sums, at, lanes) + sent)
 
             places(give)
 
-        self._each_window(window, clear)
+        def finish(source: Index) -> None:
+            with loops.loop(pixels, "pixel") as pixel:
+                for i in range(self.vectors):
+                    self._narrow(result, source + pixel * self.channels + i * lanes, sums, pixel * block + i * lanes)
+
+        self._each_window(window, clear, finish if pool.is_narrow else None)
         return loops.finish(parameters, name)
+
+    def _narrow(self, to: Buffer, first: Index, source: Buffer, begin: Index) -> None:
+        """Store a vector of a buffer, rounded."""
+        with self.loops.loop(self.lanes, "l", "vectorized") as lane:
+            self.loops.store(to, first + lane, load(source, begin + lane))
 
     def _largest(self, data: Buffer, source: Index, places: Places) -> list[Buffer]:
         """Registers with the largest values of a window."""
         loops, lanes = self.loops, self.lanes
-        largest = self._registers("largest", self.pool.dtype, self.lowest)
+        largest = self._registers("largest", self.pool.wide, self.lowest)
 
         def keep_larger(place: Index, _number: Index) -> None:
             for i, register in enumerate(largest):
-                value, best = load(data, source + place + i * lanes, lanes), load(register, 0, lanes)
+                value = convert(load(data, source + place + i * lanes, lanes), self.pool.wide)
+                best = load(register, 0, lanes)
                 loops.store(register, 0, maximum(best, value))
 
         places(keep_larger)
@@ -109,12 +144,13 @@ class _Emitter:
     def _winners(self, data: Buffer, source: Index, places: Places) -> list[Buffer]:
         """Registers with the numbers of the taps that have the largest values of a window."""
         loops, lanes = self.loops, self.lanes
-        largest = self._registers("largest", self.pool.dtype, self.lowest)
+        largest = self._registers("largest", self.pool.wide, self.lowest)
         winners = self._registers("winner", self.number, self._number(0))
 
         def keep_larger(place: Index, number: Index) -> None:
             for i, (register, winner) in enumerate(zip(largest, winners, strict=True)):
-                value, best = load(data, source + place + i * lanes, lanes), load(register, 0, lanes)
+                value = convert(load(data, source + place + i * lanes, lanes), self.pool.wide)
+                best = load(register, 0, lanes)
                 better, before = exceeds(value, best), load(winner, 0, lanes)
                 loops.store(winner, 0, tir.Select(better, self._number(number), before))
                 loops.store(register, 0, tir.Select(better, value, best))
@@ -130,8 +166,16 @@ class _Emitter:
         """The number of a tap, in all lanes; as wide as the data, so that both are compared alike."""
         return splat(tir.Cast(self.number, expr(number)), self.lanes)
 
-    def _each_window(self, use: Callable[..., None], before: Callable[[Index], None] | None = None) -> None:
-        """Call use(start in data, start in the result, loop over the window's taps) for every window."""
+    def _each_window(
+        self,
+        use: Callable[..., None],
+        before: Callable[[Index], None] | None = None,
+        after: Callable[[Index], None] | None = None,
+    ) -> None:
+        """Call use(start in data, start in the result, loop over the window's taps) for every window.
+
+        `before` and `after` are called with the start in data of each work item.
+        """
         loops, pool = self.loops, self.pool
         blocks = self.channels // (self.vectors * self.lanes)
         pixels, results = math.prod(pool.extents), math.prod(pool.results)
@@ -148,6 +192,8 @@ class _Emitter:
                 bounds = [self._bounds(place, axis) for axis, place in enumerate(places)]
                 target = loops.let(expr((image * results + number) * self.channels + channel), "target")
                 use(source, target, lambda visit, bounds=bounds: self._each_place(bounds, visit))
+            if after is not None:
+                after(source)
 
     def _bounds(self, along: Index, axis: int) -> tuple[Index, Index]:
         """(the first element of a window that is in bounds along an axis, how many are)."""

@@ -4,7 +4,8 @@
 The results of one row are computed at once, in one pass over the row for each tap of the window. A pass skips the
 results whose window has that tap in the padding. Backward, the gradient of a result is added to the element that is its
 window's first maximum in scan order; every element belongs to one plane, so the order of sums is fixed. A window with a
-NaN gives NaN, and its gradient goes to its last NaN, as in PyTorch.
+NaN gives NaN, and its gradient goes to its last NaN, as in PyTorch. Gradients of 16 bits are summed in float32, and
+rounded once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tvm_convgrad.codegen.loops import (
     INDEX,
     Index,
     Loops,
+    convert,
     expr,
     larger,
     load,
@@ -43,7 +45,7 @@ class MaxPool:
         planes: channels of all images.
         extents, results: of a plane of the data and of the result.
         kernel, strides: of the window; low: the padding before.
-        dtype: of data and result.
+        dtype: of data and result; 16-bit ones are compared and summed in float32.
     """
 
     planes: int
@@ -53,6 +55,16 @@ class MaxPool:
     strides: Triple
     low: Triple
     dtype: str
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether data and result have 16 bits."""
+        return self.dtype in ("float16", "bfloat16")
+
+    @property
+    def wide(self) -> str:
+        """The type to compute in."""
+        return "float32" if self.is_narrow else self.dtype
 
     @property
     def refusal(self) -> str:
@@ -100,17 +112,20 @@ class _Emitter:
         """Each row of the result holds the largest values so far."""
         loops, pool = self.loops, self.pool
         parameters, (data, result) = parameters_of(loops, pool.dtype, ("data", "result"), shapes)
-        rows = pool.results[0] * pool.results[1]
+        rows, columns = pool.results[0] * pool.results[1], pool.results[2]
         with loops.loop(pool.planes, "plane", self.kind) as plane, loops.loop(rows, "row") as number:
-            row = loops.let(plane * self.result_size + number * pool.results[2], "row_at")
-            with loops.loop(pool.results[2], "x") as x:
-                loops.store(result, row + x, tir.const(-math.inf, pool.dtype))
+            row = loops.let(plane * self.result_size + number * columns, "row_at")
+            largest, base = (loops.buffer("largest", columns, pool.wide), 0) if pool.is_narrow else (result, row)
+            with loops.loop(columns, "x") as x:
+                loops.store(largest, base + x, tir.const(-math.inf, pool.wide))
 
             def keep_larger(place: Index, x: Index) -> None:
-                value, best = load(data, plane * self.plane_size + place), load(result, row + x)
-                loops.store(result, row + x, maximum(best, value))
+                value = convert(load(data, plane * self.plane_size + place), pool.wide)
+                loops.store(largest, base + x, maximum(load(largest, base + x), value))
 
             self._each_place(number, keep_larger)
+            if pool.is_narrow:
+                self._copy(result, row, largest, columns)
         return loops.finish(parameters, name)
 
     def backward(self, shapes: Sequence[Sequence[int]], name: str) -> PrimFunc:
@@ -119,29 +134,39 @@ class _Emitter:
         parameters, (grad, data, result) = parameters_of(loops, pool.dtype, ("grad", "data", "result"), shapes)
         columns = pool.results[2]
         with loops.loop(pool.planes, "plane", self.kind) as plane:
-            largest = loops.buffer("largest", columns, pool.dtype)
+            largest = loops.buffer("largest", columns, pool.wide)
             places = loops.buffer("places", columns, INDEX)
             base = loops.let(plane * self.plane_size, "base")
+            sums, start_of_sums = (result, base)
+            if pool.is_narrow:
+                sums, start_of_sums = loops.buffer("sums", self.plane_size, pool.wide), 0
             with loops.loop(self.plane_size, "i") as i:
-                loops.store(result, base + i, zero(pool.dtype))
+                loops.store(sums, start_of_sums + i, zero(pool.wide))
             with loops.loop(pool.results[0] * pool.results[1], "row") as number:
                 first = loops.let(self._first_row(number), "first_row")
                 with loops.loop(columns, "x") as x:
-                    loops.store(largest, x, tir.const(-math.inf, pool.dtype))
+                    loops.store(largest, x, tir.const(-math.inf, pool.wide))
                     start = larger(x * pool.strides[2] - pool.low[2], 0)
                     loops.store(places, x, first + start)
 
                 def keep_larger(place: Index, x: Index) -> None:
-                    value, best = load(data, base + place), load(largest, x)
+                    value, best = convert(load(data, base + place), pool.wide), load(largest, x)
                     loops.store(places, x, tir.Select(exceeds(value, best), place, load(places, x)))
                     loops.store(largest, x, tir.Select(exceeds(value, best), value, best))
 
                 self._each_place(number, keep_larger)
                 row = loops.let(plane * self.result_size + number * columns, "row_at")
                 with loops.loop(columns, "x") as x:
-                    at = loops.let(base + load(places, x), "at")
-                    loops.store(result, at, load(result, at) + load(grad, row + x))
+                    at = loops.let(start_of_sums + load(places, x), "at")
+                    loops.store(sums, at, load(sums, at) + convert(load(grad, row + x), pool.wide))
+            if pool.is_narrow:
+                self._copy(result, base, sums, self.plane_size)
         return loops.finish(parameters, name)
+
+    def _copy(self, to: Buffer, first: Index, source: Buffer, count: int) -> None:
+        """Store a buffer from `first` on, rounded."""
+        with self.loops.loop(count, "i") as i:
+            self.loops.store(to, first + i, load(source, i))
 
     def _bounds(self, number: Index, axis: int) -> tuple[Index, Index, Index]:
         """(where the window begins along an axis, its first tap in bounds, the one after the last) of a result row."""

@@ -4,6 +4,9 @@
 TVM's fusion writes a value out if several kernels read it: the centred data of a batch norm, the masked gradient of a
 relu. Each is one or two operations on one or two tensors, which their readers have to load anyhow or could as well.
 This pass gives each reader its own copy of such a value; fusion then puts the copy inside the reader.
+
+Of steps that keep tensors in 16 bits each reader widens them for itself, and a tensor of the state, or an input, is
+narrowed again in the backward pass: it is there all the time, in float32.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import tvm
 from tvm import relax
 
 from relax_ops.ir import constant_extents
-from tvm_convgrad.training.ir.graph import bindings_of, operator_name
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name
 
 CHEAP = frozenset(
     f"relax.{name}"
@@ -42,6 +45,9 @@ CHEAP = frozenset(
 READERS = CHEAP | {"relax.sum", "relax.mean", "relax.max", "relax.divide", "relax.sqrt", "relax.exp"}
 """Operators into whose kernels a cheap operand is fused."""
 
+CAST = frozenset({"relax.astype"})
+NARROW, FLOAT32 = frozenset({"float16", "bfloat16"}), frozenset({"float32"})
+
 SMALL = 4096  # elements; a smaller tensor costs nothing
 SOURCES = 2  # large tensors that a copy may read
 
@@ -61,7 +67,8 @@ def _recompute(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     return module
 
 
-def _is_large(expr: relax.Expr) -> bool:
+def is_large(expr: relax.Expr) -> bool:
+    """Whether a tensor has many elements, their number known."""
     extents = constant_extents(expr)
     return extents is not None and math.prod(extents) > SMALL
 
@@ -73,25 +80,35 @@ class _Copies:
         values = {binding.var: binding.value for binding in bindings_of(function)}
         readers: dict[Any, list[Any]] = defaultdict(list)
         for var, value in values.items():
-            for operand in _variables(value):
+            for operand in variables_of(value):
                 readers[operand].append(var)
-        for operand in _variables(function.body.body):
+        for operand in variables_of(function.body.body):
             readers[operand].append(None)
         sources: dict[Any, set[Any]] = {}
+        lasting = set(function.params)
+        casts: set[Any] = set()  # that each reader has for itself
         for var, value in values.items():
-            if not (_is_call(value, CHEAP) and _is_large(var) and isinstance(var, relax.DataflowVar)):
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value in lasting:
+                lasting.add(var)
+            again = _is_between(value, FLOAT32, NARROW) and value.args[0] in lasting
+            only_calls = all(isinstance(values.get(reader), tvm.ir.Call) for reader in readers[var])
+            if only_calls and (again or _is_between(value, NARROW, FLOAT32)):
+                casts.add(var)
+            if not (_is_call(value, CHEAP) or var in casts) or not is_large(var):
                 continue
-            if not all(reader in values and _is_call(values[reader], READERS) for reader in readers[var]):
+            if not isinstance(var, relax.DataflowVar):
+                continue
+            if not all(reader in values and _reads_cheaply(values[reader]) for reader in readers[var]):
                 continue
             found: set[Any] = set()
-            for operand in _variables(value):
-                if _is_large(operand):
+            for operand in variables_of(value):
+                if is_large(operand):
                     found |= sources.get(operand, {operand})
             if len(found) <= SOURCES:
                 sources[var] = found
         self.chosen: set[Any] = set()
         for var in reversed(values):
-            if var in sources and (len(readers[var]) > 1 or readers[var][0] in self.chosen):
+            if (var in sources or var in casts) and (len(readers[var]) > 1 or readers[var][0] in self.chosen):
                 self.chosen.add(var)
         self._values = values
 
@@ -104,7 +121,7 @@ class _Copies:
                 continue
             value = binding.value
             copies: dict[Any, Any] = {}
-            if any(operand in self.chosen for operand in _variables(value)):
+            if any(operand in self.chosen for operand in variables_of(value)):
                 value = self._rewritten(value, bindings, copies)
                 bindings.append(relax.VarBinding(binding.var, value))
             else:
@@ -119,6 +136,8 @@ class _Copies:
         return result
 
     def _copy(self, operand: relax.Expr, bindings: list[relax.Binding], copies: dict[Any, Any]) -> Any:
+        if isinstance(operand, relax.Tuple):
+            return relax.Tuple([self._copy(field, bindings, copies) for field in operand.fields])
         if operand not in self.chosen:
             return operand
         if operand not in copies:
@@ -132,14 +151,25 @@ def _is_call(value: relax.Expr, names: frozenset[str]) -> bool:
     return isinstance(value, tvm.ir.Call) and operator_name(value) in names
 
 
-def _variables(value: relax.Expr) -> list[Any]:
+def _is_between(value: relax.Expr, source: frozenset[str], result: frozenset[str]) -> bool:
+    """Whether a value is a tensor cast from a type of `source` to one of `result`."""
+    if not _is_call(value, CAST):
+        return False
+    return element_type(value.args[0]) in source and str(value.attrs.dtype) in result
+
+
+def _reads_cheaply(value: relax.Expr) -> bool:
+    return _is_call(value, READERS) or _is_between(value, FLOAT32, NARROW) or _is_between(value, NARROW, FLOAT32)
+
+
+def variables_of(value: relax.Expr) -> list[Any]:
     """The variables that an expression in A-normal form reads."""
     if isinstance(value, relax.Var):
         return [value]
     if isinstance(value, tvm.ir.Call):
-        return [variable for argument in value.args for variable in _variables(argument)]
+        return [variable for argument in value.args for variable in variables_of(argument)]
     if isinstance(value, relax.Tuple):
-        return [variable for field in value.fields for variable in _variables(field)]
+        return [variable for field in value.fields for variable in variables_of(field)]
     if isinstance(value, relax.TupleGetItem):
-        return _variables(value.tuple_value)
+        return variables_of(value.tuple_value)
     return []

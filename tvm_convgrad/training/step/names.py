@@ -41,8 +41,12 @@ DECAYED = ("all", "matrices")
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Types of the operands of convolutions and matrix products (see `precision`)."""
-RESULTS = ("float32", "operands")
-"""Types that their results are stored in: "operands" is the type of the operands, as in PyTorch's autocast."""
+ACTIVATIONS = "activations"
+RESULTS = ("float32", "operands", ACTIVATIONS)
+"""Types that their results are stored in: "operands" is the type of the operands, as in PyTorch's autocast.
+
+With "activations" all that is made of them is kept in the operands' type, too (see `storage`).
+"""
 
 DYNAMIC = "dynamic"
 """The loss scale that adapts (see `scaling`)."""

@@ -66,7 +66,8 @@ class StepOptions:
         dtype: "float32", or "float16"/"bfloat16" for the operands of convolutions and matrix products, which
             accumulate in float32; weights and everything else stay float32.
         results: what these are stored in: "float32", or "operands" for the type of their operands, as PyTorch's
-            autocast does and cuDNN demands.
+            autocast does and cuDNN demands; with "activations" all that is made of them is stored in it, too, but for
+            gradients of weights, statistics and losses (see `storage`).
         loss_scale: factor on the loss during the backward pass, undone before the optimizer; None: 1024 for float16,
             else 1. "dynamic": one that adapts, and updates whose gradients are not finite are left out (`scaling`).
         layout: "NCHW"; "NHWC" converts the data of convolutions to it; "NHWC:OHWI" their kernels too.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Half-precision operands for convolutions and matrix products of a finished float32 step.
+"""Half-precision operands for convolutions and matrix products of a finished float32 step, and activations in 16 bits.
 
 TVM's Gradient pass refuses bfloat16, so the step is differentiated in float32 and narrowed afterwards: operands of
 convolutions (forward, wgrad, dgrad) and of matmul are cast, the result is accumulated in float32, and stored in it or
-in the operands' type. Weights, statistics, losses and the optimizer stay float32 (master weights).
+in the operands' type. Weights, statistics, losses and the optimizer stay float32 (master weights). With the results
+"activations" what is kept between forward and backward is in 16 bits as well (`storage`).
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_convgrad.training.ir.graph import Environment, element_type, fresh_parameters, function_scope, replay
-
-_RANKS = (1, 2, 3)
-NARROWED = (
-    "relax.matmul",
-    *(f"relax.nn.conv{rank}d" for rank in _RANKS),
-    *(f"relax.nn.conv{rank}d_transpose" for rank in _RANKS),
-    *(f"relax.nn.conv{rank}d_backward_weight" for rank in _RANKS),
-    *(f"relax.nn.conv{rank}d_backward_data" for rank in _RANKS),
+from tvm_convgrad.training.ir.graph import (
+    Environment,
+    bindings_of,
+    element_type,
+    fresh_parameters,
+    function_scope,
+    operator_name,
+    replay,
 )
+from tvm_convgrad.training.step.names import ACTIVATIONS
+from tvm_convgrad.training.step.storage import CONTRACTIONS, Storage
 
 
 def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IRModule:
@@ -33,6 +35,8 @@ def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IR
     """
     if dtype == "float32":
         return module
+    if results == ACTIVATIONS:
+        module = relax.transform.CanonicalizeBindings()(module)  # gradients bind one tensor to several names
     builder = relax.BlockBuilder()
     for variable in module.get_global_vars():
         function = module[variable]
@@ -41,9 +45,12 @@ def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IR
     for variable in module.get_global_vars():
         function = module[variable]
         if isinstance(function, relax.Function):
-            _narrow_function(
-                builder, variable.name_hint, function, dtype, dtype if results == "operands" else "float32"
-            )
+            if results == ACTIVATIONS:
+                _Kept(builder, function, dtype).emit(variable.name_hint)
+            else:
+                _narrow_function(
+                    builder, variable.name_hint, function, dtype, dtype if results == "operands" else "float32"
+                )
     return builder.get()
 
 
@@ -70,9 +77,78 @@ def _narrow_function(
 
     with function_scope(builder, name, fresh, dict(function.attrs.items()) if function.attrs else None):
         with builder.dataflow():
-            result = replay(builder, function, environment, dict.fromkeys(NARROWED, rewrite))
+            result = replay(builder, function, environment, dict.fromkeys(CONTRACTIONS, rewrite))
             output = builder.emit_output(result)
         builder.emit_func_output(output)
+
+
+class _Kept:
+    """One function whose activations are kept in 16 bits: each has a variable of them, and is widened for readers."""
+
+    def __init__(self, builder: relax.BlockBuilder, function: relax.Function, dtype: str) -> None:
+        self._builder, self._function, self._dtype = builder, function, dtype
+        self._fresh = fresh_parameters(function)
+        self._environment = Environment(function.params, self._fresh)
+        self._storage = Storage(function, dtype)
+        self._narrowed: dict[Any, Any] = {}  # 16-bit variables, by those of the same values in float32
+
+    def emit(self, name: str) -> None:
+        """Add the function of this name to the builder."""
+        builder, function = self._builder, self._function
+        with function_scope(builder, name, self._fresh, dict(function.attrs.items()) if function.attrs else None):
+            with builder.dataflow():
+                for binding in bindings_of(function):
+                    self._binding(binding)
+                output = builder.emit_output(self._environment.substitute(function.body.body))
+            builder.emit_func_output(output)
+
+    def _binding(self, binding: relax.Binding) -> None:
+        builder, environment, variable = self._builder, self._environment, binding.var
+        if isinstance(binding, relax.MatchCast):
+            environment[variable] = builder.match_cast(environment.substitute(binding.value), binding.ty)
+            return
+        value = environment.substitute(binding.value)
+        if not isinstance(value, tvm.ir.Call):
+            is_bound = isinstance(value, relax.TupleGetItem)
+            environment[variable] = builder.emit(value, variable.name) if is_bound else value
+            return
+        kept, name = self._storage.keeps(variable), operator_name(value)
+        if name in CONTRACTIONS and element_type(value.args[0]) == "float32":
+            operands = [self._cast(each) if isinstance(each.ty, relax.TensorType) else each for each in value.args]
+            attributes = _with_result(value.attrs, self._dtype if kept else "float32")
+            bound = builder.emit(relax.Call(value.op, operands, attributes, list(value.ty_args)), variable.name)
+        elif variable in self._storage.moved:
+            operands, kept = [self._moved(each) for each in value.args], True
+            bound = builder.emit(relax.Call(value.op, operands, value.attrs, list(value.ty_args)), variable.name)
+        else:
+            bound = builder.emit(value, variable.name)
+            bound = builder.emit(relax.op.astype(bound, self._dtype)) if kept else bound
+        environment[variable] = self._widened(bound) if kept else bound
+
+    def _widened(self, narrow: relax.Var) -> relax.Var:
+        wide = self._builder.emit(relax.op.astype(narrow, "float32"))
+        self._narrowed[wide] = narrow
+        return wide
+
+    def _cast(self, tensor: relax.Expr) -> Any:
+        """A tensor in 16 bits: what is kept of it, if it is."""
+        if element_type(tensor) != "float32":
+            return tensor
+        if tensor not in self._narrowed:
+            self._narrowed[tensor] = self._builder.emit(relax.op.astype(tensor, self._dtype))
+        return self._narrowed[tensor]
+
+    def _moved(self, operand: relax.Expr) -> Any:
+        """An operand of what is computed in 16 bits; a bias is cast as the vector that it is, for kernels to take."""
+        if isinstance(operand, relax.Tuple):
+            return relax.Tuple([self._moved(field) for field in operand.fields])
+        if not isinstance(operand.ty, relax.TensorType):
+            return operand
+        made = self._builder.lookup_binding(operand) if operand not in self._narrowed else None
+        if isinstance(made, tvm.ir.Call) and operator_name(made) in ("relax.reshape", "relax.expand_dims"):
+            vector = relax.Call(made.op, [self._cast(made.args[0]), *made.args[1:]], made.attrs, list(made.ty_args))
+            return self._builder.emit(vector)
+        return self._cast(operand)
 
 
 def _with_result(attributes: tvm.ir.Attrs, dtype: str) -> tvm.ir.Attrs:

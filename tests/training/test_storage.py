@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that keep their activations in 16 bits: which tensors these are, and what the step computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.training.harness import Runner, relative_error
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, static_shape
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.step.build import build_step
+
+TYPES = ("bfloat16", "float16")
+BATCH, CHANNELS, SIZE, CLASSES = 4, 8, 12, 4
+SHAPES = {
+    "stem": (CHANNELS, 2, 3, 3),
+    "bias": (CHANNELS,),
+    "first": (CHANNELS, CHANNELS, 3, 3),
+    "second": (CHANNELS, CHANNELS, 1, 1),
+    "out": (CHANNELS * 36, CLASSES),
+}
+
+
+def network(batch=BATCH, norm=False):
+    """Convolutions with a bias, a residual, a pool and a product.
+
+    With `norm` there is a batch norm, and nothing has a kink: near one, what is rounded may have another gradient.
+    """
+    batch = tvm.tirx.Var(batch, "int64") if isinstance(batch, str) else batch
+    builder = relax.BlockBuilder()
+    shapes = SHAPES | (dict.fromkeys(("gamma", "beta", "mean", "var"), (CHANNELS,)) if norm else {})
+    x = relax.Var("x", relax.TensorType((batch, 2, SIZE, SIZE), "float32"))
+    p = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
+    emit, op = builder.emit, relax.op
+    bend = op.nn.silu if norm else op.nn.relu
+    with builder.function("main", [x, *p.values()]):
+        with builder.dataflow():
+            stem = emit(op.nn.conv2d(x, p["stem"], padding=1))
+            h = emit(bend(emit(op.add(stem, emit(op.reshape(p["bias"], [1, CHANNELS, 1, 1]))))))
+            inner = emit(op.nn.conv2d(h, p["first"], padding=1))
+            if norm:
+                inner = emit(op.nn.batch_norm(inner, p["gamma"], p["beta"], p["mean"], p["var"], axis=1)[0])
+            inner = emit(op.nn.conv2d(emit(bend(inner)), p["second"]))
+            h = emit(bend(emit(op.add(h, inner))))
+            pool = op.nn.avg_pool2d if norm else op.nn.max_pool2d
+            h = emit(pool(h, pool_size=[3, 3], strides=[2, 2], padding=[1, 1]))
+            output = builder.emit_output(op.matmul(emit(op.reshape(h, [batch, CHANNELS * 36])), p["out"]))
+        builder.emit_func_output(output)
+    return builder.get(), shapes
+
+
+def model(values, **options):
+    module, _ = network(**options)
+    return from_module(module, parameters=values)
+
+
+def integers(seed=0):
+    """Weights of which most are 0, so that all that is made of them and of integers fits into 8 bits."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (rng.integers(-1, 2, shape) * (rng.random(shape) < 0.15)).astype("float32")
+        for name, shape in SHAPES.items()
+    }
+
+
+def batch(seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.integers(-2, 3, (BATCH, 2, SIZE, SIZE)).astype("float32")
+
+
+def targets(predictions, seed=2):
+    """What is missed by small integers in some places."""
+    rng = np.random.default_rng(seed)
+    return predictions + rng.integers(-2, 3, predictions.shape) * (rng.random(predictions.shape) < 0.3)
+
+
+OPTIONS = {
+    "alone": {},
+    "channels last": {"layout": "NHWC"},
+    "micro-batches": {"accumulate": 2},
+    "scaled": {"loss_scale": 8.0},
+    "averaged": {"ema": 0.5, "optimizer": "sgd", "momentum": 0.5},
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_small_integers_train_as_in_float32(dtype, options):
+    """Nothing is rounded, so that a wrong cast, or a sum in 16 bits, shows to the last bit."""
+    count = options.get("accumulate", 1)
+    x = np.concatenate([batch(seed) for seed in range(count)])
+    runners = [
+        Runner(build_step(model(integers()), loss="mse", **kinds, **options))
+        for kinds in ({}, {"dtype": dtype, "results": "activations"})
+    ]
+    y = targets(runners[0].predict(x))
+    assert (y != 0).mean() > 0
+    for rate in (2.0**-4, 0.0):  # after the first step weights are no integers any more: only what it has done counts
+        (loss, predictions), (other, others) = (runner.step(x, y.astype("float32"), lr=rate) for runner in runners)
+        if rate:
+            assert loss == other > 0
+            np.testing.assert_array_equal(predictions, others)
+            wanted = runners[0].named()
+            assert all(np.any(wanted[name] != value) for name, value in integers().items())
+            for name, value in runners[1].named().items():
+                np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+@pytest.mark.parametrize("size", [BATCH, "n"])
+def test_roundings_are_those_of_what_is_stored(dtype, unit, size):
+    """A gradient passes through at most 16 tensors that are rounded once each, to half of `unit`."""
+    rng = np.random.default_rng(3)
+    _, shapes = network(norm=True)
+    values = {name: (rng.standard_normal(shape) / 4).astype("float32") for name, shape in shapes.items()}
+    values |= {"var": np.ones(CHANNELS, "float32"), "gamma": 1 + values["gamma"]}
+    x = rng.standard_normal((BATCH, 2, SIZE, SIZE)).astype("float32")
+    labels = rng.integers(0, CLASSES, BATCH)
+    exact, found = (
+        Runner(build_step(model(values, batch=size, norm=True), **kinds))
+        for kinds in ({}, {"dtype": dtype, "results": "activations"})
+    )
+    losses = [runner.step(x, labels, lr=1.0)[0] for runner in (exact, found)]
+    assert 0 < abs(losses[0] - losses[1]) < 8 * unit * losses[0]
+    wanted = exact.named("parameter")
+    for name, value in found.named("parameter").items():
+        assert relative_error(values[name] - value, values[name] - wanted[name]) < 8 * unit, name
+
+
+def stored(step):
+    """The types of what the calls of the step give, by the extents of those with more than one axis."""
+    found = {}
+    for binding in bindings_of(step.module["step"]):
+        if isinstance(binding.var.ty, relax.TensorType) and len(static_shape(binding.var)) > 1:
+            found.setdefault((operator_name(binding.value) if hasattr(binding.value, "op") else ""), set()).add(
+                element_type(binding.var)
+            )
+    return found
+
+
+def test_weights_statistics_and_scores_stay_float32():
+    rng = np.random.default_rng(3)
+    values = {name: rng.standard_normal(shape).astype("float32") for name, shape in network(norm=True)[1].items()}
+    step = build_step(model(values, norm=True), dtype="bfloat16", results="activations")
+    types = stored(step)
+    assert types["relax.nn.conv2d"] == types["relax.nn.conv2d_backward_data"] == {"bfloat16"}
+    assert types["relax.nn.conv2d_backward_weight"] == types["relax.sum"] == {"float32"}
+    assert types["relax.matmul"] == {"float32", "bfloat16"}  # scores and a weight's gradient; the data's gradient
+    assert step.prediction.dtype == "float32"
+    assert {schema.dtype for schema in step.state} == {"float32"}
