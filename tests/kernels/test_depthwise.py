@@ -30,7 +30,7 @@ COLUMNS = {
 CHANNELS = {
     "panels": "g40mb2ic40ih7iw10oc40kh3kw3sh2sw3ph1pw1",
     "panels, multiplier": "g18mb2ic18ih6iw7oc36kh3kw3sh1sw3ph1pw1",
-    "half": "g20mb3ic20ih6iw9oc20kh3kw3sh2sw2ph1pw1_dt=f16:f16:f16",
+    "half": "g20mb3ic20ih6iw9oc20kh3kw3sh2sw3ph1pw1_dt=f16:f16:f16",
     "in place": "g40mb3ic40ih9iw11oc40kh3kw3ph1pw1_lay=NHWC:OHWI:NHWC",
     "in place, strided": "g32mb2ic32ih9iw9oc32kh3kw3sh2sw2ph1pw1_lay=NHWC:OHWI:NHWC",
 }
@@ -145,7 +145,7 @@ def test_why_planes_do_not_serve():
         ("g40mb2ic40ih4iw4oc40kh3kw3ph1pw1", "backward_weight", "estimated to be slower"),
         ("g40mb2ic40ih19iw19oc40kh5kw5ph2pw2", "backward_weight", "more sums than registers"),
         ("g40mb2ic40ih19iw19oc40kh3kw3sh3sw3ph1pw1", "forward", "strides of more than two"),
-        ("g40mb2ic40ih19iw19oc40kh3kw3ph1pw1_dt=f16:f16:f16", "forward", "elements would have to be converted"),
+        ("g40mb2ic40ih19iw19oc40kh3kw3ph1pw1_dt=f64:f64:f32", "forward", "no masked loads and stores of elements"),
     ):
         choice = chooser.choose(ConvProblem.from_descriptor(text), direction, MACHINE)
         assert choice.kernel is not None

@@ -1,13 +1,14 @@
 """Kernels of dot products of bfloat16: which problems, exact and bounded sums, epilogues, machine code."""
 
 import re
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import forced
+from tests.kernels.harness import forced, with_tiling
 from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
@@ -74,6 +75,22 @@ def test_small_integers_are_exact(text, channels_last, direction):
         found = tvm.runtime.tensor(_blank(problem, direction))
         _compiled(function)["main"](*map(tvm.runtime.tensor, operands), found)
         np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
+def test_pointwise_layers_of_nchw_run_over_pixels(direction):
+    """No squares are transposed; words are made while packing, and the next block is prefetched from far channels."""
+    problem = _problem("mb8ic64ih56oc64kh1")
+    choice = forced(NAME)(problem, direction, MACHINE)
+    assert "vector axis pixels" in str(choice.plan)
+    assert "prefetch" in str(_function(problem, direction))
+    small = _problem("mb1ic66ih9iw13oc50kh1kw1")  # the same tiling, with ragged blocks of channels and pixels
+    tiling = replace(choice.plan.tilings[0], tile_m=10, tile_n=2, block_tiles=2)
+    function = chooser.build(small, direction, MACHINE, with_tiling(choice, tiling), "main")
+    operands, wanted = numbers_of(small, direction, 0)
+    result = _blank(small, direction)
+    assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+    np.testing.assert_array_equal(result, wanted)
 
 
 @needs_instruction

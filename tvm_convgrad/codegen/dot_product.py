@@ -73,19 +73,34 @@ def low_half(value: Expr) -> Expr:
     return tir.reinterpret(_vector(WORD, lanes), bits)
 
 
-def number(value: Expr, dtype: str) -> Expr:
+def as_number(value: Expr, dtype: str) -> Expr:
     """An element or a vector in the type `dtype`; bfloat16 may have the type HALF."""
     return widened(value) if dtype_of(value).startswith(HALF) else convert(value, dtype)
 
 
-def narrowed(loops: Loops, value: Expr) -> Expr:
-    """A vector of LANES float32 as bfloat16 of type HALF, rounded to nearest even; denormals become zero.
+def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:
+    """A vector of float32 as bfloat16 of type HALF, rounded to nearest even.
 
-    It is an instruction of AVX512-BF16, not a truncation of rounded bits: LLVM before version 22 compiles a masked
-    store of one truncated lane to a store of four bytes (llvm/llvm-project#179489).
+    With the instruction of AVX512-BF16, for LANES lanes, denormals become zero; else it is integer arithmetic, and
+    NaN keep the high half of their payload.
     """
-    loops.helper(NARROW, NARROW_CODE)
-    return tir.call_helper(f"{HALF}x{LANES}", NARROW, value)
+    if instruction:
+        loops.helper(NARROW, NARROW_CODE)
+        return tir.call_helper(f"{HALF}x{LANES}", NARROW, value)
+    lanes = lanes_of(value)
+    bits = loops.let(tir.reinterpret(_vector("uint32", lanes), value), "bits")
+    odd = tir.bitwise_and(tir.shift_right(bits, _number(16, lanes)), _number(1, lanes))
+    rounded = tir.shift_right(bits + _number(0x7FFF, lanes) + odd, _number(16, lanes))
+    return tir.Cast(_vector(HALF, lanes), rounded)
+
+
+def halves_apart(value: Expr) -> tuple[Expr, Expr]:
+    """The even and the odd lanes of bfloat16 of type HALF as float32, without a shuffle."""
+    lanes = lanes_of(value) // 2
+    bits = tir.reinterpret(_vector("uint32", lanes), value)
+    even = tir.shift_left(bits, _number(16, lanes))
+    odd = tir.bitwise_and(bits, _number(0xFFFF0000, lanes))
+    return tir.reinterpret(_vector("float32", lanes), even), tir.reinterpret(_vector("float32", lanes), odd)
 
 
 def widened(value: Expr) -> Expr:
@@ -112,10 +127,11 @@ __all__ = [
     "NAME",
     "NARROW",
     "WORD",
+    "as_number",
     "dot_product",
+    "halves_apart",
     "low_half",
     "narrowed",
-    "number",
     "widened",
     "word_at",
     "words",

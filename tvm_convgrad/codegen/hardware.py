@@ -50,6 +50,7 @@ class Machine:
             planner takes; from the target's number of cores. It is fixed when the kernel is made, so that the order of
             sums, and thereby the result, depends neither on how many threads run nor on the machine that builds.
         has_masks: whether masked loads and stores are single instructions.
+        has_half_masks: whether they are for elements of 16 bits as well.
         parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
         dots: the 16-bit types that an instruction multiplies in pairs and sums in float32 (`codegen.dot_product`).
 
@@ -89,6 +90,7 @@ class Machine:
     l2_bytes: int = 1 << 20
     parts: int = 2
     has_masks: bool = False
+    has_half_masks: bool = False
     parallel_from: int = PARALLEL_FROM
     dots: tuple[str, ...] = ()
 
@@ -100,8 +102,8 @@ class Machine:
 CPUS = {
     machine.name: machine
     for machine in (
-        Machine("AVX-512", 64, 32, has_masks=True),
-        Machine("AVX512-BF16", 64, 32, has_masks=True, dots=("bfloat16",)),
+        Machine("AVX-512", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS),
+        Machine("AVX512-BF16", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS, dots=("bfloat16",)),
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),
         Machine("NEON", 16, 32, 1 << 19),
@@ -167,7 +169,8 @@ def _machine(described: str) -> Machine | None:
     if triple.startswith(("x86_64", "amd64", "i686")):
         if "avx512f" in features:
             dots = {"avx512bf16", "avx512bw"} <= features and llvm.llvm_version_major() >= tir.DOT_PRODUCTS_FROM_LLVM
-            return replace(CPUS["AVX512-BF16" if dots else "AVX-512"], parts=parts)
+            halves = tir.HALF_VECTORS and "avx512bw" in features
+            return replace(CPUS["AVX512-BF16" if dots else "AVX-512"], parts=parts, has_half_masks=halves)
         if "avx2" in features and "fma" in features:
             return replace(CPUS["AVX2"], parts=parts)
         return replace(CPUS["SSE"], parts=parts)

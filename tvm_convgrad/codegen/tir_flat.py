@@ -64,6 +64,9 @@ SCHEDULED, NO_ALIAS = "tirx.is_scheduled", "tirx.noalias"
 DOT_PRODUCTS_FROM_LLVM = 17
 """The first version of LLVM whose dot products take vectors of bfloat16."""
 
+HALF_VECTORS = True
+"""Whether masked loads and stores of vectors of 16-bit elements, and their conversions, are instructions."""
+
 
 def call_helper(dtype: str, name: str, *arguments: Expr) -> Expr:
     """A call of a helper function, which `with_helpers` defines."""
@@ -115,6 +118,7 @@ def dtype_of(value: Expr) -> str:
 __all__ = [
     "DOT_PRODUCTS_FROM_LLVM",
     "EQ",
+    "HALF_VECTORS",
     "NO_ALIAS",
     "SCHEDULED",
     "AllocBuffer",

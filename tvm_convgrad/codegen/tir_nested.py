@@ -62,6 +62,9 @@ SCHEDULED, NO_ALIAS = "tir.is_scheduled", "tir.noalias"
 DOT_PRODUCTS_FROM_LLVM = 1 << 30
 """Never: the LLVM of these versions of TVM is older than what dot products of bfloat16 need."""
 
+HALF_VECTORS = False
+"""The LLVM of these versions of TVM takes vectors of 16-bit floats apart."""
+
 
 def call_helper(dtype: str, name: str, *arguments: Expr) -> Expr:
     """Helper functions are not used with these versions of TVM."""
@@ -185,6 +188,7 @@ def dtype_of(value: Expr) -> str:
 __all__ = [
     "DOT_PRODUCTS_FROM_LLVM",
     "EQ",
+    "HALF_VECTORS",
     "NO_ALIAS",
     "SCHEDULED",
     "AllocBuffer",

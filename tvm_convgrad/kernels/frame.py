@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from tvm_convgrad.codegen.dot_product import HALF, WORD
+from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Index, Loops, Shapes, make_parameter, quotient, with_variable
 from tvm_convgrad.codegen.tir import Buffer, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.spec import ConvSpec
+from tvm_convgrad.kernels.vectors import GradientStore, Numbers
 
 NO_VIEWS: Mapping[str, str] = MappingProxyType({})
 """No operand is viewed as another type."""
@@ -28,7 +30,7 @@ class KernelFrame:
         is_symbolic: whether the batch is known only at run time.
         tensors: flat views of (first operand, second operand, result).
         halves: second views of results and biases that are bfloat16, of type HALF, by the parameters' names: vectors
-            are loaded and stored by them. Only of kernels of dot products.
+            are loaded and stored by them. Only where the operands that are bfloat16 are viewed as HALF or WORD, too.
         bias: a flat view of the bias (forward and dgrad) or of the bias gradient (wgrad); None if there is neither.
     """
 
@@ -40,6 +42,7 @@ class KernelFrame:
         panel: int = 0,
         batch_first: bool = False,
         operands: Mapping[str, str] = NO_VIEWS,
+        halves: bool = False,
     ) -> None:
         """Declare the parameters.
 
@@ -50,7 +53,8 @@ class KernelFrame:
             panel: elements for each image of the largest panel, where one panel holds all images.
             batch_first: whether sizes are written as batch * elements, else as elements * batch. It makes no
                 difference but to the structural hash of a PrimFunc.
-            operands: the types, WORD or HALF, that the views of a dot product's operands have, by their names.
+            operands: the types, WORD or HALF, that views of operands of bfloat16 have, by their names.
+            halves: whether results and biases that are bfloat16 have views as HALF.
         """
         self.loops, self.epilogue = Loops(), epilogue
         shapes, variable = with_variable(shapes)
@@ -67,7 +71,7 @@ class KernelFrame:
                 sizes[name] = self.batch * sizes[name] if batch_first else sizes[name] * self.batch
         views = {p.name: self._view(p, sizes[p.name], operands.get(p.name, "")) for p in self.parameters}
         self.halves: dict[str, Buffer] = {}
-        if operands:
+        if operands or halves:
             narrow = [p for p in self.parameters if p.name not in operands and str(p.dtype) == "bfloat16"]
             self.halves = {p.name: self._view(p, sizes[p.name], HALF) for p in narrow}
         self.bias: Buffer | None = next((views.pop(name) for name in ("bias", "bias_grad") if name in views), None)
@@ -76,35 +80,54 @@ class KernelFrame:
     def _view(self, parameter: Buffer, size: Index, dtype: str) -> Buffer:
         return self.loops.flat(parameter, quotient(size, 2) if dtype == WORD else size, dtype)
 
+    def numbers(self, name: str, buffer: Buffer, dtype: str, machine: Machine) -> Numbers:
+        """A result or bias, by the parameter's name and its flat view, as numbers of the type of sums."""
+        return Numbers(self.loops, buffer, dtype, machine, self.halves.get(name))
+
+    def gradient(self, name: str, buffer: Buffer, dtype: str, machine: Machine, *, adds: bool) -> GradientStore:
+        """The store of a gradient of W or of the bias, by the parameter's name and its flat view."""
+        return GradientStore(self.loops, buffer, dtype, adds, machine, self.halves.get(name))
+
     def finish(self, name: str) -> PrimFunc:
         """The PrimFunc of everything that was emitted."""
         return self.loops.finish(self.parameters, name)
 
 
-def conv_frame(spec: ConvSpec, shapes: Shapes, epilogue: Epilogue, panel: int = 0) -> KernelFrame:
+def conv_frame(
+    spec: ConvSpec, shapes: Shapes, epilogue: Epilogue, panel: int = 0, *, halves: bool = False
+) -> KernelFrame:
     """The frame (source, weight, [bias,] result) of forward or dgrad.
 
     Args:
         spec: its batch is what the kernel is planned for.
         shapes: of "source", "weight" and "result".
         panel: see `KernelFrame`.
+        halves: whether tensors of bfloat16 are viewed as HALF.
     """
     bias = {"bias": ((spec.groups * spec.result_channels,), spec.result.dtype)} if epilogue.bias else {}
     operands = {name: shapes[name] for name in ("source", "weight")}
     every = {**operands, **bias, "result": shapes["result"]}
-    views = {}
+    views = _halves(operands) if halves else {}
     if spec.pairs is not None:
         views = {"source": HALF if spec.pairs.source else WORD, "weight": HALF if spec.pairs.weight else WORD}
-    return KernelFrame(every, epilogue, spec.batch, panel, operands=views)
+    return KernelFrame(every, epilogue, spec.batch, panel, operands=views, halves=halves)
 
 
-def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue, *, dots: bool = False) -> KernelFrame:
-    """The frame (grad, data, weight's gradient[, bias gradient]) of wgrad, planned for a batch; views for `dots`."""
+def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue, *, halves: bool = False) -> KernelFrame:
+    """The frame (grad, data, weight's gradient[, bias gradient]) of wgrad, planned for a batch.
+
+    With `halves` tensors of bfloat16 are viewed as HALF.
+    """
     shapes = {name: problem.tensors[name] for name in ("grad", "data", "weight")}
     if epilogue.bias_grad:
         shapes["bias_grad"] = ((problem.out_channels,), shapes["weight"][1])
-    views = {"grad": HALF, "data": HALF} if dots else {}
-    return KernelFrame(shapes, epilogue, batch, batch_first=True, operands=views)
+    views = _halves({name: shapes[name] for name in ("grad", "data")}) if halves else {}
+    return KernelFrame(shapes, epilogue, batch, batch_first=True, operands=views, halves=halves)
+
+
+def _halves(operands: Shapes) -> Mapping[str, str]:
+    """The views of operands that are bfloat16, as HALF."""
+    return {name: HALF for name, (_, dtype) in operands.items() if dtype == "bfloat16"}
 
 
 __all__ = ["KernelFrame", "conv_frame", "wgrad_frame"]

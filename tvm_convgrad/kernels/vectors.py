@@ -7,9 +7,11 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from tvm_convgrad.codegen.dot_product import narrowed, widened
+from tvm_convgrad.codegen.dot_product import HALF, LANES, as_number, narrowed
+from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Index, Loops, convert, lanes_of, load, load_masked, zero
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.core.geometry import DTYPE_BYTES
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -20,11 +22,11 @@ def load_vector(buffer: Buffer, index: Index, lanes: int, mask: Expr | None = No
 
 
 def store_vector(loops: Loops, buffer: Buffer, index: Index, value: Expr, mask: Expr | None = None) -> None:
-    """Store a scalar or a vector; with a mask only the lanes whose mask is true."""
+    """Store a scalar or a vector, converted to the buffer's type; with a mask only the lanes whose mask is true."""
     if mask is None:
         loops.store(buffer, index, value)
     else:
-        loops.store_masked(buffer, index, value, mask)
+        loops.store_masked(buffer, index, convert(value, str(buffer.dtype)), mask)
 
 
 def accumulators(
@@ -50,24 +52,76 @@ def where(loops: Loops, condition: Expr | None) -> AbstractContextManager[None]:
     return nullcontext() if condition is None else loops.when(condition)
 
 
+def moves_vectors(machine: Machine, dtype: str, sums: str) -> bool:
+    """Whether vectors of a tensor's elements are loaded and stored under masks as numbers of the type of sums."""
+    if dtype == sums:
+        return machine.has_masks
+    return sums == "float32" and DTYPE_BYTES[dtype] == 2 and machine.has_half_masks
+
+
+def element_bytes(buffer: Buffer) -> int:
+    """Bytes of an element of a tensor, or of its view as HALF."""
+    dtype = str(buffer.dtype)
+    return 2 if dtype == HALF else DTYPE_BYTES[dtype]
+
+
+class Numbers:
+    """A tensor whose elements are loaded and stored as numbers of the type of sums, `dtype`.
+
+    Vectors of bfloat16 go through the tensor's view as HALF, where there is one.
+    """
+
+    def __init__(
+        self, loops: Loops, buffer: Buffer, dtype: str, machine: Machine | None = None, halves: Buffer | None = None
+    ) -> None:
+        """Describe the tensor; `halves` is its view as HALF, with which the machine is needed."""
+        self.loops, self.buffer, self.dtype, self.halves = loops, buffer, dtype, halves
+        self._instruction = machine is not None and "bfloat16" in machine.dots and machine.lanes(dtype) == LANES
+
+    def load(self, index: Index, lanes: int = 1, mask: Expr | None = None) -> Expr:
+        """One element, or contiguous ones; with a mask only those whose mask is true, and zeros."""
+        buffer = self.buffer if lanes == 1 or self.halves is None else self.halves
+        return as_number(load_vector(buffer, index, lanes, mask), self.dtype)
+
+    def store(self, index: Index, value: Expr, mask: Expr | None = None) -> None:
+        """Store a scalar or a vector, converted to the tensor's type; with a mask only lanes whose mask is true."""
+        if lanes_of(value) == 1 or self.halves is None:
+            store_vector(self.loops, self.buffer, index, value, mask)
+        else:
+            narrow = narrowed(self.loops, value, instruction=self._instruction)
+            store_vector(self.loops, self.halves, index, narrow, mask)
+
+
 class GradientStore:
     """Stores gradients of type `dtype` to a tensor, or adds them to what the tensor holds."""
 
-    def __init__(self, loops: Loops, buffer: Buffer, dtype: str, adds: bool, halves: Buffer | None = None) -> None:
+    def __init__(
+        self,
+        loops: Loops,
+        buffer: Buffer,
+        dtype: str,
+        adds: bool,
+        machine: Machine | None = None,
+        halves: Buffer | None = None,
+    ) -> None:
         """Describe the tensor; `halves` is its view as HALF, by which vectors of bfloat16 are loaded and stored."""
-        self.loops, self.buffer, self.dtype, self.adds, self.halves = loops, buffer, dtype, adds, halves
+        self.adds, self._numbers = adds, Numbers(loops, buffer, dtype, machine, halves)
 
     def store(self, index: Index, value: Expr, mask: Expr | None = None) -> None:
-        """Store a scalar or a vector; masks are for tensors of type `dtype`, or with a view as HALF, only."""
-        lanes = lanes_of(value)
-        if lanes > 1 and self.halves is not None:
-            if self.adds:
-                value = widened(load_vector(self.halves, index, lanes, mask)) + value
-            store_vector(self.loops, self.halves, index, narrowed(self.loops, value), mask)
-            return
+        """Store a scalar or a vector; masks are for tensors of which vectors can be moved (`moves_vectors`)."""
         if self.adds:
-            value = convert(load_vector(self.buffer, index, lanes_of(value), mask), self.dtype) + value
-        store_vector(self.loops, self.buffer, index, value, mask)
+            value = self._numbers.load(index, lanes_of(value), mask) + value
+        self._numbers.store(index, value, mask)
 
 
-__all__ = ["GradientStore", "accumulate", "accumulators", "load_vector", "store_vector", "where"]
+__all__ = [
+    "GradientStore",
+    "Numbers",
+    "accumulate",
+    "accumulators",
+    "element_bytes",
+    "load_vector",
+    "moves_vectors",
+    "store_vector",
+    "where",
+]

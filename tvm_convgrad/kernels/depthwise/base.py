@@ -14,13 +14,13 @@ from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import KernelFrame, conv_frame, wgrad_frame
 from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, shapes_of, views
-from tvm_convgrad.kernels.vectors import GradientStore
 
 
 class DepthwiseKernel(ABC):
     """The loops of forward and dgrad.
 
     Attributes:
+        source, weight, result: the tensors; results, biases: what is stored and the bias as numbers.
         inputs, outputs: source and result channels of a group.
         taps: of W, over all axes.
         kind: of the loop over work items, "parallel" or "serial".
@@ -31,6 +31,8 @@ class DepthwiseKernel(ABC):
         self.spec, self.kernel = spec, kernel
         self.source, self.weight, self.result = frame.tensors
         self.dtype, self.lanes = spec.dtype, machine.lanes(spec.dtype)
+        self.results = frame.numbers("result", self.result, spec.dtype, machine)
+        self.biases = frame.numbers("bias", frame.bias, spec.dtype, machine)
         self.inputs, self.outputs = spec.source_channels, spec.result_channels
         self.phases = [phase for phases in spec.phases for phase in phases]
         self.taps = math.prod(kernel)
@@ -58,7 +60,7 @@ class DepthwiseWgrad(ABC):
         self.dtype = problem.accumulator
         self.lanes = machine.lanes(self.dtype)
         self.dy, self.x, dw = frame.tensors
-        self.dw = GradientStore(self.loops, dw, self.dtype, frame.epilogue.accumulate)
+        self.dw = frame.gradient("weight", dw, self.dtype, machine, adds=frame.epilogue.accumulate)
         self.x_view, self.dw_view, self.dy_view = views(problem)
         self.kernel, self.strides, self.dilation, padding = axes_of(problem)
         d, h, w = (low for low, _ in padding)
@@ -91,11 +93,11 @@ class GroupedKernel(Kernel):
         """The function (first operand, second operand, [bias,] result[, bias gradient])."""
         static, tiling = planned(problem), plan.only(self.tiling_type(direction))
         if direction == BACKWARD_WEIGHT.name:
-            frame = wgrad_frame(problem, int(static.batch), epilogue)
+            frame = wgrad_frame(problem, int(static.batch), epilogue, halves=machine.has_half_masks)
             self.wgrad[1](frame, static, tiling, machine).emit()
         else:
             spec = conv_spec(static, direction)
-            frame = conv_frame(spec, shapes_of(problem, direction), epilogue)
+            frame = conv_frame(spec, shapes_of(problem, direction), epilogue, halves=machine.has_half_masks)
             self.conv[1](frame, spec, tiling, axes_of(static)[0], machine).emit()
         return frame.finish(name)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tvm_convgrad.codegen.dot_product import as_number
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
     Loops,
-    convert,
     expr,
     lanes_below,
     load,
@@ -23,8 +23,9 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import shuffle, transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.spec import View, WeightView
-from tvm_convgrad.kernels.vectors import where
+from tvm_convgrad.kernels.vectors import Numbers, moves_vectors, where
 from tvm_convgrad.kernels.wgrad.spec import tap_offsets
 
 Finish: TypeAlias = "Callable[[Expr, Callable[[], Expr], Index, Expr | None], Expr]"
@@ -66,16 +67,15 @@ class PanelMover:
             contiguous) or "elements".
     """
 
-    def __init__(
-        self, loops: Loops, machine: Machine, buffer: Buffer, view: View, dtype: str, channels: int, step: int
-    ) -> None:
-        self.loops, self.buffer, self.view, self.dtype = loops, buffer, view, dtype
+    def __init__(self, loops: Loops, machine: Machine, tensor: Numbers, view: View, channels: int, step: int) -> None:
+        self.loops, self.tensor, self.view, dtype = loops, tensor, view, tensor.dtype
         self.channels, self.step, self.lanes = channels, step, machine.lanes(dtype)
+        self._line = self.lanes * DTYPE_BYTES[dtype] // DTYPE_BYTES[view.dtype]
         self.ragged = channels % self.lanes != 0
         _, height, width = view.extents
         joined = height == 1 or view.spatial[1] == width * view.spatial[2]
         self.kind = "elements"
-        if machine.has_masks and view.dtype == dtype:
+        if moves_vectors(machine, view.dtype, dtype):
             if step == 1:
                 self.kind = "vectors"
             elif view.spatial[2] == 1 and joined:
@@ -89,12 +89,12 @@ class PanelMover:
         """Prefetch what pack or unpack will touch: hardware prefetchers do not follow so many streams at once."""
         if self.kind != "transposed":
             return
-        loops, line = self.loops, self.lanes
+        loops, line = self.loops, self._line
         base = loops.let(expr(base + row * self.view.spatial[1] + first * self.step), "slice")
         with loops.loop(self.lanes, "c") as c:
             at = loops.let(expr(base + c * self.step), "channel_at")
             with loops.loop(quotient(expr(rows * self.view.extents[2] + (line - 1)), line), "line") as number:
-                loops.prefetch(self.buffer, at + number * line, write, near=True)
+                loops.prefetch(self.tensor.buffer, at + number * line, write, near=True)
 
     def pack(self, base: Index, first: Index, row: Index, rows: Index, panel: Buffer, into: Index) -> None:
         """Pack rows `row` to `row + rows`, channels from `first` on; lanes past the last channel hold anything."""
@@ -106,7 +106,7 @@ class PanelMover:
                 at = loops.let(expr(base + square * lanes), "at")
                 mask = lanes_below(square * lanes, pixels, lanes)
                 values = [
-                    loops.let(load_masked(self.buffer, at + self._channel(first, c) * self.step, mask, lanes), "row")
+                    loops.let(self.tensor.load(at + self._channel(first, c) * self.step, lanes, mask), "row")
                     for c in range(lanes)
                 ]
                 to = loops.let(expr(into + square * (lanes * lanes)), "to")
@@ -118,11 +118,10 @@ class PanelMover:
             to = loops.let(expr(into + (h * width + w) * lanes), "to")
             if self.kind == "vectors":
                 mask = lanes_below(first, self.channels, lanes)
-                loops.store(panel, to, load_masked(self.buffer, at + first, mask, lanes))
+                loops.store(panel, to, self.tensor.load(at + first, lanes, mask))
                 return
             with loops.loop(lanes, "c") as c:
-                value = load(self.buffer, at + self._channel(first, c) * self.step)
-                loops.store(panel, to + c, convert(value, self.dtype))
+                loops.store(panel, to + c, self.tensor.load(at + self._channel(first, c) * self.step))
 
     def unpack(self, base: Index, first: Index, row: Index, rows: Index, panel: Buffer, finish: Finish) -> None:
         """Store rows `row` to `row + rows` of the tensor from the panel's start, each value as `finish` returns it."""
@@ -136,10 +135,10 @@ class PanelMover:
                 mask = lanes_below(square * lanes, pixels, lanes)
                 for c, value in enumerate(transpose(loops, values)):
                     to = at + (first + c) * self.step
-                    before = functools.partial(load_masked, self.buffer, to, mask, lanes)
+                    before = functools.partial(self.tensor.load, to, lanes, mask)
                     value = finish(value, before, first + c, None)
                     with where(loops, expr(first + c) < self.channels if self.ragged else None):
-                        loops.store_masked(self.buffer, to, value, mask)
+                        self.tensor.store(to, value, mask)
             return
         with loops.loop(rows, "h") as h, loops.loop(width, "w") as w:
             at = loops.let(expr(base + h * self.view.spatial[1] + w * self.view.spatial[2]), "at")
@@ -147,14 +146,14 @@ class PanelMover:
             if self.kind == "vectors":
                 mask = lanes_below(first, self.channels, lanes)
                 value = load(panel, source, lanes)
-                value = finish(value, lambda: load_masked(self.buffer, at + first, mask, lanes), first, mask)
-                loops.store_masked(self.buffer, at + first, value, mask)
+                value = finish(value, lambda: self.tensor.load(at + first, lanes, mask), first, mask)
+                self.tensor.store(at + first, value, mask)
                 return
             with loops.loop(smaller(self.channels - first, lanes), "c") as c:
                 to = at + (first + c) * self.step
                 value = load(panel, source + c)
-                value = finish(value, lambda: convert(load(self.buffer, to), self.dtype), first + c, None)
-                loops.store(self.buffer, to, value)
+                value = finish(value, lambda: self.tensor.load(to), first + c, None)
+                self.tensor.store(to, value)
 
     def _channel(self, first: Index, c: Index) -> Index:
         """A channel to read: the last one again in the place of those past it."""
@@ -176,7 +175,7 @@ def pack_weights(
     count = len(taps)
     blocks = -(-channels.channels // lanes)
     packed = loops.panel("w_panel", (blocks * channels.multiple * count + lanes) * lanes, dtype)
-    transposes = machine.has_masks and view.dtype == dtype and taps == list(range(count))
+    transposes = moves_vectors(machine, view.dtype, dtype) and taps == list(range(count))
     table = None if transposes else loops.table("w_taps", taps)
     with loops.loop(blocks, "b") as b, loops.loop(channels.multiple, "m") as m:
         into = loops.let(expr((b * channels.multiple + m) * (count * lanes)), "into")
@@ -185,13 +184,13 @@ def pack_weights(
             with loops.loop(-(-count // lanes), "square") as square:
                 mask = lanes_below(square * lanes, count, lanes)
                 starts = [base + channels.at(b * lanes + c) + square * lanes for c in range(lanes)]
-                rows = [loops.let(load_masked(weight, start, mask, lanes), "row") for start in starts]
+                rows = [loops.let(as_number(load_masked(weight, start, mask, lanes), dtype), "row") for start in starts]
                 for i, value in enumerate(transpose(loops, rows)):
                     loops.store(packed, into + (square * lanes + i) * lanes, value)
         else:
             with loops.loop(count, "tap") as tap, loops.loop(lanes, "c") as c:
                 value = load(weight, base + channels.at(b * lanes + c) + load(table, tap))
-                loops.store(packed, into + tap * lanes + c, convert(value, dtype))
+                loops.store(packed, into + tap * lanes + c, as_number(value, dtype))
     return packed
 
 

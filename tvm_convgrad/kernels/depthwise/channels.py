@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
-    convert,
     expr,
     lanes_below,
     lanes_of,
@@ -39,7 +38,7 @@ from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds, t
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec, Phase
-from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector, store_vector
+from tvm_convgrad.kernels.vectors import Numbers, accumulate, accumulators
 
 PREFETCH_TILES = 8
 """Register tiles from what is summed to what is prefetched: some rows of a block of channels."""
@@ -71,7 +70,7 @@ class _Rows:
     `origin` is row 0, column 0; the others are the elements to the next multiple, depth slice, row, and column.
     """
 
-    buffer: Buffer
+    tensor: Numbers
     origin: Index
     multiple: int
     depth: int
@@ -137,8 +136,9 @@ class ChannelsKernel(DepthwiseKernel):
         loops, spec = self.loops, self.spec
         origin = loops.let(expr(n * spec.source.batch + block * self.lanes), "from")
         to = loops.let(expr(n * spec.result.batch + block * self.lanes), "to")
-        source = _Rows(self.source, origin, 0, *spec.source.spatial)
-        result = _Rows(self.result, to, 0, *spec.result.spatial)
+        tensor = Numbers(loops, self.source, self.dtype)
+        source = _Rows(tensor, origin, 0, *spec.source.spatial)
+        result = _Rows(self.results, to, 0, *spec.result.spatial)
         weights = loops.let(expr(block * (self.inputs * self.taps * self.lanes)), "w")
         for phase in self.phases:
             with self._if_depth(phase, qd):
@@ -153,8 +153,9 @@ class ChannelsKernel(DepthwiseKernel):
         view, to = spec.source, spec.result
         first = loops.let(expr(block * lanes), "c0")
         panels = self.inputs // self.each
-        reader = PanelMover(loops, self.machine, self.source, view, self.dtype, self.channels, panels * view.channel)
-        writer = PanelMover(loops, self.machine, self.result, to, self.dtype, self.channels, self.outputs * to.channel)
+        tensor = Numbers(loops, self.source, self.dtype)
+        reader = PanelMover(loops, self.machine, tensor, view, self.channels, panels * view.channel)
+        writer = PanelMover(loops, self.machine, self.results, to, self.channels, self.outputs * to.channel)
         row, rows, most = self._source_rows(slab)
         size = reader.room(most)
         offsets = sorted({offset for phase in self.phases for _, offset in phase[0].taps})
@@ -189,9 +190,17 @@ class ChannelsKernel(DepthwiseKernel):
         # The panel's depth 0 is `low` below the position: depths are counted from there.
         row_size, result_row = view.extents[2] * lanes, to.extents[2] * lanes
         origin = loops.opaque(expr(-(row * row_size) - (qd * spec.in_step[0] + low) * size), "origin")
-        source = _Rows(panel, origin, len(offsets) * size, size, row_size, lanes)
+        panel_rows = Numbers(loops, panel, self.dtype)
+        source = _Rows(panel_rows, origin, len(offsets) * size, size, row_size, lanes)
         start = loops.let(expr(slab * slab_h), "row")
-        result = _Rows(out, loops.opaque(expr(-(start * result_row)), "out_origin"), 0, 0, result_row, lanes)
+        result = _Rows(
+            Numbers(loops, out, self.dtype),
+            loops.opaque(expr(-(start * result_row)), "out_origin"),
+            0,
+            0,
+            result_row,
+            lanes,
+        )
         count = loops.let(smaller(to.extents[1] - start, slab_h), "rows")
         for residue in sorted({phase[0].base for phase in self.phases}):
             depth = qd * spec.out_step[0] + residue
@@ -254,8 +263,8 @@ class ChannelsKernel(DepthwiseKernel):
                     for i, register in enumerate(tile):
                         value = load(register, 0, self.lanes)
                         if block is not None:
-                            value = self._finish_in_place(value, result.buffer, to + i * step, block, mask)
-                        store_vector(loops, result.buffer, to + i * step, value, mask)
+                            value = self._finish_in_place(value, result.tensor, to + i * step, block, mask)
+                        result.tensor.store(to + i * step, value, mask)
 
     def _prefetch(self, phase: Phase, size: int, position: tuple[Index, Index], source: _Rows, to: Index) -> None:
         """Prefetch what a later tile reads and writes in place: its last source rows, and the result."""
@@ -274,18 +283,14 @@ class ChannelsKernel(DepthwiseKernel):
             for i in range(size * spec.in_step[2]):
                 loops.prefetch(self.source, at + (row * source.row + i * source.column), near=True)
 
-    def _read(self, buffer: Buffer, place: Index, mask: Expr | None) -> Expr:
-        """A vector of contiguous channels in the type of sums."""
-        return convert(load_vector(buffer, place, self.lanes, mask), self.dtype)
-
-    def _finish_in_place(self, value: Expr, buffer: Buffer, place: Index, block: Index, mask: Expr | None) -> Expr:
+    def _finish_in_place(self, value: Expr, tensor: Numbers, place: Index, block: Index, mask: Expr | None) -> Expr:
         """The epilogue of contiguous channels of a pixel."""
         return finished(
             self.frame.epilogue,
             value,
             self.dtype,
-            lambda: self._read(self.frame.bias, block * self.lanes, mask),
-            lambda: self._read(buffer, place, mask),
+            lambda: self.biases.load(block * self.lanes, self.lanes, mask),
+            lambda: tensor.load(place, self.lanes, mask),
         )
 
     def _finish(self, m: Index) -> Finish:
@@ -293,8 +298,8 @@ class ChannelsKernel(DepthwiseKernel):
 
         def bias(channel: Index, mask: Expr | None, lanes: int) -> Expr:
             if mask is not None:
-                return load_vector(self.frame.bias, channel, lanes, mask)
-            return splat(convert(load(self.frame.bias, channel * self.outputs + m), self.dtype), lanes)
+                return self.biases.load(channel, lanes, mask)
+            return splat(self.biases.load(channel * self.outputs + m), lanes)
 
         def finish(value: Expr, before: Callable[[], Expr], channel: Index, mask: Expr | None) -> Expr:
             lanes = lanes_of(value)
@@ -336,7 +341,7 @@ class ChannelsKernel(DepthwiseKernel):
                 return loops.let(load(self.packed, w + place * lanes, lanes), "factor")
 
             def read(column: int) -> Expr:
-                return self._read(source.buffer, at + column * source.column, mask)
+                return source.tensor.load(at + column * source.column, lanes, mask)
 
             columns = {
                 (tap, i): i * spec.in_step[2] + run_w.offset + tap * run_w.offset_step

@@ -16,6 +16,7 @@ from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgrad, Channel
 from tvm_convgrad.kernels.depthwise.columns_plan import MAX_PHASES, ONE_GROUP
 from tvm_convgrad.kernels.roofline import with_memory
 from tvm_convgrad.kernels.spec import ConvSpec, axes_of, conv_spec, views
+from tvm_convgrad.kernels.vectors import moves_vectors
 
 MAX_PRODUCTS = 1500
 """The most multiply-adds in the code of a kernel: they take time to compile."""
@@ -207,10 +208,10 @@ def _near_rows(problem: ConvProblem) -> int:
 def _wgrad_in_place(problem: ConvProblem, machine: Machine) -> bool:
     """Whether X and dY are read in place: their channels are contiguous, and equal in number."""
     x, _, dy = views(problem)
-    same = x.dtype == dy.dtype == problem.accumulator
+    masked = all(moves_vectors(machine, view.dtype, problem.accumulator) for view in (x, dy))
     whole = problem.in_channels % machine.lanes(problem.accumulator) == 0
     channels_last = x.channel == dy.channel == 1 and problem.out_channels == problem.in_channels
-    return channels_last and (whole or (machine.has_masks and same))
+    return channels_last and (whole or masked)
 
 
 def wgrad_refusal(problem: ConvProblem, machine: Machine) -> str:
@@ -295,9 +296,9 @@ def _conv_in_place(spec: ConvSpec, machine: Machine) -> bool:
     """Whether source and result are read and written in place."""
     channels_last = spec.source.channel == spec.result.channel == 1
     alike = spec.source_channels == spec.result_channels
-    same = spec.source.dtype == spec.result.dtype == spec.dtype
+    masked = all(moves_vectors(machine, view.dtype, spec.dtype) for view in (spec.source, spec.result))
     whole = spec.groups * spec.result_channels % machine.lanes(spec.dtype) == 0
-    return channels_last and alike and (whole or (machine.has_masks and same))
+    return channels_last and alike and (whole or masked)
 
 
 def _conv_refusal(spec: ConvSpec, machine: Machine) -> str:

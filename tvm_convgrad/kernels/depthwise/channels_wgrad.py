@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import as_number
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
     ceiling,
-    convert,
     expr,
     lanes_below,
     load,
@@ -41,7 +41,7 @@ from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.channel_panels import PanelMover, repeat_member
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds
 from tvm_convgrad.kernels.frame import KernelFrame
-from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector
+from tvm_convgrad.kernels.vectors import Numbers, accumulate, accumulators, load_vector, moves_vectors
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
 from tvm_convgrad.kernels.wgrad.spec import tap_offsets
 
@@ -193,9 +193,10 @@ class ChannelsWgrad(DepthwiseWgrad):
     def _panels(self) -> _Panels:
         """Allocate the panels."""
         loops, tiling, x, dy = self.loops, self.tiling, self.x_view, self.dy_view
-        read_x = PanelMover(loops, self.machine, self.x, x, self.dtype, self.channels, x.channel)
+        of_x, of_dy = (Numbers(loops, tensor, self.dtype) for tensor in (self.x, self.dy))
+        read_x = PanelMover(loops, self.machine, of_x, x, self.channels, x.channel)
         step = dy.channel * (self.multiplier if self.each == 1 else 1)
-        read_dy = PanelMover(loops, self.machine, self.dy, dy, self.dtype, self.channels, step)
+        read_dy = PanelMover(loops, self.machine, of_dy, dy, self.channels, step)
         size = read_x.room(min(self._reach(), x.extents[1]))
         x_panel = loops.panel("x_panel", self.kernel[0] * size, self.dtype)
         grads = 1 if self.each > 1 else tiling.multiples
@@ -318,7 +319,7 @@ class ChannelsWgrad(DepthwiseWgrad):
 
     def _read(self, buffer: Buffer, place: Index, mask: Expr | None) -> Expr:
         """A vector of contiguous channels in the type of sums."""
-        return convert(load_vector(buffer, place, self.lanes, mask), self.dtype)
+        return as_number(load_vector(buffer, place, self.lanes, mask), self.dtype)
 
     def _grads(self, grad: _Operand, at: Index, first: Index, mask: Expr | None) -> list[Expr]:
         """dY's vector for each multiple from `first` on: from its own panel, or shuffled."""
@@ -347,7 +348,7 @@ class ChannelsWgrad(DepthwiseWgrad):
         def total(index: Index, lanes: int) -> Expr:
             return load_sum(sums, index, lanes, self.tiling.split_k, part_size)
 
-        if self.machine.has_masks and dw.dtype == self.dtype and offsets == list(range(self.taps)):
+        if moves_vectors(self.machine, dw.dtype, self.dtype) and offsets == list(range(self.taps)):
             with loops.loop(-(-self.taps // lanes), "square") as square:
                 at = loops.let(expr(base + square * (lanes * lanes)), "at")
                 rows = [loops.let(total(at + i * lanes, lanes), "row") for i in range(lanes)]

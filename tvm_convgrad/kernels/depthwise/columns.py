@@ -14,13 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import as_number
 from tvm_convgrad.codegen.loops import (
     Index,
-    convert,
     expr,
     lanes_below,
     load,
-    load_masked,
     quotient,
     remainder,
     smaller,
@@ -33,7 +32,7 @@ from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader
 from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec
-from tvm_convgrad.kernels.vectors import accumulate, accumulators, store_vector
+from tvm_convgrad.kernels.vectors import accumulate, accumulators
 
 UNROLLED_TAPS = 16
 """Taps of a kernel's (h, w) up to which each has code of its own; of more, column taps are a loop."""
@@ -99,7 +98,7 @@ class ColumnsKernel(DepthwiseKernel):
         """All phases of a channel's depth slices at position qd."""
         loops, spec, bias = self.loops, self.spec, None
         if self.frame.epilogue.bias:
-            bias = loops.let(splat(convert(load(self.frame.bias, channel), self.dtype), self.lanes), "bias")
+            bias = loops.let(splat(self.biases.load(channel), self.lanes), "bias")
         for depth in dict.fromkeys(phase[0] for phase in self.phases):
             with loops.when(expr(qd) < depth.count):
                 at = result + (qd * spec.out_step[0] + depth.base) * spec.result.spatial[0]
@@ -124,7 +123,8 @@ class _Rows:
         taps = len(row.taps) * sum(len(column.taps) for column in columns)
         self.is_rolled = is_rolled(spec, taps)
         self.per_vector = kernel.tiling.rows_per_vector
-        self.reader = RowReader(self.loops, self.lanes, spec.in_step[2], self.count, spec.source.extents[2])
+        widths = self.count, spec.source.extents[2]
+        self.reader = RowReader(self.loops, self.lanes, self.dtype, spec.in_step[2], *widths)
         self.is_single = kernel.inputs == 1 and len(depth.taps) == 1  # then a slice's weights are read once
         self.is_empty = not (depth.taps and row.taps and self.offsets)
 
@@ -193,7 +193,7 @@ class _Rows:
     def _factor(self, at: Index, k_h: int, k_w: Index) -> Expr:
         """A weight in all lanes."""
         _, height, width = self.spec.weight.spatial
-        value = convert(load(self.kernel.weight, at + k_h * height + k_w * width), self.dtype)
+        value = as_number(load(self.kernel.weight, at + k_h * height + k_w * width), self.dtype)
         return self.loops.let(splat(value, self.lanes), "factor")
 
     def _factors(self, at: Index) -> dict[tuple[int, int], Expr]:
@@ -251,7 +251,7 @@ class _Rows:
         if self.per_vector == 1:
             return self.reader.read(self.kernel.source, at, x, offsets)
         _, height, width = self.spec.source.extents
-        reader = MultiRowReader(self.lanes, self.per_vector, height, width)
+        reader = MultiRowReader(self.lanes, self.dtype, self.per_vector, height, width)
         return [reader.read(self.kernel.source, at, row, offset) for offset in offsets]
 
     # -- the result ---------------------------------------------------------------------------------------------
@@ -271,9 +271,9 @@ class _Rows:
                 value,
                 self.dtype,
                 lambda: bias,
-                lambda p=place, m=mask: load_masked(kernel.result, p, m, lanes),
+                lambda p=place, m=mask: kernel.results.load(p, lanes, m),
             )
-            store_vector(loops, kernel.result, place, total, None if whole else mask)
+            kernel.results.store(place, total, None if whole else mask)
 
 
 def row_pieces(spec: ConvSpec, row: AxisPhase, tile_h: int, per_vector: int) -> list[Piece]:

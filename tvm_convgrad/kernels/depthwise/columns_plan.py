@@ -16,6 +16,7 @@ from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgrad, ColumnsWg
 from tvm_convgrad.kernels.depthwise.taps import border_pieces
 from tvm_convgrad.kernels.roofline import with_memory
 from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, views
+from tvm_convgrad.kernels.vectors import moves_vectors
 
 MAX_PHASES = 16
 """The most phases of dgrad: each has code of its own."""
@@ -40,6 +41,9 @@ SUMS_BYTES = Machine.l1_bytes * 3 // 16
 
 ONE_GROUP = "there is one group"
 """The refusal of all kernels for depthwise convolutions and small groups where there are none."""
+
+NO_VECTORS = "there are no masked loads and stores of elements of these types"
+"""The refusal where vectors that reach over the end of a row cannot be moved."""
 
 
 class DepthwiseColumns(GroupedKernel):
@@ -89,8 +93,8 @@ def _conv_refusal(spec: ConvSpec, kernel: DHW, machine: Machine) -> str:
         return "not one channel a group"
     if sum(map(len, spec.phases)) > MAX_PHASES:
         return f"more than {MAX_PHASES} phases"
-    if not machine.has_masks or not spec.source.dtype == spec.result.dtype == spec.dtype:
-        return "elements would have to be converted, or there are no masked loads and stores"
+    if not all(moves_vectors(machine, view.dtype, spec.dtype) for view in (spec.source, spec.result)):
+        return NO_VECTORS
     if spec.source.spatial[2] != 1 or spec.result.spatial[2] != 1:
         return "columns are not contiguous"
     if max(spec.in_step[2], spec.out_step[2]) > 2:
@@ -140,8 +144,8 @@ def _wgrad_refusal(problem: ConvProblem, machine: Machine) -> str:
     if not problem.is_depthwise:
         return "not one input channel a group"
     x, _, dy = views(problem)
-    if not machine.has_masks or not x.dtype == dy.dtype == problem.accumulator:
-        return "elements would have to be converted, or there are no masked loads and stores"
+    if not all(moves_vectors(machine, view.dtype, problem.accumulator) for view in (x, dy)):
+        return NO_VECTORS
     if x.spatial[2] != 1 or dy.spatial[2] != 1:
         return "columns are not contiguous"
     kernel, strides, _, _ = axes_of(problem)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from tvm_convgrad.codegen.dot_product import as_number
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -36,7 +37,7 @@ from tvm_convgrad.kernels.depthwise.row_vectors import PREFETCH_BYTES, RowReader
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, valid_taps
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import View
-from tvm_convgrad.kernels.vectors import GradientStore, accumulate, accumulators, load_vector
+from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,12 @@ class ColumnsWgrad(DepthwiseWgrad):
         self.channels = problem.out_channels
         self.bias = None
         if frame.bias is not None:
-            self.bias = GradientStore(self.loops, frame.bias, self.dtype, frame.epilogue.bias_accumulate)
+            adds = frame.epilogue.bias_accumulate
+            self.bias = frame.gradient("bias_grad", frame.bias, self.dtype, machine, adds=adds)
         self.multiplier = problem.out_channels // problem.in_channels
         self.sums = self.taps + (self.bias is not None)  # of a channel; the last is the bias gradient's
         widths = self.dy_view.extents[2], self.x_view.extents[2]
-        self.reader = RowReader(self.loops, self.lanes, self.strides[2], *widths)
+        self.reader = RowReader(self.loops, self.lanes, self.dtype, self.strides[2], *widths)
 
     # -- work items ---------------------------------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ class ColumnsWgrad(DepthwiseWgrad):
         """A vector of a row of dY, zeros behind its end."""
         width, lanes = self.dy_view.extents[2], self.lanes
         mask = lanes_below(x, width, lanes) if width % lanes else None
-        return self.loops.let(load_vector(self.dy, at + x, lanes, mask), "grad")
+        return self.loops.let(as_number(load_vector(self.dy, at + x, lanes, mask), self.dtype), "grad")
 
     def _sum_bias(self, sums: Buffer, at: Index, grad: Index) -> None:
         """Add a depth slice of dY to the channel's last sum."""

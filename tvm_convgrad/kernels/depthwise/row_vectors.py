@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import HALF, as_number, halves_apart
 from tvm_convgrad.codegen.loops import (
     Index,
     Loops,
@@ -21,7 +22,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import shuffle
 from tvm_convgrad.codegen.tir import Buffer, Expr
-from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.kernels.vectors import element_bytes
 
 PREFETCH_BYTES = 6144
 """Bytes of memory from what is computed with to what is prefetched: a tile or some depth slices."""
@@ -35,11 +36,13 @@ class RowReader:
     not a number gets into a sum by a product with zero.
 
     Attributes:
+        dtype: of the vectors that are returned.
         step: 1, or 2: then two vectors are read, and their even and odd lanes separated.
     """
 
     loops: Loops
     lanes: int
+    dtype: str
     step: int
     count: int
     width: int
@@ -50,7 +53,7 @@ class RowReader:
         Offsets are numbers, in ascending order; a single one may be an expression if step is 1.
         """
         if self.step == 1:
-            return [self._load(buffer, at, x, offset, offset) for offset in offsets]
+            return [as_number(self._load(buffer, at, x, offset, offset), self.dtype) for offset in offsets]
         loops, lanes = self.loops, self.lanes
         values: list[Expr] = []
         left = list(offsets)
@@ -58,22 +61,27 @@ class RowReader:
             offset = left.pop(0)
             paired = bool(left) and left[0] == offset + 1
             last = left.pop(0) if paired else offset
+            if str(buffer.dtype) == HALF:
+                both = loops.let(self._load(buffer, at, x * 2, offset, last, 2), "both")
+                even, odd = halves_apart(both)
+                values += [even, odd] if paired else [even]
+                continue
             low = self._load(buffer, at, x * 2, offset, last)
             high = self._load(buffer, at, x * 2 + lanes, offset, last)
-            low, high = loops.let(low, "low"), loops.let(high, "high")
+            low, high = (loops.let(as_number(each, self.dtype), name) for each, name in ((low, "low"), (high, "high")))
             values.append(loops.let(shuffle(low, high, range(0, 2 * lanes, 2)), "even"))
             if paired:
                 values.append(loops.let(shuffle(low, high, range(1, 2 * lanes, 2)), "odd"))
         return values
 
-    def _load(self, buffer: Buffer, at: Index, x: Index, offset: Index, last: Index) -> Expr:
-        """Columns x + offset to x + offset + lanes; `last` is the larger offset that the same vector serves."""
-        lanes = self.lanes
+    def _load(self, buffer: Buffer, at: Index, x: Index, offset: Index, last: Index, vectors: int = 1) -> Expr:
+        """Columns x + offset to x + offset + lanes of so many vectors; `last` is the larger offset that they serve."""
+        lanes = self.lanes * vectors
         first = x + offset
         limit = smaller((self.count - 1) * self.step + last + 1, self.width)
         place = at + first
         if isinstance(offset, int) and offset >= 0:
-            whole = -(-self.count // lanes) * lanes * self.step + offset <= limit
+            whole = -(-self.count // self.lanes) * self.lanes * self.step + offset <= limit
             if whole:
                 return load(buffer, place, lanes)
             return load_masked(buffer, place, lanes_below(first, limit, lanes), lanes)
@@ -84,10 +92,11 @@ class RowReader:
 class MultiRowReader:
     """Reads the columns of `rows` contiguous rows as one vector: rows of at most half of a vector.
 
-    Lane l is row l // width, column l % width.
+    Lane l is row l // width, column l % width; `dtype` is that of the vectors that are returned.
     """
 
     lanes: int
+    dtype: str
     rows: int
     height: int
     width: int
@@ -102,7 +111,7 @@ class MultiRowReader:
         column = tir.truncmod(ramp(0, lanes), splat(expr(width), lanes)) + splat(expr(offset), lanes)
         mask = tir.And(column >= splat(expr(0), lanes), column < splat(expr(width), lanes))
         mask = tir.And(mask, lanes_within(-low * width, (high - low) * width, lanes))
-        return load_masked(buffer, at + offset, mask, lanes)
+        return as_number(load_masked(buffer, at + offset, mask, lanes), self.dtype)
 
 
 def interleave(loops: Loops, even: Expr, odd: Expr, lanes: int) -> tuple[Expr, Expr]:
@@ -132,7 +141,7 @@ def prefetch_rows(
         at, pitch: where the tile begins, and the elements from one of its rows to the next.
         vectors: in each row.
     """
-    distance = PREFETCH_BYTES // DTYPE_BYTES[str(buffer.dtype)] if distance is None else distance
+    distance = PREFETCH_BYTES // element_bytes(buffer) if distance is None else distance
     step = max(1, lanes // max(1, pitch))  # rows that share a vector's bytes are prefetched once
     for row in range(0, rows, step):
         for vector in range(vectors):

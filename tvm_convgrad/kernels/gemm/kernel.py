@@ -265,12 +265,14 @@ class PhaseGroup:
         first = loops.let(expr(self._tap_first.at(position.phase)), "first_tap")
         if self.over_pixels:
             taps = loops.let(expr(self.taps.count(position.phase)), "taps")
-            with loops.loop(channels, "c") as c, self.taps.each(position) as tap:
-                s = loops.let(expr(at + c * blocking.stride_c + self._start.at(first + tap)), "s")
-                w = loops.let(expr(weights + (c * taps + tap) * block), "w")
-                if self.tile_prefetch.of_channels:
-                    self.tile_prefetch.channel(panel, s)
-                tile.add(lambda i: load(packed, w + i), lambda j: load(panel, s + j * lanes, lanes))
+            with loops.loop(channels, "c") as c:
+                self.block_prefetch.channel(next_block, c)
+                with self.taps.each(position) as tap:
+                    s = loops.let(expr(at + c * blocking.stride_c + self._start.at(first + tap)), "s")
+                    w = loops.let(expr(weights + (c * taps + tap) * block), "w")
+                    if self.tile_prefetch.of_channels:
+                        self.tile_prefetch.channel(panel, s)
+                    tile.add(lambda i: load(packed, w + i), lambda j: load(panel, s + j * lanes, lanes))
             return tile
         offsets = [
             i // blocking.tile_w * blocking.step_h + i % blocking.tile_w * blocking.step_w for i in range(tiling.tile_m)

@@ -44,6 +44,9 @@ WIDE_TILE_PENALTY = 0.01
 """The relative additional cost of a step of a short reduction for each accumulator beyond 16, as out-of-order execution
 then reaches less far into the next tile."""
 
+WORD_WIDE_TILE_PENALTY = 0.025
+"""The same where pairs of bfloat16 are words: a dot product takes longer than a multiply-add."""
+
 FEW_STEPS, FEW_STEPS_CYCLES = 8, 1.0
 """A loop over fewer channels than FEW_STEPS costs so many additional cycles a step."""
 
@@ -93,8 +96,7 @@ distributed less evenly."""
 MAX_CANDIDATES = 24
 """The most other plans that are given to the tuner."""
 
-
-WORD_TRANSPOSE, FAR_WORD = 0.5, 1.8
+WORD_TRANSPOSE, FAR_WORD = 0.5, 0.6
 """Factors where pairs of bfloat16 are words: of the cycles to transpose, as fewer bytes are moved; and of those to pack
 a word in the order of memory where channels lie far apart, as each word has two channels."""
 
@@ -342,7 +344,8 @@ def estimate(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, mach
     if not tiling.over_pixels and channels * blocking.run < FEW_STEPS:
         step += FEW_STEPS_CYCLES
     if blocking.tap_count * channels < SHORT_REDUCTION * len(phases):
-        step *= 1 + WIDE_TILE_PENALTY * max(0, accumulators - 16)
+        penalty = WIDE_TILE_PENALTY if spec.pairs is None else WORD_WIDE_TILE_PENALTY
+        step *= 1 + penalty * max(0, accumulators - 16)
     if tiling.over_pixels:
         step = max(step, FAR_VECTOR_CYCLES * tiling.tile_n + tiling.tile_m / machine.fmas + GEMM.step)
     if tiling.over_pixels and tiling.unpacked:

@@ -43,9 +43,11 @@ class BlockPrefetch:
         self._lines_of_row = -(-min(columns, spec.source.extents[2]) // self._line)
         self._tile_h, self._block_tiles = tiling.tile_h, min(tiling.block_tiles, blocking.tiles_w)
         self._tiles = tiling.block_h // tiling.tile_h * self._block_tiles
-        # Where vectors run over pixels a tile reads whole cache lines at once, and prefetches cost more than they gain.
+        # Where vectors run over pixels a tile reads whole cache lines at once, and prefetches cost more than they gain,
+        # unless words are made in a panel.
+        words = spec.pairs is not None and spec.pairs.source != 0
         self.useful = (
-            not tiling.over_pixels
+            (not tiling.over_pixels or words)
             and (tiling.unpacked or tiling.order == "source")
             and spec.source.channel != 1
             and (spec.source_channels if spec.pairs is None else spec.pairs.channels) >= self._line

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import narrowed, widened
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -37,7 +36,7 @@ from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES
 from tvm_convgrad.kernels.gemm.source import SpatialBlock
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
 from tvm_convgrad.kernels.spec import ConvSpec, Phase
-from tvm_convgrad.kernels.vectors import load_vector, store_vector, where
+from tvm_convgrad.kernels.vectors import where
 
 PREFETCH_STEPS, FAR = 128, 4
 """Steps of a sum long enough for a prefetched cache line to arrive; and how many times the L2 a result has to be for
@@ -91,11 +90,12 @@ class ResultStore:
         loops = self.loops = frame.loops
         self.spec, self.tiling, self.blocking, self.machine = spec, tiling, blocking, machine
         self.result, self.bias, self.epilogue = frame.tensors[2], frame.bias, frame.epilogue
-        self._halves = {"result": frame.halves.get("result"), "bias": frame.halves.get("bias")}
         self.lanes, self.dtype = machine.lanes(spec.dtype), spec.dtype
+        self._numbers = frame.numbers("result", self.result, spec.dtype, machine)
+        self._biases = frame.numbers("bias", self.bias, spec.dtype, machine)
         self._width = phases[0][2].count
         view, steps = spec.result, spec.out_step
-        self._vectors = view.dtype == self.dtype or self._halves["result"] is not None
+        self._vectors = view.dtype == self.dtype or self._numbers.halves is not None
         self._ragged = spec.result_channels % blocking.channel_block != 0
         self._channel_vectors = (
             not tiling.over_pixels and view.channel == 1 and self._vectors and (machine.has_masks or not self._ragged)
@@ -152,27 +152,13 @@ class ResultStore:
         """The sum with the epilogue, to be stored at `at`, under `mask` if there is one."""
         lanes = lanes_of(total)
 
-        def read(name: str, buffer: Buffer, index: Index) -> Expr:
-            halves = self._halves[name]
-            if lanes > 1 and halves is not None:
-                return widened(load_vector(halves, index, lanes, mask))
-            return convert(load_vector(buffer, index, lanes, mask), self.dtype)
-
         def bias() -> Expr:
             index = expr(group * self.spec.result_channels + channel)
             if lanes > 1 and self._channel_vectors:
-                return read("bias", self.bias, index)
+                return self._biases.load(index, lanes, mask)
             return splat(convert(load(self.bias, index), self.dtype), lanes)
 
-        return finished(self.epilogue, total, self.dtype, bias, lambda: read("result", self.result, at))
-
-    def _store_vector(self, at: Index, value: Expr, mask: Expr | None) -> None:
-        """Store a vector of results, in the result's type; with a mask only the lanes whose mask is true."""
-        halves = self._halves["result"]
-        if halves is None:
-            store_vector(self.loops, self.result, at, value, mask)
-        else:
-            store_vector(self.loops, halves, at, narrowed(self.loops, value), mask)
+        return finished(self.epilogue, total, self.dtype, bias, lambda: self._numbers.load(at, lanes, mask))
 
     def prefetch(self, block: SpatialBlock, phase: Index, channel: Index, row: Index, column: Index) -> None:
         """Prefetch the cache lines that a tile will be stored to, into the L1: they arrive while it is summed.
@@ -225,7 +211,7 @@ class ResultStore:
                     channel = expr(place.channel + j * lanes)
                     mask = lanes_below(channel, spec.result_channels, lanes) if self._ragged else None
                     value = self._finished(tile.value(i, j), place.block.group, channel, to, mask)
-                    self._store_vector(to, value, mask)
+                    self._numbers.store(to, value, mask)
 
     def _unless_stored(self, overlaps: bool, number: int, overlap: Index) -> AbstractContextManager[None]:
         """Statements that run only from the number `overlap` on: others are accumulated by the tile before."""
@@ -250,7 +236,7 @@ class ResultStore:
                         elif overlaps:
                             mask = _lanes_from(j * lanes, place.overlap_w, lanes)
                         value = self._finished(tile.value(i, j), place.block.group, place.channel + i, to, mask)
-                        self._store_vector(to, value, mask)
+                        self._numbers.store(to, value, mask)
             return
         width = self.tiling.tile_n * lanes
         for i in range(self.tiling.tile_m):
@@ -326,7 +312,7 @@ class ResultStore:
                 with where(loops, o < count if self._ragged else None):
                     to = loops.let(expr(out + (channel + o) * view.channel + x), "to")
                     value = self._finished(value, group, channel + o, to, mask)
-                    self._store_vector(to, value, mask)
+                    self._numbers.store(to, value, mask)
 
 
 def _lanes_from(first: int, limit: Index, lanes: int) -> Expr:

@@ -9,13 +9,20 @@ are added at the end, in their order.
 
 from __future__ import annotations
 
-from tvm_convgrad.codegen.dot_product import HALF, number
+from tvm_convgrad.codegen.dot_product import HALF, as_number
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Index, expr, lanes_below, load, quotient, remainder, zero
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import View
-from tvm_convgrad.kernels.vectors import GradientStore, accumulate, accumulators, load_vector, store_vector
+from tvm_convgrad.kernels.vectors import (
+    GradientStore,
+    accumulate,
+    accumulators,
+    load_vector,
+    moves_vectors,
+    store_vector,
+)
 
 CHAINS = 4
 """Accumulators of a block: as many as cycles of the adder's latency."""
@@ -38,8 +45,8 @@ class BiasGradient:
         self.loops, self.view, self.buffer = frame.loops, view, frame.tensors[0]
         self.dtype, self.channels = dtype, channels
         self.result = GradientStore(frame.loops, frame.bias, dtype, frame.epilogue.bias_accumulate)
-        plain = view.dtype == dtype or str(self.buffer.dtype) == HALF
-        lanes = machine.lanes(dtype) if machine.has_masks and plain else 1
+        plain = view.dtype != "bfloat16" or str(self.buffer.dtype) == HALF
+        lanes = machine.lanes(dtype) if plain and moves_vectors(machine, view.dtype, dtype) else 1
         self.over_channels = lanes > 1 and view.channel == 1
         self.over_pixels = lanes > 1 and not self.over_channels and view.spatial[2] == 1
         self.lanes = lanes if self.over_channels or self.over_pixels else 1
@@ -102,7 +109,7 @@ class BiasGradient:
                     mask = self._mask(channel, vector)
                 elif self.over_pixels:
                     mask = lanes_below(index * lanes, pixels, lanes)
-                accumulate(loops, chain, number(load_vector(self.buffer, at, lanes, mask), self.dtype))
+                accumulate(loops, chain, as_number(load_vector(self.buffer, at, lanes, mask), self.dtype))
 
         with loops.loop(count // at_once, "w") as w:
             for turn in range(at_once):

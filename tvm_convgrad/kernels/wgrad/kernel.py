@@ -51,7 +51,7 @@ def wgrad_kernel(
 
     The spec's batch is what the tiling is made for; the problem's may be a name, which becomes a variable.
     """
-    frame = wgrad_frame(problem, spec.batch, epilogue, dots=spec.dots)
+    frame = wgrad_frame(problem, spec.batch, epilogue, halves=spec.dots)
     bias = bias_gradient(frame, machine, spec.dy, spec.dtype, problem.out_channels)
     dy, x, _ = frame.tensors
     if tiling.transposed:

@@ -93,7 +93,7 @@ class DwStore:
     ) -> None:
         """Describe dW; `halves` is its view as HALF, by which vectors of bfloat16 are stored."""
         spec = blocks.spec
-        self.loops, self.blocks, self.dw = loops, blocks, GradientStore(loops, dw, spec.dtype, adds, halves)
+        self.loops, self.blocks, self.dw = loops, blocks, GradientStore(loops, dw, spec.dtype, adds, machine, halves)
         offsets = tap_offsets(spec.kernel, spec.dw)
         self.offsets = LookupTable(loops, "dw_taps", offsets)
         vectors, masks = spec.dw.dtype == spec.dtype or halves is not None, machine.has_masks

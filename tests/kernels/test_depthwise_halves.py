@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depthwise kernels and small groups of bfloat16 and float16: vectors of two bytes an element, sums in float32."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+
+from tests.kernels.harness import MACHINE, TARGET, compiled
+from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS
+from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
+from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.core.exact import numbers_of, reduction_length
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.training.runtime.cpu_features import local_features
+from tvm_convgrad.verify.interpreter import execute
+
+TYPES = (
+    ("bfloat16", "bfloat16", "bfloat16"),
+    ("float16", "float16", "float16"),
+    ("bfloat16", "float32", "bfloat16"),
+    ("float32", "bfloat16", "float16"),
+    ("float16", "float32", "bfloat16"),
+)
+"""Of X, W and dY: one type, or sums and weights in float32."""
+
+AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake"})
+"""A CPU with vectors of 16-bit elements, but no instruction that rounds to bfloat16."""
+
+needs_avx512 = pytest.mark.skipif("avx512bw" not in local_features(), reason="compiled only: this CPU has no AVX-512")
+
+
+def _problem(text: str, types: tuple[str, str, str]) -> ConvProblem:
+    return ConvProblem.from_descriptor(text).with_dtypes(*types)
+
+
+def _function(problem: ConvProblem, direction: str, machine: Machine, epilogue: Epilogue = NO_EPILOGUE):
+    choice = chooser.choose(problem, direction, machine)
+    assert choice.is_kernel, choice
+    return choice.kernel.name, chooser.build(problem, direction, machine, choice, "main", epilogue)
+
+
+def _blank(problem: ConvProblem, direction: str) -> np.ndarray:
+    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
+    return np.full(shape, np.nan, numpy_dtype(dtype))
+
+
+def _samples() -> list:
+    """Each case in each direction, with two of the types in turn."""
+    cases = [(name, direction) for name in CASES for direction in DIRECTIONS]
+    return [
+        pytest.param(*case, TYPES[(number + turn * 2) % len(TYPES)], id=f"{case[0]}-{case[1]}-{number + turn * 2}")
+        for number, case in enumerate(cases)
+        for turn in range(2)
+    ]
+
+
+@pytest.mark.parametrize(("name", "direction", "types"), _samples())
+def test_small_integers_are_exact(name, direction, types):
+    """Interpreted on CPUs with and without the rounding instruction, at whichever the number of the case falls."""
+    problem = _problem(CASES[name][1], types)
+    machine = CPUS["AVX512-BF16" if len(name) % 2 else "AVX-512"]
+    family, function = _function(problem, direction, machine)
+    operands, wanted = numbers_of(problem, direction, 0)
+    result = _blank(problem, direction)
+    assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+    np.testing.assert_array_equal(result, wanted, f"{family}, {machine.name}")
+
+
+@pytest.mark.parametrize("target", [TARGET, pytest.param(AVX512, marks=needs_avx512)], ids=["native", "AVX-512"])
+@pytest.mark.parametrize("types", TYPES[:2], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_machine_code_is_exact(direction, types, target):
+    machine = machine_of(target)
+    for text in (COLUMNS["strided"], COLUMNS["several rows a vector"], CHANNELS["in place"], CHANNELS["panels"]):
+        problem = _problem(text, types)
+        _, function = _function(problem, direction, machine)
+        operands, wanted = numbers_of(problem, direction, 2)
+        found = tvm.runtime.tensor(_blank(problem, direction))
+        compiled(function, target)["main"](*map(tvm.runtime.tensor, operands), found)
+        np.testing.assert_array_equal(found.numpy(), wanted, text)
+
+
+@pytest.mark.parametrize("text", [COLUMNS["strided"], CHANNELS["in place"], CHANNELS["panels"]])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
+def test_epilogues(direction, dtype, text):
+    problem = _problem(text, (dtype,) * 3)
+    _, function = _function(problem, direction, CPUS["AVX512-BF16"], Epilogue(bias=True, relu=True, accumulate=True))
+    operands, sums = numbers_of(problem, direction, 1)
+    axis = (problem.grad_layout if direction == "forward" else problem.data_layout).index("C")
+    generator = np.random.default_rng(7)
+    result = generator.integers(-9, 10, sums.shape).astype(sums.dtype)
+    bias = generator.integers(-9, 10, sums.shape[axis]).astype(sums.dtype)
+    along = [-1 if i == axis else 1 for i in range(sums.ndim)]
+    total = REFERENCES[direction](problem, *operands).astype("float64") + result.astype("float64")
+    wanted = np.maximum(total + bias.astype("float64").reshape(along), 0).astype(sums.dtype)
+    assert execute(function, [*map(np.ascontiguousarray, operands), bias, result]) == ""
+    np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize("text", [COLUMNS["plain"], CHANNELS["in place"], CHANNELS["panels"]])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_bias_gradients_and_accumulation(dtype, text):
+    problem = _problem(text, (dtype,) * 3)
+    epilogue = Epilogue(accumulate=True, bias_grad=True, bias_accumulate=True)
+    _, function = _function(problem, "backward_weight", CPUS["AVX-512"], epilogue)
+    operands, sums = numbers_of(problem, "backward_weight", 1)
+    axes = tuple(i for i, letter in enumerate(problem.grad_layout) if letter != "C")
+    of_bias = operands[0].astype("float64").sum(axes)
+    wanted = (REFERENCES["backward_weight"](problem, *operands).astype("float64") + 3).astype(sums.dtype)
+    result, bias = np.full_like(sums, 3), np.full(of_bias.shape, -2, sums.dtype)
+    assert execute(function, [*map(np.ascontiguousarray, operands), result, bias]) == ""
+    np.testing.assert_array_equal(result, wanted)
+    np.testing.assert_array_equal(bias, (of_bias - 2).astype(sums.dtype))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_random_floats_are_within_the_bound_of_the_sum(dtype, direction):
+    """Products are exact in float32; each of n additions rounds by 2^-24 of the magnitudes at most."""
+    result = {"data": 0, "weight": 1, "grad": 2}[DIRECTIONS[direction].result]
+    types = tuple("float32" if i == result else dtype for i in range(3))
+    problem = _problem(COLUMNS["strided"], types)
+    generator = np.random.default_rng(3)
+    narrow = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    operands = [
+        generator.standard_normal(problem.tensors[name][0]).astype(narrow) for name in DIRECTIONS[direction].operands
+    ]
+    found = _blank(problem, direction)
+    assert execute(_function(problem, direction, CPUS["AVX-512"])[1], [*operands, found]) == ""
+    wanted = REFERENCES[direction](problem, *operands).astype("float64")
+    magnitudes = REFERENCES[direction](problem, *map(np.abs, operands)).astype("float64")
+    unit, count = 2.0**-24, reduction_length(problem, direction) + 1
+    assert (np.abs(found - wanted) <= count * unit / (1 - count * unit) * magnitudes).all()
+
+
+@pytest.mark.parametrize("text", [COLUMNS["strided"], CHANNELS["in place"]])
+@pytest.mark.parametrize(
+    ("dtype", "mcpu", "loads", "stores"),
+    [
+        ("bfloat16", "cooperlake", "vpmovzxwd|vmovdqu16|vpslld", "vcvtneps2bf16"),
+        ("bfloat16", "cascadelake", "vpmovzxwd|vmovdqu16|vpslld", "vpmovdw|vpackusdw|vpshufb"),
+        ("float16", "cascadelake", "vcvtph2ps", "vcvtps2ph"),
+    ],
+)
+def test_two_bytes_are_moved(dtype, mcpu, loads, stores, text):
+    """Forward reads and writes vectors of 16-bit elements, and converts in registers; nothing is called for it."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu})
+    _, function = _function(_problem(text, (dtype,) * 3), "forward", machine_of(target))
+    source = compiled(function, target).mod.inspect_source("s")
+    code = source[source.index("_compute_:") :]
+    assert len(re.findall(rf"\t(?:{loads})\t", code)) > 8
+    assert len(re.findall(rf"\t(?:{stores})\t", code)) > 2
+    assert not re.findall(r"call\w*\t.*(?:truncsfhf2|extendhfsf2|truncsfbf2)", code)
+
+
+def test_masked_pixels_do_not_spread():
+    """NaN behind the end of a row, in columns that no tap reads, reach no sum."""
+    problem = _problem("g4mb1ic4ih6iw28oc4kh1kw1sh3sw2", ("bfloat16",) * 3)
+    (grad, data), wanted = numbers_of(problem, "backward_weight", 0)
+    data = np.array(data)
+    data[:, :, :, 1::2] = np.inf
+    result = _blank(problem, "backward_weight")
+    name, function = _function(problem, "backward_weight", MACHINE if MACHINE.has_half_masks else CPUS["AVX-512"])
+    assert name == "depthwise columns"
+    assert execute(function, [np.ascontiguousarray(grad), data, result]) == ""
+    np.testing.assert_array_equal(result, wanted)
