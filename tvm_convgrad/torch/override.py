@@ -116,11 +116,11 @@ class Bridge:
 
     def explain(self) -> list[Explanation]:
         """Who computes what, in the order of first calls."""
-        return [_explanation(plan) for plan in list(self._plans.values())]
+        return [_explanation(plan) for plan in self.plans]
 
     def stats(self) -> Stats:
         """Sums over all plans."""
-        plans = list(self._plans.values())
+        plans = self.plans
         return Stats(
             sum(plan.by_kernels.calls for plan in plans),
             sum(plan.by_kernels.seconds for plan in plans),
@@ -129,6 +129,11 @@ class Bridge:
             len(plans),
             0 if self._kernels is None else self._kernels.compiled,
         )
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Those of all signatures, in the order of first calls."""
+        return list(self._plans.values())
 
     @property
     def policy(self) -> Policy:
