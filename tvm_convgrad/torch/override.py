@@ -160,6 +160,15 @@ class Bridge:
         wanted: Sequence[bool],
     ) -> Results:
         """aten::convolution_backward on CPUs."""
+
+        def own(mask: Sequence[bool]) -> Results:
+            return _convolution_backward.redispatch(
+                _OWN_KEYS, grad, data, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+                groups, mask,
+            )  # fmt: skip
+
+        if torch._C._get_tracing_state():  # torch.jit.trace, in which extents are tensors
+            return own([bool(each) for each in wanted])
         fixed = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups)
         key = (
             grad.shape,
@@ -182,13 +191,6 @@ class Bridge:
             plan = self._new(key, BACKWARD, data, weight, grad, fixed, wanted)
         if plan.direct is not None:
             return plan.direct(grad, data, weight)
-
-        def own(mask: Sequence[bool]) -> Results:
-            return _convolution_backward.redispatch(
-                _OWN_KEYS, grad, data, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-                groups, mask,
-            )  # fmt: skip
-
         return plan.run({"grad": grad, "data": data, "weight": weight}, own)
 
     def forward(
@@ -204,6 +206,15 @@ class Bridge:
         groups: int,
     ) -> Tensor | None:
         """aten::convolution on CPUs."""
+
+        def own(_mask: Sequence[bool]) -> Results:
+            result = _convolution.redispatch(
+                _OWN_KEYS, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+            )
+            return (result,)
+
+        if torch._C._get_tracing_state():  # torch.jit.trace, in which extents are tensors
+            return own(())[0]
         fixed = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups)
         key = (
             data.shape,
@@ -223,13 +234,6 @@ class Bridge:
             plan = self._new(key, FORWARD, data, weight, None, fixed, (False, False, bias is not None), bias)
         if plan.direct is not None:
             return plan.direct(data, weight, bias)[0]
-
-        def own(_mask: Sequence[bool]) -> Results:
-            result = _convolution.redispatch(
-                _OWN_KEYS, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-            )
-            return (result,)
-
         return plan.run({"data": data, "weight": weight, "bias": bias}, own)[0]
 
     def _new(
