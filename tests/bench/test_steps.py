@@ -79,13 +79,34 @@ def test_a_bridge_is_measured(convgrad: Command, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "bridge.json"
     arguments = ("bench", "--bridge", "torch", "--step", "groupnorm_cifar", "--batch", 1, "--layout", "NHWC")
-    done = convgrad(*arguments, "--seconds", 0, "--threads", 1, "--json", file)
+    done = convgrad(*arguments, "--seconds", 0, "--threads", 1, "--calls", "--json", file)
     assert done.code == 0, done.err
     (entry,) = json.loads(file.read_text())["steps"]
     assert (entry["model"], entry["batch"], entry["layout"], entry["pairs"]) == ("groupnorm_cifar", 1, "NHWC", 5)
     assert entry["kernels"] + entry["mixed"] + entry["own"] == 14
     assert min(entry["with_bridge"], entry["without"], entry["ratio"]) > 0
     assert "with, ms" in done.out
+    assert len(entry["calls"]) == 14
+    assert sum(each["uses"] for each in entry["calls"]) == 2 * 10
+    assert all(min(each["flop"], each["processor_ratio"]) > 0 and each["pairs"] >= 5 for each in entry["calls"])
+    assert "14 calls" in done.out
+    convgrad("bench", "--calls").assert_sentence("--calls goes with --bridge")
+
+
+def test_the_account_of_a_step() -> None:
+    """Half of a step is convolutions: it cannot be more than twice as fast."""
+    from tvm_convgrad.bench.bridge_calls import CallMeasurement, account
+    from tvm_convgrad.bench.bridge_pairs import Pairs, Turn
+
+    def call(uses: int, with_bridge: float, without: float) -> CallMeasurement:
+        pairs = Pairs((Turn(with_bridge, with_bridge),) * 3, (Turn(without, 2 * without),) * 3)
+        return CallMeasurement.of("call", uses, "kernel", 6_000_000, pairs)
+
+    found = account(8.0, [call(1, 1.0, 1.0), call(2, 0.5, 0.4), call(1, 0.25, 0.2)])
+    assert (found.share, found.speedup, found.most) == pytest.approx((0.5, 4.0 / 2.25, 2.0))
+    assert (found.calls, found.slower, found.worst) == (3, 2, pytest.approx(0.8))
+    assert (found.processor_slower, found.processor_worst) == (0, pytest.approx(1.6))
+    assert (found.rate, found.own_rate) == pytest.approx((24e6 / 2.25, 6e6))
 
 
 @pytest.mark.jax
@@ -94,7 +115,7 @@ def test_the_bridge_to_jax_is_measured(convgrad: Command, tmp_path: Path) -> Non
     pytest.importorskip("jax")
     file = tmp_path / "bridge.json"
     arguments = ("bench", "--bridge", "jax", "--step", "small", "--batch", 2, "--layout", "NCHW,NHWC", "--seconds", 0)
-    done = convgrad(*arguments, "--json", file)
+    done = convgrad(*arguments, "--calls", "--json", file)
     assert done.code == 0, done.err
     entries = json.loads(file.read_text())["steps"]
     assert [(entry["model"], entry["layout"], entry["pairs"]) for entry in entries] == [
@@ -103,6 +124,7 @@ def test_the_bridge_to_jax_is_measured(convgrad: Command, tmp_path: Path) -> Non
     ]
     for entry in entries:
         assert entry["kernels"] + entry["own"] == 5
+        assert [each["uses"] for each in entry["calls"]] == [1] * 5
         assert min(entry["with_bridge"], entry["without"], entry["ratio"]) > 0
     assert "training steps of JAX" in done.out
     convgrad("bench", "--bridge", "jax", "--threads", 1).assert_sentence("--threads is not of --bridge jax")

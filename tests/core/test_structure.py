@@ -146,7 +146,6 @@ WHILE_RUNNING = {
     "tvm_convgrad/training/compile/kernel_worker.py": "only the process that compiles loads TVM",
     "tvm_convgrad/training/runtime/artifact.py": "an artifact is read and checked without TVM",
     "tvm_convgrad/batching.py": "a TVM that has Relay lacks the Relax that vmap_rule emits",
-    "tvm_convgrad/bench/bridge.py": "PyTorch is optional, and the bridge and bridge_networks.py are made of it",
     "tvm_convgrad/bench/contenders.py": "the process whose memory is measured loads one contender only",
     "tvm_convgrad/bench/steps.py": "PyTorch is optional, and bench/networks.py is made of it",
     "tvm_convgrad/bench/per_sample.py": "PyTorch is optional, and bench/networks.py is made of it",

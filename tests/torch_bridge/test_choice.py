@@ -18,8 +18,9 @@ bridge = pytest.importorskip("tvm_convgrad.torch")
 from tvm_convgrad.bridge import choice  # noqa: E402
 from tvm_convgrad.bridge.store import Kernels  # noqa: E402
 from tvm_convgrad.torch import plan as plans  # noqa: E402
+from tvm_convgrad.torch import turns  # noqa: E402
 
-CALLS = 2 * plans.TURNS + 2
+CALLS = 2 * turns.TURNS + 2
 
 
 def call(size: int = 8):
@@ -48,7 +49,8 @@ def test_the_faster_one_is_taken_and_kept(
 ) -> None:
     """By turns, the first of each not counted; the next process measures nothing. Its clock is the test's."""
     seconds = {"now": 0.0}
-    monkeypatch.setattr(plans.time, "perf_counter", lambda: seconds["now"])
+    for clock in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(turns.time, clock, lambda: seconds["now"])
     compute, own = plans.Plan._compute, torch.ops.aten.convolution.default.redispatch
     order = []
 
@@ -67,7 +69,7 @@ def test_the_faster_one_is_taken_and_kept(
     with bridge.enable(wait=True, folder=tmp_path):
         for _ in range(CALLS):
             call()
-        assert order[: 2 * plans.TURNS + 1] == ["PyTorch", *["kernel", "PyTorch"] * plans.TURNS]
+        assert order[: 2 * turns.TURNS + 1] == ["PyTorch", *["kernel", "PyTorch"] * turns.TURNS]
         (told,) = bridge.explain()
         assert told.where == where, str(told)
         before = bridge.stats()

@@ -106,6 +106,17 @@ def test_compile_whole_graph(backend: str, kernels_always: None) -> None:
     same(lambda: grads(torch.compile(loss, fullgraph=True, backend=backend)))
 
 
+def test_traced_scripts(kernels_always: None) -> None:
+    """While torch.jit.trace records, extents are tensors and PyTorch computes; what it made calls kernels."""
+
+    def gradients():
+        x, w, b = operands()
+        traced = torch.jit.trace(loss, (x, w, b), check_trace=False)
+        return [grads(traced) for _ in range(3)][-1]
+
+    same(gradients)
+
+
 def test_inference_and_modes(kernels_always: None) -> None:
     x, w, b = operands()
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of PyTorch or JAX with the bridge enabled and without, in turns in one process that loads no TVM.
+"""Training steps of PyTorch or JAX with the bridge enabled and without: a process that loads no TVM for each network.
 
-As a program (`python -m tvm_convgrad.bench.bridge JSON`) this module measures one network of PyTorch and prints the
-measurement; bridge_jax.py is the same for JAX.
+The processes are the programs bridge_torch.py and bridge_jax.py, which need their framework.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 
+from tvm_convgrad.bench.bridge_calls import CallMeasurement, show_calls
+from tvm_convgrad.bench.bridge_pairs import Pairs
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.core.files import write_atomic
 from tvm_convgrad.core.kept_objects import default_folder
@@ -52,14 +51,33 @@ JAX_MODELS = ("resnet18", "mobilenet_v2", "small")
 """The names in jax_networks.JAX_NETWORKS, which needs JAX to be imported."""
 
 BRIDGES = {
-    "torch": Framework("PyTorch", "torch", MODELS, "tvm_convgrad.bench.bridge"),
+    "torch": Framework("PyTorch", "torch", MODELS, "tvm_convgrad.bench.bridge_torch"),
     "jax": Framework("JAX", "jax", JAX_MODELS, "tvm_convgrad.bench.bridge_jax"),
 }
 """By the words of --bridge."""
 
 FORMATS = {"NCHW": "contiguous", "NHWC": "channels_last"}
-MIN_PAIRS = 5
-MOST_WARM_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one process measures.
+
+    Attributes:
+        model, batch, layout: the network, its samples, and NCHW or NHWC.
+        seconds: time for the pairs of steps; there are at least MIN_PAIRS.
+        threads: of PyTorch.
+        folder: of compiled kernels.
+        calls: whether each of the different convolution calls is measured by itself, too.
+    """
+
+    model: str
+    batch: int
+    layout: str
+    seconds: float
+    threads: int
+    folder: str
+    calls: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,9 +87,11 @@ class BridgeMeasurement:
     Attributes:
         model, batch, layout: the network, its samples, and NCHW or NHWC.
         with_bridge, without: seconds of a step, medians; ratio: the median of the pairs' ratios; pairs: how many.
+        processor_with, processor_without: processor time of a step, medians.
         compile_seconds: of the steps until all is compiled, measured and chosen.
         compiled: kernels that were not kept by an earlier run.
         kernels, mixed, own: different calls that kernels compute, that both do, and that the framework does.
+        calls: each of them by itself, if that was asked for.
     """
 
     model: str
@@ -81,23 +101,59 @@ class BridgeMeasurement:
     without: float
     ratio: float
     pairs: int
+    processor_with: float
+    processor_without: float
     compile_seconds: float
     compiled: int
     kernels: int
     mixed: int
     own: int
+    calls: tuple[CallMeasurement, ...] = ()
 
+    @staticmethod
+    def of(
+        request: Request,
+        pairs: Pairs,
+        *,
+        compile_seconds: float,
+        compiled: int,
+        where: Sequence[str],
+        calls: Sequence[CallMeasurement] = (),
+    ) -> BridgeMeasurement:
+        """The measurement of what was asked for.
 
-@dataclass(frozen=True)
-class Request:
-    """What one process measures."""
+        Args:
+            request: what was measured.
+            pairs: of steps.
+            compile_seconds, compiled, calls: attributes.
+            where: who computes each of the different calls, in the words of the bridge's `explain`.
+        """
+        (ours, own), (processor, processor_own) = pairs.seconds, pairs.processor
+        kernels, mixed = sum(each in ("kernel", "kernels") for each in where), where.count("both")
+        return BridgeMeasurement(
+            model=request.model,
+            batch=request.batch,
+            layout=request.layout,
+            with_bridge=ours,
+            without=own,
+            ratio=pairs.ratio,
+            pairs=len(pairs.without),
+            processor_with=processor,
+            processor_without=processor_own,
+            compile_seconds=compile_seconds,
+            compiled=compiled,
+            kernels=kernels,
+            mixed=mixed,
+            own=len(where) - kernels - mixed,
+            calls=tuple(calls),
+        )
 
-    model: str
-    batch: int
-    layout: str
-    seconds: float
-    threads: int
-    folder: str
+    @staticmethod
+    def from_json(text: str) -> BridgeMeasurement:
+        """What `json.dumps(asdict(measurement))` wrote."""
+        words = json.loads(text)
+        calls = tuple(CallMeasurement(**each) for each in words.pop("calls"))
+        return BridgeMeasurement(**words, calls=calls)
 
 
 def run_bridge(
@@ -108,6 +164,7 @@ def run_bridge(
     *,
     seconds: float,
     threads: int | None = None,
+    calls: bool = False,
     path: Path | None = None,
 ) -> list[BridgeMeasurement]:
     """Measure each network in a process of its own.
@@ -116,8 +173,9 @@ def run_bridge(
         bridge: a key of BRIDGES.
         models: names of its networks.
         batches, layouts: sizes, and keys of FORMATS.
-        seconds: time for the pairs of each measurement; there are at least MIN_PAIRS.
+        seconds: time for the pairs of each measurement; there are at least bridge_pairs.MIN_PAIRS.
         threads: of PyTorch; None: TVM_NUM_THREADS, or all cores. JAX has as many as the process may use cores.
+        calls: measure each of the different convolution calls by itself, too.
         path: a JSON file that is written after each measurement.
 
     Raises:
@@ -139,7 +197,7 @@ def run_bridge(
     for model in models:
         for batch in batches:
             for layout in layouts:
-                request = Request(model, batch, layout, seconds, count, str(default_folder()))
+                request = Request(model, batch, layout, seconds, count, str(default_folder()), calls)
                 found.append(_alone(bridge, request))
                 if path is not None:
                     version = installed_version(framework.package)
@@ -154,73 +212,17 @@ def _alone(bridge: str, request: Request) -> BridgeMeasurement:
     if done.returncode:
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
         raise SetupError(f"bench --bridge {bridge}: {request.model} could not be measured: {last}")
-    return BridgeMeasurement(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _measure(request: Request) -> BridgeMeasurement:
-    """In a process of its own: pairs of steps, with the bridge and without."""
-    import torch
-
-    import tvm_convgrad.torch as bridge
-    from tvm_convgrad.bench.bridge_networks import BRIDGE_NETWORKS
-
-    torch.set_num_threads(request.threads)
-    torch.manual_seed(0)
-    make, shape = BRIDGE_NETWORKS[request.model]
-    module, x = make().train(), torch.randn(request.batch, *shape)
-    if request.layout == "NHWC":
-        form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-        module, x = module.to(memory_format=form), x.to(memory_format=form)
-    with torch.no_grad():
-        classes = module(x[:2]).shape[1]
-    target = torch.randint(classes, (request.batch,))
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-
-    def step() -> float:
-        begin = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(module(x), target).backward()
-        optimizer.step()
-        return time.perf_counter() - begin
-
-    folder = Path(request.folder)
-    begin = time.perf_counter()
-    with bridge.enable(wait=True, folder=folder):
-        for _ in range(MOST_WARM_STEPS):
-            step()
-            if all(told.where not in ("compiling", "measuring") for told in bridge.explain()):
-                break
-    warm = time.perf_counter() - begin
-    pairs: list[tuple[float, float]] = []
-    begin = time.perf_counter()
-    while len(pairs) < MIN_PAIRS or time.perf_counter() - begin < request.seconds:
-        with bridge.enable(wait=True, folder=folder):
-            ours = step()
-        pairs.append((ours, step()))
-    where = [told.where for told in bridge.explain()]
-    return BridgeMeasurement(
-        model=request.model,
-        batch=request.batch,
-        layout=request.layout,
-        with_bridge=median(ours for ours, _ in pairs),
-        without=median(own for _, own in pairs),
-        ratio=median(own / ours for ours, own in pairs),
-        pairs=len(pairs),
-        compile_seconds=warm,
-        compiled=bridge.stats().compiled,
-        kernels=where.count("kernels"),
-        mixed=where.count("both"),
-        own=where.count("PyTorch"),
-    )
+    return BridgeMeasurement.from_json(done.stdout.splitlines()[-1])
 
 
 def show_bridge(bridge: str, found: Sequence[BridgeMeasurement]) -> None:
-    """Print a table of the measurements, a row each."""
+    """Print a table of the measurements, a row each, and what is known of their calls."""
     columns = (
         "model",
         "batch",
         "layout",
         "ratio",
+        "processor",
         "with, ms",
         "without, ms",
         "pairs",
@@ -233,6 +235,7 @@ def show_bridge(bridge: str, found: Sequence[BridgeMeasurement]) -> None:
             m.batch,
             m.layout,
             quantity(m.ratio),
+            quantity(m.processor_without / m.processor_with),
             f"{m.with_bridge * 1e3:.1f}",
             f"{m.without * 1e3:.1f}",
             m.pairs,
@@ -241,12 +244,10 @@ def show_bridge(bridge: str, found: Sequence[BridgeMeasurement]) -> None:
         )
         for m in found
     ]
-    print_table(
-        f"training steps of {BRIDGES[bridge].name}: time without the bridge / with it", columns, rows, right=columns[1:]
-    )
+    title = f"training steps of {BRIDGES[bridge].name}: time (and processor time) without the bridge / with it"
+    print_table(title, columns, rows, right=columns[1:])
+    if any(m.calls for m in found):
+        show_calls(BRIDGES[bridge].name, [m for m in found if m.calls])
 
 
 __all__ = ["BRIDGES", "FORMATS", "MODELS", "BridgeMeasurement", "Framework", "Request", "run_bridge", "show_bridge"]
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(_measure(Request(**json.loads(sys.argv[1]))))))

@@ -8,20 +8,26 @@ measurement. It imports JAX.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import tvm_convgrad.jax as bridge
-from tvm_convgrad.bench.bridge import MIN_PAIRS, BridgeMeasurement, Request
+from tvm_convgrad.bench.bridge import BridgeMeasurement, Request
+from tvm_convgrad.bench.bridge_calls import CallMeasurement
+from tvm_convgrad.bench.bridge_pairs import Pairs, in_turns
 from tvm_convgrad.bench.jax_networks import JAX_NETWORKS, Tape
+from tvm_convgrad.jax.choice import CHOICES, contenders
+from tvm_convgrad.jax.lowering import own as own_call
 
 RATE = 1e-3
 WARM_STEPS = 2
@@ -51,44 +57,55 @@ def _step(request: Request) -> tuple[Step, list[jax.Array]]:
     return lambda parameters: step(parameters, x), [jnp.asarray(each) for each in tape.made]
 
 
-def _seconds(step: Step, parameters: list[jax.Array]) -> float:
-    begin = time.perf_counter()
-    jax.block_until_ready(step(parameters))
-    return time.perf_counter() - begin
-
-
 def _measure(request: Request) -> BridgeMeasurement:
     """In a process of its own: pairs of steps, with the patch and without."""
     step, parameters = _step(request)
+    patched = partial(bridge.patch, folder=Path(request.folder))
     own = _compiled(step, parameters)
     begin = time.perf_counter()
-    with bridge.patch(folder=Path(request.folder)):
+    with patched():
         kernels = _compiled(step, parameters)
     warm = time.perf_counter() - begin
-    pairs: list[tuple[float, float]] = []
-    begin = time.perf_counter()
-    while len(pairs) < MIN_PAIRS or time.perf_counter() - begin < request.seconds:
-        pairs.append((_seconds(kernels, parameters), _seconds(own, parameters)))
-    where = [told.where for told in bridge.explain()]
-    return BridgeMeasurement(
-        model=request.model,
-        batch=request.batch,
-        layout=request.layout,
-        with_bridge=median(ours for ours, _ in pairs),
-        without=median(theirs for _, theirs in pairs),
-        ratio=median(theirs / ours for ours, theirs in pairs),
-        pairs=len(pairs),
+    told, chosen = bridge.explain(), dict(CHOICES.made)
+    pairs = in_turns(
+        lambda: jax.block_until_ready(kernels(parameters)),
+        lambda: jax.block_until_ready(own(parameters)),
+        request.seconds,
+    )
+    calls = []
+    if request.calls:
+        with patched(always=True):
+            uses = Counter(_KERNEL.findall(_program(step, parameters).as_text()))
+        for (call, _), choice in chosen.items():
+            if choice.found is None:
+                continue
+            times = in_turns(*contenders(call, choice.found, partial(own_call, call=call)), 0.0)
+            if choice.kernel is None:  # the same program in both
+                times = Pairs(times.without, times.without)
+            count, flop = uses[choice.found.job.key], 2 * call.problem.macs
+            calls.append(CallMeasurement.of(choice.call, count, choice.where, flop, times))
+    return BridgeMeasurement.of(
+        request,
+        pairs,
         compile_seconds=warm,
         compiled=bridge.stats().compiled,
-        kernels=where.count("kernel"),
-        mixed=0,
-        own=where.count("XLA"),
+        where=[each.where for each in told],
+        calls=calls,
     )
+
+
+_KERNEL = re.compile(r'kernel = "(\w+)"')
+"""The key of a kernel in the text of a compiled program."""
+
+
+def _program(step: Step, parameters: list[jax.Array]) -> jax.stages.Compiled:
+    """The program of a step as it is patched now."""
+    return jax.jit(step).lower(parameters).compile()
 
 
 def _compiled(step: Step, parameters: list[jax.Array]) -> Step:
     """The program of a step as it is patched now, warm."""
-    program = jax.jit(step).lower(parameters).compile()
+    program = _program(step, parameters)
     for _ in range(WARM_STEPS):
         jax.block_until_ready(program(parameters))
     return program

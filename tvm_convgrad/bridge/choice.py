@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 MARGIN = 0.97
 """A kernel takes over where its time is less than this part of the framework's: noise must not make a step slower."""
+
+CLOSE = 1.3
+"""Two best times whose ratio is below this are close: where other programs want the cores, more turns are needed."""
 
 _warned: set[tuple[str, str]] = set()
 
@@ -14,6 +18,14 @@ _warned: set[tuple[str, str]] = set()
 def is_faster(kernel: float, own: float) -> bool:
     """Whether a kernel of some seconds takes over from the framework's own operator."""
     return kernel < MARGIN * own
+
+
+def is_open(kernel: Sequence[float], own: Sequence[float], least: int, most: int) -> bool:
+    """Whether another turn is wanted: there were fewer than `least`, or fewer than `most` and the best are close."""
+    if min(len(kernel), len(own)) < least:
+        return True
+    ours, theirs = min(kernel), min(own)
+    return min(len(kernel), len(own)) < most and max(ours, theirs) < CLOSE * min(ours, theirs)
 
 
 def measured(kernel: float, own: float, framework: str) -> str:
@@ -28,4 +40,4 @@ def warn_once(bridge: str, text: str) -> None:
         warnings.warn(f"{bridge}: {text}", RuntimeWarning, stacklevel=2)
 
 
-__all__ = ["MARGIN", "is_faster", "measured", "warn_once"]
+__all__ = ["CLOSE", "MARGIN", "is_faster", "is_open", "measured", "warn_once"]

@@ -71,6 +71,14 @@ def bench(
             "mobilenet_v2).",
         ),
     ] = None,
+    calls: Annotated[
+        bool,
+        typer.Option(
+            "--calls",
+            help="With --bridge: also time each different convolution call of the steps, as it was chosen, beside the "
+            "framework's own.",
+        ),
+    ] = False,
     batch: Annotated[
         str | None, typer.Option(metavar="N[,…]", help="Batch sizes. Default: 8; for a model file its own batch.")
     ] = None,
@@ -138,8 +146,10 @@ def bench(
     layers are listed first, geometric means of groups of layers at the end.
     """
     if bridge is not None:
-        _bench_bridge(context, bridge, step, _batches(batch), layout, seconds=seconds, threads=threads, path=json)
+        _bench_bridge(context, bridge, step, _batches(batch), layout, seconds, threads, calls, json)
         return
+    if calls:
+        raise typer.BadParameter("--calls goes with --bridge; single layers are measured without --step.")
     _refuse_what_means_nothing(context, step=step is not None, per_sample=per_sample, problem=bool(problem))
     directions = options.parse_directions(direction, DIRECTIONS)
     only = ENTRIES[impl].layout if step is not None and impl is not None and impl in ENTRIES else None
@@ -177,9 +187,9 @@ def _bench_bridge(
     step: str | None,
     batches: list[int],
     layout: str | None,
-    *,
     seconds: float,
     threads: int | None,
+    calls: bool,
     path: Path | None,
 ) -> None:
     """Measure training steps with a bridge and without it."""
@@ -196,7 +206,8 @@ def _bench_bridge(
         )
     models = framework.default_models if step is None else _names("--step", step, framework.models)
     layouts = _names("--layout", layout or "NCHW,NHWC", LAYOUTS)
-    found = run_bridge(bridge, models, batches or [8], layouts, seconds=seconds, threads=threads, path=path)
+    sizes = batches or [8]
+    found = run_bridge(bridge, models, sizes, layouts, seconds=seconds, threads=threads, calls=calls, path=path)
     show_bridge(bridge, found)
 
 

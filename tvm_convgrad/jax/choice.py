@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tvm_convgrad.bridge.choice import is_faster, measured, warn_once
+from tvm_convgrad.bridge.choice import is_faster, is_open, measured, warn_once
 from tvm_convgrad.bridge.job import XLA_HOST, Job, digest
 from tvm_convgrad.bridge.library import Kernel, XlaHost
 from tvm_convgrad.bridge.store import Kernels, kernels
@@ -31,7 +31,10 @@ TARGET = "tvm_convgrad"
 """The name of the custom call."""
 
 TURNS = 4
-"""Timed calls of each, at the most."""
+"""Timed calls of each, at the least."""
+
+MOST_TURNS = 16
+"""Timed calls of each where the two are close."""
 
 ENOUGH_SECONDS = 0.5
 """XLA's time after which no more turns are taken: its depthwise gradients can take a second."""
@@ -52,12 +55,19 @@ class Choice:
         why: in a sentence.
         kernel: what computes it; None is XLA.
         programs: how often it was lowered.
+        found: the kernel that there is, taken or not.
     """
 
     call: str
     why: str
     kernel: Kernel | None = None
     programs: int = 0
+    found: Kernel | None = None
+
+    @property
+    def where(self) -> str:
+        """Who computes it: "kernel" or "XLA"."""
+        return "XLA" if self.kernel is None else "kernel"
 
     @property
     def tally(self) -> tuple[int, float]:
@@ -115,6 +125,7 @@ class Choices:
         if store.kept.problem:
             warn_once(_BRIDGE, store.kept.problem)
         _register(found)
+        choice.found = found
         if call.policy.always:
             choice.kernel, choice.why = found, "kernels are always taken"
             return choice
@@ -169,24 +180,34 @@ def _measured(call: Call, store: Kernels, kernel: Kernel, own: Computation) -> t
     return found
 
 
-def _in_turns(call: Call, kernel: Kernel, own: Computation) -> tuple[float, float]:
+def contenders(call: Call, kernel: Kernel, own: Computation) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A call by the kernel and as JAX computes it, compiled, on operands of their own; each returns when it is done."""
     generator = np.random.default_rng(0)
     host = [generator.standard_normal(each.shape, np.float32).astype(each.dtype) for each in call.operands]
     arrays = [jax.device_put(each, jax.devices("cpu")[0]) for each in host]
     by_kernel = jax.ffi.ffi_call(TARGET, call.result)
-    functions = {"kernel": jax.jit(lambda *both: by_kernel(*both, kernel=kernel.job.key)), "own": jax.jit(own)}
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function(*arrays).block_until_ready()  # compiles
-    while len(seconds["own"]) < TURNS and sum(seconds["own"]) < ENOUGH_SECONDS:
-        for name, function in functions.items():
+
+    def ready(function: Computation) -> Callable[[], object]:
+        program = jax.jit(function)
+        program(*arrays).block_until_ready()
+        return lambda: program(*arrays).block_until_ready()
+
+    return ready(lambda *both: by_kernel(*both, kernel=kernel.job.key)), ready(own)
+
+
+def _in_turns(call: Call, kernel: Kernel, own: Computation) -> tuple[float, float]:
+    """Seconds of the kernel and of XLA, the best of each."""
+    functions = contenders(call, kernel, own)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    while is_open(*seconds, least=TURNS, most=MOST_TURNS) and sum(seconds[1]) < ENOUGH_SECONDS:
+        for function, found in zip(functions, seconds, strict=True):
             begin = time.perf_counter()
-            function(*arrays).block_until_ready()
-            seconds[name].append(time.perf_counter() - begin)
-    return min(seconds["kernel"]), min(seconds["own"])
+            function()
+            found.append(time.perf_counter() - begin)
+    return min(seconds[0]), min(seconds[1])
 
 
 CHOICES = Choices()
 """Those of this process."""
 
-__all__ = ["CHOICES", "TARGET", "Choice", "Choices"]
+__all__ = ["CHOICES", "TARGET", "Choice", "Choices", "contenders"]

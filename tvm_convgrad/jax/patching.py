@@ -205,8 +205,7 @@ def explain() -> list[Explanation]:
 
 
 def _explanation(choice: Choice) -> Explanation:
-    where = "XLA" if choice.kernel is None else "kernel"
-    return Explanation(choice.call, where, choice.why, choice.programs, *choice.tally)
+    return Explanation(choice.call, choice.where, choice.why, choice.programs, *choice.tally)
 
 
 def stats() -> Stats:

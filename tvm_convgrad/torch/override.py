@@ -116,11 +116,11 @@ class Bridge:
 
     def explain(self) -> list[Explanation]:
         """Who computes what, in the order of first calls."""
-        return [_explanation(plan) for plan in list(self._plans.values())]
+        return [_explanation(plan) for plan in self.plans]
 
     def stats(self) -> Stats:
         """Sums over all plans."""
-        plans = list(self._plans.values())
+        plans = self.plans
         return Stats(
             sum(plan.by_kernels.calls for plan in plans),
             sum(plan.by_kernels.seconds for plan in plans),
@@ -129,6 +129,11 @@ class Bridge:
             len(plans),
             0 if self._kernels is None else self._kernels.compiled,
         )
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Those of all signatures, in the order of first calls."""
+        return list(self._plans.values())
 
     @property
     def policy(self) -> Policy:
@@ -155,6 +160,15 @@ class Bridge:
         wanted: Sequence[bool],
     ) -> Results:
         """aten::convolution_backward on CPUs."""
+
+        def own(mask: Sequence[bool]) -> Results:
+            return _convolution_backward.redispatch(
+                _OWN_KEYS, grad, data, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+                groups, mask,
+            )  # fmt: skip
+
+        if torch._C._get_tracing_state():  # torch.jit.trace, in which extents are tensors
+            return own([bool(each) for each in wanted])
         fixed = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups)
         key = (
             grad.shape,
@@ -177,13 +191,6 @@ class Bridge:
             plan = self._new(key, BACKWARD, data, weight, grad, fixed, wanted)
         if plan.direct is not None:
             return plan.direct(grad, data, weight)
-
-        def own(mask: Sequence[bool]) -> Results:
-            return _convolution_backward.redispatch(
-                _OWN_KEYS, grad, data, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-                groups, mask,
-            )  # fmt: skip
-
         return plan.run({"grad": grad, "data": data, "weight": weight}, own)
 
     def forward(
@@ -199,6 +206,15 @@ class Bridge:
         groups: int,
     ) -> Tensor | None:
         """aten::convolution on CPUs."""
+
+        def own(_mask: Sequence[bool]) -> Results:
+            result = _convolution.redispatch(
+                _OWN_KEYS, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+            )
+            return (result,)
+
+        if torch._C._get_tracing_state():  # torch.jit.trace, in which extents are tensors
+            return own(())[0]
         fixed = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups)
         key = (
             data.shape,
@@ -218,13 +234,6 @@ class Bridge:
             plan = self._new(key, FORWARD, data, weight, None, fixed, (False, False, bias is not None), bias)
         if plan.direct is not None:
             return plan.direct(data, weight, bias)[0]
-
-        def own(_mask: Sequence[bool]) -> Results:
-            result = _convolution.redispatch(
-                _OWN_KEYS, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-            )
-            return (result,)
-
         return plan.run({"data": data, "weight": weight, "bias": bias}, own)[0]
 
     def _new(

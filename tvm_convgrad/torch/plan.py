@@ -2,8 +2,8 @@
 """`Plan`: who computes the calls of one signature, PyTorch or a kernel, result by result.
 
 The first call is PyTorch's, whose answer also says which strides the results have. The second one has the kernels
-compiled. When they are there, calls are by turns PyTorch's and the kernels', each result timed apart, and then whoever
-was faster keeps it. The choice is kept on disk, so that the next process makes no measurement.
+compiled. When they are there, calls are by turns PyTorch's and the kernels' (turns.py), and then whoever was faster
+keeps a result. The choice is kept on disk, so that the next process makes no measurement.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tvm_convgrad.bridge.choice import is_faster, measured, warn_once
+from tvm_convgrad.bridge.choice import warn_once
 from tvm_convgrad.bridge.job import digest
 from tvm_convgrad.bridge.library import Kernel
 from tvm_convgrad.bridge.store import Kernels
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.torch.signature import Form, Part, Signature, parts_of, refusal
+from tvm_convgrad.torch.turns import APART, KERNEL, Best, Turns
 
 Results = tuple[Tensor | None, ...]
 Own = Callable[[Sequence[bool]], Results]
@@ -34,10 +36,7 @@ Direct = Callable[..., Results]
 
 BACKWARD_NAMES, FORWARD_NAMES = ("grad", "data", "weight"), ("data", "weight", "bias")
 
-TURNS = 4
-"""Timed calls of PyTorch and of the kernels each, the first of which is not counted: it brings the code into caches."""
-
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,6 @@ class Tally:
     seconds: float = 0.0
 
 
-@dataclass
-class _Turns:
-    """Seconds of one part, by PyTorch and by the kernel."""
-
-    own: list[float] = field(default_factory=list)
-    kernel: list[float] = field(default_factory=list)
-
-
 class Plan:
     """Who computes the calls of a signature.
 
@@ -94,8 +85,8 @@ class Plan:
         self._parts: tuple[Part, ...] = ()
         self._futures: tuple[Future[Kernel], ...] = ()
         self._ready: tuple[tuple[Part, Kernel], ...] = ()
-        self._turns: dict[str, _Turns] = {}
-        self._kept: dict[str, list[float]] | None = None
+        self._turns: Turns | None = None
+        self._kept: Best | None = None
         self._seen = 0
         self._measuring = threading.Lock()
         reason = unable or refusal(signature)
@@ -122,6 +113,11 @@ class Plan:
         if not self._ready:
             self._advance(results)
         return results
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The results that kernels could compute, once PyTorch has answered; none where no kernel is tried."""
+        return self._parts
 
     @property
     def requested(self) -> bool:
@@ -178,47 +174,56 @@ class Plan:
         elif self._kept is not None:
             self._take(tuple(ready), self._kept)
         else:
-            self._turns = {part.name: _Turns() for part, _ in ready}
+            names = [part.name for part in self._parts]
+            self._turns = Turns(names, [part.name for part, _ in ready], self.signature.threads)
             self._ready = tuple(ready)
 
     def _turn(self, tensors: dict[str, Tensor | None], own: Own) -> Results:
         """A call in the turns of PyTorch and the kernels; after the last one the choice is made."""
-        turns = self._turns[self._ready[0][0].name]
-        kernels_turn = len(turns.kernel) <= len(turns.own)
+        turns = self._turns
+        assert turns is not None
+        kind, seconds = turns.kind, 0.0
         results: list[Tensor | None] = [None, None, None]
-        covered = [False, False, False]
-        for part, kernel in self._ready:
-            begin = time.perf_counter()
-            places = _places(part)
-            if kernels_turn:
-                found = self._compute(part, kernel, tensors)
-            else:
-                answer = own([number in places for number in range(3)])
-                found = [answer[place] for place in places]
-            seconds = time.perf_counter() - begin
-            (self._turns[part.name].kernel if kernels_turn else self._turns[part.name].own).append(seconds)
-            tally = self.by_kernels if kernels_turn else self.by_pytorch
-            tally.seconds += seconds
+        rest = list(self._wanted_places())
+
+        def add(places: Sequence[int], found: Sequence[Tensor | None]) -> None:
             for place, each in zip(places, found, strict=True):
-                results[place], covered[place] = each, True
-        (self.by_kernels if kernels_turn else self.by_pytorch).calls += 1
-        rest = [wanted and not done for wanted, done in zip(self._wanted_places(), covered, strict=True)]
-        _complete(results, rest, tensors, own)
-        if all(len(each.own) >= TURNS and len(each.kernel) >= TURNS for each in self._turns.values()):
-            best = {name: [min(each.kernel[1:]), min(each.own[1:])] for name, each in self._turns.items()}
+                results[place], rest[place] = each, False
+
+        def by_pytorch(places: Sequence[int]) -> None:
+            answer = own([number in places for number in range(3)])
+            add(places, [answer[place] for place in places])
+
+        def by_kernel(part: Part, kernel: Kernel) -> None:
+            add(_places(part), self._compute(part, kernel, tensors))
+
+        if kind == KERNEL:
+            for part, kernel in self._ready:
+                seconds += turns.timed(kind, part.name, partial(by_kernel, part, kernel))
+        elif kind == APART:
+            for part in self._parts:
+                seconds += turns.timed(kind, part.name, partial(by_pytorch, _places(part)))
+        else:
+            seconds += turns.timed(kind, "", partial(by_pytorch, [place for place in range(3) if rest[place]]))
+        if kind == APART:
+            turns.timed(kind, "", lambda: _complete(results, rest, tensors, own))
+        else:
+            _complete(results, rest, tensors, own)
+        tally = self.by_kernels if kind == KERNEL else self.by_pytorch
+        tally.seconds += seconds
+        tally.calls += 1
+        if turns.finished:
+            best = turns.best()
             self._take(self._ready, best)
             self._keep(best)
         return tuple(results)
 
-    def _take(self, ready: tuple[tuple[Part, Kernel], ...], best: dict[str, list[float]]) -> None:
-        """Choose by the seconds of kernel and PyTorch."""
-        taken, reasons = [], dict(self.reasons)
-        for part, kernel in ready:
-            ours, theirs = best.get(part.name, [1.0, 0.0])
-            if is_faster(ours, theirs):
-                taken.append((part, kernel))
-            reasons[part.name] = measured(ours, theirs, "PyTorch")
-        self._decide(reasons, tuple(taken))
+    def _take(self, ready: tuple[tuple[Part, Kernel], ...], best: Best) -> None:
+        """Choose by the seconds of kernels and PyTorch."""
+        known = [(part, kernel) for part, kernel in ready if part.name in best.kernels]
+        reasons = {part.name: best.why(part.name) for part, _ in known}
+        taken = best.taken
+        self._decide(self.reasons | reasons, tuple((part, kernel) for part, kernel in known if part.name in taken))
 
     def _decide(self, reasons: dict[str, str], taken: tuple[tuple[Part, Kernel], ...]) -> None:
         self.reasons, self.taken, self._ready = reasons, taken, ()
@@ -263,9 +268,9 @@ class Plan:
     def _key(self) -> str:
         return digest(["choice", _FORMAT, asdict(self.signature), str(torch.__version__)])
 
-    def _keep(self, best: dict[str, list[float]]) -> None:
+    def _keep(self, best: Best) -> None:
         results = {part.name: [part.result.shape, part.result.strides] for part in self._parts}
-        content = json.dumps({"results": results, "best": best})
+        content = json.dumps({"results": results, "best": asdict(best)})
         self._kernels.kept.put(self._key(), content.encode())
 
     def _recall(self) -> None:
@@ -280,7 +285,7 @@ class Plan:
         found = parts_of(self.signature, forms)
         if isinstance(found, str):
             return
-        self._parts, self._kept = found, words["best"]
+        self._parts, self._kept = found, Best(**words["best"])
         self._request(build=False)
         if any(future.exception() is not None for future in self._futures if future.done()):
             self._futures = ()  # they were removed from the store: the next calls have them compiled
@@ -355,7 +360,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 __all__ = [
     "BACKWARD_NAMES",
     "FORWARD_NAMES",
-    "TURNS",
     "Own",
     "Plan",
     "Policy",
