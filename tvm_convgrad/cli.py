@@ -18,6 +18,7 @@ from tvm_convgrad.commands import (
     bench,
     build,
     build_runtime,
+    config,
     env,
     explain,
     export,
@@ -61,6 +62,7 @@ app.command("import")(import_relay.import_program)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
 app.command("build-runtime")(build_runtime.build_runtime)
+app.command("config")(config.config)
 app.command("env")(env.env)
 
 

@@ -70,13 +70,16 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resu
         ("the batch size", "batch_size", *(each.batch_size // each.micro_batches for each in (found, fresh))),
         ("the number of batches of an update", "micro_batches", found.micro_batches, fresh.micro_batches),
     ):
-        if old != new and not (name == "micro_batches" and kept.micro_batches):
+        if name == "data" and not old:
+            stderr().print(f"{checkpoint.path}: a C program has trained on data of its own", markup=False)
+        elif old != new and not (name == "micro_batches" and kept.micro_batches):
             raise ArtifactError(
                 f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
                 "from it; use what it was started with, or another --checkpoint-dir."
             )
     keeper.found(checkpoint)
     session.state = checkpoint.state
+    found.data = fresh.data
     found.lr = found.lr if kept.rate else fresh.lr
     found.schedule = found.schedule if kept.schedule else fresh.schedule
     stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)

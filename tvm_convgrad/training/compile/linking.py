@@ -46,6 +46,12 @@ class Linker:
         if done.returncode != 0:
             raise SetupError(f"{self.command[0]} ended with code {done.returncode}: {_words(done.stdout)}")
 
+    def for_cpp(self) -> Linker:
+        """The same for C++ sources: ziglang has a command of its own for them."""
+        if self.command[1:3] == ("-m", "ziglang"):
+            return Linker((*self.command[:3], "c++", *self.command[4:]))
+        return self
+
 
 def linker_for(target: tvm.target.Target, stated: str | None = None) -> Linker:
     """The linker of artifacts for a target.
