@@ -18,6 +18,7 @@ from tvm_convgrad.commands import (
     bench,
     build,
     build_runtime,
+    bundle,
     config,
     env,
     explain,
@@ -56,6 +57,7 @@ app.command("bench")(bench.bench)
 app.command("build")(build.build)
 app.command("run")(run.run)
 app.command("export")(export.export)
+app.command("bundle")(bundle.bundle)
 app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)
 app.command("import")(import_relay.import_program)

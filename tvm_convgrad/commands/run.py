@@ -226,7 +226,14 @@ def run(
             size = batch_size_of(session, batch_size, len(samples), parts)
             rate = float(session.artifact.options["lr"] if lr is None else lr)
             fresh = Progress(
-                session.artifact.id, samples.digest, seed, size, rate, schedule or CONSTANT, micro_batches=parts
+                session.artifact.id,
+                samples.digest,
+                seed,
+                size,
+                rate,
+                schedule or CONSTANT,
+                micro_batches=parts,
+                step=session.artifact.step,
             )
         check_agreement(
             ranks,

@@ -70,7 +70,9 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resu
         ("the batch size", "batch_size", *(each.batch_size // each.micro_batches for each in (found, fresh))),
         ("the number of batches of an update", "micro_batches", found.micro_batches, fresh.micro_batches),
     ):
-        if name == "data" and not old:
+        if name == "artifact" and old != new and found.is_of(fresh.artifact, fresh.step):
+            stderr().print(f"{checkpoint.path}: of a build for another machine", markup=False)
+        elif name == "data" and not old:
             stderr().print(f"{checkpoint.path}: a C program has trained on data of its own", markup=False)
         elif old != new and not (name == "micro_batches" and kept.micro_batches):
             raise ArtifactError(
@@ -79,7 +81,7 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, *, resu
             )
     keeper.found(checkpoint)
     session.state = checkpoint.state
-    found.data = fresh.data
+    found.artifact, found.data, found.step = fresh.artifact, fresh.data, fresh.step
     found.lr = found.lr if kept.rate else fresh.lr
     found.schedule = found.schedule if kept.schedule else fresh.schedule
     stderr().print(f"going on after step {len(found.losses)}, from {checkpoint.path}", markup=False)

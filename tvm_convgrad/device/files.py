@@ -11,8 +11,8 @@ from pathlib import Path
 from tvm_convgrad.core.errors import SetupError
 
 ROOT = Path(__file__).parent
-INCLUDE, SOURCES, CMAKE = ROOT / "include", ROOT / "src", ROOT / "cmake"
-"""The folders of the header, the sources and the CMake package."""
+INCLUDE, SOURCES, CMAKE, EXAMPLE = ROOT / "include", ROOT / "src", ROOT / "cmake", ROOT / "example"
+"""The folders of the header, the sources, the CMake package and the example."""
 
 NAME = "libconvgrad.so"
 
@@ -59,4 +59,4 @@ def _package(name: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-__all__ = ["CMAKE", "INCLUDE", "NAME", "ROOT", "SOURCES", "Runtime"]
+__all__ = ["CMAKE", "EXAMPLE", "INCLUDE", "NAME", "ROOT", "SOURCES", "Runtime"]

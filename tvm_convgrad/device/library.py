@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_convgrad.device.files import INCLUDE, SOURCES, Runtime
+from tvm_convgrad.device.files import INCLUDE, NAME, SOURCES, Runtime
 from tvm_convgrad.training.compile.linking import Linker
 
 
@@ -32,6 +32,7 @@ def build_library(
             *map(str, sorted(SOURCES.glob("*.cc"))),
             # libtvm_runtime is needed for what it registers when it is loaded, not for a symbol.
             "-Wl,--no-as-needed",
+            f"-Wl,-soname,{NAME}",
             str(runtime.tvm),
             str(runtime.ffi),
             *(f"-Wl,-rpath,{folder}" for folder in folders),

@@ -82,6 +82,7 @@ Artifact Artifact::Read(const std::string& path) {
     artifact.rate = options.At("lr").Number();
   }
   artifact.split = schema.Has("flat");
+  if (manifest.Has("step")) artifact.step = manifest.At("step").Text();
   if (options.Has("ignore_index") && !options.At("ignore_index").IsNull()) {
     artifact.ignored = options.At("ignore_index").Integer();
   }

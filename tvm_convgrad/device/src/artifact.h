@@ -13,6 +13,7 @@ namespace convgrad {
 
 struct Artifact {
   std::string path, id, manifest;
+  std::string step;  // the digest of what is trained, for any machine; "" if the manifest has none
   std::vector<Spec> inputs, state;
   std::optional<Spec> target;  // none: an inference library
   Spec prediction;

@@ -50,8 +50,11 @@ std::int64_t AtLeast(const Json& fields, const char* name, std::int64_t least, s
   return value;
 }
 
-Progress ProgressIn(const Json& fields, const std::string& id, const std::string& path) {
-  if (fields.At("artifact").Text() != id) {
+Progress ProgressIn(const Json& manifest, const Artifact& artifact, const std::string& path) {
+  const Json fields = manifest.At("progress");
+  const std::string step = manifest.Has("step") ? manifest.At("step").Text() : "";
+  // A build of the same step for another machine goes on, too.
+  if (fields.At("artifact").Text() != artifact.id && (step.empty() || step != artifact.step)) {
     throw Failure(path + ": a checkpoint of another artifact, " + fields.At("artifact").Text().substr(0, 12) +
                   "…; load it with the library that it was made with.");
   }
@@ -113,6 +116,7 @@ void SaveCheckpoint(const Session& session, const std::string& path) {
   Object manifest;
   manifest.Set(Key("progress"), fields);
   manifest.Set(Key("arrays"), arrays);
+  if (!artifact.step.empty()) manifest.Set(Key("step"), ffi::String(artifact.step));
   WriteSealed(kCheckpoint, path, payload, Written(manifest));
 }
 
@@ -122,7 +126,7 @@ void LoadCheckpoint(Session* session, const std::string& path) {
   std::vector<char> payload;
   const Sealed sealed = Unseal(kCheckpoint, path, &payload);
   const Json manifest = Json::Parse(sealed.manifest, Described(path));
-  Progress progress = ProgressIn(manifest.At("progress"), artifact.id, path);
+  Progress progress = ProgressIn(manifest, artifact, path);
   std::map<std::string, Json> arrays;
   for (const Json& entry : manifest.At("arrays").Items()) {
     if (!arrays.emplace(entry.At("name").Text(), entry).second) entry.At("name").Refuse("is there twice");

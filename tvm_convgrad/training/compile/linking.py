@@ -38,7 +38,18 @@ class Linker:
         Raises:
             SetupError: the compiler cannot be run, or fails; with its own words.
         """
-        command = [*self.command, "-shared", "-fPIC", "-o", output, *options, *objects]
+        self._run([*self.command, "-shared", "-fPIC", "-o", output, *options, *objects])
+
+    def link_program(self, output: str, sources: Sequence[str], options: Sequence[str]) -> None:
+        """Compile C sources, and link them with what `options` name, into the program `output`.
+
+        Raises:
+            SetupError: the compiler cannot be run, or fails; with its own words.
+        """
+        driver = ("-x", "c", "-std=c11")
+        self._run([*self.command, *driver, *sources, "-x", "none", *options, "-o", output])
+
+    def _run(self, command: Sequence[str]) -> None:
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         except OSError as error:
