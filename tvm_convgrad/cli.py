@@ -18,6 +18,8 @@ from tvm_convgrad.commands import (
     bench,
     build,
     build_runtime,
+    bundle,
+    config,
     env,
     explain,
     export,
@@ -55,12 +57,14 @@ app.command("bench")(bench.bench)
 app.command("build")(build.build)
 app.command("run")(run.run)
 app.command("export")(export.export)
+app.command("bundle")(bundle.bundle)
 app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)
 app.command("import")(import_relay.import_program)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
 app.command("build-runtime")(build_runtime.build_runtime)
+app.command("config")(config.config)
 app.command("env")(env.env)
 
 

@@ -30,6 +30,7 @@ LAYERS = (
     ("tvm_convgrad/training/autodiff", "tvm_convgrad/training/passes"),
     ("tvm_convgrad/training/step",),
     ("tvm_convgrad/training/compile",),
+    ("tvm_convgrad/device",),
     ("tvm_convgrad/importer",),
     ("tvm_convgrad/training/frontends",),
     ("tvm_convgrad/training/export",),

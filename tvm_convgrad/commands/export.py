@@ -125,7 +125,7 @@ def _checkpoint_of(artifact: Artifact, path: Path) -> Checkpoint:
         found = newest
     else:
         found = load(path)
-    if found.progress.artifact != artifact.id:
+    if not found.progress.is_of(artifact.id, artifact.step):
         raise ArtifactError(
             f"{found.path}: a checkpoint of another artifact ({found.progress.artifact[:12]}…) than {artifact.path} "
             f"({artifact.id[:12]}…); give the library that made it."

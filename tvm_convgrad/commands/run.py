@@ -238,6 +238,7 @@ def run(
                 rates.text,
                 micro_batches=parts,
                 planned=epochs if rates.spans_run else 0,
+                step=session.artifact.step,
             )
         check_agreement(
             ranks,

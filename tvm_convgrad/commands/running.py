@@ -71,13 +71,18 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, epochs:
         ("the batch size", "batch_size", *(each.batch_size // each.micro_batches for each in (found, fresh))),
         ("the number of batches of an update", "micro_batches", found.micro_batches, fresh.micro_batches),
     ):
-        if old != new and not (name == "micro_batches" and kept.micro_batches):
+        if name == "artifact" and old != new and found.is_of(fresh.artifact, fresh.step):
+            stderr().print(f"{checkpoint.path}: of a build for another machine", markup=False)
+        elif name == "data" and not old:
+            stderr().print(f"{checkpoint.path}: a C program has trained on data of its own", markup=False)
+        elif old != new and not (name == "micro_batches" and kept.micro_batches):
             raise ArtifactError(
                 f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
                 "from it; use what it was started with, or another --checkpoint-dir."
             )
     keeper.found(checkpoint)
     session.state = checkpoint.state
+    found.artifact, found.data, found.step = fresh.artifact, fresh.data, fresh.step
     found.lr = found.lr if kept.rate else fresh.lr
     if not kept.schedule:
         found.schedule, found.planned = fresh.schedule, fresh.planned

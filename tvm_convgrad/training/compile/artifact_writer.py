@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,13 +72,16 @@ def _manifest(
     convolutions: Sequence[Manifest],
     origin: Origin | None,
 ) -> Manifest:
+    model = {"model": origin.to_json()} if origin is not None else {}
+    described = json.dumps({"schema": schema, "options": options} | model, sort_keys=True)
     return {
         "versions": versions(),
+        **({"step": hashlib.sha256(described.encode()).hexdigest()} if model else {}),
         **built_for_of(target),
         "cpu_features": required_features(target),
         "schema": schema,
         "options": options,
-        **({"model": origin.to_json()} if origin is not None else {}),
+        **model,
         "runtimes": {name: str(backend(name).library()) for name in NAMES if _calls(convolutions, name)},
         "gradients": [entry for entry in convolutions if "backward" in entry["op"]],
         "forward": [entry for entry in convolutions if "backward" not in entry["op"]],

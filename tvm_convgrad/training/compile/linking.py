@@ -38,13 +38,30 @@ class Linker:
         Raises:
             SetupError: the compiler cannot be run, or fails; with its own words.
         """
-        command = [*self.command, "-shared", "-fPIC", "-o", output, *options, *objects]
+        self._run([*self.command, "-shared", "-fPIC", "-o", output, *options, *objects])
+
+    def link_program(self, output: str, sources: Sequence[str], options: Sequence[str]) -> None:
+        """Compile C sources, and link them with what `options` name, into the program `output`.
+
+        Raises:
+            SetupError: the compiler cannot be run, or fails; with its own words.
+        """
+        driver = ("-x", "c", "-std=c11")
+        self._run([*self.command, *driver, *sources, "-x", "none", *options, "-o", output])
+
+    def _run(self, command: Sequence[str]) -> None:
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         except OSError as error:
             raise SetupError(f"{self.command[0]} cannot be run ({error.strerror})") from error
         if done.returncode != 0:
             raise SetupError(f"{self.command[0]} ended with code {done.returncode}: {_words(done.stdout)}")
+
+    def for_cpp(self) -> Linker:
+        """The same for C++ sources: ziglang has a command of its own for them."""
+        if self.command[1:3] == ("-m", "ziglang"):
+            return Linker((*self.command[:3], "c++", *self.command[4:]))
+        return self
 
 
 def linker_for(target: tvm.target.Target, stated: str | None = None) -> Linker:

@@ -102,6 +102,14 @@ class Artifact:
         return None if found is None else Origin.from_json(found)
 
     @property
+    def step(self) -> str:
+        """What is trained, whatever machine it is compiled for: a digest of the model's files, schema and options.
+
+        Checkpoints go from one build to another of the same. "" of a model in memory, and of libraries of before.
+        """
+        return str(self.manifest.get("step", ""))
+
+    @property
     def flat(self) -> FlatLayout | None:
         """The layout of the gradients of a split step; None: it is not split."""
         found = self.manifest["schema"].get("flat")

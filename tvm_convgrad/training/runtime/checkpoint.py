@@ -55,6 +55,11 @@ class Progress:
     stale: int = 0
     micro_batches: int = 1
     planned: int = 0
+    step: str = ""
+
+    def is_of(self, artifact: str, step: str) -> bool:
+        """Whether it goes on with an artifact: the same one, or a build of the same step for another machine."""
+        return self.artifact == artifact or (step != "" and self.step == step)
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def save(
         blocks.append(block)
         offset += len(block)
     place = asdict(progress)
-    del place["losses"]
+    del place["losses"], place["step"]
     if progress.schedule == CONSTANT:
         del place["schedule"]  # so that earlier versions read the checkpoints of constant rates
     if not progress.planned:
@@ -139,7 +144,8 @@ def save(
             del place[name]  # the same for runs without validation
     if progress.micro_batches == 1:
         del place["micro_batches"]  # the same for whole steps
-    content, _ = seal(CHECKPOINT, b"".join(blocks), {"progress": place, "arrays": arrays})
+    step = {"step": progress.step} if progress.step else {}  # not in `progress`: earlier versions read the rest
+    content, _ = seal(CHECKPOINT, b"".join(blocks), {"progress": place, "arrays": arrays} | step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -172,7 +178,7 @@ def load(path: Path) -> Checkpoint:
             flat = np.frombuffer(payload, numpy_dtype(entry["dtype"]), count, entry["offset"])
             arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
         losses = arrays.pop("losses").tolist()
-        progress = Progress(**sealed.manifest["progress"], losses=losses)
+        progress = Progress(**sealed.manifest["progress"], losses=losses, step=sealed.manifest.get("step", ""))
         state = {name.removeprefix("state/"): array for name, array in arrays.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(path, f"{type(error).__name__}: {error}") from error
@@ -184,7 +190,7 @@ def load(path: Path) -> Checkpoint:
 
 def _wrong_field(progress: Progress) -> str:
     """Which field has a value that no run writes, or ""."""
-    for name in ("artifact", "data"):
+    for name in ("artifact", "data", "step"):
         if not isinstance(getattr(progress, name), str):
             return f"{name} is {getattr(progress, name)!r}, not a digest"
     zero = ("seed", "epoch", "position", "best_step", "stale", "planned")

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C library gives the bits that Python's Session gives, and both read each other's checkpoints."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tvm_convgrad
+from tests import tiny
+from tests.cli.command import Command
+from tests.conftest import build_tiny
+from tests.device.binding import INPUT, PREDICTION, STATE, TARGET, Open, RefusedError
+from tvm_convgrad.device.files import CMAKE, INCLUDE, SOURCES
+from tvm_convgrad.training.runtime.artifact import ARTIFACT, inspect_artifact
+from tvm_convgrad.training.runtime.checkpoint import load
+from tvm_convgrad.training.runtime.cpu_features import local_features
+from tvm_convgrad.training.runtime.envelope import seal
+from tvm_convgrad.training.runtime.session import Session
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "c"
+STEPS = 10
+
+
+@pytest.fixture
+def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capfd)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, name)
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    return [tiny.make_arrays(tiny.BATCH, seed) for seed in range(STEPS)]
+
+
+def test_steps_and_predictions_are_pythons(tiny_step: Path, open_c: Open) -> None:
+    ours, theirs = open_c(tiny_step), Session(tiny_step)
+    for number, (x, y) in enumerate(batches()):
+        out = np.empty((tiny.BATCH, tiny.CLASSES), "float32")
+        rate = np.float32(0.1 / (number + 1))
+        ours.call("set_learning_rate", ctypes.c_float(rate))
+        loss, expected = theirs.step(x, y, float(rate))
+        assert ours.step(x, y, out) == np.float32(loss)
+        np.testing.assert_array_equal(out, expected)
+    assert_same(ours.state(), theirs.state)
+    assert ours.progress() == (STEPS, 0, STEPS)
+    x = batches()[0][0]
+    found = ours.predict(x, np.empty((tiny.BATCH, tiny.CLASSES), "float32"))
+    np.testing.assert_array_equal(found, theirs.predict(x))
+    ours.call("reset")
+    theirs.reset()
+    assert_same(ours.state(), theirs.state)
+
+
+def test_what_a_session_says_of_itself(tiny_step: Path, open_c: Open) -> None:
+    session, artifact = open_c(tiny_step), inspect_artifact(tiny_step)
+    assert session.get("id").decode() == artifact.id
+    assert json.loads(session.get("manifest")) == artifact.manifest
+    assert session.library.convgrad_version().decode() == tvm_convgrad.__version__
+    assert set(session.library.convgrad_cpu_features().decode().split()) == local_features()
+    assert session.tensor(INPUT, 0) == ("x", "float32", "", [tiny.BATCH, 1, tiny.SIZE, tiny.SIZE])
+    assert session.tensor(TARGET, 0)[1:] == ("int64", "", [tiny.BATCH])
+    assert session.tensor(PREDICTION, 0)[3] == [tiny.BATCH, tiny.CLASSES]
+    state = [session.tensor(STATE, index) for index in range(session.get("count", STATE))]
+    assert state == [(each.name, each.dtype, each.role, list(each.shape)) for each in artifact.state]
+    with pytest.raises(RefusedError, match="no tensor of this kind"):
+        session.tensor(STATE, len(state))
+
+
+def test_a_step_in_two(tiny_split_step: Path, open_c: Open) -> None:
+    ours, theirs = open_c(tiny_split_step), Session(tiny_split_step)
+    flat = theirs.artifact.flat
+    assert flat is not None
+    assert ours.get("flat_size") == flat.size
+    for number, (x, y) in enumerate(batches()[:4]):
+        expected = theirs.gradients(x, y, number)
+        loss, gradients = ours.gradients(x, y, number)
+        assert loss == np.float32(expected.loss)
+        np.testing.assert_array_equal(gradients, expected.flat)
+        theirs.apply(gradients)
+        ours.flat("apply", gradients)
+        assert ours.step(x, y, name="eval_step") == np.float32(theirs.evaluate(x, y)[0])
+    assert_same(ours.state(), theirs.state)
+    assert ours.progress() == (4, 0, 4)
+    parameters = np.empty(flat.size, "float32")
+    ours.flat("get_parameters", parameters)
+    for name, view in flat.views(parameters).items():
+        np.testing.assert_array_equal(view, theirs.state[name])
+    ours.flat("set_parameters", -parameters)
+    for name in flat.views(parameters):
+        np.testing.assert_array_equal(ours.state()[name], -theirs.state[name])
+
+
+@pytest.mark.parametrize("samples", [1, 5, 13])
+def test_a_free_batch(tiny_dynamic_step: Path, open_c: Open, samples: int) -> None:
+    ours, theirs = open_c(tiny_dynamic_step), Session(tiny_dynamic_step)
+    x, y = tiny.make_arrays(samples, 7)
+    out = np.empty((samples, tiny.CLASSES), "float32")
+    loss, expected = theirs.step(x, y)
+    assert ours.step(x, y, out) == np.float32(loss)
+    np.testing.assert_array_equal(out, expected)
+    assert ours.tensor(INPUT, 0)[3][0] == -1
+
+
+def test_arrays_may_begin_anywhere(tiny_step: Path, open_c: Open) -> None:
+    x, y = tiny.make_arrays(tiny.BATCH, 3)
+    losses = set()
+    for offset in (0, 1, 64):
+        memory = np.zeros(x.nbytes + 256, "uint8")
+        start = -memory.ctypes.data % 64 + offset
+        moved = memory[start : start + x.nbytes].view("float32") if offset != 1 else memory[start : start + x.nbytes]
+        moved[...] = x.ravel() if offset != 1 else x.view("uint8").ravel()
+        losses.add(open_c(tiny_step).step(moved, y))
+    assert losses == {np.float32(Session(tiny_step).step(x, y)[0])}
+
+
+def test_inference_libraries(convgrad: Command, tmp_path: Path, open_c: Open, tiny_model: str) -> None:
+    step, library = tmp_path / "step.so", tmp_path / "predict.so"
+    assert convgrad("build", tiny_model, "-o", step).code == 0
+    checkpoint = tmp_path / "a.ckpt"
+    open_c(step).call("save_checkpoint", str(checkpoint).encode())
+    done = convgrad("export", step, "--checkpoint", checkpoint, "-o", library, "--model", tiny_model, "--inference")
+    assert done.code == 0, done.err
+    session, x = open_c(library), batches()[0][0]
+    out = session.predict(x, np.empty((tiny.BATCH, tiny.CLASSES), "float32"))
+    np.testing.assert_array_equal(out, Session(library).predict(x))
+    assert (session.get("count", TARGET), session.get("count", STATE), session.get("flat_size")) == (0, 0, 0)
+    with pytest.raises(RefusedError, match="an inference library, which has predict alone"):
+        session.step(x, batches()[0][1])
+    with pytest.raises(RefusedError, match="no state to save"):
+        session.call("save_checkpoint", str(tmp_path / "a.ckpt").encode())
+
+
+def test_a_checkpoint_of_c_goes_on_in_python(
+    convgrad: Command, tiny_step: Path, tiny_data: Path, tmp_path: Path, open_c: Open
+) -> None:
+    """The batches are those of `convgrad run`, so that the run is the one that Python would have made."""
+    folder, whole = tmp_path / "c", tmp_path / "whole"
+    folder.mkdir()
+    run = ["run", tiny_step, "--data", tiny_data, "--epochs", 2, "--seed", 5, "--checkpoint-dir"]
+    assert convgrad(*run, whole).code == 0
+    expected = max(whole.glob("step-*.ckpt"))
+    session = open_c(tiny_step)
+    session.call("set_seed", ctypes.c_int64(5))
+    first = tmp_path / "one"
+    assert convgrad(*[1 if part == 2 else part for part in run], first).code == 0
+    session.call("load_checkpoint", str(max(first.glob("step-*.ckpt"))).encode())
+    assert session.progress()[1:] == (1, 0)
+    session.call("save_checkpoint", str(folder / "step-0000000006.ckpt").encode())
+    done = convgrad(*run, folder, "--resume")
+    assert done.code == 0, done.err
+    found, wanted = load(max(folder.glob("step-*.ckpt"))), load(expected)
+    assert found.progress == wanted.progress
+    assert_same(found.state, wanted.state)
+
+
+def test_data_of_a_c_program(convgrad: Command, tiny_step: Path, tiny_data: Path, tmp_path: Path, open_c: Open) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    session, theirs = open_c(tiny_step), Session(tiny_step)
+    for x, y in batches():
+        session.step(x, y)
+        theirs.step(x, y)
+    session.call("end_epoch")
+    path = folder / f"step-{STEPS:010d}.ckpt"
+    session.call("save_checkpoint", str(path).encode())
+    saved = load(path)
+    assert (saved.progress.data, saved.progress.epoch, saved.progress.position) == ("", 1, 0)
+    assert len(saved.progress.losses) == STEPS
+    assert_same(saved.state, theirs.state)
+    run = ["run", tiny_step, "--data", tiny_data, "--epochs", 2, "--checkpoint-dir", folder, "--resume"]
+    done = convgrad(*run)
+    assert done.code == 0, done.err
+    assert "a C program has trained on data of its own" in done.err
+    newest = load(max(folder.glob("step-*.ckpt")))
+    assert newest.progress.epoch == 2
+    other = open_c(tiny_step)
+    other.call("load_checkpoint", str(newest.path).encode())
+    assert_same(other.state(), newest.state)
+    assert other.progress() == (len(newest.progress.losses), 2, 0)
+
+
+def test_refusals_leave_a_session_as_it_is(tiny_step: Path, tiny_model: str, tmp_path: Path, open_c: Open) -> None:
+    session, (x, y) = open_c(tiny_step), batches()[0]
+    before = session.state()
+    out = np.empty((tiny.BATCH, tiny.CLASSES), "float32")
+    for match, call in {
+        "has 1008 bytes, but x of the model is float32": lambda: session.step(x[:7], y),
+        r"class numbers from 0 to 3, but the model predicts 3": lambda: session.step(x, y * 0 + 3),
+        r"class numbers from -1 to 0": lambda: session.step(x, y * 0 - 1),
+        "the buffer for the predictions has 48 bytes, and they take 96": lambda: session.step(x, y, out[:4]),
+        "functions gradients, apply and evaluate; build it with --split": lambda: session.gradients(x, y),
+        "flat vector has 3 floats, and": lambda: session.flat("set_parameters", np.zeros(3, "float32")),
+        "no tensor nothing": lambda: session.call("set_state", b"nothing", session.given[2][0]),
+        "the learning rate must be": lambda: session.call("set_learning_rate", ctypes.c_float(float("nan"))),
+        "cannot be written": lambda: session.call("save_checkpoint", str(tmp_path / "no" / "a").encode()),
+        "cannot be read": lambda: session.call("load_checkpoint", str(tmp_path / "none").encode()),
+        "this is no file": lambda: session.call("load_checkpoint", str(tmp_path).encode()),
+        "the path is NULL": lambda: session.call("load_checkpoint", None),
+    }.items():
+        with pytest.raises(RefusedError, match=match):
+            call()
+    assert_same(session.state(), before)
+    assert session.progress() == (0, 0, 0)
+    other = open_c(build_tiny(tiny_model, tmp_path / "other.so", lr=0.2))
+    other.call("save_checkpoint", str(tmp_path / "other.ckpt").encode())
+    with pytest.raises(RefusedError, match="a checkpoint of another artifact"):
+        session.call("load_checkpoint", str(tmp_path / "other.ckpt").encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"cpu_features": ["avx", "quantum"]}, "compiled for a CPU with quantum, which this one lacks"),
+        (
+            {"versions": {"tvm_ffi": "9.9.0", "tvm": "0.27.0", "tvm_convgrad": "1"}},
+            "compiled with apache-tvm-ffi 9.9.0",
+        ),
+        ({"versions": {"tvm_ffi": "0.1.14", "tvm": "0.3.0", "tvm_convgrad": "1"}}, "compiled with Apache TVM 0.3.0"),
+        ({"target": '{"kind": "cuda"}'}, "compiled for cuda, and this library runs on CPUs"),
+    ],
+)
+def test_artifacts_of_other_machines(
+    tiny_step: Path, tmp_path: Path, open_c: Open, change: dict[str, object], match: str
+) -> None:
+    artifact = inspect_artifact(tiny_step)
+    path = tmp_path / "step.so"
+    path.write_bytes(seal(ARTIFACT, tiny_step.read_bytes(), artifact.manifest | change)[0])
+    with pytest.raises(RefusedError, match=match):
+        open_c(path)
+    payload = bytearray(tiny_step.read_bytes())
+    payload[18] = 183
+    path.write_bytes(seal(ARTIFACT, bytes(payload), artifact.manifest)[0])
+    with pytest.raises(RefusedError, match="not a shared library for x86_64"):
+        open_c(path)
+
+
+def test_the_header_is_c_and_the_example_runs(c_library: Path, tiny_step: Path, tmp_path: Path) -> None:
+    """With the strictest C compiler; no header of TVM is on its path."""
+    program = tmp_path / "train"
+    command = ["cc", "-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", EXAMPLE / "train.c"]
+    link = [f"-L{c_library.parent}", "-lconvgrad", f"-Wl,-rpath,{c_library.parent}", "-Wl,--allow-shlib-undefined"]
+    subprocess.run([*command, "-o", program, *link], check=True)
+    x, y = batches()[0]
+    x.tofile(tmp_path / "x.raw")
+    y.tofile(tmp_path / "y.raw")
+
+    def losses(*options: object) -> list[tuple[int, np.float32]]:
+        given = [program, tiny_step, 5, tmp_path / "x.raw", tmp_path / "y.raw", *options]
+        done = subprocess.run(list(map(str, given)), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found = re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.MULTILINE)
+        return [(int(number), np.float32(loss)) for number, loss in found]
+
+    session = Session(tiny_step)
+    expected = [(number + 1, np.float32(session.step(x, y)[0])) for number in range(10)]
+    assert losses("--save", tmp_path / "five.ckpt") == expected[:5]
+    assert losses("--load", tmp_path / "five.ckpt") == expected[5:]
+    done = subprocess.run([program, tmp_path / "none.so", "1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "cannot be read" in done.stderr) == (1, True)
+
+
+def test_the_cmake_package(convgrad: Command, tmp_path: Path) -> None:
+    """It configures; compiling is the same as in the other tests."""
+    listed = convgrad("config").out.splitlines()
+    assert listed[:3] == [f"cmakedir {CMAKE}", f"includedir {INCLUDE}", f"sourcedir {SOURCES}"]
+    assert convgrad("config", "--tvm-version", "--cmakedir").out.splitlines()[0] == str(CMAKE)
+    configure = [
+        "cmake",
+        "-S",
+        EXAMPLE,
+        "-B",
+        tmp_path,
+        f"-Dconvgrad_ROOT={CMAKE}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
+    try:
+        done = subprocess.run(configure, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no cmake")
+    assert done.returncode == 0, done.stderr

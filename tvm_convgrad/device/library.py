@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling the C library against TVM's run-time libraries, those of this machine or of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvm_convgrad.device.files import INCLUDE, NAME, SOURCES, Runtime
+from tvm_convgrad.training.compile.linking import Linker
+
+
+def build_library(
+    linker: Linker, output: Path, runtime: Runtime, options: Sequence[str] = ("-O2",), search: Sequence[str] = ()
+) -> None:
+    """Compile the C library.
+
+    Args:
+        linker: for the machine that `runtime` is for.
+        output: the file to write.
+        runtime: what it is linked with.
+        options: further ones of the compiler.
+        search: where the library finds those of TVM; default: where they are.
+
+    Raises:
+        SetupError: the compiler fails; with its own words.
+    """
+    folders = search or tuple(dict.fromkeys(str(library.parent) for library in (runtime.tvm, runtime.ffi)))
+    linker.for_cpp()(
+        str(output),
+        [
+            *map(str, sorted(SOURCES.glob("*.cc"))),
+            # libtvm_runtime is needed for what it registers when it is loaded, not for a symbol.
+            "-Wl,--no-as-needed",
+            f"-Wl,-soname,{NAME}",
+            str(runtime.tvm),
+            str(runtime.ffi),
+            *(f"-Wl,-rpath,{folder}" for folder in folders),
+        ],
+        [
+            "-std=c++17",
+            "-fvisibility=hidden",
+            *options,
+            f"-I{INCLUDE}",
+            f"-I{SOURCES}",
+            "-isystem",
+            str(runtime.include),
+            f'-DCONVGRAD_TVM_VERSION="{runtime.version}"',
+        ],
+    )
+
+
+__all__ = ["build_library"]

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of a library as its manifest names them, and the check of what is to be fed to it.
+#ifndef CONVGRAD_SRC_SCHEMA_H_
+#define CONVGRAD_SRC_SCHEMA_H_
+
+#include <dlpack/dlpack.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "json.h"
+
+namespace convgrad {
+
+constexpr std::int64_t kFree = -1;  // an extent that follows from what is given
+
+struct Spec {
+  std::string name, dtype, role;
+  std::vector<std::int64_t> shape;
+  std::vector<std::string> symbols;  // the name of each free extent, "" for others
+  DLDataType type;
+
+  static Spec Of(const Json& entry);
+  std::string Shown() const;  // such as float32[n, 3, 8, 8]
+
+  // The extents of an array of so many bytes; the values of free extents are looked up and kept in `known`.
+  std::vector<std::int64_t> Accept(std::size_t bytes, std::map<std::string, std::int64_t>* known,
+                                   const std::string& what) const;
+};
+
+// The bytes of a tensor; a Failure if they overflow.
+std::size_t BytesFor(const std::vector<std::int64_t>& shape, DLDataType type);
+
+}  // namespace convgrad
+
+#endif  // CONVGRAD_SRC_SCHEMA_H_
