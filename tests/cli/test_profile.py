@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_every_operator_has_its_time_and_phase(
     shown = convgrad("profile", step, "--data", tiny_data, "--rows", 2, "--steps", 1)
     assert shown.code == 0
     assert "optimizer" in shown.out
+
+
+def test_a_profile_as_a_page(convgrad: Command, tiny_step: Path, tiny_dynamic_step: Path, tmp_path: Path) -> None:
+    """Every call that was measured is in the graph once, and convolutions have their times in the table."""
+    pytest.importorskip("vl_convert")
+    for step in (tiny_step, tiny_dynamic_step):
+        page = tmp_path / "profile.html"
+        found = convgrad("profile", step, "--steps", 2, "--html", page, "--json").json
+        text = page.read_text(encoding="utf-8")
+        calls = "|".join(re.findall(r'data-calls="([^"]*)"', text)).split("|")
+        assert len(calls) == sum(row["calls"] for row in found["operators"])
+        table = text.partition('<table id="table"')[2].partition("</table>")[0]
+        times = re.findall(r'data-key="seconds" data-sort="([-\d.e]+)"', table)
+        convolutions = [row for row in found["operators"] if row["problem"]]
+        assert sum(map(float, times)) == pytest.approx(1e3 * sum(row["seconds"] for row in convolutions))
+        assert sum(row["calls"] for row in convolutions) == len(times)
+        others = text.partition('<table id="others"')[2].partition("</table>")[0]
+        assert others.count("<tr data-number") == len(found["operators"]) - len(convolutions)
 
 
 def _count(shape: list[int]) -> int:
