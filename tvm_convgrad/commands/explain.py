@@ -42,6 +42,9 @@ def explain(
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
     store: options.Store = None,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Also print each tiling, its costs, and what was not taken, and why.")
+    ] = False,
     html: Annotated[
         Path | None,
         typer.Option(help="Also write the list as a page with charts: roofline, graph and memory of a library's step."),
@@ -101,7 +104,7 @@ def explain(
     if json:
         print_convolutions_json(model, gradients, forward, built_for, engines, warnings)
         return
-    show_convolutions(model, gradients, forward)
+    show_convolutions(model, gradients, forward, refused)
     print_pairs("built for", [("target", built_for["target"]), ("cores", cores_in_words(built_for["cores"]))])
     if engines is not None:
         from tvm_convgrad.report.engines import show_engines
