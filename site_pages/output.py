@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands in `console` blocks of a page print: they are run when the site is built.
 
-A command is one of convgrad, and may have `| head -n N` behind it. The report of a step is made here, too.
+A command is one of convgrad, and may have `| head -n N` or `| tail -n N` behind it. The report of a step is made here,
+too.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ def _output(command: str) -> str:
         _make_network(Path(folder))
         printed = _convgrad(Path(folder), *shlex.split(command.partition(" | ")[0])[1:])
     lines = [line.rstrip() for line in printed.splitlines()]
-    _, _, count = command.partition(" | head -n ")
-    return "\n".join(lines[: int(count)] if count else lines) + "\n"
+    part = re.search(r" \| (head|tail) -n (\d+)$", command)
+    if part is not None:
+        count = int(part[2])
+        lines = lines[:count] if part[1] == "head" else lines[-count:]
+    return "\n".join(lines) + "\n"
 
 
 def report() -> str:

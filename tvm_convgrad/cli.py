@@ -29,6 +29,7 @@ from tvm_convgrad.commands import (
     tune,
     verify,
 )
+from tvm_convgrad.commands.help import GroupedCommand
 from tvm_convgrad.commands.stages import current_stage, reset_stage
 from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.core.quiet import release
@@ -53,19 +54,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("bench")(bench.bench)
-app.command("build")(build.build)
-app.command("run")(run.run)
-app.command("export")(export.export)
-app.command("bundle")(bundle.bundle)
-app.command("explain")(explain.explain)
-app.command("profile")(profile.profile)
-app.command("import")(import_relay.import_program)
-app.command("tune")(tune.tune)
-app.command("verify")(verify.verify)
-app.command("build-runtime")(build_runtime.build_runtime)
-app.command("config")(config.config)
-app.command("env")(env.env)
+_TRAIN, _KERNELS, _OTHER = "Train a model", "Kernels: look, tune, check, measure", "Other"
+for _panel, _name, _function in (
+    (_TRAIN, "build", build.build),
+    (_TRAIN, "run", run.run),
+    (_TRAIN, "export", export.export),
+    (_TRAIN, "bundle", bundle.bundle),
+    (_KERNELS, "explain", explain.explain),
+    (_KERNELS, "profile", profile.profile),
+    (_KERNELS, "tune", tune.tune),
+    (_KERNELS, "verify", verify.verify),
+    (_KERNELS, "bench", bench.bench),
+    (_OTHER, "import", import_relay.import_program),
+    (_OTHER, "build-runtime", build_runtime.build_runtime),
+    (_OTHER, "config", config.config),
+    (_OTHER, "env", env.env),
+):
+    app.command(_name, cls=GroupedCommand, rich_help_panel=_panel)(_function)
 
 
 def _print_version(wanted: bool) -> None:

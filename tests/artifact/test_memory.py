@@ -13,8 +13,9 @@ from tests.conftest import build_tiny
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.runtime.artifact import read_artifact
 from tvm_convgrad.training.runtime.data import random_samples
-from tvm_convgrad.training.runtime.memory import Moment, constants_of, memory_of, moments_of
+from tvm_convgrad.training.runtime.memory import Moment, memory_of, moments_of
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.vm_code import constants_of
 
 STATISTICS = (
     'Constant pool (# 6): [shapetuple[100], uint8, "a, [text", '

@@ -14,6 +14,8 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.report.gradients import Entry
 from tvm_convgrad.report.html.page import Content, page_of
+from tvm_convgrad.report.step_graph import graph_of
+from tvm_convgrad.training.runtime.dataflow import KernelCall
 from tvm_convgrad.training.runtime.memory import Moment, StepMemory
 
 pytestmark = pytest.mark.browser
@@ -48,6 +50,18 @@ def entries(op: str) -> list[Entry]:
     return found
 
 
+def calls() -> list[KernelCall]:
+    """A chain through the convolutions, with a call of a long name before each of them."""
+    words = ("forward", "backward_data", "backward_weight")
+    found: list[KernelCall] = []
+    for phase, directions in (("forward", words[:1]), ("backward", words[1:])):
+        for text in PROBLEMS:
+            shapes = tuple(shape for shape, _ in ConvProblem.from_descriptor(text).tensors.values())
+            for name in ("fused_less_equal_where1_subtract1", *(f"conv2d_{word}_kernel" for word in directions)):
+                found.append(KernelCall(name, phase, shapes, (len(found) - 1,) if found else ()))
+    return [*found, KernelCall("update", "optimizer", (), (len(found) - 1,))]
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A report of nine convolutions and forty calls with long names."""
@@ -55,9 +69,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     moments = (Moment(f"fused_less_equal_where1_subtract1_multiply{n}_sum", (n % 23) << 20) for n in range(40))
     memory = StepMemory(3 << 20, 1 << 18, tuple(moments))
     gradients = [*entries(OPS[0]), *entries(OPS[1])]
-    content = Content(
-        "model.onnx", '{"kind": "llvm", "mtriple": "x86_64-linux-gnu"}', 8, gradients, entries(OPS[2]), memory
-    )
+    forward = entries(OPS[2])
+    graph = graph_of(calls(), [*gradients, *forward])
+    target = '{"kind": "llvm", "mtriple": "x86_64-linux-gnu"}'
+    content = Content("model.onnx", target, 8, gradients, forward, memory, graph=graph)
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(page_of(content), encoding="utf-8")
     return path.as_uri()
@@ -102,7 +117,7 @@ def test_dots_are_reached_by_keyboard(visit: Open, address: str) -> None:
     """The chart is one stop of the Tab key, and arrow keys go through all dots."""
     page = drawn(visit, address)
     assert page.locator('#roofline path[tabindex="0"]').count() == 1
-    page.keyboard.press("Tab")
+    page.locator('#roofline path[tabindex="0"]').focus()
     seen = []
     for _ in range(9):
         seen.append(page.locator("tr.chosen").get_attribute("id"))
@@ -110,6 +125,39 @@ def test_dots_are_reached_by_keyboard(visit: Open, address: str) -> None:
     assert sorted(seen) == sorted(f"row-{number}" for number in range(1, 10))
     page.keyboard.press("Home")
     assert page.locator("tr.chosen").get_attribute("id") == seen[0]
+
+
+def test_the_graph_is_walked_by_keyboard(visit: Open, address: str) -> None:
+    """One stop of the Tab key; arrows stay in the column or cross to the next one, and each box says what it reads."""
+    page = drawn(visit, address)
+    assert page.locator("#graph .box").count() == 16
+    assert page.locator('#graph .box[tabindex="0"]').count() == 1
+    page.locator('#graph .box[tabindex="0"]').focus()
+    page.keyboard.press("Home")
+
+    def here() -> str:
+        return str(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+
+    assert here().startswith("1 other call")
+    page.keyboard.press("ArrowDown")
+    assert here() == f"7: forward of {PROBLEMS[0]}"
+    assert page.locator("tr.chosen").get_attribute("id") == "row-7"
+    assert "reads from: 1 other call" in page.locator("#node").inner_text()
+    assert page.locator(".line.on").count() == 2
+    page.keyboard.press("ArrowRight")
+    assert here() == f"1: wgrad of {PROBLEMS[0]}"
+    page.keyboard.press("ArrowRight")
+    assert here() == f"4: dgrad of {PROBLEMS[0]}"
+    page.keyboard.press("End")
+    assert here().startswith("update")
+    page.keyboard.press("Tab")
+    assert page.locator("#graph .box:focus").count() == 0
+
+
+def test_the_graph_follows_the_roofline(visit: Open, address: str) -> None:
+    page = drawn(visit, address)
+    page.locator('#roofline path[aria-label^="3: wgrad"]').focus()
+    assert page.locator(".box.on").get_attribute("data-row") == "3"
 
 
 @pytest.mark.parametrize(("key", "numeric"), [("gflop", True), ("roofline", True), ("problem", False)])
@@ -134,7 +182,11 @@ def test_headings_sort_the_table(visit: Open, address: str, key: str, numeric: b
 def test_a_phone_is_wide_enough(visit: Open, address: str, screenshots: Path) -> None:
     page = drawn(visit, address, **PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.locator("#roofline svg").bounding_box()["width"] <= 390
+    for chart in ("#roofline", "#graph"):
+        assert page.locator(f"{chart} svg").bounding_box()["width"] <= 390
+    assert page.locator("#graph .box").first.bounding_box()["width"] > 80
+    page.locator("#graph .box").first.tap()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator('#roofline path[aria-label^="6: dgrad"]').tap(force=True)
     assert page.locator("#detail").inner_text().startswith("6: dgrad")
     page.screenshot(path=screenshots / "report-phone.png", full_page=True)
@@ -152,6 +204,10 @@ def test_print_is_light_and_whole(visit: Open, address: str, screenshots: Path) 
     assert page.evaluate(back) == "rgb(255, 255, 255)"
     assert page.evaluate(label) == "rgb(27, 31, 36)"
     assert page.locator("details:not([open])").count() == 0
+    assert (
+        page.evaluate("document.getElementById('graph').scrollHeight - document.getElementById('graph').clientHeight")
+        <= 0
+    )
     assert page.pdf(path=screenshots / "report.pdf").startswith(b"%PDF")
 
 

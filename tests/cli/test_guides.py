@@ -45,7 +45,7 @@ def run_commands(text: str, convgrad: Command) -> None:
     """Run command lines: `cat > FILE <<'WORD'` writes the lines that follow, all others are convgrad's."""
     lines = iter(text.splitlines())
     for line in lines:
-        words = shlex.split(line.removeprefix("$ ").partition(" | head ")[0], comments=True)
+        words = shlex.split(re.sub(r" \| (head|tail) .*", "", line.removeprefix("$ ")), comments=True)
         if words[0] == "cat":
             end = words[-1].removeprefix("<<")
             Path(words[2]).write_text("".join(f"{each}\n" for each in iter(lines.__next__, end)), encoding="utf-8")

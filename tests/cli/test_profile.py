@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,24 @@ def test_a_batch_of_images_is_taken_as_run_takes_it(convgrad: Command, tiny_step
     arguments = ["profile", tiny_step, "--steps", 1, "--augment", "flip", "--data"]
     assert convgrad(*arguments, tmp_path, "--json").json["batch"] == 8
     convgrad(*arguments, tmp_path / "train" / "ant").assert_sentence("train")
+
+
+def test_a_profile_as_a_page(convgrad: Command, tiny_step: Path, tiny_dynamic_step: Path, tmp_path: Path) -> None:
+    """Every call that was measured is in the graph once, and convolutions have their times in the table."""
+    pytest.importorskip("vl_convert")
+    for step in (tiny_step, tiny_dynamic_step):
+        page = tmp_path / "profile.html"
+        found = convgrad("profile", step, "--steps", 2, "--html", page, "--json").json
+        text = page.read_text(encoding="utf-8")
+        calls = "|".join(re.findall(r'data-calls="([^"]*)"', text)).split("|")
+        assert len(calls) == sum(row["calls"] for row in found["operators"])
+        table = text.partition('<table id="table"')[2].partition("</table>")[0]
+        times = re.findall(r'data-key="seconds" data-sort="([-\d.e]+)"', table)
+        convolutions = [row for row in found["operators"] if row["problem"]]
+        assert sum(map(float, times)) == pytest.approx(1e3 * sum(row["seconds"] for row in convolutions))
+        assert sum(row["calls"] for row in convolutions) == len(times)
+        others = text.partition('<table id="others"')[2].partition("</table>")[0]
+        assert others.count("<tr data-number") == len(found["operators"]) - len(convolutions)
 
 
 def _count(shape: list[int]) -> int:

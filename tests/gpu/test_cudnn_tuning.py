@@ -135,7 +135,7 @@ def test_commands(gpu: Gpu, tiny_model: str, tiny_step: Path, tmp_path: Path, co
         0.9,
     ]
     assert convgrad(*build, "--json").json["tuned"] >= len(report["outcomes"])
-    assert "tuned: " in convgrad("explain", tmp_path / "s.so").out
+    assert "tuned: " in convgrad("explain", tmp_path / "s.so", "--refused").out
     x, y = tiny.make_arrays(tiny.BATCH, 3)
     found = [[session.step(x, y)[0] for _ in range(8)] for session in (Session(tmp_path / "s.so"), Session(tiny_step))]
     np.testing.assert_allclose(*found, rtol=1e-4)

@@ -402,7 +402,7 @@ def test_tune_build_explain(
     assert "tuned" not in json.dumps(heuristics)
     build = ["build", tiny_model, *gpu, "-o", tmp_path / "s.so", "--offload", "cudnn"]
     assert convgrad(*build, "--json").json["tuned"] == 2
-    assert "tuned: 1.50x" in " ".join(convgrad("explain", tmp_path / "s.so").out.split())
+    assert "tuned: 1.50x" in " ".join(convgrad("explain", tmp_path / "s.so", "--refused").out.split())
     monkeypatch.setenv(VARIABLE, "cached")
     assert convgrad(*build[:-2], "--offload", "cudnn", "--no-tuned").code == 2
     bench.kinds = (Kind(1e-3, "nan"),) * 3

@@ -68,7 +68,7 @@ def dot(number: int, direction: str, gflop: float, size: int, seconds: float) ->
 def test_dots_lie_where_their_numbers_say() -> None:
     machine = CPUS["AVX2"]
     dots = [dot(1, "wgrad", 2.0, 10**8, 0.5), dot(2, "forward", 1.0, 10**9, 1.0), dot(3, "dgrad", 1.0, 10**7, 0.1)]
-    chart: Any = roofline(dots, machine)
+    chart: Any = roofline(dots, limits(machine))
     shown = chart["layer"][1]["data"]["values"]
     assert {each["number"]: (each["FLOP/byte"], each["GFLOP/s"]) for each in shown} == {
         1: (20.0, 4.0),

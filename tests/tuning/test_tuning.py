@@ -376,7 +376,7 @@ def test_tune_then_build(convgrad: Command, tmp_path: Path, tiny_model: str, mon
     reasons = [row["reason"] for row in rows["gradients"] + rows["forward"]]
     assert any(reason.startswith("tuned: 2.00x") for reason in reasons)
     assert "tuned: 2.00x" in " ".join(
-        convgrad("explain", tiny_model, "--target", "native", "--store", path).out.split()
+        convgrad("explain", tiny_model, "--refused", "--target", "native", "--store", path).out.split()
     )
     assert convgrad(*build, "--no-tuned", "--json").json["tuned"] == 0
     assert "tuned" not in json.dumps(convgrad("explain", step, "--json").json)

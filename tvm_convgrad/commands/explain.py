@@ -43,9 +43,12 @@ def explain(
     tuned: options.Tuned = True,
     transforms: options.Transforms = False,
     store: options.Store = None,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Also print each tiling, its costs, and what was not taken, and why.")
+    ] = False,
     html: Annotated[
         Path | None,
-        typer.Option(help="Also write the list as a page with charts: roofline, and the memory of a library's step."),
+        typer.Option(help="Also write the list as a page with charts: roofline, graph and memory of a library's step."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -103,7 +106,7 @@ def explain(
     if json:
         print_convolutions_json(model, gradients, forward, built_for, engines, warnings)
         return
-    show_convolutions(model, gradients, forward)
+    show_convolutions(model, gradients, forward, refused)
     print_pairs("built for", [("target", built_for["target"]), ("cores", cores_in_words(built_for["cores"]))])
     if engines is not None:
         from tvm_convgrad.report.engines import show_engines
@@ -124,15 +127,21 @@ def _write_page(
     from tvm_convgrad.core.errors import SetupError, UnsupportedError
     from tvm_convgrad.core.files import write_atomic
     from tvm_convgrad.report.html.page import Content, page_of
+    from tvm_convgrad.report.step_graph import StepGraph, graph_of
+    from tvm_convgrad.training.runtime.dataflow import dataflow_of
     from tvm_convgrad.training.runtime.memory import StepMemory, memory_of
 
-    memory: StepMemory | str = (
-        "A model has no plan of memory until it is built; explain the library that `build` writes."
-    )
-    if artifact is not None:
+    built = "until it is built; explain the library that `build` writes."
+    memory: StepMemory | str = f"A model has no plan of memory {built}"
+    graph: StepGraph | str = f"A model has no list of kernel calls {built}"
+    if artifact is not None:  # the rest of the page does not depend on these two
         try:
             memory = memory_of(artifact)
-        except (SetupError, UnsupportedError) as error:  # the rest of the page does not depend on it
+        except (SetupError, UnsupportedError) as error:
             memory = str(error)
-    content = Content(source, str(built_for["target"]), built_for["cores"], gradients, forward, memory, warnings)
-    write_atomic(path, page_of(content).encode())
+        try:
+            graph = graph_of(dataflow_of(artifact), [*gradients, *forward])
+        except (SetupError, UnsupportedError) as error:
+            graph = str(error)
+    page = Content(source, str(built_for["target"]), built_for["cores"], gradients, forward, memory, warnings, graph)
+    write_atomic(path, page_of(page).encode())

@@ -11,7 +11,10 @@ import typer
 
 from tvm_convgrad.commands import image_options, options
 
-if TYPE_CHECKING:  # loads numpy
+if TYPE_CHECKING:  # these load numpy
+    from tvm_convgrad.report.html.measured import Measured as Profiled
+    from tvm_convgrad.report.html.page import Content
+    from tvm_convgrad.training.runtime.artifact import Artifact
     from tvm_convgrad.training.runtime.data import Samples
     from tvm_convgrad.training.runtime.images.source import ImageSource
 
@@ -36,6 +39,9 @@ def profile(
         Path | None, typer.Option(help="Write a step as a trace for chrome://tracing or Perfetto.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the longest operators as a picture, a PNG.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with charts: the graph of the step and the roofline, measured.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Measure each operator of a training step: time, share, FLOP/s and bytes/s beside what the machine reaches."""
@@ -59,7 +65,12 @@ def profile(
 
     # Of all images one batch is decoded, here and when it is needed.
     images = image_options.image_options(mean, std, fit, convert_channels, augment, workers=0, memory=0)
-    for path in (trace, plot):
+    if html is not None:
+        from tvm_convgrad.report.html.measured import Measured
+        from tvm_convgrad.report.html.page import check_packages, page_of
+
+        check_packages()
+    for path in (trace, plot, html):
         if path is not None:
             check_destination(path)
     used = use_threads(threads)
@@ -87,7 +98,36 @@ def profile(
         write_atomic(trace, json_text(chrome_trace(timeline), indent=None).encode())
     if plot is not None:
         save_profile(plot, [(row.problem or row.name, row.phase, row.seconds * 1e3) for row in table[:rows]], title)
+    if html is not None:
+        profiled = Measured(timeline, table, limits, size, used)
+        write_atomic(html, page_of(_content(str(step), session.artifact, profiled)).encode())
     if json:
         print_json({"batch": size, "threads": used, **as_json(table, timeline, limits)})
     else:
         show(title, table, timeline, limits, rows)
+
+
+def _content(source: str, artifact: Artifact, measured: Profiled) -> Content:
+    """The page of a profile."""
+    from tvm_convgrad.core.errors import UnsupportedError
+    from tvm_convgrad.report.html.page import Content
+    from tvm_convgrad.report.matching import with_batch
+    from tvm_convgrad.report.step_graph import graph_of
+    from tvm_convgrad.training.runtime.dataflow import dataflow_of, with_shapes
+    from tvm_convgrad.training.runtime.memory import StepMemory, memory_of
+
+    try:
+        memory: StepMemory | str = memory_of(artifact)
+    except UnsupportedError as error:  # the rest of the page does not depend on it
+        memory = str(error)
+    calls = with_shapes(dataflow_of(artifact), measured.timeline)
+    gradients, forward = artifact.gradients, artifact.forward
+    batch = measured.batch
+    convolutions = [
+        {"op": each["op"], "descriptor": with_batch(each["descriptor"], batch)} for each in (*gradients, *forward)
+    ]
+    manifest = artifact.manifest
+    graph = graph_of(calls, convolutions)
+    return Content(
+        source, str(manifest["target"]), manifest.get("cores"), gradients, forward, memory, (), graph, measured
+    )

@@ -14,7 +14,8 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.kernels.tuned import TUNED
 from tvm_convgrad.offload.contract import Engine
-from tvm_convgrad.report.tables import byte_count, print_json, print_table, quantity
+from tvm_convgrad.report.matching import direction_of
+from tvm_convgrad.report.tables import byte_count, print_item, print_json, print_lines, quantity
 
 Entry = dict[str, Any]
 """A convolution, with the keys that `describe_convolutions` documents."""
@@ -94,11 +95,22 @@ def _cost(problem: ConvProblem) -> Entry:
         return {"gflop": None, "bytes": None, "per": "unknown"}
 
 
-def show_convolutions(model: str, gradients: Sequence[Entry], forward: Sequence[Entry]) -> None:
-    """Print the entries as two tables, each with the shares in its floating-point work."""
-    for title, entries in (("gradient operators", gradients), ("forward convolutions", forward)):
+def show_convolutions(model: str, gradients: Sequence[Entry], forward: Sequence[Entry], refused: bool = False) -> None:
+    """Print the entries as two tables of one line each, with the shares in their floating-point work.
+
+    Args:
+        model: how the source is called.
+        gradients, forward: of `describe_convolutions`.
+        refused: print below the tables what else is known of each: tiling, costs, and what was not taken, and why.
+    """
+    tables = (("gradient operators", gradients), ("forward convolutions", forward))
+    for title, entries in tables:
         if entries:
             _show(f"{title} of {model}", with_shares(entries))
+    if refused:
+        for title, entries in tables:
+            for number, entry in enumerate(entries, 1):
+                print_item(f"{title} #{number}: {entry['op']} {entry['descriptor']}", _details(entry))
 
 
 def with_shares(entries: Sequence[Entry]) -> list[Entry]:
@@ -125,34 +137,47 @@ def print_convolutions_json(
 
 def _show(title: str, rows: Sequence[Entry]) -> None:
     per = {row["per"] for row in rows} - {"step"}
-    print_table(
+    print_lines(
         title + (f" (costs per {', '.join(sorted(per))})" if per else ""),
-        ("#", "operator", "problem", "kernel", "not taken", "GFLOP", "bytes", "share", "estimate", "roofline"),
+        ("#", "dir", "problem", "kernel", "share", "ms", "roof"),
         (
             (
                 number,
-                row["op"],
+                direction_of(row["op"]),
                 row["descriptor"],
-                f"{' + '.join([row['kernel'], *row['fused']])}: {_tiling(row)}",
-                _not_taken(row["refused"]),
-                quantity(row["gflop"]),
-                byte_count(row["bytes"]),
+                " + ".join([_short(row["kernel"]), *row["fused"]]),
                 _percent(row["share"]),
-                "–" if row["seconds"] is None else f"{row['seconds'] * 1e3:.3g} ms",
-                _percent(row["roofline"]),
+                "–" if row["seconds"] is None else quantity(row["seconds"] * 1e3),
+                "–" if row["roofline"] is None else f"{row['roofline']:.0%}",
             )
             for number, row in enumerate(rows, 1)
         ),
-        right=("#", "GFLOP", "bytes", "share", "estimate", "roofline"),
+        right=("#", "share", "ms", "roof"),
     )
 
 
-def _not_taken(refused: Sequence[dict[str, str]]) -> str:
+def _short(kernel: str) -> str:
+    """The name of a kernel without its direction, which has a column of its own."""
+    before, _, last = kernel.rpartition(" ")
+    return before if before and last in ("forward", "dgrad", "wgrad") else kernel
+
+
+def _details(entry: Entry) -> list[str]:
+    """What the line of a convolution does not say."""
+    cost = f"{quantity(entry['gflop'])} GFLOP, {byte_count(entry['bytes'])} a {entry['per']}"
+    return [
+        f"{' + '.join([entry['kernel'], *entry['fused']])}: {_tiling(entry)}",
+        *([cost] if entry["gflop"] is not None else []),
+        *(f"not taken: {each}" for each in _not_taken(entry["refused"])),
+    ]
+
+
+def _not_taken(refused: Sequence[dict[str, str]]) -> list[str]:
     """The implementations that were not taken, those with one reason together."""
     names: dict[str, list[str]] = {}
     for other in refused:
         names.setdefault(other["reason"], []).append(other["kernel"])
-    return "; ".join(f"{', '.join(kernels)}: {reason}" for reason, kernels in names.items())
+    return [f"{', '.join(kernels)}: {reason}" for reason, kernels in names.items()]
 
 
 def _tiling(row: Entry) -> str:

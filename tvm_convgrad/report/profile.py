@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.report.matching import convolutions_of, direction_of, with_batch
 from tvm_convgrad.report.tables import print_pairs, print_table, quantity
 from tvm_convgrad.training.runtime.timeline import PHASES, TimedCall, Timeline
-
-_OPERATORS = {"wgrad": "d_backward_weight", "dgrad": "d_backward_data", "forward": "d_forward"}
-"""Words in the names of kernels, by direction."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Convolution:
-    """A convolution of the step: its operator, descriptor, the shapes of its tensors, and its FLOP."""
-
-    operator: str
-    descriptor: str
-    shapes: frozenset[tuple[int, ...]]
-    flop: float
-
-
-@dataclass(frozen=True)
 class Limits:
     """What the machine reaches: GFLOP/s of multiply-adds and GB/s of memory, both measured."""
 
@@ -57,8 +45,11 @@ class Limits:
 
     def share(self, row: Row) -> float:
         """The least time that the machine needs for a row's arithmetic or memory, in parts of what it took."""
-        least = max(row.flop / (self.gflops * 1e9), row.bytes / (self.bandwidth * 1e9))
-        return least / row.seconds if row.seconds else 0.0
+        return self.least(row.flop, row.bytes) / row.seconds if row.seconds else 0.0
+
+    def least(self, flop: float, size: int) -> float:
+        """The least seconds for this arithmetic and these bytes."""
+        return max(flop / (self.gflops * 1e9), size / (self.bandwidth * 1e9))
 
 
 def rows_of(timeline: Timeline, convolutions: Sequence[Mapping[str, Any]], batch: int) -> list[Row]:
@@ -69,20 +60,24 @@ def rows_of(timeline: Timeline, convolutions: Sequence[Mapping[str, Any]], batch
         convolutions: the entries of an artifact's `forward` and `gradients`.
         batch: the samples of the step that was measured.
     """
-    problems = _problems(convolutions, batch)
+    numbered = [
+        entry | {"descriptor": with_batch(str(entry["descriptor"]), batch)} for entry in map(dict, convolutions)
+    ]
     found: dict[tuple[object, ...], list[TimedCall]] = {}
-    for call in timeline.calls:
-        found.setdefault((call.name, call.phase, call.shapes), []).append(call)
+    for call, number in zip(timeline.calls, convolutions_of(timeline.calls, numbered), strict=True):
+        entry = None if number is None else numbered[number]
+        problem = f"{direction_of(str(entry['op']))} {entry['descriptor']}" if entry else ""
+        found.setdefault((problem, call.name, call.phase, call.shapes), []).append(call)
     rows = []
-    for calls in found.values():
+    for (computed, *_), calls in found.items():
         first = calls[0]
-        problem, flop = _convolution(first, problems)
+        flop = 2.0 * ConvProblem.from_descriptor(str(computed).split()[1]).macs if computed else 0.0
         rows.append(
             Row(
                 first.name,
                 first.phase,
                 first.shapes,
-                problem,
+                str(computed),
                 len(calls),
                 sum(call.seconds for call in calls),
                 flop * len(calls),
@@ -90,33 +85,6 @@ def rows_of(timeline: Timeline, convolutions: Sequence[Mapping[str, Any]], batch
             )
         )
     return sorted(rows, key=lambda row: -row.seconds)
-
-
-def _problems(convolutions: Iterable[Mapping[str, Any]], batch: int) -> list[_Convolution]:
-    """The convolutions with the batch as a number."""
-    found = []
-    for entry in convolutions:
-        text = _with_batch(entry["descriptor"], batch)
-        problem = ConvProblem.from_descriptor(text)
-        shapes = frozenset(tuple(int(extent) for extent in shape) for shape, _ in problem.tensors.values())
-        found.append(_Convolution(str(entry["op"]), text, shapes, 2.0 * problem.macs))
-    return found
-
-
-def _with_batch(descriptor: str, batch: int) -> str:
-    """A descriptor whose symbolic batch, `mb{n}`, is a number."""
-    before, opening, rest = descriptor.partition("mb{")
-    return descriptor if not opening else f"{before}mb{batch}{rest.partition('}')[2]}"
-
-
-def _convolution(call: TimedCall, convolutions: Iterable[_Convolution]) -> tuple[str, float]:
-    """Direction and problem of a call, and its FLOP: those of the operator that its name has, with its shapes."""
-    shapes = set(call.shapes)
-    for each in convolutions:
-        direction = next((name for name, words in _OPERATORS.items() if words in each.operator), "forward")
-        if each.shapes <= shapes and (_OPERATORS[direction] in call.name or each.operator in call.name):
-            return f"{direction} {each.descriptor}", each.flop
-    return "", 0.0
 
 
 def as_json(rows: Sequence[Row], timeline: Timeline, limits: Limits) -> dict[str, Any]:

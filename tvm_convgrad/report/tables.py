@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -40,6 +41,26 @@ def print_table(
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     stdout().print(table)
+
+
+def print_lines(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()
+) -> None:
+    """Print a table without a frame, for rows that are to fit on one line of a terminal; longer cells are folded."""
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(Text(column), justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    stdout().print(table)
+
+
+def print_item(title: str, lines: Iterable[str]) -> None:
+    """Print a heading, and lines that are indented and folded at words."""
+    console = stdout()
+    console.print(Text(title))
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
 
 
 def print_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:

@@ -28,8 +28,8 @@ class Dot:
         direction: "wgrad", "dgrad" or "forward".
         problem, kernel, tiling: in words.
         refused: the other implementations, "name: reason".
-        gflop, bytes, seconds: of one step; the seconds are the estimate for one core.
-        share: its part of the arithmetic of its table.
+        gflop, bytes, seconds: of one step; the seconds are the estimate for one core, or were measured.
+        share: its part of the arithmetic of its table, or of the time.
     """
 
     number: int
@@ -60,18 +60,27 @@ def limits(machine: Machine, dtype: str = "float32") -> tuple[float, float]:
     return peak, machine.memory_rate * machine.clock * 1e-9
 
 
-def roofline(dots: Sequence[Dot], machine: Machine) -> dict[str, Json]:
-    """The dots under the two lines of the machine, both axes logarithmic; gradients lie above forward."""
-    peak, bandwidth = limits(machine)
+def roofline(
+    dots: Sequence[Dot], lines_at: tuple[float, float], speed: str = "GFLOP/s of one core, estimated"
+) -> dict[str, Json]:
+    """The dots under the two lines of the machine, both axes logarithmic; gradients lie above forward.
+
+    Args:
+        dots: the convolutions.
+        lines_at: GFLOP/s and GB/s that the machine reaches.
+        speed: the title of the vertical axis.
+    """
+    peak, bandwidth = lines_at
     ridge = peak / bandwidth
     across = [dot.intensity for dot in dots]
     low, high = min(*across, ridge) / 1.5, max(*across, ridge) * 1.5
     lines = [{"x": low, "y": low * bandwidth}, {"x": ridge, "y": peak}, {"x": high, "y": peak}]
     x: dict[str, Json] = {"type": "quantitative", "scale": {"type": "log", "domain": [low, high], "nice": False}}
     slowest = min(lines[0]["y"], *(dot.gflops for dot in dots))
+    fastest = max(peak, *(dot.gflops for dot in dots))
     y: dict[str, Json] = {
         "type": "quantitative",
-        "scale": {"type": "log", "domain": [slowest / 1.2, peak * 1.2], "nice": False},
+        "scale": {"type": "log", "domain": [slowest / 1.2, fastest * 1.2], "nice": False},
     }
     shown = [direction for direction in COLOURS if any(dot.direction == direction for dot in dots)]
     directions: Json = {"domain": shown, "range": [COLOURS[each] for each in shown]}
@@ -87,7 +96,7 @@ def roofline(dots: Sequence[Dot], machine: Machine) -> dict[str, Json]:
                 "name": "limits",
                 "encoding": {
                     "x": {"field": "x", "title": "FLOP / byte, each tensor moved once", **x},
-                    "y": {"field": "y", "title": "GFLOP/s of one core, estimated", **y},
+                    "y": {"field": "y", "title": speed, **y},
                 },
             },
             {

@@ -16,11 +16,14 @@ from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.report.gradients import Entry, with_shares
 from tvm_convgrad.report.html.charts import Dot, Json, limits, memory, roofline
+from tvm_convgrad.report.html.drawing import draw
+from tvm_convgrad.report.html.measured import Measured
+from tvm_convgrad.report.matching import direction_of
+from tvm_convgrad.report.step_graph import StepGraph
 from tvm_convgrad.report.tables import byte_count, cores_in_words, quantity
 from tvm_convgrad.training.runtime.memory import StepMemory
 
 _FOLDER = Path(__file__).parent
-_DIRECTIONS = {"_backward_weight": "wgrad", "_backward_data": "dgrad"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Content:
         gradients, forward: entries of `report.gradients`.
         memory: of the step, or the reason why it is not known.
         warnings: of the model.
+        graph: of the step, or the reason why it is not known.
+        measured: a profile of the step, which takes the place of estimates; it needs the graph.
     """
 
     source: str
@@ -43,6 +48,8 @@ class Content:
     forward: Sequence[Entry]
     memory: StepMemory | str
     warnings: Sequence[str] = ()
+    graph: StepGraph | str = "The graph is that of the kernel calls of a library that `build` writes."
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)
@@ -89,23 +96,34 @@ def page_of(content: Content) -> str:
     """
     check_packages()
     jinja, convert = _package("jinja2"), _package("vl_convert")
-    rows = [*_rows(content.gradients, 1), *_rows(content.forward, 1 + len(content.gradients))]
     entries = [*with_shares(content.gradients), *with_shares(content.forward)]
+    graph, measured = content.graph, content.measured
+    if measured is not None and isinstance(graph, StepGraph):
+        entries = measured.entries(entries, graph)
+    columns = MEASURED if measured is not None else COLUMNS
+    rows = [_row(entry, number, columns) for number, entry in enumerate(entries, 1)]
     machine = machine_of(Target(content.target))
     dots = [_dot(row, entry) for row, entry in zip(rows, entries, strict=True) if entry["seconds"]]
     charts: dict[str, Json] = {}
-    if machine is not None and dots:
-        charts["roofline"] = roofline(dots, machine)
+    if measured is not None and dots:
+        lines = measured.limits.gflops, measured.limits.bandwidth
+        charts["roofline"] = roofline(dots, lines, f"GFLOP/s by {measured.threads} threads, measured")
+    elif machine is not None and dots:
+        charts["roofline"] = roofline(dots, limits(machine))
     if isinstance(content.memory, StepMemory):
         charts["memory"] = memory(content.memory)
     environment = jinja.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((_FOLDER / "page.html.jinja").read_text(encoding="utf-8"))
+    seconds = () if measured is None else measured.seconds
     return str(
         template.render(
             content=content,
             rows=rows,
-            facts=_facts(content, machine),
-            columns=COLUMNS,
+            facts=_facts(content, machine) if measured is None else _measured_facts(content, measured),
+            columns=columns,
+            drawing=draw(graph, entries, seconds) if isinstance(graph, StepGraph) else None,
+            others=[] if measured is None else _others(measured),
+            other_columns=OTHERS,
             roofline_missing="" if "roofline" in charts else _no_roofline(machine),
             memory_missing=content.memory if isinstance(content.memory, str) else "",
             peak=_peak(content.memory) if isinstance(content.memory, StepMemory) else "",
@@ -131,46 +149,93 @@ COLUMNS = (
 """Columns by which the table can be sorted: key and heading."""
 
 
-def _rows(entries: Sequence[Entry], first: int) -> list[Row]:
-    """Rows of one table, with the shares in its arithmetic."""
-    return [
-        Row(
-            number,
-            direction_of(entry["op"]),
-            entry["op"],
-            entry["descriptor"],
-            " + ".join([entry["kernel"], *entry["fused"]]),
-            entry["plan"],
-            entry["reason"],
-            entry["refused"],
-            _cells(entry),
-        )
-        for number, entry in enumerate(with_shares(entries), first)
-    ]
+MEASURED = (
+    *COLUMNS[:6],
+    ("share", "of time"),
+    ("seconds", "ms"),
+    ("speed", "GFLOP/s"),
+    ("rate", "GB/s"),
+    ("roofline", "of roofline"),
+)
+"""The same of a profile."""
+
+OTHERS = (
+    ("name", "operator"),
+    ("phase", "phase"),
+    ("calls", "calls"),
+    ("share", "of time"),
+    ("seconds", "ms"),
+    ("rate", "GB/s"),
+    ("roofline", "of roofline"),
+)
+"""Columns of the table of a profile's other operators."""
 
 
-def _cells(entry: Entry) -> list[tuple[str, str, float]]:
+def _row(entry: Entry, number: int, columns: Sequence[tuple[str, str]]) -> Row:
+    """A row of the table of convolutions."""
+    return Row(
+        number,
+        direction_of(entry["op"]),
+        entry["op"],
+        entry["descriptor"],
+        " + ".join([entry["kernel"], *entry["fused"]]),
+        entry["plan"],
+        entry["reason"],
+        entry["refused"],
+        _cells(entry, [key for key, _ in columns[4:]]),
+    )
+
+
+def _cells(entry: Entry, keys: Sequence[str]) -> list[tuple[str, str, float]]:
     """The numbers of a row: key, text, and what it is sorted by; what is not known comes last."""
-    milliseconds = None if entry["seconds"] is None else entry["seconds"] * 1e3
-    values = {"gflop": entry["gflop"], "bytes": entry["bytes"], "share": entry["share"]}
-    values |= {"seconds": milliseconds, "roofline": entry["roofline"]}
-    texts = {
-        "gflop": quantity(entry["gflop"]),
-        "bytes": byte_count(entry["bytes"]),
-        "share": _percent(entry["share"]),
-        "seconds": quantity(milliseconds),
-        "roofline": _percent(entry["roofline"]),
-    }
-    return [(key, texts[key], -1.0 if value is None else float(value)) for key, value in values.items()]
+    seconds = entry["seconds"]
+    values: dict[str, float | None] = {key: entry[key] for key in ("gflop", "bytes", "share", "roofline")}
+    values["seconds"] = None if seconds is None else seconds * 1e3
+    values["speed"] = entry["gflop"] / seconds if seconds and entry["gflop"] is not None else None
+    values["rate"] = entry["bytes"] * 1e-9 / seconds if seconds and entry["bytes"] is not None else None
+    written = {key: quantity(values[key]) for key in ("gflop", "seconds", "speed", "rate")}
+    written |= {key: _percent(values[key]) for key in ("share", "roofline")} | {"bytes": byte_count(entry["bytes"])}
+    return [(key, written[key], -1.0 if (value := values[key]) is None else float(value)) for key in keys]
+
+
+def _others(measured: Measured) -> list[list[tuple[str, str, str | float]]]:
+    """The operators of a profile that are no convolution, the longest first: cells of key, text and sorting value."""
+    found: list[list[tuple[str, str, str | float]]] = []
+    for row in measured.rows:
+        if row.problem:
+            continue
+        shapes = " ".join("x".join(map(str, shape)) or "1" for shape in row.shapes)
+        share, rate, reached = row.seconds / measured.total, row.bytes * 1e-9 / row.seconds, measured.limits.share(row)
+        found.append(
+            [
+                ("name", f"{row.name} {shapes}", row.name),
+                ("phase", row.phase, row.phase),
+                ("calls", str(row.calls), row.calls),
+                ("share", _percent(share), share),
+                ("seconds", quantity(row.seconds * 1e3), row.seconds),
+                ("rate", quantity(rate), rate),
+                ("roofline", _percent(reached), reached),
+            ]
+        )
+    return found
+
+
+def _measured_facts(content: Content, measured: Measured) -> list[tuple[str, str]]:
+    """What stands at the top of the page of a profile."""
+    line, calls = measured.timeline, len(measured.timeline.calls)
+    convolutions = sum(row.seconds for row in measured.rows if row.problem)
+    return [
+        ("built for", content.target),
+        ("ran with", f"batch {measured.batch}, {measured.threads} threads"),
+        ("a step, nothing measured inside", f"{quantity(line.step * 1e3)} ms"),
+        ("all operators", f"{quantity(measured.total * 1e3)} ms in {calls} calls"),
+        ("convolutions", f"{quantity(convolutions * 1e3)} ms, {convolutions / measured.total:.0%} of the operators"),
+        ("the machine, measured", f"{measured.limits.gflops:.0f} GFLOP/s, {measured.limits.bandwidth:.1f} GB/s"),
+    ]
 
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
-
-
-def direction_of(op: str) -> str:
-    """The field's word for what an operator computes."""
-    return next((word for ending, word in _DIRECTIONS.items() if op.endswith(ending)), "forward")
 
 
 def _dot(row: Row, entry: Entry) -> Dot:
@@ -222,4 +287,4 @@ def _peak(step: StepMemory) -> str:
     )
 
 
-__all__ = ["COLUMNS", "Content", "check_packages", "direction_of", "page_of"]
+__all__ = ["COLUMNS", "Content", "check_packages", "page_of"]

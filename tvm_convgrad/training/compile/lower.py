@@ -96,6 +96,7 @@ def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> 
     whole, builds = _with_options(target), builds_in_force()
     if builds is None:
         return tvm.compile(module, target=whole, relax_pipeline=LowerStep(target), tir_pipeline=PIPELINE)
+    builds.progress("choosing kernels, layouts and memory")
     with whole:
         lowered = LowerStep(target)(module)
     return build_apart(lowered, whole, builds)

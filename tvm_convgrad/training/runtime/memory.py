@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.runtime.artifact import Artifact, load_module
+from tvm_convgrad.training.runtime.vm_code import constants_of, is_kernel, step_calls, unknown_form, without_hash
 
-_CALL = re.compile(r"^ +call +(\S+) +in: *(.*?) +dst: (\S+)$")
-_ENTRY = re.compile(r"vm\.builtin\.|convgrad_entry")
-"""Calls of the virtual machine's own functions, and those that check arguments."""
-_HASH = re.compile(r"_*[0-9a-f]{16}$")
 _SHAPE = re.compile(r"shapetuple\[([\d, ]*)\]$")
 
 
@@ -92,33 +89,16 @@ def moments_of(code: str, statistics: str) -> Iterator[Moment]:
     constants = constants_of(statistics)
     sizes: dict[int, int] = {}  # bytes of each storage, by the order of allocation
     held: dict[str, frozenset[int]] = {}  # the storages that a register keeps alive
-    for line in _step(code):
-        match = _CALL.match(line)
-        if match is None and re.match(r" +(if|goto) ", line):
-            raise UnsupportedError("memory: the step has branches, so that what it takes follows at run time")
-        if match is None:
-            continue
-        name, arguments, result = match.groups()
-        if f"\n@{name}:" in code:
-            raise _unknown(f"the step calls {name}, which is no kernel")
-        given = [each.strip() for each in arguments.split(",")]
+    for name, given, result in step_calls(code):
         if name == "vm.builtin.alloc_storage":
             sizes[len(sizes)] = _extent(given[1], constants)
             held[result] = frozenset((len(sizes) - 1,))
             continue
-        if not _ENTRY.search(name):
+        if is_kernel(name):
             used = frozenset().union(*held.values())
-            yield Moment(_HASH.sub("", name), sum(sizes[storage] for storage in used))
+            yield Moment(without_hash(name), sum(sizes[storage] for storage in used))
         if result != "%void":
             held[result] = frozenset().union(*(held.get(register, frozenset()) for register in given))
-
-
-def _step(code: str) -> list[str]:
-    """The lines of the function `step`."""
-    _, found, rest = code.partition("@step:\n")
-    if not found:
-        raise _unknown("there is no function step")
-    return rest.partition("\n@")[0].splitlines()
 
 
 def _extent(argument: str, constants: list[str]) -> int:
@@ -126,41 +106,8 @@ def _extent(argument: str, constants: list[str]) -> int:
     number = re.fullmatch(r"c\[(\d+)\]", argument)
     shape = _SHAPE.match(constants[int(number[1])]) if number and int(number[1]) < len(constants) else None
     if shape is None:
-        raise _unknown(f"{argument} is no size of a storage")
+        raise unknown_form(f"{argument} is no size of a storage")
     return math.prod(int(extent) for extent in shape[1].split(","))
 
 
-def constants_of(statistics: str) -> list[str]:
-    """The constants of an executable as TVM writes them; texts are among them, with quotes inside of parentheses.
-
-    Raises:
-        UnsupportedError: there are not as many as it says.
-    """
-    statistics = statistics.replace("shapetupl]", "shapetuple[]")  # TVM overwrites the end of an empty shape
-    head = re.search(r"Constant pool \(# (\d+)\): \[", statistics)
-    if head is None:
-        raise _unknown("there is no pool of constants")
-    found, start, depth, quoted = [], head.end(), 0, False
-    for place in range(head.end(), len(statistics)):
-        letter = statistics[place]
-        if letter == '"' and depth == 0:
-            quoted = not quoted
-        elif letter == "(" or (letter == "[" and not quoted):
-            depth += 1
-        elif depth and (letter == ")" or (letter == "]" and not quoted)):
-            depth -= 1
-        elif depth == 0 and not quoted and letter in ",]":
-            found.append(statistics[start:place].strip())
-            start = place + 1
-            if letter == "]":
-                break
-    if len(found) != int(head[1]):
-        raise _unknown(f"{len(found)} constants are found where it says {head[1]}")
-    return found
-
-
-def _unknown(what: str) -> UnsupportedError:
-    return UnsupportedError(f"memory: TVM's executable is written in an unknown form: {what}; use TVM 0.26 or 0.27")
-
-
-__all__ = ["Moment", "StepMemory", "constants_of", "memory_of", "moments_of"]
+__all__ = ["Moment", "StepMemory", "memory_of", "moments_of"]

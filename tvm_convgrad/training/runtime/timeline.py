@@ -10,7 +10,6 @@ backward pass, also what it computes anew of the forward pass.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -20,13 +19,10 @@ from typing import Any
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.runtime.schema import Array
 from tvm_convgrad.training.runtime.session import Session
+from tvm_convgrad.training.runtime.vm_code import is_kernel, without_hash
 
 FORWARD, BACKWARD, OPTIMIZER, MACHINE = "forward", "backward", "optimizer", "virtual machine"
 PHASES = (FORWARD, BACKWARD, OPTIMIZER, MACHINE)
-
-_BUILTIN = re.compile(r"vm\.builtin\.|convgrad_entry")
-"""Calls of the virtual machine's own functions, and those that check arguments."""
-_HASH = re.compile(r"_*[0-9a-f]{16}$")
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ def record(session: Session, inputs: tuple[Array, ...], target: Array, steps: in
     medians = [statistics.median(of_call) for of_call in zip(*times, strict=True)]
     phases = _phases(seen, target_at, updated)
     calls = [
-        TimedCall(_HASH.sub("", each.name), phase, each.shapes, each.bytes, begin, seconds)
+        TimedCall(without_hash(each.name), phase, each.shapes, each.bytes, begin, seconds)
         for each, phase, begin, seconds in zip(seen, phases, begins, medians, strict=True)
         if phase != MACHINE
     ]
@@ -152,7 +148,7 @@ def _time(session: Session, run: Callable[[], float]) -> tuple[list[float], list
 
 def _phases(seen: list[_Seen], target: int, updated: set[int]) -> list[str]:
     """The phase of each call, from the places in memory of the target and of what only updates read."""
-    real = [not _BUILTIN.search(each.name) for each in seen]
+    real = [is_kernel(each.name) for each in seen]
     reads = [number for number, each in enumerate(seen) if real[number] and target in each.pointers]
     last = reads[0] if reads else -1
     found = []
