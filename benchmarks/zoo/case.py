@@ -23,6 +23,7 @@ from statistics import median
 
 import torch
 from torch import nn
+from tvm.target import Target
 
 from benchmarks.zoo.architectures import Architecture
 from benchmarks.zoo.comparison import RATE, compare
@@ -85,8 +86,13 @@ class Outcome:
     torch_memory: int | None = None
 
 
-def run_case(architecture: Architecture, form: str, stage: str, batch: int, seconds: float) -> Outcome:
-    """Try one architecture in one form, up to a stage; nothing is raised, everything is told in the outcome."""
+def run_case(
+    architecture: Architecture, form: str, stage: str, batch: int, seconds: float, target: Target | None = None
+) -> Outcome:
+    """Try one architecture in one form, up to a stage; nothing is raised, everything is told in the outcome.
+
+    The target is this CPU unless another is given.
+    """
     outcome = Outcome(architecture.name, form, NOT_EXPORTED)
     with tempfile.TemporaryDirectory(prefix="convgrad-zoo-") as folder:
         try:
@@ -109,7 +115,7 @@ def run_case(architecture: Architecture, form: str, stage: str, batch: int, seco
             if stage == "import":
                 return replace(outcome, result=IMPORTED, build_seconds=time.perf_counter() - begin)
             library = Path(folder) / "step.so"
-            target = native_target()
+            target = target or native_target()
             with compile_apart(KernelBuilds(KeptObjects())):
                 executable, _plan = compile_with_plan(step, target)
             save_artifact(executable, make_manifest(step, target, []), library)

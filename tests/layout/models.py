@@ -11,6 +11,10 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.compat import SHRINKS_BUFFERS
+from tests.linked import PLAIN
+from tvm_convgrad.verify.bulk import QUICK_CONFIG, linked
+
 Array = np.ndarray[Any, Any]
 Model = Callable[[Any, Any], Any]
 
@@ -275,9 +279,9 @@ def torch_gradients(model: Model, torch: Any, arrays: list[Array]) -> list[Array
 
 def run(module: Any, function: str, arrays: list[Any]) -> list[Array]:
     """Build for the CPU, without LLVM's optimisation, which would take most of the time, and call."""
-    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
     alone = tvm.IRModule({function: module[function].with_attr("global_symbol", function)})
-    machine = relax.VirtualMachine(tvm.compile(alone, target), tvm.cpu())
+    with tvm.transform.PassContext(config=QUICK_CONFIG, disabled_pass=SHRINKS_BUFFERS):
+        machine = linked(tvm.compile(alone, tvm.target.Target(PLAIN)))
     result = machine[function](*[a if isinstance(a, tuple) else tvm.runtime.tensor(a) for a in arrays])
     return [item.numpy() for item in _leaves(result)]
 

@@ -24,7 +24,7 @@ from tvm.target import Target
 from tvm_ffi import Function
 
 import tvm_convgrad
-from relax_ops.compat import FUSES_FORMULAS
+from relax_ops.compat import FUSES_FORMULAS, SHRINKS_BUFFERS
 from relax_ops.program import directions_module
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.catalogue import DIRECTIONS
@@ -36,20 +36,6 @@ Array = np.ndarray[Any, Any]
 
 QUICK_CONFIG = {"tirx.disable_assert": True}
 """The config of a PassContext in which kernels do not check arguments."""
-
-
-@tvm.ir.instrument.pass_instrument
-class SizesAsWritten:
-    """The instrument of a PassContext in which buffers keep the sizes that are written in programs.
-
-    To measure what of each buffer is used takes half of the time to compile without LLVM's optimiser, and kernels
-    allocate what they use.
-    """
-
-    def should_run(self, _module: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
-        """Whether a pass is run."""
-        return str(info.name) != "s_tir.CompactBufferAllocation"
-
 
 _PAGE_INTS = 1024  # the runtime's pool hands out memory in pages of 4 KiB
 
@@ -135,7 +121,7 @@ def quick_executable(module: tvm.IRModule, target: str | Target = "llvm") -> rel
     """
     described = json.loads(str(native_target() if target == "native" else tvm.target.Target(target)))
     target = tvm.target.Target({**described, "opt-level": 0})
-    with tvm.transform.PassContext(config=QUICK_CONFIG, instruments=[SizesAsWritten()]), target:
+    with tvm.transform.PassContext(config=QUICK_CONFIG, disabled_pass=SHRINKS_BUFFERS), target:
         for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR") if _fuses(module) else ():
             module = getattr(relax.transform, make)()(module)
         return tvm.compile(module, target)

@@ -13,6 +13,7 @@ from pathlib import Path
 import tvm
 from tvm.target import codegen
 
+from relax_ops.compat import SHRINKS_BUFFERS, SBlockRealize
 from tvm_convgrad import __version__
 from tvm_convgrad.training.passes import internal_calls
 
@@ -57,7 +58,7 @@ def compilers() -> list[str]:
     states = [(Path(path).name, Path(path).stat()) for path in sorted(loaded)]
     return [
         __version__,
-        hashlib.sha256(Path(internal_calls.__file__).read_bytes()).hexdigest(),
+        *(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (internal_calls.__file__, __file__)),
         tvm.__version__,
         metadata.version("apache-tvm-ffi"),
         f"LLVM {codegen.llvm_version_major()}",
@@ -80,7 +81,12 @@ def make_object(function: tvm.tirx.PrimFunc, name: str, settings: Settings, fold
     """The object file of a lowered kernel, which exports it as `name`; files are made in `folder`."""
     path = folder / "kernel.o"
     module = tvm.IRModule({name: function.with_attr("global_symbol", name)})
-    context = tvm.transform.PassContext(opt_level=settings.level, config=tvm.ir.load_json(settings.context))
+    scheduled = isinstance(function.body, SBlockRealize)
+    context = tvm.transform.PassContext(
+        opt_level=settings.level,
+        config=tvm.ir.load_json(settings.context),
+        disabled_pass=() if scheduled else SHRINKS_BUFFERS,
+    )
     with context:
         library = tvm.tirx.build(module, tvm.target.Target(settings.target), internal_calls.PIPELINE)
     library.write_to_file(str(path))
