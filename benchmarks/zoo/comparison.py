@@ -76,7 +76,8 @@ def compare(module: nn.Module, session: Session, step: StepModule, problem: Prob
     limit = max(1e-4 * abs(wanted_loss), TIMES_FLOAT32 * abs(rounded_loss - wanted_loss))
     if not abs(loss - wanted_loss) <= limit:
         differing["the loss"] = abs(loss - wanted_loss) / abs(wanted_loss)
-    begin = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    begin = {name: value.detach().numpy() for name, value in parameters.items()}
     moved = {name for name in ours.keys() & begin.keys() if not np.array_equal(before[name], begin[name])}
     known = (ours.keys() & wanted.keys()) - moved
     largest = max((float(np.abs(wanted[name]).max(initial=0.0)) for name in known), default=0.0) or 1.0
@@ -89,6 +90,7 @@ def compare(module: nn.Module, session: Session, step: StepModule, problem: Prob
         worst, worst32 = max(worst, error), max(worst32, error32)
         if not error <= max(LEAST_ERROR, TIMES_FLOAT32 * error32) + stored:
             differing[name] = error
-    trained = {name for name, _ in module.named_parameters() if wanted[name].any()}
-    others = frozenset(ours.keys() - wanted.keys() | trained - ours.keys() | moved)
+    held = {id(parameters[name]) for name in ours.keys() & parameters.keys()}  # an exporter takes any of several names
+    lost = {name for name, value in module.named_parameters() if wanted[name].any() and id(value) not in held}
+    others = frozenset(ours.keys() - wanted.keys() | lost | moved)
     return Comparison(differing, len(ours), others, worst, worst32)

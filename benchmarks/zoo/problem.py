@@ -86,7 +86,7 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 def torch_step_of(module: nn.Module, problem: Problem, dtype: torch.dtype) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss, and by name the gradients and the new running statistics, of PyTorch in a type.
+    """Loss, and by name (each that the model has) the gradients and new running statistics, of PyTorch in a type.
 
     Parameters that the loss does not depend on have no gradient in PyTorch, which is zero here.
     """
@@ -98,7 +98,8 @@ def torch_step_of(module: nn.Module, problem: Problem, dtype: torch.dtype) -> tu
         loss = criterion(first_tensor(twin(*inputs)), target)
     loss.backward()
     found = {
-        name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in twin.named_parameters()
+        name: torch.zeros_like(value) if value.grad is None else value.grad
+        for name, value in twin.named_parameters(remove_duplicate=False)
     }
-    found |= dict(twin.named_buffers())
+    found |= dict(twin.named_buffers(remove_duplicate=False))
     return loss.item(), {name: value.detach().double().numpy() for name, value in found.items()}

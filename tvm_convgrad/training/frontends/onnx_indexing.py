@@ -73,6 +73,21 @@ def scatter_elements(node: Node) -> relax.Expr:
     )
 
 
+def scatter_nd(node: Node) -> relax.Expr | None:
+    """ScatterND at constant places."""
+    constant, extents = node.places(1), node.extents()
+    if constant is None:
+        return None
+    indexed = extents[: constant.shape[-1]]
+    known = [extent if isinstance(extent, int) else 0 for extent in indexed]
+    negative = (constant < 0).reshape(-1, len(known))
+    if any(not isinstance(extent, int) and negative[:, axis].any() for axis, extent in enumerate(indexed)):
+        return None  # the extent that a place is counted from is not known
+    places = relax.const(np.where(constant < 0, constant + np.array(known, "int64"), constant), "int64")
+    reduction = node.text("reduction", "none")
+    return op.scatter_nd(node.tensor(), places, node.tensor(2), "update" if reduction == "none" else reduction)
+
+
 def _wrapped(node: Node, axis: int) -> relax.Expr | None:
     """Operand 1, places along an axis of operand 0, counted from the front; None if the extent is not known."""
     extent, constant = node.extents()[axis], node.places(1)
@@ -149,5 +164,6 @@ CONVERTERS: dict[str, Converter] = {
     "ReverseSequence": reverse_sequence,
     "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
 }
 """By operator of ONNX."""
