@@ -29,8 +29,8 @@ Note = Callable[[int, int], None]
 Place = tuple[Order, int]
 """A batch: the order of its epoch, and its number there."""
 
-_AHEAD = (2, 16)
-"""Batches that each process is ahead of the step, at least and at most."""
+_AHEAD = (2, 64)
+"""Batches that each process is ahead of the step, at least and at most: other work may hold it up for long."""
 
 _SLOTS = 64 << 20
 """Bytes of batches ahead, if the least number of them allows."""
