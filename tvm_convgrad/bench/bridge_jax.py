@@ -24,7 +24,7 @@ import numpy as np
 import tvm_convgrad.jax as bridge
 from tvm_convgrad.bench.bridge import BridgeMeasurement, Request
 from tvm_convgrad.bench.bridge_calls import CallMeasurement
-from tvm_convgrad.bench.bridge_pairs import Pairs, in_turns
+from tvm_convgrad.bench.bridge_pairs import CALL_PAIRS, Pairs, in_turns
 from tvm_convgrad.bench.jax_networks import JAX_NETWORKS, Tape
 from tvm_convgrad.jax.choice import CHOICES, contenders
 from tvm_convgrad.jax.lowering import own as own_call
@@ -79,7 +79,7 @@ def _measure(request: Request) -> BridgeMeasurement:
         for (call, _), choice in chosen.items():
             if choice.found is None:
                 continue
-            times = in_turns(*contenders(call, choice.found, partial(own_call, call=call)), 0.0)
+            times = in_turns(*contenders(call, choice.found, partial(own_call, call=call)), 0.0, least=CALL_PAIRS)
             if choice.kernel is None:  # the same program in both
                 times = Pairs(times.without, times.without)
             count, flop = uses[choice.found.job.key], 2 * call.problem.macs

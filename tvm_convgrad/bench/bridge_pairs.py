@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 
 MIN_PAIRS = 5
+CALL_PAIRS = 11
+"""Of a single call: shorter work has more noise."""
 
 TURN = 0.004
 """Seconds of a turn, at the least: shorter work is done several times, and the mean is taken."""
@@ -73,18 +75,20 @@ def in_turns(
     without: Run,
     seconds: float,
     enabled: Callable[[], AbstractContextManager[object]] = nullcontext,
+    least: int = MIN_PAIRS,
 ) -> Pairs:
     """Time the work with the bridge and without, pair by pair.
 
     Args:
         with_bridge, without: the work, warm.
-        seconds: of all pairs, of which there are at least MIN_PAIRS.
+        seconds: of all pairs.
         enabled: what a turn with the bridge is in; entering and leaving it is not timed.
+        least: pairs, at the least.
     """
     ours: list[Turn] = []
     own: list[Turn] = []
     begin = time.perf_counter()
-    while len(own) < MIN_PAIRS or time.perf_counter() - begin < seconds:
+    while len(own) < least or time.perf_counter() - begin < seconds:
         with enabled():
             ours.append(_turn(with_bridge))
         own.append(_turn(without))
@@ -100,4 +104,4 @@ def _turn(run: Run) -> Turn:
     return Turn(elapsed / runs, (time.process_time() - processor) / runs)
 
 
-__all__ = ["MIN_PAIRS", "Pairs", "Run", "Turn", "in_turns"]
+__all__ = ["CALL_PAIRS", "MIN_PAIRS", "Pairs", "Run", "Turn", "in_turns"]

@@ -22,7 +22,7 @@ import tvm_convgrad.torch as bridge
 from tvm_convgrad.bench.bridge import BridgeMeasurement, Request
 from tvm_convgrad.bench.bridge_calls import CallMeasurement
 from tvm_convgrad.bench.bridge_networks import BRIDGE_NETWORKS
-from tvm_convgrad.bench.bridge_pairs import in_turns
+from tvm_convgrad.bench.bridge_pairs import CALL_PAIRS, in_turns
 from tvm_convgrad.torch.override import BRIDGE
 from tvm_convgrad.torch.plan import Plan
 from tvm_convgrad.torch.signature import FORWARD, Form, Signature
@@ -72,7 +72,7 @@ def _measure(request: Request) -> BridgeMeasurement:
     if request.calls:
         for plan, count, words in zip(BRIDGE.plans, uses, told, strict=True):
             run = _call(plan.signature)
-            times = in_turns(run, run, 0.0, enabled)
+            times = in_turns(run, run, 0.0, enabled, CALL_PAIRS)
             calls.append(CallMeasurement.of(words.call, count, words.where, _flop(plan), times))
     return BridgeMeasurement.of(
         request,

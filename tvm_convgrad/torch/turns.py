@@ -19,7 +19,7 @@ from tvm_convgrad.bridge.choice import is_faster, is_open, measured
 TURNS = 4
 """Timed calls of each kind, at the least; the first is not counted: it brings the code into caches."""
 
-MOST_TURNS = 16
+MOST_TURNS = 10
 """Timed calls of each kind where the best are close."""
 
 KERNEL, APART, WHOLE = "kernel", "apart", "whole"
