@@ -18,6 +18,7 @@
 # make bench-relay  16 gradients in Relay, Relax and PyTorch in turns; the table in OUT; installs PyTorch
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make test-federated  the example of federated training, with Flower in .venv-federated
+# make test-wheel   wheel and sdist in an empty environment, where README's commands are run; lists sizes of packages
 # make docs         the site, in OUT/site; links and anchors must be right
 # make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
@@ -42,7 +43,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
-    bench-relay test-host test-federated docs docs-serve lint clean
+    bench-relay test-host test-federated test-wheel docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -156,6 +157,13 @@ $(FEDERATED)/made: $(SOURCES)
 
 test-federated: $(FEDERATED)/made
 	$(FEDERATED)/bin/pytest -m federated tests/distributed
+
+# build makes the wheel of the sdist, so that what is missing in that shows.
+test-wheel: $(VENV)/with-demo $(VENV)/with-release
+	rm -rf build $(OUT)/dist
+	$(BIN)/python -m build --quiet --outdir $(OUT)/dist
+	$(BIN)/python -m tests.release.five_minutes $(OUT)/dist
+
 # The variable silences an announcement of other versions.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 docs: $(VENV)/with-docs
