@@ -160,15 +160,18 @@ def test_resized_tensors_joined_with_others():
         sizes = Concat<axis=0>(n2, middle)
         larger = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">
             (least, , , sizes)
-        joined = Concat<axis=1>(larger, half)
-        m2 = Shape<start=0, end=2>(joined)
+        view = Reshape(larger, free)
+        joined = Concat<axis=1>(view, half)
+        both = Reshape(joined, wide)
+        m2 = Shape<start=0, end=2>(both)
         whole = Concat<axis=0>(m2, full)
         largest = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">
-            (joined, , , whole)
+            (both, , , whole)
         y = Mul(largest, scale)
     }""")
     scale = np.array([[[1]], [[2]], [[3]], [[-1]]], "float32")
-    for name, value in (("middle", np.array([4, 2])), ("full", np.array([8, 4])), ("scale", scale)):
+    views = {"free": np.array([-1, 2, 4, 2]), "wide": np.array([-1, 4, 4, 2])}
+    for name, value in {"middle": np.array([4, 2]), "full": np.array([8, 4]), "scale": scale, **views}.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     x = np.random.default_rng(0).integers(-4, 5, (3, 2, 8, 4)).astype("float32")
     found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)

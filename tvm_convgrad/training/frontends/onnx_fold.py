@@ -58,11 +58,11 @@ def with_folded_shapes(
         known = known_extents(folded, shapes)
         if not _fold(folded, known) and not _inline_branches(folded.graph):
             break
-    resized: dict[str, list[int | str]] = {}
+    stated: dict[str, list[int | str]] = {}
     extents = known_extents(folded, shapes)
-    while found := _free_resizes(folded, extents):
-        resized |= found
-        extents = known_extents(folded, shapes, resized)
+    while found := _free_resizes(folded, extents) | _kept_batches(folded, extents, stated):
+        stated |= found
+        extents = known_extents(folded, shapes, stated)
     _free_reshapes(folded, extents)
     _free_tiles(folded, extents)
     _drop_unread(folded.graph)
@@ -362,6 +362,32 @@ def _free_resizes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str |
     nodes = [*added, *proto.graph.node]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
+    return found
+
+
+def _kept_batches(
+    proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]], stated: Collection[str]
+) -> dict[str, list[int | str]]:
+    """The extents of reshapes that leave the batch to -1, of which onnx's inference does not see that it is the same.
+
+    Args:
+        stated: results whose extents are known to be these.
+    """
+    from onnx import numpy_helper
+
+    constants = {node.output[0]: node.attribute[0].t for node in proto.graph.node if node.op_type == "Constant"}
+    found: dict[str, list[int | str]] = {}
+    for node in proto.graph.node:
+        if node.op_type != "Reshape" or node.input[1] not in constants or node.output[0] in stated:
+            continue
+        given = extents.get(node.input[0], [])
+        wanted = [int(extent) for extent in numpy_helper.to_array(constants[node.input[1]])]
+        known = [extent for extent in given if isinstance(extent, int)]
+        rest = [extent for extent in wanted if extent > 0]
+        if len(known) + 1 != len(given) or _BATCH not in given or len(rest) + 1 != len(wanted) or -1 not in wanted:
+            continue
+        if 0 not in known and math.prod(known) == math.prod(rest):
+            found[node.output[0]] = [_BATCH if extent < 0 else extent for extent in wanted]
     return found
 
 
