@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-import io
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tvm_convgrad.commands import image_options, options
 from tvm_convgrad.commands.ranks import joined_ranks, shared, threads_of_rank
 from tvm_convgrad.commands.running import End, Kept, Run, Split, begin
-from tvm_convgrad.core.errors import ArtifactError, TrainingError, UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.runtime.ranks import AVERAGE, STATISTICS, TIMEOUT
-from tvm_convgrad.training.runtime.schedules import CONSTANT, KINDS, Schedule
+from tvm_convgrad.training.runtime.schedules import KINDS, Schedule
 from tvm_convgrad.training.runtime.watch import MEASURES, Watch
-
-if TYPE_CHECKING:
-    from tvm_convgrad.training.runtime.session import Session
 
 
 def _schedule(text: str | None) -> str | None:
@@ -179,21 +175,36 @@ def run(
 
     images = image_options.image_options(mean, std, fit, convert_channels, augment, workers, image_memory)
 
-    from tvm_convgrad.commands.run_data import Decoding, RunData
+    from tvm_convgrad.commands.run_data import Decoding
+    from tvm_convgrad.commands.run_preparation import Wanted, prepare
+    from tvm_convgrad.commands.run_result import Trained, require, show
     from tvm_convgrad.core.files import check_destination
     from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.threads import use_threads
-    from tvm_convgrad.training.runtime.checkpoint import Progress, claimed
+    from tvm_convgrad.training.runtime.checkpoint import claimed
     from tvm_convgrad.training.runtime.journal import open_journals
     from tvm_convgrad.training.runtime.keeper import Keeper
     from tvm_convgrad.training.runtime.loop import batch_size_of
-    from tvm_convgrad.training.runtime.parallel import check_split
     from tvm_convgrad.training.runtime.ranks import check_agreement, together
     from tvm_convgrad.training.runtime.reader import Reader
     from tvm_convgrad.training.runtime.session import Session
-    from tvm_convgrad.training.runtime.validation import check_measure, check_samples
-    from tvm_convgrad.training.runtime.validation import validate as measure
 
+    wanted = Wanted(
+        data,
+        test_data,
+        validate,
+        use_best or (validate_every, patience) != (None, None),
+        epochs,
+        lr,
+        schedule,
+        batch_size,
+        seed,
+        accumulate,
+        distributed,
+        averages,
+        monitor,
+        require_accuracy,
+    )
     start = time.perf_counter()
     with ExitStack() as held:
         ranks = held.enter_context(joined_ranks(distributed, rank_timeout))
@@ -204,42 +215,13 @@ def run(
                 if path is not None:
                     check_destination(path)
             session = Session(step)
-            if distributed or accumulate is not None:
-                check_split(session, "--distributed" if distributed else "--accumulate")
-            if averages:
-                with session.averaged():
-                    pass  # or it raises
             decoding = Decoding(quiet=json or not first)
             reader = Reader(session, images, decoding.note)
             context.call_on_close(decoding.close)
             context.call_on_close(reader.close)
-            validated = use_best or (validate_every, patience) != (None, None)
-            read = RunData.read(reader, data, test_data, validate, validated=validated)
-            samples, test, held_out = read.train, read.test, read.held_out
-            if held_out is not None:
-                check_measure(session, monitor)
-                check_samples(session, len(held_out), "validation")
-            if test is not None:
-                check_samples(session, len(test), "test")
-            if require_accuracy is not None and (test is None or session.classes is None):
-                raise ArtifactError(
-                    "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
-                )
-            parts = ranks.size * (accumulate or 1)
-            size = batch_size_of(session, batch_size, len(samples), parts)
-            rate = float(session.artifact.options["lr"] if lr is None else lr)
-            rates = Schedule.parse(schedule or CONSTANT)
-            fresh = Progress(
-                session.artifact.id,
-                samples.digest,
-                seed,
-                size,
-                rate,
-                rates.text,
-                micro_batches=parts,
-                planned=epochs if rates.spans_run else 0,
-                step=session.artifact.step,
-            )
+            prepared = prepare(session, reader, wanted, ranks)
+            samples, test, held_out = prepared.data.train, prepared.data.test, prepared.data.held_out
+            fresh = prepared.fresh
         check_agreement(
             ranks,
             {
@@ -247,9 +229,9 @@ def run(
                 "the training data": fresh.data,
                 "the validation data": held_out and held_out.digest,
                 "--epochs": epochs,
-                "--batch-size": size,
+                "--batch-size": fresh.batch_size,
                 "--accumulate": accumulate,
-                "--lr": rate,
+                "--lr": fresh.lr,
                 "--schedule": fresh.schedule,
                 "--seed": seed,
                 "--checkpoint-every": checkpoint_every,
@@ -268,7 +250,7 @@ def run(
             keeper = Keeper(checkpoint_dir if first else None, checkpoint_every, session.state, allow_nonfinite)
             kept = Kept(rate=lr is None, schedule=schedule is None, micro_batches=accumulate is None)
             progress = begin(session, fresh, keeper, kept, epochs, resume=resume)
-            size = batch_size_of(session, batch_size, len(samples), progress.micro_batches)
+            batch_size_of(session, batch_size, len(samples), progress.micro_batches)  # or it raises
         progress = shared(session, progress, ranks)
         resumed = len(progress.losses)
         split = Split(ranks, statistics) if distributed or progress.micro_batches > 1 else None
@@ -305,71 +287,12 @@ def run(
     if end is End.STOPPED:
         best = f"the best {monitor}, {progress.best:.6g}, was found after step {progress.best_step}"
         stderr().print(f"ended after step {len(progress.losses)}: {best}", markup=False)
-    result: dict[str, Any] = {
-        "artifact": session.artifact.id,
-        "epochs": progress.epoch,
-        "steps": len(progress.losses),
-        "resumed_after": resumed,
-        "final_loss": progress.losses[-1],
-        "train_samples": len(samples),
-        "test_samples": len(test) if test else 0,
-        "threads": used,
-        "input_share": training.waiting.share,
-    }
-    if split is not None:
-        result |= {"ranks": ranks.size, "batches_of_an_update": progress.micro_batches}
-    result |= session.scaling
-    if progress.monitor:
-        result |= {"best_step": progress.best_step, f"best_{progress.monitor}": progress.best}
-    # The files come first, so that an error in the evaluation does not lose the trained state.
-    if plot is not None:
-        from tvm_convgrad.report.plot import save_loss_curve
-
-        save_loss_curve(plot, progress.losses, len(samples) // size, f"{step.name}, batch {size}, lr {progress.lr:g}")
-        result["plot"] = str(plot)
-    with session.averaged() if averages else nullcontext():
-        if save_state is not None:
-            _save_state(session, save_state)
-            result["state"] = str(save_state)
-        tested = {} if test is None else measure(session, test)
-    result |= {f"test_{name}": value for name, value in tested.items()}
-    result["seconds"] = time.perf_counter() - start
+    title = f"{step.name}, batch {progress.batch_size}, lr {progress.lr:g}"
+    trained = Trained(training, resumed, len(samples), len(test) if test else 0, test, used)
+    result = trained.finish(plot, save_state, title) | {"seconds": time.perf_counter() - start}
     if json:
         print_json(result | {"losses": progress.losses})
     else:
-        _show(f"{epochs} epochs of {step}", result)
+        show(f"{epochs} epochs of {step}", result)
     if require_accuracy is not None:
-        _require(result["test_accuracy"], require_accuracy)
-
-
-def _show(title: str, result: dict[str, Any]) -> None:
-    """Print the table of a run's results."""
-    from tvm_convgrad.report.tables import print_pairs, stderr
-
-    print_pairs(title, ((name.replace("_", " "), _shown(value)) for name, value in result.items()))
-    if not result["test_samples"]:
-        stderr().print("no x_test, y_test or folder test in the data, so nothing was tested", markup=False)
-
-
-def _require(found: float, wanted: float) -> None:
-    """Raise TrainingError unless the test accuracy is above what --require-accuracy wants."""
-    if found <= wanted:
-        raise TrainingError(f"the test accuracy is {found:.4f}, not above the {wanted:g} of --require-accuracy.")
-
-
-def _save_state(session: Session, path: Path) -> None:
-    """Write the tensors of the session's state that predictions depend on, as .npz."""
-    import numpy as np
-
-    from tvm_convgrad.core.files import write_atomic
-    from tvm_convgrad.training.runtime.schema import SAVED
-
-    roles = {spec.name: spec.role for spec in session.artifact.state}
-    kept = {name: value for name, value in session.state.items() if roles[name] in SAVED}
-    archive = io.BytesIO()
-    np.savez(archive, allow_pickle=False, **kept)
-    write_atomic(path, archive.getvalue())
-
-
-def _shown(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+        require(result["test_accuracy"], require_accuracy)
