@@ -391,6 +391,7 @@ PER_SAMPLE = [*STEP, "--per-sample"]
         (["--suite", "vgg16", "--problem", SMALL], ["--suite is part of the descriptor of --problem"]),
         (["--bridge", "torch", "--problem", SMALL], ["--problem is not of --bridge"]),
         (["--bridge", "torch", "--per-sample", "--impl", "kernel"], ["--per-sample and --impl are not of --bridge"]),
+        (["--calls", "--problem", SMALL], ["--calls goes with --bridge"]),
         (["--batch", "8", "--layout", "NCHW", "--problem", SMALL], ["--batch and --layout are part of the descriptor"]),
     ],
 )

@@ -90,7 +90,6 @@ def test_a_bridge_is_measured(convgrad: Command, tmp_path: Path) -> None:
     assert sum(each["uses"] for each in entry["calls"]) == 2 * 10
     assert all(min(each["flop"], each["processor_ratio"]) > 0 and each["pairs"] >= 5 for each in entry["calls"])
     assert "14 calls" in done.out
-    convgrad("bench", "--calls").assert_sentence("--calls goes with --bridge")
 
 
 def test_the_account_of_a_step() -> None:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tvm_convgrad.bench.bridge_calls import CallMeasurement, show_calls
+from tvm_convgrad.bench.bridge_calls import CallMeasurement
 from tvm_convgrad.bench.bridge_pairs import Pairs
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.core.files import write_atomic
 from tvm_convgrad.core.kept_objects import default_folder
-from tvm_convgrad.report.tables import installed_version, print_table, quantity
+from tvm_convgrad.report.tables import installed_version
 from tvm_convgrad.threads import intended_threads
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "convnext_t", "cnn3d", "unet", "groupnorm_cifar")
@@ -215,39 +215,4 @@ def _alone(bridge: str, request: Request) -> BridgeMeasurement:
     return BridgeMeasurement.from_json(done.stdout.splitlines()[-1])
 
 
-def show_bridge(bridge: str, found: Sequence[BridgeMeasurement]) -> None:
-    """Print a table of the measurements, a row each, and what is known of their calls."""
-    columns = (
-        "model",
-        "batch",
-        "layout",
-        "ratio",
-        "processor",
-        "with, ms",
-        "without, ms",
-        "pairs",
-        f"kernels/both/{BRIDGES[bridge].name}",
-        "warm, s",
-    )
-    rows = [
-        (
-            m.model,
-            m.batch,
-            m.layout,
-            quantity(m.ratio),
-            quantity(m.processor_without / m.processor_with),
-            f"{m.with_bridge * 1e3:.1f}",
-            f"{m.without * 1e3:.1f}",
-            m.pairs,
-            f"{m.kernels}/{m.mixed}/{m.own}",
-            f"{m.compile_seconds:.1f} ({m.compiled} compiled)",
-        )
-        for m in found
-    ]
-    title = f"training steps of {BRIDGES[bridge].name}: time (and processor time) without the bridge / with it"
-    print_table(title, columns, rows, right=columns[1:])
-    if any(m.calls for m in found):
-        show_calls(BRIDGES[bridge].name, [m for m in found if m.calls])
-
-
-__all__ = ["BRIDGES", "FORMATS", "MODELS", "BridgeMeasurement", "Framework", "Request", "run_bridge", "show_bridge"]
+__all__ = ["BRIDGES", "FORMATS", "MODELS", "BridgeMeasurement", "Framework", "Request", "run_bridge"]

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_convgrad.bench.bridge_pairs import Pairs
-from tvm_convgrad.report.tables import print_table, quantity
-
-if TYPE_CHECKING:
-    from tvm_convgrad.bench.bridge import BridgeMeasurement
 
 SLOWER = 0.95
 """A call whose ratio is below this is slower than the framework's own by more than 5 %."""
-
-MOST_ROWS = 12
-"""Calls that are printed, the lowest ratios first; a JSON file has all."""
 
 
 @dataclass(frozen=True)
@@ -119,85 +111,4 @@ def account(processor_without: float, calls: Sequence[CallMeasurement]) -> Accou
     )
 
 
-def show_calls(framework: str, steps: Sequence[BridgeMeasurement]) -> None:
-    """Print for each step where its time goes, and its calls with the lowest ratios."""
-    columns = (
-        "model",
-        "batch",
-        "layout",
-        "calls",
-        "slower",
-        "lowest",
-        "slower by processor",
-        "lowest",
-        f"convolutions in {framework}'s step",
-        "their ratio",
-        "step's",
-        "at most",
-        "GFLOP/s a core",
-        f"{framework}'s",
-    )
-    rows = []
-    for step in steps:
-        found = account(step.processor_without, step.calls)
-        rows.append(
-            (
-                step.model,
-                step.batch,
-                step.layout,
-                found.calls,
-                found.slower,
-                quantity(found.worst),
-                found.processor_slower,
-                quantity(found.processor_worst),
-                f"{found.share:.0%}",
-                quantity(found.speedup),
-                quantity(step.processor_without / step.processor_with),
-                quantity(found.most),
-                f"{found.rate * 1e-9:.0f}",
-                f"{found.own_rate * 1e-9:.0f}",
-            )
-        )
-    print_table(
-        "calls slower by more than 5 %; of processor time: the part of convolutions, ratios, and the step's ratio if "
-        "convolutions took no time",
-        columns,
-        rows,
-        right=columns[1:],
-    )
-    for step in steps:
-        _show_step(framework, step)
-
-
-def _show_step(framework: str, step: BridgeMeasurement) -> None:
-    columns = (
-        "call",
-        "uses",
-        "by",
-        "ratio",
-        "processor",
-        "with, us",
-        "without, us",
-        "GFLOP/s a core",
-        f"{framework}'s",
-    )
-    calls = sorted(step.calls, key=lambda each: each.ratio)[:MOST_ROWS]
-    rows = [
-        (
-            each.call,
-            each.uses,
-            each.where,
-            quantity(each.ratio),
-            quantity(each.processor_ratio),
-            f"{each.with_bridge * 1e6:.0f}",
-            f"{each.without * 1e6:.0f}",
-            f"{each.flop / each.processor_with * 1e-9:.0f}",
-            f"{each.flop / each.processor_without * 1e-9:.0f}",
-        )
-        for each in calls
-    ]
-    title = f"{step.model}, batch {step.batch}, {step.layout}: the {len(calls)} lowest of {len(step.calls)} calls"
-    print_table(title, columns, rows, right=(columns[1], *columns[3:]))
-
-
-__all__ = ["MOST_ROWS", "SLOWER", "Account", "CallMeasurement", "account", "show_calls"]
+__all__ = ["SLOWER", "Account", "CallMeasurement", "account"]

@@ -193,7 +193,8 @@ def _bench_bridge(
     path: Path | None,
 ) -> None:
     """Measure training steps with a bridge and without it."""
-    from tvm_convgrad.bench.bridge import BRIDGES, run_bridge, show_bridge
+    from tvm_convgrad.bench.bridge import BRIDGES, run_bridge
+    from tvm_convgrad.bench.bridge_tables import show_bridge
 
     _names("--bridge", bridge, tuple(BRIDGES))
     framework = BRIDGES[bridge]
