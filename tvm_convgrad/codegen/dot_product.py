@@ -95,7 +95,7 @@ def low_half(value: Expr) -> Expr:
 
 def as_number(value: Expr, dtype: str) -> Expr:
     """An element or a vector in the type `dtype`; bfloat16 may have the type HALF."""
-    return widened(value) if dtype_of(value).startswith(HALF) else convert(value, dtype)
+    return convert(widened(value) if dtype_of(value).startswith(HALF) else value, dtype)
 
 
 def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:
