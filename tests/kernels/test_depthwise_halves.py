@@ -11,7 +11,7 @@ import pytest
 import tvm
 
 from tests.kernels.harness import MACHINE, TARGET, compiled
-from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS
+from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS
 from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
@@ -29,8 +29,9 @@ TYPES = (
     ("bfloat16", "float32", "bfloat16"),
     ("float32", "bfloat16", "float16"),
     ("float16", "float32", "bfloat16"),
+    ("bfloat16", "float64", "bfloat16"),
 )
-"""Of X, W and dY: one type, or sums and weights in float32."""
+"""Of X, W and dY: one type, or weights in float32, or sums in float64."""
 
 AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake"})
 """A CPU with vectors of 16-bit elements, but no instruction that rounds to bfloat16."""
@@ -57,9 +58,9 @@ def _samples() -> list:
     """Each case in each direction, with two of the types in turn."""
     cases = [(name, direction) for name in CASES for direction in DIRECTIONS]
     return [
-        pytest.param(*case, TYPES[(number + turn * 2) % len(TYPES)], id=f"{case[0]}-{case[1]}-{number + turn * 2}")
+        pytest.param(*case, TYPES[(number + number // 6 + turn) % len(TYPES)], id=f"{case[0]}-{case[1]}-{turn}")
         for number, case in enumerate(cases)
-        for turn in range(2)
+        for turn in (0, 3)
     ]
 
 
@@ -73,6 +74,18 @@ def test_small_integers_are_exact(name, direction, types):
     result = _blank(problem, direction)
     assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
     np.testing.assert_array_equal(result, wanted, f"{family}, {machine.name}")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("text", [CHANNELS["in place"], GROUPS["groups of 2, channels last"]])
+def test_sums_in_float64(text, direction):
+    """bfloat16 is then no vector of half words: it is converted to float64 and back."""
+    problem = _problem(text, ("bfloat16", "float64", "bfloat16"))
+    _, function = _function(problem, direction, CPUS["AVX-512"])
+    operands, wanted = numbers_of(problem, direction, 5)
+    result = _blank(problem, direction)
+    assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+    np.testing.assert_array_equal(result, wanted)
 
 
 @pytest.mark.parametrize("target", [TARGET, pytest.param(AVX512, marks=needs_avx512)], ids=["native", "AVX-512"])

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dot products of pairs of bfloat16 that are summed in float32: AVX512-BF16's vdpbf16ps.
+"""Dot products of pairs of bfloat16 that are summed in float32: vdpbf16ps of AVX512-BF16, bfdot of Armv8.6.
 
 A *word* is a lane of 32 bits that holds two bfloat16, neighbours along the reduced axis; the first is in the low half.
 Words are moved as float32, whose bits loads, stores, masks and shuffles keep. One instruction does
 
     sum[lane] += a[lane].low * b[lane].low + a[lane].high * b[lane].high
 
-It takes denormal operands as zero, flushes denormal sums to zero, and rounds to nearest even.
+Both take denormal operands as zero and flush denormal sums to zero. vdpbf16ps rounds to nearest even, after each of the
+two products; bfdot rounds the sum of the two and then the total to odd (where the last bit is lost, it is set), unless
+the CPU has FEAT_EBF16 and the process has switched it on.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ NAME, NARROW = "convgrad_dot_bf16", "convgrad_narrow_bf16"
 """The helper functions; the interpreter of kernels knows them by these names."""
 
 LANES = 16
-"""Lanes of the instruction."""
+"""Lanes of the instructions of AVX512-BF16."""
+
+NEON_LANES = 4
+"""Lanes of bfdot."""
 
 CODE = f"""
 define linkonce_odr hidden <16 x float> @{NAME}(<16 x float> %sum, <16 x float> %a, <16 x float> %b) alwaysinline {{
@@ -36,6 +41,20 @@ define linkonce_odr hidden <16 x float> @{NAME}(<16 x float> %sum, <16 x float> 
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 """
 """The instruction as a function: TVM turns vectors of bfloat16 into others, so that it cannot call the intrinsic."""
+
+NEON_CODE = f"""
+define linkonce_odr hidden <4 x float> @{NAME}(<4 x float> %sum, <4 x float> %a, <4 x float> %b) alwaysinline {{
+  %x = bitcast <4 x float> %a to <8 x bfloat>
+  %y = bitcast <4 x float> %b to <8 x bfloat>
+  %r = call <4 x float> @llvm.aarch64.neon.bfdot.v4f32.v8bf16(<4 x float> %sum, <8 x bfloat> %x, <8 x bfloat> %y)
+  ret <4 x float> %r
+}}
+declare <4 x float> @llvm.aarch64.neon.bfdot.v4f32.v8bf16(<4 x float>, <8 x bfloat>, <8 x bfloat>)
+"""
+"""bfdot as a function."""
+
+INSTRUCTIONS = {LANES: CODE, NEON_LANES: NEON_CODE}
+"""The dot product by its lanes; a machine's vectors have those of its own."""
 
 NARROW_CODE = f"""
 define linkonce_odr hidden <16 x i16> @{NARROW}(<16 x float> %value) alwaysinline {{
@@ -49,9 +68,10 @@ declare <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float>)
 
 
 def dot_product(loops: Loops, total: Expr, a: Expr, b: Expr) -> Expr:
-    """The sum plus the dot products of two vectors of LANES words."""
-    loops.helper(NAME, CODE)
-    return tir.call_helper(f"{WORD}x{LANES}", NAME, total, a, b)
+    """The sum plus the dot products of two vectors of words, as many as an instruction has lanes."""
+    lanes = lanes_of(total)
+    loops.helper(NAME, INSTRUCTIONS[lanes])
+    return tir.call_helper(f"{WORD}x{lanes}", NAME, total, a, b)
 
 
 def words(low: Expr, high: Expr) -> Expr:
@@ -75,7 +95,7 @@ def low_half(value: Expr) -> Expr:
 
 def as_number(value: Expr, dtype: str) -> Expr:
     """An element or a vector in the type `dtype`; bfloat16 may have the type HALF."""
-    return widened(value) if dtype_of(value).startswith(HALF) else convert(value, dtype)
+    return convert(widened(value) if dtype_of(value).startswith(HALF) else value, dtype)
 
 
 def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:

@@ -107,6 +107,7 @@ CPUS = {
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),
         Machine("NEON", 16, 32, 1 << 19),
+        Machine("NEON-BF16", 16, 32, 1 << 19, dots=("bfloat16",)),
     )
 }
 """The instruction sets that kernels are made for, by their names."""
@@ -175,5 +176,6 @@ def _machine(described: str) -> Machine | None:
             return replace(CPUS["AVX2"], parts=parts)
         return replace(CPUS["SSE"], parts=parts)
     if triple.startswith(("aarch64", "arm64")):
-        return replace(CPUS["NEON"], parts=parts)
+        dots = "bf16" in features and llvm.llvm_version_major() >= tir.DOT_PRODUCTS_FROM_LLVM
+        return replace(CPUS["NEON-BF16" if dots else "NEON"], parts=parts)
     return None

@@ -92,12 +92,13 @@ class GroupedKernel(Kernel):
     ) -> PrimFunc:
         """The function (first operand, second operand, [bias,] result[, bias gradient])."""
         static, tiling = planned(problem), plan.only(self.tiling_type(direction))
+        halves = machine.has_half_masks and problem.accumulator == "float32"
         if direction == BACKWARD_WEIGHT.name:
-            frame = wgrad_frame(problem, int(static.batch), epilogue, halves=machine.has_half_masks)
+            frame = wgrad_frame(problem, int(static.batch), epilogue, halves=halves)
             self.wgrad[1](frame, static, tiling, machine).emit()
         else:
             spec = conv_spec(static, direction)
-            frame = conv_frame(spec, shapes_of(problem, direction), epilogue, halves=machine.has_half_masks)
+            frame = conv_frame(spec, shapes_of(problem, direction), epilogue, halves=halves)
             self.conv[1](frame, spec, tiling, axes_of(static)[0], machine).emit()
         return frame.finish(name)
 

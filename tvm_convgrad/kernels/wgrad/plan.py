@@ -168,7 +168,7 @@ def refusal(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> str:
         return f"{tiling.tile_m} x {tiling.tile_n} accumulators do not fit into the registers"
     if tiling.slab_d > 1 and tiling.slab_h < spec.dy.extents[1]:
         return "slab_d is more than 1, but slab_h is not the whole height"
-    if tiling.scalars_packed and not machine.has_masks:
+    if tiling.scalars_packed and not machine.has_masks and not spec.dots:
         return "scalars_packed needs masked loads and stores"
     if spec.im2col_of is not None:
         if tiling.scalars_packed:
@@ -359,6 +359,7 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
         cycles += slabs * in_items * tiling.split_m * size * (WGRAD.copy if plain else WGRAD.scalar)
     if tiling.scalars_packed:
         cost = WGRAD.transpose if spec.dy.channel != 1 else WGRAD.copy
+        cost = cost if machine.has_masks else WGRAD.scalar
         cycles += pixels * spec.out_channels * spec.groups * in_items * cost
 
     # Streams: X once a split; dY once an item of input channels, or once a block of them if the cache loses its slab.

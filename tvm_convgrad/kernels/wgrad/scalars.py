@@ -108,7 +108,7 @@ class PackedScalars(Scalars):
                 start = loops.let(at + h * dy.spatial[1], "from")
                 into = (o * tiling.slab_d + d) * tiling.slab_h + h
                 into = loops.let(into * (width * tiling.tile_m), "into")
-                if dy.channel != 1 and dy.spatial[2] == 1:
+                if dy.channel != 1 and dy.spatial[2] == 1 and self.kernel.machine.has_masks:
                     self._pack_transposed(into, start, width)
                 else:
                     self._pack_pixels(into, start, width)
@@ -119,7 +119,7 @@ class PackedScalars(Scalars):
         with loops.loop(width, "w") as w:
             pixel = loops.let(start + w * dy.spatial[2], "pixel")
             following = expr(w) < width - 1 if self.spec.dots else None
-            if dy.channel != 1:
+            if dy.channel != 1 or not self.kernel.machine.has_masks:
                 for i in range(tile_m):
                     at = pixel + i * dy.channel
                     value = load(self.kernel.dy, at)
@@ -216,9 +216,20 @@ class Im2colScalars(Scalars):
                         second = lanes_within(place + panel.column_size, limit, lanes)
                         value = words(value, load_masked(self.kernel.dy, at + panel.column_size, second, lanes))
                 else:
-                    inside = tir.And(place >= 0, place < limit)
-                    value = choose(inside, convert(load(self.kernel.dy, at), spec.dtype), zero(spec.dtype))
+                    value = self._element(at, place, limit)
+                    if spec.dots:
+                        step = panel.column_size
+                        value = words(value, self._element(at + step, place + step, limit))
                 loops.store(self.buffer, into + run * panel.pitch + v * lanes, value)
+
+    def _element(self, at: Index, place: Index, limit: Index) -> Expr:
+        """An element of a row of X, zero where `place` is not below `limit`; of dot products half of a word."""
+        spec = self.source
+        value = load(self.kernel.dy, at)
+        inside = tir.And(expr(place) >= 0, expr(place) < limit)
+        if spec.dots:
+            return choose(inside, value, tir.const(0, HALF))
+        return choose(inside, convert(value, spec.dtype), zero(spec.dtype))
 
 
 def scalars_of(kernel: WgradPanels) -> Scalars:
