@@ -26,6 +26,9 @@ from tvm_convgrad.training.ir.graph import (
 from tvm_convgrad.training.step.names import ACTIVATIONS
 from tvm_convgrad.training.step.storage import CONTRACTIONS, Storage
 
+_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.permute_dims")
+"""What is cast before, not behind them."""
+
 
 def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IRModule:
     """The module with operands of convolutions and matrix products in `dtype`; "float32" leaves it as it is.
@@ -135,20 +138,19 @@ class _Kept:
         if element_type(tensor) != "float32":
             return tensor
         if tensor not in self._narrowed:
-            self._narrowed[tensor] = self._builder.emit(relax.op.astype(tensor, self._dtype))
+            made = self._builder.lookup_binding(tensor) if isinstance(tensor, relax.Var) else None
+            if isinstance(made, tvm.ir.Call) and operator_name(made) in _VIEWS:  # kernels take transposes and vectors
+                viewed = relax.Call(made.op, [self._cast(made.args[0]), *made.args[1:]], made.attrs, list(made.ty_args))
+                self._narrowed[tensor] = self._builder.emit(viewed)
+            else:
+                self._narrowed[tensor] = self._builder.emit(relax.op.astype(tensor, self._dtype))
         return self._narrowed[tensor]
 
     def _moved(self, operand: relax.Expr) -> Any:
-        """An operand of what is computed in 16 bits; a bias is cast as the vector that it is, for kernels to take."""
+        """An operand of what is computed in 16 bits."""
         if isinstance(operand, relax.Tuple):
             return relax.Tuple([self._moved(field) for field in operand.fields])
-        if not isinstance(operand.ty, relax.TensorType):
-            return operand
-        made = self._builder.lookup_binding(operand) if operand not in self._narrowed else None
-        if isinstance(made, tvm.ir.Call) and operator_name(made) in ("relax.reshape", "relax.expand_dims"):
-            vector = relax.Call(made.op, [self._cast(made.args[0]), *made.args[1:]], made.attrs, list(made.ty_args))
-            return self._builder.emit(vector)
-        return self._cast(operand)
+        return self._cast(operand) if isinstance(operand.ty, relax.TensorType) else operand
 
 
 def _with_result(attributes: tvm.ir.Attrs, dtype: str) -> tvm.ir.Attrs:
