@@ -8,9 +8,12 @@ import pytest
 import tvm
 from tvm import relax
 
+import tvm_convgrad
 from tests.training.harness import Runner, relative_error
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, static_shape
 from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
+from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.step.build import build_step
 
 TYPES = ("bfloat16", "float16")
@@ -151,3 +154,52 @@ def test_weights_statistics_and_scores_stay_float32():
     assert types["relax.matmul"] == {"float32", "bfloat16"}  # scores and a weight's gradient; the data's gradient
     assert step.prediction.dtype == "float32"
     assert {schema.dtype for schema in step.state} == {"float32"}
+
+
+def norms_and_products():
+    """A convolution, and a block of a layer norm, two products and gelu over channels, as ConvNeXt has it."""
+    shapes = {
+        "stem": (16, 2, 1, 1),
+        "gamma": (16,),
+        "beta": (16,),
+        "up": (16, 64),
+        "bias": (64,),
+        "down": (64, CLASSES),
+    }
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((8, 2, 8, 8), "float32"))
+    p = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
+    emit, op = builder.emit, relax.op
+    with builder.function("main", [x, *p.values()]):
+        with builder.dataflow():
+            h = emit(op.permute_dims(emit(op.nn.conv2d(x, p["stem"])), [0, 2, 3, 1]))
+            h = emit(op.reshape(emit(op.nn.layer_norm(h, p["gamma"], p["beta"], axes=[-1])), [512, 16]))
+            h = emit(op.nn.gelu(emit(op.add(emit(op.matmul(h, p["up"])), p["bias"]))))
+            h = emit(op.mean(emit(op.reshape(h, [8, 64, 64])), [1]))
+            output = builder.emit_output(op.matmul(h, p["down"]))
+        builder.emit_func_output(output)
+    return builder.get(), shapes
+
+
+def test_layer_norms_and_products_take_what_is_kept():
+    module, shapes = norms_and_products()
+    rng = np.random.default_rng(4)
+    values = {name: (rng.standard_normal(shape) / 2).astype("float32") for name, shape in shapes.items()}
+    network = from_module(module, parameters=values)
+    steps = [build_step(network, **kinds) for kinds in ({}, {"dtype": "bfloat16", "results": "activations"})]
+    x, labels = rng.standard_normal((8, 2, 8, 8)).astype("float32"), rng.integers(0, CLASSES, 8)
+    exact, found = (Runner(step, "native") for step in steps)
+    for runner in (exact, found):
+        runner.step(x, labels, lr=1.0)
+    wanted = exact.named("parameter")
+    for name, value in found.named("parameter").items():
+        assert relative_error(values[name] - value, values[name] - wanted[name]) < 8 * 2.0**-8, name
+    with tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake"}), tvm_convgrad.rules():
+        lowered = ProductsAsConvolutions()(FuseLayerNorms()(steps[1].module))
+    called = [v.value for v in bindings_of(lowered["step"]) if isinstance(v.value, tvm.ir.Call)]
+    kernels = [call.args for call in called if operator_name(call) == "relax.call_tir"]
+    read = {gv.name_hint: [element_type(each) for each in operands.fields] for gv, operands in kernels}
+    assert read["norm_rows"][0] == read["norm_sums"][1] == "bfloat16"
+    assert read["norm_rows_gradient"][:2] == ["bfloat16"] * 2
+    for kernel in ("matmul_forward_kernel", "matmul_backward_weight_kernel"):
+        assert any(name.startswith(kernel) for name in read), kernel

@@ -6,11 +6,14 @@ writes out, to eight passes over the data. Here the former is one function, and 
 memory once for dx, and once for the gradients of gamma and beta. The forward pass keeps each row's mean m and inverse
 deviation r = 1/sqrt(v + eps). With n = (x - m) r and e = dy gamma:
 dx = r (e - mean(e) - n mean(e n)), dgamma = sum(dy n), dbeta = sum(dy).
+
+Of steps that keep tensors in 16 bits the functions read x and dy as they are kept, and store y and dx so.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +27,14 @@ from relax_ops.ir import constant_extents
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call
 
 SMALL = 4096  # elements; for fewer the time of a call counts
+NARROW = ("float16", "bfloat16")
 OPAQUE = {"op_pattern": 8}  # TVM's kOpaque: nothing is fused into functions of several results
 
 
 def FuseLayerNorms() -> tvm.transform.Pass:
     """The pass that makes layer norms that are written out, and their gradients, calls of TIR functions.
 
-    They are of float32 or float64, with constant extents.
+    They are computed in float32 or float64, with constant extents.
     """
     return tvm.transform.module_pass(_layer_norms, opt_level=0, name="ConvgradLayerNorms")
 
@@ -76,6 +80,21 @@ class _Rewriter(PyExprMutator):
                 self.partials.update(
                     {part: found for part in (found.data, found.gamma, found.beta) if part is not None}
                 )
+        self._look_at_casts(function)
+
+    def _look_at_casts(self, function: relax.Function) -> None:
+        """Find the casts to 16 bits of norms and their dx that nothing else reads: the functions do them."""
+        readers: Counter[Any] = Counter(relax.analysis.free_vars(function.body.body))
+        for value in self.values.values():
+            readers.update(relax.analysis.free_vars(value))
+        results = {*self.norms, *(found.data for found in self.partials.values())}
+        self.casts = {
+            variable: value.args[0]
+            for variable, value in self.values.items()
+            if is_call(value, "relax.astype") and element_type(variable) in NARROW
+            if value.args[0] in results and readers[value.args[0]] == 1
+        }
+        self.cast = set(self.casts.values())
 
     def _of(self, expr: relax.Expr, name: str) -> list[Any]:
         """The operands of a call of the operator that a variable is bound to; none if it is another one."""
@@ -150,19 +169,25 @@ class _Rewriter(PyExprMutator):
     def visit_var_binding_(self, binding: relax.Binding) -> None:
         """The functions in the places of norms, and of their gradients."""
         variable = binding.var
-        if variable in self.norms:
-            super().visit_var_binding_(relax.VarBinding(variable, self._forward(variable, self.norms[variable])))
-        elif variable in self.partials:
-            super().visit_var_binding_(relax.VarBinding(variable, self._backward(self.partials[variable], variable)))
-        else:
-            super().visit_var_binding_(binding)
+        computed = self.casts.get(variable, variable)
+        norm, gradient = self.norms.get(computed), self.partials.get(computed)
+        if variable in self.cast:
+            return
+        if norm is not None:
+            binding = relax.VarBinding(variable, self._forward(computed, norm, element_type(variable)))
+        elif gradient is not None:
+            binding = relax.VarBinding(variable, self._backward(gradient, computed, element_type(variable)))
+        super().visit_var_binding_(binding)
 
     def _rows(self, expr: relax.Expr, columns: int) -> Any:
-        """A tensor as rows."""
+        """A tensor as rows, in 16 bits if it is kept so."""
         size = math.prod(constant_extents(expr) or ())
+        value: Any = self.values.get(expr) if isinstance(expr, relax.Var) else None
+        if is_call(value, "relax.astype") and element_type(value.args[0]) in NARROW:
+            expr = value.args[0]
         return self.builder_.emit(relax.op.reshape(self.visit_expr(expr), [size // columns, columns]))
 
-    def _forward(self, variable: relax.Var, call: relax.Call) -> Any:
+    def _forward(self, variable: relax.Var, call: relax.Call, dtype: str) -> Any:
         x, gamma, beta = call.args
         extents = constant_extents(x)
         assert extents is not None  # or it were no norm of ours
@@ -170,14 +195,19 @@ class _Rewriter(PyExprMutator):
         operands = [self._rows(x, columns), self.visit_expr(gamma), self.visit_expr(beta)]
         made = self.builder_.emit(
             self.builder_.call_te(
-                _normalised, *operands, epsilon, primfunc_name_hint="norm_rows", primfunc_attrs=OPAQUE
+                _normalised,
+                *operands,
+                epsilon,
+                dtype,
+                primfunc_name_hint="norm_rows",
+                primfunc_attrs=OPAQUE,
             )
         )
         y, mean, inverse = (self.builder_.emit(relax.TupleGetItem(made, i)) for i in range(3))
         self.statistics[variable] = mean, inverse
         return relax.op.reshape(y, list(extents))
 
-    def _backward(self, gradient: _Gradient, variable: relax.Var) -> Any:
+    def _backward(self, gradient: _Gradient, variable: relax.Var, dtype: str) -> Any:
         call = self.norms[gradient.norm]
         extents = constant_extents(call.args[0])
         assert extents is not None  # or it were no norm of ours
@@ -188,9 +218,14 @@ class _Rewriter(PyExprMutator):
         rows = self.rows[gradient.data]
         statistics = self.statistics[gradient.norm]
         if variable.same_as(gradient.data):
-            function, operands, hint = _data_gradient, [self.visit_expr(call.args[1])], "norm_rows_gradient"
             made = self.builder_.call_te(
-                function, *rows, *statistics, *operands, primfunc_name_hint=hint, primfunc_attrs=OPAQUE
+                _data_gradient,
+                *rows,
+                *statistics,
+                self.visit_expr(call.args[1]),
+                dtype,
+                primfunc_name_hint="norm_rows_gradient",
+                primfunc_attrs=OPAQUE,
             )
             return relax.op.reshape(self.builder_.emit(made), list(extents))
         if gradient.data not in self.sums:
@@ -204,23 +239,44 @@ class _Rewriter(PyExprMutator):
 # ------------------------------------------------------------------------------------------------------- functions
 
 
-def _normalised(x: relax.Expr, gamma: relax.Expr, beta: Any, epsilon: float) -> list[Any]:
+class _Wide:
+    """The elements of a tensor in float32, if it has 16 bits."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.shape, self._tensor = tensor.shape, tensor
+        self._is_narrow = str(tensor.dtype) in NARROW
+        self.dtype = "float32" if self._is_narrow else str(tensor.dtype)
+
+    def __getitem__(self, place: Any) -> Any:
+        value = self._tensor(*place)
+        return value.astype(self.dtype) if self._is_narrow else value
+
+
+def _as(value: Any, dtype: str) -> Any:
+    return value if str(value.ty.dtype) == dtype else value.astype(dtype)
+
+
+def _normalised(x16: Any, gamma: relax.Expr, beta: Any, epsilon: float, result: str) -> list[Any]:
     """(y, mean, inverse deviation) of rows; by sqrt and divide, as rsqrt may be an approximation."""
-    (rows, columns), dtype = x.shape, str(x.dtype)
+    x = _Wide(x16)
+    (rows, columns), dtype = x.shape, x.dtype
     share, one, shift = (tirx.const(value, dtype) for value in (1 / int(columns), 1.0, epsilon))
     total = _summed(rows, columns, lambda m, c: x[m, c], "total")
     mean = te.compute((rows,), lambda m: total[m] * share, name="mean")
     squares = _summed(rows, columns, lambda m, c: (x[m, c] - mean[m]) * (x[m, c] - mean[m]), "squares")
     inverse = te.compute((rows,), lambda m: one / tirx.sqrt(squares[m] * share + shift), name="inverse")
     y = te.compute(
-        (rows, columns), lambda m, c: (x[m, c] - mean[m]) * inverse[m] * gamma[c] + beta[c], name="normalised"
+        (rows, columns),
+        lambda m, c: _as((x[m, c] - mean[m]) * inverse[m] * gamma[c] + beta[c], result),
+        name="normalised",
     )
     return [y, mean, inverse]
 
 
-def _data_gradient(x: relax.Expr, grad: relax.Expr, mean: relax.Expr, inverse: relax.Expr, gamma: relax.Expr) -> Any:
+def _data_gradient(x16: Any, grad16: Any, mean: relax.Expr, inverse: relax.Expr, gamma: relax.Expr, result: str) -> Any:
     """dx of rows."""
-    (rows, columns), share = x.shape, tirx.const(1 / int(x.shape[1]), str(x.dtype))
+    x, grad = _Wide(x16), _Wide(grad16)
+    (rows, columns), share = x.shape, tirx.const(1 / int(x.shape[1]), x.dtype)
 
     def n(m: Any, c: Any) -> Any:
         return (x[m, c] - mean[m]) * inverse[m]
@@ -229,13 +285,15 @@ def _data_gradient(x: relax.Expr, grad: relax.Expr, mean: relax.Expr, inverse: r
     projection = _summed(rows, columns, lambda m, c: grad[m, c] * gamma[c] * n(m, c), "projection")
 
     def dx(m: Any, c: Any) -> Any:
-        return (grad[m, c] * gamma[c] - total[m] * share - n(m, c) * (projection[m] * share)) * inverse[m]
+        value = (grad[m, c] * gamma[c] - total[m] * share - n(m, c) * (projection[m] * share)) * inverse[m]
+        return _as(value, result)
 
     return te.compute((rows, columns), dx, name="data_gradient")
 
 
-def _sums(x: relax.Expr, grad: relax.Expr, mean: relax.Expr, inverse: relax.Expr) -> list[Any]:
+def _sums(x16: Any, grad16: Any, mean: relax.Expr, inverse: relax.Expr) -> list[Any]:
     """(dgamma, dbeta)."""
+    x, grad = _Wide(x16), _Wide(grad16)
     rows, columns = x.shape
     m, k = te.reduce_axis((0, rows), "m"), te.reduce_axis((0, rows), "k")
     return [

@@ -59,6 +59,9 @@ class _Order:
         self._waits = [set(reads) for reads in self._reads]
         self._add_overwriting(StateFlow(function), place, owners(module, function))
         self._turn = micro_batches_of(function)  # FuseOps mixes them, as operations of several become one function
+        for number, binding in reversed(list(enumerate(self._bindings))):
+            if _is_narrow(binding.var) and self._readers[number]:  # a weight is cast when it is read, not at the start
+                self._turn[number] = max(self._turn[number], min(self._turn[each] for each in self._readers[number]))
 
     def _add_overwriting(self, flow: StateFlow, place: dict[Any, int], owner: dict[Any, Any]) -> None:
         """Who overwrites a tensor waits for the others that read it, or a view of it."""
@@ -109,6 +112,10 @@ class _Order:
         """Bytes that are free after a binding and were not before."""
         freed = sum(self._bytes[read] for read in set(self._reads[number]) if self._left[read] == 1)
         return freed - self._bytes[number]
+
+
+def _is_narrow(var: relax.Var) -> bool:
+    return isinstance(var.ty, relax.TensorType) and element_type(var) in ("float16", "bfloat16")
 
 
 def _bytes(var: relax.Var) -> int:

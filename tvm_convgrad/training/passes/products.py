@@ -26,18 +26,21 @@ from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.training.ir.graph import bindings_of, is_call, operator_name
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call, operator_name
 
 SMALL = 1 << 16  # multiply-accumulates; below, the time of a call counts
 WIDTH = 64  # pixels of an image row, at most
+_NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
+_TYPES = frozenset([*((d, d) for d in (*_NARROW, *_WIDE)), *((d, "float32") for d in _NARROW)])
+"""Types of operands, and of the result."""
 BIAS, BIAS_GRADIENT = Epilogue(bias=True), Epilogue(bias_grad=True)
 
 
 def ProductsAsConvolutions() -> tvm.transform.Pass:
     """The pass that replaces matrix products by calls of convolution kernels.
 
-    They are of float32 or float64, with constant extents but for the rows, which may be a symbolic batch, or a number
-    of rows for each of its samples.
+    Operands are of one type, and results of it or, of 16-bit operands, of float32; extents are constant but for the
+    rows, which may be a symbolic batch, or a number of rows for each of its samples.
     """
     return tvm.transform.module_pass(_products_as_convolutions, opt_level=0, name="ConvgradProducts")
 
@@ -152,7 +155,7 @@ class _Products(PyExprMutator):
 
     def _look_at_bias_gradients(self) -> None:
         """Note which sums of rows the kernel of a weight gradient gives as well, if it is not one of those added up."""
-        sums = {value.args[0]: variable for variable, value in self.values.items() if _is_sum_of_rows(value)}
+        sums = {self._narrow(value.args[0]): var for var, value in self.values.items() if _is_sum_of_rows(value)}
         summands = self.left_out | {acc for acc, _ in self.sums.values()}
         for weight, value in self.values.items():
             grad = value.args[1] if isinstance(value, tvm.ir.Call) and len(value.args) == 2 else None
@@ -160,6 +163,8 @@ class _Products(PyExprMutator):
                 continue
             product, bias = self._product(value), sums[grad]
             if product is None or product.direction != BACKWARD_WEIGHT.name:
+                continue
+            if element_type(bias) != product.problem.kernel_dtype:
                 continue
             first = min(weight, bias, key=self.place.__getitem__)
             known = all(self.place.get(operand, -1) < self.place[first] for operand in product.operands)
@@ -232,7 +237,7 @@ class _Products(PyExprMutator):
             self.builder_.emit(relax.op.reshape(self.visit_expr(operand), product.shape(name)))
             for operand, name in zip(product.operands, DIRECTIONS[direction].operands, strict=True)
         ]
-        result = relax.TensorType(product.result, problem.kernel_dtype)
+        result = relax.TensorType(product.result, problem.tensors[DIRECTIONS[direction].result][1])
         if bias_gradient is not None:
             sums = relax.TensorType([problem.out_channels], problem.kernel_dtype)
             pair = self.builder_.emit(relax.op.call_tir(kernel, arguments, [result, sums]))
@@ -261,10 +266,11 @@ class _Products(PyExprMutator):
         if not isinstance(call, tvm.ir.Call) or operator_name(call) != "relax.matmul":
             return None
         left, right = (_matrix(argument) for argument in call.args)
-        dtype = str(call.ty.dtype)
         if left is None or right is None:
             return None
-        if dtype not in ("float32", "float64") or any(str(a.ty.dtype) != dtype for a in call.args):
+        dtype, result = element_type(call.args[0]), element_type(call)
+        known = (dtype, result) in _TYPES
+        if not known or element_type(call.args[1]) != dtype:
             return None
         (m, k), n = left, right[1]
         (first, is_first_transposed), (second, is_second_transposed) = map(self._source, call.args)
@@ -291,13 +297,19 @@ class _Products(PyExprMutator):
                 kernel_layout=kernel_layout,
                 grad_layout="NHWC",
                 data_dtype=dtype,
-                kernel_dtype=dtype,
-                grad_dtype=dtype,
+                kernel_dtype=result if direction == BACKWARD_WEIGHT.name else dtype,
+                grad_dtype=result if direction == FORWARD.name else dtype,
             )
             choice = chooser.choose(problem, direction, self.machine)
             if choice.is_kernel and (best is None or choice.estimate < best.choice.estimate):
                 best = _Product(direction, problem, choice, operands, found.batch)
         return best
+
+    def _narrow(self, operand: relax.Expr) -> Any:
+        """What a variable is cast from, if it is of 16 bits, or the variable."""
+        value: Any = self.values.get(operand)
+        is_wider = is_call(value, "relax.astype") and (element_type(value.args[0]), element_type(value)) in _TYPES
+        return value.args[0] if is_wider else operand
 
     def _source(self, operand: relax.Expr) -> tuple[Any, bool]:
         """The matrix that an operand is, or is the transpose of."""

@@ -26,6 +26,9 @@ from tvm_convgrad.training.ir.graph import (
 from tvm_convgrad.training.step.names import ACTIVATIONS
 from tvm_convgrad.training.step.storage import CONTRACTIONS, Storage
 
+_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.permute_dims")
+"""What is cast before, not behind them."""
+
 
 def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IRModule:
     """The module with operands of convolutions and matrix products in `dtype`; "float32" leaves it as it is.
@@ -64,9 +67,7 @@ def _narrow_function(
     def cast(tensor: relax.Expr) -> relax.Expr:
         if element_type(tensor) != "float32":
             return tensor
-        if tensor not in narrowed:
-            narrowed[tensor] = builder.emit(relax.op.astype(tensor, dtype))
-        return narrowed[tensor]
+        return _cast(builder, tensor, dtype, narrowed)
 
     def rewrite(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr | None:
         if element_type(call.args[0]) != "float32":
@@ -80,6 +81,22 @@ def _narrow_function(
             result = replay(builder, function, environment, dict.fromkeys(CONTRACTIONS, rewrite))
             output = builder.emit_output(result)
         builder.emit_func_output(output)
+
+
+def _cast(builder: relax.BlockBuilder, tensor: relax.Expr, dtype: str, narrowed: dict[Any, Any]) -> Any:
+    """A tensor in another type; `narrowed` has what is cast already. What a view shows is cast, so that kernels see it.
+
+    A transpose, or a vector in the shape of a bias, is taken by kernels as it lies.
+    """
+    if tensor not in narrowed:
+        made = builder.lookup_binding(tensor) if isinstance(tensor, relax.Var) else None
+        if isinstance(made, tvm.ir.Call) and operator_name(made) in _VIEWS:
+            operand = _cast(builder, made.args[0], dtype, narrowed)
+            cast = relax.Call(made.op, [operand, *made.args[1:]], made.attrs, list(made.ty_args))
+        else:
+            cast = relax.op.astype(tensor, dtype)
+        narrowed[tensor] = builder.emit(cast)
+    return narrowed[tensor]
 
 
 class _Kept:
@@ -134,21 +151,13 @@ class _Kept:
         """A tensor in 16 bits: what is kept of it, if it is."""
         if element_type(tensor) != "float32":
             return tensor
-        if tensor not in self._narrowed:
-            self._narrowed[tensor] = self._builder.emit(relax.op.astype(tensor, self._dtype))
-        return self._narrowed[tensor]
+        return _cast(self._builder, tensor, self._dtype, self._narrowed)
 
     def _moved(self, operand: relax.Expr) -> Any:
-        """An operand of what is computed in 16 bits; a bias is cast as the vector that it is, for kernels to take."""
+        """An operand of what is computed in 16 bits."""
         if isinstance(operand, relax.Tuple):
             return relax.Tuple([self._moved(field) for field in operand.fields])
-        if not isinstance(operand.ty, relax.TensorType):
-            return operand
-        made = self._builder.lookup_binding(operand) if operand not in self._narrowed else None
-        if isinstance(made, tvm.ir.Call) and operator_name(made) in ("relax.reshape", "relax.expand_dims"):
-            vector = relax.Call(made.op, [self._cast(made.args[0]), *made.args[1:]], made.attrs, list(made.ty_args))
-            return self._builder.emit(vector)
-        return self._cast(operand)
+        return self._cast(operand) if isinstance(operand.ty, relax.TensorType) else operand
 
 
 def _with_result(attributes: tvm.ir.Attrs, dtype: str) -> tvm.ir.Attrs:
