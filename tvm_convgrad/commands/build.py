@@ -14,6 +14,7 @@ import typer
 
 from tvm_convgrad.commands import image_options, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
+from tvm_convgrad.commands.memory_limit import fit, parse_size
 from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.training.frontends import shown_formats
 from tvm_convgrad.training.step.options import LossSettings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tvm_convgrad.commands.kept_builds import Built
     from tvm_convgrad.core.kept_objects import KeptObjects
     from tvm_convgrad.training.runtime.artifact import Artifact
+    from tvm_convgrad.training.step.module import StepModule
 
 
 def build(
@@ -61,6 +63,7 @@ def build(
     bn: options.BatchNorm = "train",
     dropout: options.Dropout = "train",
     accumulate: options.Accumulate = 1,
+    memory: options.Memory = None,
     split: options.Split = False,
     mean: image_options.Mean = None,
     std: image_options.Std = None,
@@ -78,7 +81,7 @@ def build(
     trained = tuple(filter(None, (train or "").split(",")))
     outputs = options.chosen_outputs(loss, model_output, model_target)
     source = ModelOptions(model, options.parse_batch(batch), params, outputs, trained)
-    backends = options.parse_offload(offload)
+    backends, limit = options.parse_offload(offload), parse_size(memory)
     start = time.perf_counter()
 
     from tvm_convgrad.commands.kept_builds import KeptBuilds
@@ -115,7 +118,8 @@ def build(
         "mean": options.parse_numbers("--mean", mean),
         "std": options.parse_numbers("--std", std),
     }
-    chosen = {"target": target, "linker": linker, "offload": backends, "tuned": tuned, "transforms": transforms}
+    chosen: dict[str, object] = {"target": target, "linker": linker, "offload": backends, "memory": limit}
+    chosen |= {"tuned": tuned, "transforms": transforms}
     check_destination(output)
     kept = KeptObjects() if cache else None
     with stages(f"reading {model}") as enter:
@@ -127,7 +131,7 @@ def build(
             options.check_loss(loss, loss_settings)
             options.check_clipping(clip_norm, clip_value)
             image_options.check_normalisation(step["mean"], step["std"])
-            built = _build(source, step, compilation, linker, kept, output, enter)
+            built = _build(source, step, compilation, linker, limit, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
                 earlier.keep(built)
         else:
@@ -159,6 +163,7 @@ def _build(
     step_options: dict[str, Any],
     compilation: CompileOptions,
     linker: str | None,
+    limit: int | None,
     kept: KeptObjects | None,
     output: Path,
     enter: Callable[[str], None],
@@ -176,22 +181,35 @@ def _build(
 
     target = compilation.target
     links = linker_for(target, linker)  # a missing one is said before the work
-    with compilation.in_force() as winners:
-        loaded = source.load()
-        origin = Origin.of(source.source)
+    results = {"results": options.results_for(step_options["results"], target, step_options["dtype"])}
+    warnings: list[str] = []
+
+    def make(model: ModelOptions, accumulate: int) -> StepModule:
+        loaded = model.load()
+        warnings[:] = loaded.warnings
         enter("differentiating")
-        results = options.results_for(step_options["results"], target, step_options["dtype"])
-        step = build_step(loaded, **step_options | {"results": results})
+        return build_step(loaded, **step_options | results | {"accumulate": accumulate})
+
+    with compilation.in_force() as winners:
+        fitted = None
+        if limit is None:
+            step = make(source, step_options["accumulate"])
+        else:
+            fitted = fit(source, step_options["accumulate"], limit, make, target, compilation.backends)
+            step = fitted.step
+        origin = Origin.of(source.source)
         enter("compiling")
         with compile_apart(KernelBuilds(kept, progress=enter)):
             executable, plan = compile_with_plan(step, target, compilation.backends)
         described = describe_convolutions(plan)
         manifest = make_manifest(step, target, described, origin)
+        if fitted is not None and limit is not None:
+            manifest["memory"] = {"limit": limit, **fitted.memory.to_json(), "choice": fitted.in_words(limit)}
         enter(f"writing {output}")
         artifact = save_artifact(executable, manifest, output, links)
     taken = len(winners.used) if winners is not None else 0
     taken += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
-    return Built(artifact, taken, tuple(loaded.warnings))
+    return Built(artifact, taken, tuple(warnings))
 
 
 def _summary(artifact: Artifact, seconds: float, size: str) -> list[tuple[str, object]]:
@@ -217,5 +235,6 @@ def _summary(artifact: Artifact, seconds: float, size: str) -> list[tuple[str, o
         ("options", ", ".join(f"{name}={artifact.options[name]}" for name in settings)),
         ("parameters", f"{weights:,} in {sum(spec.role == 'parameter' for spec in state)} tensors"),
         ("gradient operators", len(artifact.gradients)),
+        *([("planned memory", artifact.manifest["memory"]["choice"])] if "memory" in artifact.manifest else []),
         ("libraries called", ", ".join(artifact.manifest["runtimes"]) or "none"),
     ]

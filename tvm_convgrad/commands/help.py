@@ -44,7 +44,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = MappingProxyType(
             Group("Gradients", "--train 'layer4.*,fc' --clip-norm 1", ("train", "clip_norm", "clip_value", "ema")),
             Group("Loss", "--loss cross_entropy --label-smoothing 0.1", _LOSS),
             Group("Precision", "--dtype bfloat16", _PRECISION),
-            Group("The step", "--accumulate 4 --bn frozen", ("bn", "dropout", "seed", "accumulate", "split")),
+            Group("The step", "--accumulate 4 --bn frozen", ("bn", "dropout", "seed", "accumulate", "split", "memory")),
             Group("Images", "--mean 0.5 --std 0.25", ("mean", "std")),
             Group("Compiling", "--target native --layout NHWC", _COMPILE),
             _OUTPUT,

@@ -266,6 +266,14 @@ Accumulate = Annotated[
         metavar="K", min=1, help="Accumulate the gradients of K batches (micro-batches) in a step, and update once."
     ),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Divide the batch into as many micro-batches as it takes for the planned memory of a step to be at most "
+        "SIZE, such as 512MB: state, inputs and all tensors at the peak.",
+    ),
+]
 Split = Annotated[
     bool,
     typer.Option(

@@ -33,6 +33,7 @@ def build_library(
             # libtvm_runtime is needed for what it registers when it is loaded, not for a symbol.
             "-Wl,--no-as-needed",
             f"-Wl,-soname,{NAME}",
+            f"-Wl,--version-script,{SOURCES / 'exports.map'}",
             str(runtime.tvm),
             str(runtime.ffi),
             *(f"-Wl,-rpath,{folder}" for folder in folders),

@@ -42,4 +42,5 @@ set_target_properties(convgrad PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILIT
                                           POSITION_INDEPENDENT_CODE ON)
 # libtvm_runtime is needed for what it registers when it is loaded, not for a symbol: the linker must not drop it.
 target_link_libraries(convgrad PRIVATE "-Wl,--no-as-needed" "${CONVGRAD_TVM_LIBRARY}" "${CONVGRAD_TVM_FFI_LIBRARY}"
-                                       "-Wl,--as-needed")
+                                       "-Wl,--as-needed"
+                                       "-Wl,--version-script,${_convgrad_root}/src/exports.map")

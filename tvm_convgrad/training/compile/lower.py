@@ -80,7 +80,7 @@ def _compiled(
     module: tvm.IRModule, entry: str, target: tvm.target.Target, backends: Sequence[str]
 ) -> tuple[tvm.runtime.Executable, list[Lowered]]:
     """The executable of a module, and what computes the convolutions of its function `entry`."""
-    module = _simplified(module)
+    module = simplified(module)
     offloaded = offload(module, backends, target)
     with recorded_choices() as record:
         executable = compile_module(offloaded.module, target)
@@ -105,7 +105,7 @@ def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> 
 @rules()
 def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
     """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
-    module = _simplified(step.module)
+    module = simplified(step.module)
     target = target if is_gpu(target) else _cpu(target)
     offloaded = offload(module, backends, target)
     with target, recorded_choices() as record:
@@ -113,7 +113,7 @@ def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequ
     return _in_order(module, "step", record, offloaded)
 
 
-def _simplified(module: tvm.IRModule) -> tvm.IRModule:
+def simplified(module: tvm.IRModule) -> tvm.IRModule:
     """The module without common subexpressions: the one whose convolutions are counted."""
     passes = [relax.transform.EliminateCommonSubexpr(), relax.transform.CanonicalizeBindings()]
     return tvm.transform.Sequential(passes)(module)

@@ -47,6 +47,22 @@ class StepMemory:
         """The call with the most bytes in use, the first of several."""
         return max(self.moments, key=lambda moment: moment.bytes)
 
+    @property
+    def total(self) -> int:
+        """Bytes of everything at the peak: state, batch, and what a step computes."""
+        return self.state + self.batch + self.peak.bytes
+
+    def to_json(self) -> dict[str, int | str]:
+        """For a manifest: bytes of state, batch, what is computed at the peak and all of it; the call of the peak."""
+        peak = self.peak
+        return {
+            "state": self.state,
+            "batch": self.batch,
+            "computed": peak.bytes,
+            "total": self.total,
+            "peak": re.sub(r"\d+$", "", peak.name),  # compiled kernels have other numbers
+        }
+
 
 def memory_of(artifact: Artifact) -> StepMemory:
     """The memory of a step of fixed batch.
@@ -66,13 +82,14 @@ def memory_of(artifact: Artifact) -> StepMemory:
     module = load_module(artifact)
     moments = moments_of(module["as_text"](), module["stats"]())
     return StepMemory(
-        sum(_bytes(spec.shape, spec.dtype) for spec in artifact.state),
-        sum(_bytes(spec.shape, spec.dtype) for spec in (*artifact.inputs, artifact.target)),
+        sum(bytes_of(spec.shape, spec.dtype) for spec in artifact.state),
+        sum(bytes_of(spec.shape, spec.dtype) for spec in (*artifact.inputs, artifact.target)),
         tuple(moments),
     )
 
 
-def _bytes(shape: tuple[int | str, ...], dtype: str) -> int:
+def bytes_of(shape: tuple[int | str, ...], dtype: str) -> int:
+    """The bytes of a tensor of fixed extents."""
     return math.prod(int(extent) for extent in shape) * numpy_dtype(dtype).itemsize
 
 
@@ -110,4 +127,4 @@ def _extent(argument: str, constants: list[str]) -> int:
     return math.prod(int(extent) for extent in shape[1].split(","))
 
 
-__all__ = ["Moment", "StepMemory", "memory_of", "moments_of"]
+__all__ = ["Moment", "StepMemory", "bytes_of", "memory_of", "moments_of"]
