@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hessian-vector products of a small convolutional network, and with them the largest curvature of its loss.
 
-    python examples/hessian_vector.py [--iterations N]
+    python examples/hessian_vector.py [--iterations N] [--plot PICTURE.png]
 
 The product H v is the gradient of <gradient of the loss, v>, so relax.transform.Gradient is applied twice. The second
 time it differentiates the operators that the first one made, whose gradients are of the same family (docs/CLOSURE.md).
@@ -11,10 +11,13 @@ Power iteration on v -> H v then finds the eigenvalue of H of largest size; the 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from tvm import relax
 
 SHAPES = {"images": (4, 1, 8, 8), "first": (6, 1, 3, 3), "second": (3, 6, 3, 3)}
@@ -73,6 +76,8 @@ def compiled(module: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--plot", type=Path, help="draw how the iteration converges")
+    options = parser.parse_args()
     rng = np.random.default_rng(0)
     images, *weights = (rng.normal(0, 0.5, shape) for shape in SHAPES.values())
 
@@ -80,12 +85,22 @@ def main() -> None:
     gradient, product = compiled(once), compiled(gradients(along(once)))
     v = [rng.normal(size=weight.shape) for weight in weights]
     curvature = 0.0
-    for _ in range(parser.parse_args().iterations):
+    found = []
+    for _ in range(options.iterations):
         length = np.sqrt(sum((part**2).sum() for part in v))
         v = [part / length for part in v]
         _, hv = product(images, *weights, *v)
         curvature = sum(float((a * b).sum()) for a, b in zip(hv, v, strict=True))
+        found.append(curvature)
         v, unit = hv, v
+
+    if options.plot:
+        figure = Figure(figsize=(6, 3), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.plot(range(1, len(found) + 1), found, color="#0072b2")
+        axes.set(xlabel="iteration", ylabel="curvature along v")
+        figure.savefig(options.plot, dpi=100)
 
     step = 1e-5
     ahead, behind = (

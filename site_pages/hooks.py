@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
-from site_pages import api, commands, links, nav, output, tables  # noqa: E402
+from site_pages import api, check, commands, gallery, links, nav, output, status, tables  # noqa: E402
+
+_gallery: dict[str, gallery.Shown] = {}
+"""What the commands of the gallery's pages gave, by page."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -25,6 +29,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=made()))
     for page, described in api.pages():
         files.append(File.generated(config, page, content=api.text_of(described)))
+    _gallery.update(gallery.run_all())
+    for name, shown in _gallery.items():
+        for picture, content in shown.pictures.items():
+            files.append(File.generated(config, f"gallery/{name}/{picture}", content=content))
     files.append(File.generated(config, "guides/report.html", content=output.report()))
     files.append(File.generated(config, "reference/commands.md", content=commands.page()))
     config.nav = nav.completed(config.nav, [file.src_uri for file in files.documentation_pages()])
@@ -32,8 +40,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links of a document in docs/ to places outside of it, and the output of its commands."""
-    if page.file.generated_by is not None:
-        return markdown
-    source = f"docs/{page.file.src_uri}"
-    return output.with_output(links.in_site(markdown, source, page.file.src_uri))
+    """Links of a document in docs/ to places outside of it, the output of its commands, and what is experimental."""
+    name = page.file.src_uri
+    if page.file.generated_by is None:
+        folder, _, stem = name.removesuffix(".md").rpartition("/")
+        in_gallery = folder == "gallery" and stem in _gallery
+        text = gallery.page(stem, markdown, _gallery[stem]) if in_gallery else output.with_output(markdown)
+        markdown = links.in_site(text, f"docs/{name}", name)
+    return status.marked(markdown, name)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Check the links of all pages, those that mkdocs does not see, too.
+
+    Raises:
+        PluginError: some lead nowhere, or a page loads something from elsewhere.
+    """
+    found = list(check.problems(Path(config.site_dir)))
+    if found:
+        raise PluginError("\n".join(found))

@@ -10,7 +10,13 @@ from typing import TypeAlias
 Nav: TypeAlias = "list[str | dict[str, str | Nav]]"
 """The navigation as mkdocs.yml has it: paths, titles with a path, and titles with a navigation of their own."""
 
-SECTIONS = {"guides": "Guides", "results": "Results", "reference/api": "Reference", ".": "Reference"}
+SECTIONS = {
+    "guides": "Guides",
+    "gallery": "Gallery",
+    "results": "Results",
+    "reference/api": "Reference",
+    ".": "Reference",
+}
 """The section of each folder below docs/."""
 
 

@@ -61,17 +61,21 @@ def report() -> str:
 
 
 def _make_network(folder: Path) -> None:
-    _run(folder, str(ROOT / "examples" / "digits_cnn.py"), "--out", ".", "--batch", "16")
+    run_python(folder, str(ROOT / "examples" / "digits_cnn.py"), "--out", ".", "--batch", "16")
     (folder / "digits_cnn.onnx").rename(folder / "model.onnx")
 
 
 def _convgrad(folder: Path, *arguments: str) -> str:
-    return _run(folder, "-m", "tvm_convgrad", *arguments)
+    return run_python(folder, "-m", "tvm_convgrad", *arguments)
 
 
-def _run(folder: Path, *arguments: str) -> str:
-    """What Python prints with these arguments."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+def run_python(folder: Path, *arguments: str) -> str:
+    """What Python prints with these arguments, run in a folder; as wide as a terminal of 80 columns.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "80", "MPLCONFIGDIR": str(folder)}
     words = [sys.executable, *arguments]
     done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder, env=environment)
     if done.returncode:

@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from relax_ops.rules import operator_rules
 from relax_ops.rules.contract import OperatorRules
+from site_pages import messages
 from tvm_convgrad import op
 from tvm_convgrad.core.catalogue import BY_NAME, FORWARD, NEW_OPS, OpEntry
 from tvm_convgrad.core.errors import FAMILY
 from tvm_convgrad.importer.operators import TABLE as RELAY_OPERATORS
+from tvm_convgrad.kernels.contract import Kernel
 from tvm_convgrad.kernels.registry import all_kernels
+from tvm_convgrad.offload.contract import Entry
 from tvm_convgrad.offload.registry import ENTRIES
-from tvm_convgrad.training.frontends.registry import all_formats
+from tvm_convgrad.training.frontends.registry import Format, all_formats
+
+T = TypeVar("T")
 
 COLUMNS = {
     "gradient": ("gradient",),
@@ -35,6 +41,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown; vertical lines in cells are escaped."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def listing(title: str, about: str, items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> str:
+    """A page with a table of what the code lists.
+
+    Args:
+        title: the heading of the page.
+        about: the paragraph above the table.
+        items: a row each.
+        columns: what each column says of an item, by its heading.
+    """
+    rows = ([cell(item) for cell in columns.values()] for item in items)
+    return "\n\n".join([f"# {title}", about, table(tuple(columns), rows)])
 
 
 def code(words: Iterable[str]) -> str:
@@ -93,97 +112,88 @@ def _arguments(entry: OpEntry) -> str:
 
 def kernels() -> str:
     """The page of the generated CPU kernels."""
-    rows = [
-        (
-            kernel.name,
-            f"`{kernel.form}`",
-            ", ".join(kernel.label(direction).rpartition(" ")[2] for direction in kernel.directions),
-            "; ".join(f"{direction}: {code(kernel.epilogues(direction))}" for direction in kernel.directions),
-            YES if kernel.exact else "only with `--transforms`, or forced",
-            YES if kernel.any_batch else "",
-            first_sentence(type(kernel)),
-        )
-        for kernel in all_kernels()
-    ]
-    columns = ("kernel", "`impl`", "directions", "what it fuses", "plain sums", "free batch", "what it is")
-    return "\n\n".join(
-        [
-            "# Kernels",
-            "The kernels that the chooser knows (`tvm_convgrad/kernels/registry.py`). Of those that do not refuse a "
-            "problem the one of least estimate is taken; `convgrad explain` shows which, and why no other is. How they "
-            "work: [KERNELS](../KERNELS.md).",
-            table(columns, rows),
-        ]
+    columns: dict[str, Callable[[Kernel], str]] = {
+        "kernel": lambda kernel: kernel.name,
+        "`impl`": lambda kernel: f"`{kernel.form}`",
+        "directions": lambda kernel: ", ".join(kernel.label(each).rpartition(" ")[2] for each in kernel.directions),
+        "what it fuses": lambda kernel: _fused({each: kernel.epilogues(each) for each in kernel.directions}),
+        "plain sums": lambda kernel: YES if kernel.exact else "only with `--transforms`, or forced",
+        "free batch": lambda kernel: YES if kernel.any_batch else "",
+        "what it is": lambda kernel: first_sentence(type(kernel)),
+    }
+    return listing(
+        "Kernels",
+        "The kernels that the chooser knows (`tvm_convgrad/kernels/registry.py`). Of those that do not refuse a "
+        "problem the one of least estimate is taken; `convgrad explain` shows which, and with `--refused` why no other "
+        "is. How they work: [KERNELS](../KERNELS.md).",
+        all_kernels(),
+        columns,
     )
 
 
 def backends() -> str:
     """The page of vendor libraries."""
-    rows = [
-        (
-            entry.title,
-            f"`{entry.name}`",
-            entry.used_on,
-            ", ".join(entry.dtypes),
-            "; ".join(f"{direction}: {code(fused) or 'nothing'}" for direction, fused in entry.epilogues.items()),
-            entry.layout or "any",
-            f"`{entry.install}`",
-            f"`{entry.variable}`" if entry.variable else "",
-        )
-        for entry in sorted(ENTRIES.values(), key=lambda each: each.order)
-    ]
-    columns = ("library", "`--offload`", "on", "types", "what one call fuses", "layout", "install", "settings")
-    return "\n\n".join(
-        [
-            "# Libraries",
-            "Backends, in the order in which `--offload auto` tries them (`tvm_convgrad/offload/*/entry.py`). What "
-            "each refuses, and why: [OFFLOAD](../OFFLOAD.md).",
-            table(columns, rows),
-        ]
+    columns: dict[str, Callable[[Entry], str]] = {
+        "library": lambda entry: entry.title,
+        "`--offload`": lambda entry: f"`{entry.name}`",
+        "on": lambda entry: entry.used_on,
+        "types": lambda entry: ", ".join(entry.dtypes),
+        "what one call fuses": lambda entry: _fused(entry.epilogues),
+        "layout": lambda entry: entry.layout or "any",
+        "install": lambda entry: f"`{entry.install}`",
+        "settings": lambda entry: f"`{entry.variable}`" if entry.variable else "",
+    }
+    return listing(
+        "Libraries",
+        "Backends, in the order in which `--offload auto` tries them (`tvm_convgrad/offload/*/entry.py`). What each "
+        "refuses, and why: [OFFLOAD](../OFFLOAD.md).",
+        sorted(ENTRIES.values(), key=lambda each: each.order),
+        columns,
     )
+
+
+def _fused(epilogues: Mapping[str, Sequence[str]]) -> str:
+    """What is fused in each direction."""
+    return "; ".join(f"{direction}: {code(fused) or 'nothing'}" for direction, fused in epilogues.items())
 
 
 def formats() -> str:
     """The page of model files."""
-    rows = [
-        (
-            each.name,
-            code(each.suffixes),
-            f"`pip install 'tvm-convgrad[{each.package}]'`" if each.package else "",
-            "`--params`" if each.takes_params else "",
-        )
-        for each in all_formats()
-    ]
+    columns: dict[str, Callable[[Format], str]] = {
+        "format": lambda each: each.name,
+        "endings": lambda each: code(each.suffixes),
+        "needs": lambda each: f"`pip install 'tvm-convgrad[{each.package}]'`" if each.package else "",
+        "values of parameters": lambda each: "`--params`" if each.takes_params else "",
+    }
     noted = sum(1 for entry in RELAY_OPERATORS.values() if entry.note)
-    return "\n\n".join(
-        [
-            "# Model files",
-            "What `convgrad build`, `explain` and `tune` read (`tvm_convgrad/training/frontends/formats/`).",
-            table(("format", "endings", "needs", "values of parameters"), rows),
-            f"Of Relay's operators {len(RELAY_OPERATORS)} are imported, {noted} of them with a note: "
-            "[the table](../RELAY_IMPORT.md#operators).",
-        ]
+    about = "What `convgrad build`, `explain` and `tune` read (`tvm_convgrad/training/frontends/formats/`)."
+    rest = (
+        f"Of Relay's operators {len(RELAY_OPERATORS)} are imported, {noted} of them with a note: "
+        "[the table](../RELAY_IMPORT.md#operators)."
     )
+    return "\n\n".join([listing("Model files", about, all_formats(), columns), rest])
 
 
 def errors() -> str:
-    """The page of the error classes."""
-    rows = [
-        (
-            f"`{error.__name__}`",
-            first_sentence(error),
-            code(base.__name__ for base in error.__bases__ if base.__module__ == "builtins" and base is not Exception),
-        )
-        for error in FAMILY
-    ]
-    return "\n\n".join(
-        [
-            "# Errors",
-            "Everything that this package refuses is a `tvm_convgrad.ConvGradError`: a sentence with the operator and "
-            "parameter, the rule, the values and the remedy. The command prints it and ends with exit code 1.",
-            table(("error", "what it is about", "is also a"), rows),
-        ]
+    """The page of the error classes, and of the sentences that each has in the sources."""
+    columns: dict[str, Callable[[type[Exception]], str]] = {
+        "error": lambda error: f"`{error.__name__}`",
+        "what it is about": first_sentence,
+        "is also a": lambda error: code(
+            base.__name__ for base in error.__bases__ if base.__module__ == "builtins" and base is not Exception
+        ),
+    }
+    classes = listing(
+        "Errors",
+        "Everything that this package refuses is a `tvm_convgrad.ConvGradError`: a sentence with the operator and "
+        "parameter, the rule, the values and the remedy. The command prints it and ends with exit code 1.",
+        FAMILY,
+        columns,
     )
+    found = messages.by_class({error.__name__ for error in FAMILY})
+    sections = [f"## Messages of {name}\n\n" + table(("message", "from"), rows) for name, rows in found.items()]
+    about = "Below are all messages, with … for what depends on the case; the search finds them by their words."
+    return "\n\n".join([classes, about, *sections])
 
 
 PAGES = {

@@ -22,6 +22,9 @@ BATCH, SAMPLES = 16, 64
 NEEDS = {"offload-to-cudnn": "cuda"}
 """Guides whose commands need a library, and the mark of its tests."""
 
+PACKAGES = {"cross-compile-arm": "ziglang"}
+"""Guides whose commands need a package of an extra."""
+
 NAMES = [
     pytest.param(page.stem, marks=getattr(pytest.mark, NEEDS[page.stem]) if page.stem in NEEDS else ())
     for page in sorted(GUIDES.glob("*.md"))
@@ -57,6 +60,8 @@ def run_commands(text: str, convgrad: Command) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_guide(name: str, convgrad: Command, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
     for path in digits.iterdir():
         shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import sys
 from html.parser import HTMLParser
@@ -150,6 +151,19 @@ def test_what_is_not_known_is_said(convgrad: Command, tiny_dynamic_step: Path, t
     assert convgrad("explain", tiny_model, "--html", path).code == 0
     text = path.read_text(encoding="utf-8")
     assert "A model has no plan of memory until it is built" in text
+    assert list(Parts(text).charts) == ["roofline"]
+
+
+def test_a_library_for_another_machine(
+    convgrad: Command, tiny_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be loaded: the page has its convolutions, and says why it has no graph and no memory."""
+    drawn()
+    path = tmp_path / "report.html"
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert convgrad("explain", tiny_step, "--html", path).code == 0
+    text = path.read_text(encoding="utf-8")
+    assert text.count("is not a shared library for riscv64") == 2
     assert list(Parts(text).charts) == ["roofline"]
 
 

@@ -124,10 +124,11 @@ def _write_page(
     artifact: Artifact | None,
 ) -> None:
     """Write the report of --html; the memory of a step is that of a library, as a model is not compiled."""
-    from tvm_convgrad.core.errors import SetupError, UnsupportedError
+    from tvm_convgrad.core.errors import ArtifactError, SetupError, UnsupportedError
     from tvm_convgrad.core.files import write_atomic
     from tvm_convgrad.report.html.page import Content, page_of
     from tvm_convgrad.report.step_graph import StepGraph, graph_of
+    from tvm_convgrad.training.runtime.artifact import require_machine
     from tvm_convgrad.training.runtime.dataflow import dataflow_of
     from tvm_convgrad.training.runtime.memory import StepMemory, memory_of
 
@@ -136,12 +137,14 @@ def _write_page(
     graph: StepGraph | str = f"A model has no list of kernel calls {built}"
     if artifact is not None:  # the rest of the page does not depend on these two
         try:
+            require_machine(artifact)
             memory = memory_of(artifact)
-        except (SetupError, UnsupportedError) as error:
+        except (ArtifactError, SetupError, UnsupportedError) as error:
             memory = str(error)
         try:
+            require_machine(artifact)
             graph = graph_of(dataflow_of(artifact), [*gradients, *forward])
-        except (SetupError, UnsupportedError) as error:
+        except (ArtifactError, SetupError, UnsupportedError) as error:
             graph = str(error)
     page = Content(source, str(built_for["target"]), built_for["cores"], gradients, forward, memory, warnings, graph)
     write_atomic(path, page_of(page).encode())

@@ -165,6 +165,19 @@ def require_versions(artifact: Artifact) -> None:
             )
 
 
+def require_machine(artifact: Artifact) -> None:
+    """Refuse an artifact whose library is for another kind of machine, which cannot be loaded here.
+
+    Raises:
+        ArtifactError: it is.
+    """
+    path, machine = artifact.path, platform.machine()
+    with path.open("rb") as file:
+        header = file.read(20)
+    if header[:4] != b"\x7fELF" or struct.unpack_from("<H", header, 18)[0] != _ELF_MACHINES.get(machine):
+        raise ArtifactError(f"{path}: its code is not a shared library for {machine}; build the step on this machine.")
+
+
 def read_artifact(path: Path) -> Artifact:
     """Check the artifact at `path` without loading it: its seal, and that it runs on this machine.
 
@@ -173,11 +186,7 @@ def read_artifact(path: Path) -> Artifact:
     """
     artifact = inspect_artifact(path)
     require_versions(artifact)
-    with path.open("rb") as file:
-        header = file.read(20)
-    machine = platform.machine()
-    if header[:4] != b"\x7fELF" or struct.unpack_from("<H", header, 18)[0] != _ELF_MACHINES.get(machine):
-        raise ArtifactError(f"{path}: its code is not a shared library for {machine}; build the step on this machine.")
+    require_machine(artifact)
     missing = sorted(set(artifact.manifest["cpu_features"]) - local_features())
     if missing:
         raise ArtifactError(
