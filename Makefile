@@ -18,6 +18,7 @@
 # make bench-relay  16 gradients in Relay, Relax and PyTorch in turns; the table in OUT; installs PyTorch
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make test-federated  the example of federated training, with Flower in .venv-federated
+# make test-device  a bundle for aarch64, run by qemu, and kernels for NEON; says so and ends where there is no qemu
 # make docs         the site, in OUT/site; links and anchors must be right
 # make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
@@ -42,7 +43,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
-    bench-relay test-host test-federated docs docs-serve lint clean
+    bench-relay test-host test-federated test-device docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -156,6 +157,16 @@ $(FEDERATED)/made: $(SOURCES)
 
 test-federated: $(FEDERATED)/made
 	$(FEDERATED)/bin/pytest -m federated tests/distributed
+
+# Wheels of TVM for aarch64, whose libraries a bundle takes; the versions are those of .venv.
+$(VENV)/aarch64: $(VENV)/with-test
+	$(BIN)/python -c 'from tvm_convgrad.device.wheels import fetch; from tvm_convgrad.training.runtime.artifact import versions; \
+	    from pathlib import Path; fetch("aarch64", versions(), Path("$@"))'
+
+test-device: $(VENV)/with-test $(VENV)/with-cross
+	@command -v qemu-aarch64-static >/dev/null || { echo "test-device: not run: there is no qemu-aarch64-static"; exit 0; }; \
+	$(MAKE) $(VENV)/aarch64 && CONVGRAD_AARCH64_WHEELS=$(abspath $(VENV))/aarch64 $(BIN)/pytest -m device tests/device
+
 # The variable silences an announcement of other versions.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 docs: $(VENV)/with-docs
