@@ -19,6 +19,7 @@
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make test-federated  the example of federated training, with Flower in .venv-federated
 # make test-wheel   wheel and sdist in an empty environment, where README's commands are run; lists sizes of packages
+# make test-device  a bundle for aarch64, run by qemu, and kernels for NEON; says so and ends where there is no qemu
 # make docs         the site, in OUT/site; links and anchors must be right
 # make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
@@ -43,7 +44,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
-    bench-relay test-host test-federated test-wheel docs docs-serve lint clean
+    bench-relay test-host test-federated test-wheel test-device docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -163,6 +164,15 @@ test-wheel: $(VENV)/with-demo $(VENV)/with-release
 	rm -rf build $(OUT)/dist
 	$(BIN)/python -m build --quiet --outdir $(OUT)/dist
 	$(BIN)/python -m tests.release.five_minutes $(OUT)/dist
+
+# Wheels of TVM for aarch64, whose libraries a bundle takes; the versions are those of .venv.
+$(VENV)/aarch64: $(VENV)/with-test
+	$(BIN)/python -c 'from tvm_convgrad.device.wheels import fetch; from tvm_convgrad.training.runtime.artifact import versions; \
+	    from pathlib import Path; fetch("aarch64", versions(), Path("$@"))'
+
+test-device: $(VENV)/with-test $(VENV)/with-cross
+	@command -v qemu-aarch64-static >/dev/null || { echo "test-device: not run: there is no qemu-aarch64-static"; exit 0; }; \
+	$(MAKE) $(VENV)/aarch64 && CONVGRAD_AARCH64_WHEELS=$(abspath $(VENV))/aarch64 $(BIN)/pytest -m device tests/device
 
 # The variable silences an announcement of other versions.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs

@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "browser: shows pages in Chromium, and runs only with -m browser (make test-browser)"
     )
     config.addinivalue_line("markers", "federated: runs Flower, and runs only with -m federated (make test-federated)")
+    config.addinivalue_line("markers", "device: emulates aarch64, and runs only with -m device (make test-device)")
     config.addinivalue_line("markers", "jax: the bridge to JAX; skipped where JAX is not installed")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
@@ -58,11 +59,12 @@ _ON_REQUEST = (
     "zoo",
     "federated",
     "browser",
+    "device",
 )
 """Marks of tests that run only with -m: they need what the suite has no time for, a GPU, a browser, libraries."""
 
 
-_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch", "browser")
+_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch", "browser", "device")
 """All marks of the suite."""
 
 
