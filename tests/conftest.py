@@ -16,11 +16,15 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import tiny
 from tvm_convgrad.offload.registry import ENTRIES, backend
+
+if TYPE_CHECKING:
+    from tests.cli.command import Command
 
 _MODULE = re.compile(r"^(torch\w* = pytest\.importorskip\(\"torch\"|import torch|from torch)", re.MULTILINE)
 _FUNCTION = re.compile(r"importorskip\(\"torch\"|\bimport torch\b")
@@ -121,6 +125,14 @@ def _functions(module: ModuleType) -> dict[str, str]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef)
     }
+
+
+@pytest.fixture
+def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """The command, as a function."""
+    from tests.cli.command import Command  # here: the environment of Relay's tests has no typer
+
+    return Command(monkeypatch, capfd)
 
 
 @pytest.fixture(scope="session")

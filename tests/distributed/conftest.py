@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from tests.cli.command import Command
 from tests.conftest import build_tiny
 
 
@@ -36,8 +35,3 @@ def full_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COUNTS = {"train": 65, "val": 10, "test": 21}
-
-
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)

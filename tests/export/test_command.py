@@ -27,11 +27,6 @@ LENGTH = (18 + 1) + 8 + (9 + 1 + 1) + (9 + 1) + (4 + 1)
 """Roundings on the way through `models.network`: two convolutions, batch norm, sum, pool, linear."""
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 @dataclass(frozen=True)
 class Trained:
     """A step, its model, a checkpoint after three steps, and what it predicts then."""

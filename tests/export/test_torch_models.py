@@ -19,11 +19,6 @@ from tvm_convgrad.training.runtime.checkpoint import Progress, save  # noqa: E40
 from tvm_convgrad.training.runtime.session import Session  # noqa: E402
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 class Net(torch.nn.Module):
     """Two batch norms, of which one may be frozen; tied linear layers, an index, and a parameter that nothing reads."""
 

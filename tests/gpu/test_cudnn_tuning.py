@@ -145,8 +145,3 @@ def test_another_gpu(gpu: Gpu, convgrad: Command) -> None:
     other = "sm_75" if gpu.arch != "sm_75" else "sm_80"
     done = convgrad("tune", "--problem", CONV.descriptor, "--target", f"cuda:{other}", "--cudnn")
     done.assert_sentence(f"the target is {other}, and the GPU of this machine is {gpu.arch}")
-
-
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)

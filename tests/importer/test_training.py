@@ -111,11 +111,6 @@ def test_a_model_without_gradients(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.parameters["w"], W)
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 def test_the_command_import(tmp_path: Path, convgrad: Command) -> None:
     path = write(tmp_path, "%0")
     report = convgrad("import", path, "-o", tmp_path / "out.json", "--json").json

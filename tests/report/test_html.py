@@ -24,11 +24,6 @@ from tvm_convgrad.training.runtime.memory import Moment, StepMemory
 MEMORY = StepMemory(1 << 20, 1 << 19, (Moment("a", 1 << 20), Moment("b", 3 << 20), Moment("c", 0)))
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 def drawn() -> None:
     """Skip where the packages that draw a page are not installed."""
     pytest.importorskip("vl_convert")

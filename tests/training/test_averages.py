@@ -20,11 +20,6 @@ DECAY = 0.9
 NAMES = ("w", "gamma", "beta", "out")
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 @pytest.fixture(scope="module")
 def averaging(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Adam, so that averages stand between slots and the counter; split, so that `apply` has them, too."""

@@ -34,11 +34,6 @@ FORMAT = Format(name="a new one", suffixes=(".new", ".json"), load=load, is_of=i
 
 
 @pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
-@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder whose files are formats, too."""
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])

@@ -26,11 +26,6 @@ OVERFLOWS = 2.0**40
 """No gradient of the tiny model times this is finite in float16."""
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 @pytest.fixture(scope="module")
 def adaptive(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that a state can have stands before, between and behind the scale."""
