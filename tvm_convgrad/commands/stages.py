@@ -24,13 +24,18 @@ def reset_stage() -> None:
 @contextmanager
 def stages(first: str) -> Iterator[Callable[[str], None]]:
     """Show the stages of a command on standard error; gives a function that enters the next stage."""
+    from rich.live import Live
+    from rich.spinner import Spinner
+
     from tvm_convgrad.report.tables import stderr
 
-    with stderr().status(first) as status:
+    shown = Spinner("dots", first)
+    with Live(shown, console=stderr(), refresh_per_second=12.5, transient=True) as live:
 
         def enter(stage: str) -> None:
             _stage.set(stage)
-            status.update(stage)
+            shown.update(text=stage)
+            live.refresh()  # each stage is seen, however short
 
         enter(first)
         yield enter
