@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from tvm import relax
 from tests.linked import PLAIN
 from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.training.compile import separate
+from tvm_convgrad.training.compile.artifact_writer import save_artifact
 from tvm_convgrad.training.compile.kernel_object import Settings, kernel_key, kernel_text, make_object
 from tvm_convgrad.training.compile.kernel_worker import Worker
+from tvm_convgrad.training.compile.linking import Linker, linker_for
 from tvm_convgrad.training.compile.lower import compile_module
 from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
 
@@ -128,6 +131,25 @@ def test_equal_kernels_of_a_module_are_one(tmp_path: Path) -> None:
     with compile_apart(builds):
         compile_module(module(3.0), PLAIN)
     assert builds.found < lowered_names
+
+
+def test_no_weight_is_written_as_source(tmp_path: Path) -> None:
+    """A C++ compiler takes minutes and gigabytes for an array of a ResNet-18's weights."""
+    given = []
+
+    class Watching(Linker):
+        def __call__(self, output: str, objects: Sequence[str], options: Sequence[str] = (), **_: object) -> None:
+            given.extend(Path(each).name for each in objects)
+            super().__call__(output, objects, options)
+
+    target = tvm.target.Target(PLAIN)
+    with compile_apart(KernelBuilds(None, workers=0)):
+        executable = compile_module(module(), target)
+    linker = Watching(linker_for(target).command)
+    save_artifact(executable, {"target": str(target)}, tmp_path / "step.so", linker)
+    assert "imports.o" in given
+    assert "devc.c" not in given  # the name of TVM's array
+    assert result(tmp_path / "step.so").shape == (2, 4, 6, 6)
 
 
 def test_a_worker_makes_the_same_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

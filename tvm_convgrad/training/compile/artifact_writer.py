@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import tvm
@@ -105,20 +106,40 @@ def save_artifact(
         ArtifactError: `path` is a folder, or cannot be written.
     """
     check_destination(path)
-    linker = linker or linker_for(tvm.target.Target(json.loads(manifest["target"])))
+    target = tvm.target.Target(json.loads(manifest["target"]))
+    linker = linker or linker_for(target)
     headers = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
     with workspace() as folder:
         source, linked = folder / "manifest.c", folder / "step.so"
         source.write_text(_manifest_source(manifest))
         try:
             executable.export_library(
-                str(linked), fcompile=linker, addons=[str(source)], options=headers, workspace_dir=str(folder)
+                str(linked),
+                fcompile=linker,
+                fpack_imports=partial(_packed, target) if target.kind.name == "llvm" else None,
+                addons=[str(source)],
+                options=headers,
+                workspace_dir=str(folder),
             )
         except SetupError as error:
             raise SetupError(f"{path}: the compiled step could not be linked: {error}.") from error
         content, digest = seal(ARTIFACT, linked.read_bytes(), manifest)
     write_atomic(path, content)
     return Artifact(path, digest, manifest)
+
+
+def _packed(
+    target: tvm.target.Target, module: tvm.runtime.Module, is_system_lib: bool, prefix: str, folder: str
+) -> str:
+    """An object file with the virtual machine's code and the weights, written by LLVM; arguments are TVM's.
+
+    Of kernels that are object files already, TVM makes a C array of them instead, for which a compiler needs minutes
+    and gigabytes.
+    """
+    path = Path(folder) / "imports.o"
+    pack = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
+    pack(module, is_system_lib, str(target), prefix).write_to_file(str(path))
+    return str(path)
 
 
 def _manifest_source(manifest: Manifest) -> str:
