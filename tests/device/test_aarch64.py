@@ -48,11 +48,6 @@ LONGEST = BATCH * 64
 """Terms of the longest sum of a step: the pixels of a batch."""
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 @pytest.fixture(scope="session")
 def linker() -> Linker:
     """What links for aarch64; skips where this machine cannot run it."""

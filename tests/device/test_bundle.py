@@ -25,11 +25,6 @@ from tvm_convgrad.training.runtime.session import Session
 VERSIONS = {"tvm": "0.27.0", "tvm_ffi": "0.1.14"}
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 def test_a_bundle_for_this_machine(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
     output = tmp_path / "here.tar"
     report = convgrad("bundle", tiny_step, "-o", output, "--json").json

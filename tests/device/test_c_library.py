@@ -29,11 +29,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "c"
 STEPS = 10
 
 
-@pytest.fixture
-def convgrad(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capfd)
-
-
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     assert list(found) == list(expected)
     for name, array in expected.items():
