@@ -204,7 +204,7 @@ def check_resumed(case: Case, path: Path, folder: Path) -> None:
     samples, size = data(case), BATCH * case.accumulate
     whole, progress = Session(path), Progress("a", "d", 7, size, 0.05)
     assert any(not spec.shape for spec in whole.artifact.state) == (
-        case.optimizer.startswith("adam") or case.dropout or case.source == "pt2"
+        case.optimizer in ("adam", "adamw", "lamb") or case.dropout or case.source == "pt2"
     )
     list(train(whole, samples, progress, 3))
     assert all(map(math.isfinite, progress.losses))

@@ -263,7 +263,7 @@ def test_settings_are_checked_before_the_model_is_read(convgrad: Command, argume
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert tuple(LOSS_FUNCTIONS) == options.LOSSES
+    assert (*LOSS_FUNCTIONS, "model") == options.LOSSES
     assert tuple(UPDATE_RULES) == tuple(OPTIMIZER_DEFAULTS) == options.OPTIMIZERS
     assert ("NCHW", *KERNEL_LAYOUTS) == options.LAYOUTS
 

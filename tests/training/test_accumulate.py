@@ -15,7 +15,7 @@ from tests.training.small_models import Reference, data, relax_module, weights
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.partition import offload
-from tvm_convgrad.training.compile.lower import LowerStep, _simplified, plan_of
+from tvm_convgrad.training.compile.lower import LowerStep, plan_of, simplified
 from tvm_convgrad.training.ir.graph import bindings_of
 from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.step.build import build_step
@@ -176,7 +176,7 @@ def _allocated(step, backends):
     """The compiled step, shapes of the tensors that it allocates, and the bytes of storage planned for them."""
     target = native_target()
     with target:
-        module = LowerStep(target)(offload(_simplified(step.module), backends, target).module)
+        module = LowerStep(target)(offload(simplified(step.module), backends, target).module)
     tensors, storage = Counter(), 0
     for binding in bindings_of(module["step"]):
         call = binding.value

@@ -11,45 +11,17 @@ narrowed again in the backward pass: it is there all the time, in float32.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from relax_ops.ir import constant_extents
+from tvm_convgrad.training.ir.cheap import CHEAP, READERS, SOURCES, is_large, variables_of
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name
-
-CHEAP = frozenset(
-    f"relax.{name}"
-    for name in (
-        "add",
-        "subtract",
-        "multiply",
-        "negative",
-        "maximum",
-        "minimum",
-        "less",
-        "less_equal",
-        "greater",
-        "greater_equal",
-        "logical_and",
-        "where",
-        "clip",
-        "nn.relu",
-    )
-)
-"""Operators that cost less than writing and reading their result."""
-
-READERS = CHEAP | {"relax.sum", "relax.mean", "relax.max", "relax.divide", "relax.sqrt", "relax.exp"}
-"""Operators into whose kernels a cheap operand is fused."""
 
 CAST = frozenset({"relax.astype"})
 NARROW, FLOAT32 = frozenset({"float16", "bfloat16"}), frozenset({"float32"})
-
-SMALL = 4096  # elements; a smaller tensor costs nothing
-SOURCES = 2  # large tensors that a copy may read
 
 
 def Recompute() -> tvm.transform.Pass:
@@ -65,12 +37,6 @@ def _recompute(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
             if copied.chosen:
                 module[variable] = copied.apply(function)
     return module
-
-
-def is_large(expr: relax.Expr) -> bool:
-    """Whether a tensor has many elements, their number known."""
-    extents = constant_extents(expr)
-    return extents is not None and math.prod(extents) > SMALL
 
 
 class _Copies:
@@ -160,16 +126,3 @@ def _is_between(value: relax.Expr, source: frozenset[str], result: frozenset[str
 
 def _reads_cheaply(value: relax.Expr) -> bool:
     return _is_call(value, READERS) or _is_between(value, FLOAT32, NARROW) or _is_between(value, NARROW, FLOAT32)
-
-
-def variables_of(value: relax.Expr) -> list[Any]:
-    """The variables that an expression in A-normal form reads."""
-    if isinstance(value, relax.Var):
-        return [value]
-    if isinstance(value, tvm.ir.Call):
-        return [variable for argument in value.args for variable in variables_of(argument)]
-    if isinstance(value, relax.Tuple):
-        return [variable for field in value.fields for variable in variables_of(field)]
-    if isinstance(value, relax.TupleGetItem):
-        return variables_of(value.tuple_value)
-    return []

@@ -24,8 +24,8 @@ from tvm import relax
 
 from relax_ops.ir import constant_extents
 from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.training.ir.cheap import CHEAP, READERS, SOURCES, is_large, variables_of
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name
-from tvm_convgrad.training.passes.recompute import CHEAP, READERS, SOURCES, is_large, variables_of
 
 _RANKS = (1, 2, 3)
 MATMUL = "relax.matmul"
