@@ -20,6 +20,7 @@
 # make test-federated  the example of federated training, with Flower in .venv-federated
 # make test-wheel   wheel and sdist in an empty environment, where README's commands are run; lists sizes of packages
 # make test-device  a bundle for aarch64, run by qemu, and kernels for NEON; says so and ends where there is no qemu
+# make debian       Debian's packages for test-browser and test-device, as root: a browser, and what runs programs for aarch64
 # make docs         the site, in OUT/site; links and anchors must be right
 # make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
@@ -44,7 +45,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
-    bench-relay test-host test-federated test-wheel test-device docs docs-serve lint clean
+    bench-relay test-host test-federated test-wheel test-device debian docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
@@ -164,6 +165,12 @@ test-wheel: $(VENV)/with-demo $(VENV)/with-release
 	rm -rf build $(OUT)/dist
 	$(BIN)/python -m build --quiet --outdir $(OUT)/dist
 	$(BIN)/python -m tests.release.five_minutes $(OUT)/dist
+
+# Without root, or without Debian, the tests that need them say what is missing.
+DEBIAN := chromium qemu-user-static libstdc++6-arm64-cross
+debian:
+	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q --no-install-recommends $(DEBIAN); } \
+	    || echo "debian: not installed: $(DEBIAN)"
 
 # Wheels of TVM for aarch64, whose libraries a bundle takes; the versions are those of .venv.
 $(VENV)/aarch64: $(VENV)/with-test
