@@ -158,6 +158,7 @@ def measure(arguments: argparse.Namespace) -> None:
                     abs(a - b) for a, b in zip(found["our_losses"], found["their_losses"], strict=True)
                 ),
                 "losses": [found["our_losses"][0], found["our_losses"][-1]],
+                "first_losses": list(zip(found["our_losses"][:WARMUP], found["their_losses"], strict=False)),
             }
             print(json.dumps(result))
 
