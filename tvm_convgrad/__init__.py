@@ -47,7 +47,7 @@ from tvm_convgrad.core.errors import (
 )
 from tvm_convgrad.core.problem import ConvProblem
 
-__version__ = "0.1.0"  # pyproject.toml reads it here
+__version__ = "0.2.0"  # pyproject.toml reads it here
 
 _LAZY = {
     "op": "tvm_convgrad.op",

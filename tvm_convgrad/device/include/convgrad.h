@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CONVGRAD_VERSION "0.1.0" /* of this header */
+#define CONVGRAD_VERSION "0.2.0" /* of this header */
 
 #if defined(__GNUC__)
 #define CONVGRAD_API __attribute__((visibility("default")))
