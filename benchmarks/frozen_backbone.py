@@ -5,7 +5,8 @@
 
 Builds both for this CPU by `convgrad build` (SGD with momentum, 224 px). The steps run in turns in one process; the
 ratio is the median over the pairs. The memory of each is measured in a process of its own: the peak of its resident
-memory during steps less what was resident before the library was loaded, so that parameters and optimizer state count.
+memory during steps less what was resident with TVM and before the library was loaded, so that the library, parameters
+and optimizer state count. Beside it stands the plan's: state, batch and what is computed.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ def build(folder: Path, batch: int) -> dict[str, Path]:
 
 def memory(step: Path, batch: int) -> int:
     """Peak bytes that three steps take in this process, beyond what it had before the library was loaded."""
+    import tvm  # noqa: F401  - the session imports it late; its own memory is not the step's
+
     from tvm_convgrad.training.runtime.session import Session
 
     x, y = batch_of(batch)
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident("VmRSS")
     session = Session(step)
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     for _ in range(3):
         session.step(x, y)
     return resident("VmHWM") - before
@@ -84,8 +87,11 @@ def main() -> None:
             command += ["--memory-of", str(step)]
             found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
             peaks[name] = int(found.stdout)
+        from tvm_convgrad.training.runtime.artifact import read_artifact
+        from tvm_convgrad.training.runtime.memory import memory_of
         from tvm_convgrad.training.runtime.session import Session
 
+        planned = {name: memory_of(read_artifact(step)).total for name, step in steps.items()}
         x, y = batch_of(arguments.batch)
         sessions = {name: Session(step) for name, step in steps.items()}
         seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -97,8 +103,10 @@ def main() -> None:
                     seconds[name].append(time.perf_counter() - begin)
     ratio = median(head / whole for head, whole in zip(seconds["head"], seconds["all"], strict=True))
     for name in steps:
-        print(f"{name}: {median(seconds[name]) * 1e3:.1f} ms a step, {peaks[name] / 2**20:.0f} MiB")
-    print(f"head / all: {ratio:.2f} of the time, {peaks['head'] / peaks['all']:.2f} of the memory")
+        memories = f"{peaks[name] / 2**20:.0f} MiB, planned {planned[name] / 2**20:.0f}"
+        print(f"{name}: {median(seconds[name]) * 1e3:.1f} ms a step, {memories}")
+    parts = [f"{ratio:.2f} of the time", f"{peaks['head'] / peaks['all']:.2f} of the memory"]
+    print(f"head / all: {', '.join(parts)}, planned {planned['head'] / planned['all']:.2f}")
 
 
 if __name__ == "__main__":
