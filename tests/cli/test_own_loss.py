@@ -13,22 +13,12 @@ from tests import tiny
 from tests.cli.command import Command
 from tvm_convgrad.training import Session
 
-LOSS = """
-            label = relax.op.expand_dims(y, 1)
-            found = relax.op.gather_elements(relax.op.nn.log_softmax(h), label, 1)
-            loss = builder.emit_output(relax.op.negative(relax.op.mean(found)))
-        builder.emit_func_output(relax.Tuple([loss, h]))
-"""
-
 
 @pytest.fixture(scope="module")
 def own_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny model with its cross-entropy in it."""
-    source = tiny.SOURCE.replace("[x, *p.values()]", '[x, y, *p.values()], {"num_input": 2}')
-    source = source.replace("    shapes =", '    y = relax.Var("y", relax.TensorType((batch,), "int64"))\n    shapes =')
-    source = source.replace("        builder.emit_func_output(h)\n", LOSS.lstrip("\n"))
     path = tmp_path_factory.mktemp("own") / "own.py"
-    path.write_text(source)
+    path.write_text(tiny.with_own_loss())
     return f"{path}:make"
 
 

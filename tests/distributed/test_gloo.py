@@ -19,6 +19,7 @@ import pytest
 from tests import tiny
 from tests.cli.command import MAIN, Command, Done
 from tests.cli.test_kill import wait_for
+from tvm_convgrad.training import Session
 
 pytest.importorskip("torch", reason="the ranks meet by torch.distributed")
 
@@ -108,6 +109,29 @@ def test_two_processes_train_as_one(convgrad: Command, full_step: Path, full_dat
     assert "1 of 3 processes have nothing to do" in more[0].err
     assert json.loads(more[0].out)["losses"][: len(on["losses"])] == on["losses"]
     assert [each.out for each in more[1:]] == ["", ""]
+
+
+def test_a_model_with_its_own_loss(convgrad: Command, full_data: Path, tmp_path: Path) -> None:
+    """Built with --loss model: two ranks have the losses and parameters of one process with two batches an update."""
+    model, step = tmp_path / "own.py", tmp_path / "step.so"
+    model.write_text(tiny.with_own_loss())
+    built = convgrad(
+        "build", f"{model}:make", "-o", step, "--loss", "model", "--split", "--optimizer", "adamw", "--batch", "dynamic"
+    )
+    assert built.code == 0, built.err
+    arguments = [step, "--data", full_data, "--batch-size", 4, "--epochs", 3]
+    one = convgrad("run", *arguments, "--accumulate", 2, "--save-state", tmp_path / "one.npz", "--json").json
+    ranks = finish_all(start_ranks([*arguments, "--save-state", tmp_path / "two.npz"], 2))
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    two = ranks[0].json
+    assert len(two["losses"]) > 20
+    assert two["losses"] == one["losses"]
+    assert "test_accuracy" not in two
+    with np.load(tmp_path / "one.npz") as alone, np.load(tmp_path / "two.npz") as shared:
+        statistics = set(Session(step).statistics)  # those are averaged over the ranks
+        assert set(alone.files) == set(shared.files) > statistics
+        for name in set(alone.files) - statistics:
+            np.testing.assert_array_equal(shared[name], alone[name], err_msg=name)
 
 
 def test_a_killed_rank_ends_the_run_and_it_resumes(
