@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
 from tvm_convgrad.offload.registry import ENTRIES, NAMES, names_of_kind
 
@@ -151,7 +151,7 @@ def bench(
     if calls:
         raise typer.BadParameter("--calls goes with --bridge; single layers are measured without --step.")
     _refuse_what_means_nothing(context, step=step is not None, per_sample=per_sample, problem=bool(problem))
-    directions = options.parse_directions(direction, DIRECTIONS)
+    directions = option_values.parse_directions(direction, DIRECTIONS)
     only = ENTRIES[impl].layout if step is not None and impl is not None and impl in ENTRIES else None
     layouts = _names("--layout", layout or only or "NCHW,NHWC", STEP_LAYOUTS if step is not None else LAYOUTS)
     batches = _batches(batch)
@@ -254,7 +254,7 @@ def _configuration(target: str, impl: str | None, dtype: str, per_sample: bool) 
     _names("--dtype", dtype, DTYPES)
     if not per_sample:
         if target != "cuda":  # this machine's GPU, which `configuration_of` looks for
-            options.parse_target(target, gpus=True)
+            option_values.parse_target(target, gpus=True)
         return configuration_of(target, impl, dtype)
     if impl not in (None, KERNEL):
         raise typer.BadParameter(f"--per-sample measures the generated kernels, not {impl}; leave --impl out.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_convgrad.commands import image_options, options
+from tvm_convgrad.commands import image_options, option_values, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.memory_limit import fit, parse_size
 from tvm_convgrad.commands.stages import print_warnings, stages
@@ -79,9 +79,9 @@ def build(
     The step is the forward pass, the loss, all gradients and the optimizer's update.
     """
     trained = tuple(filter(None, (train or "").split(",")))
-    outputs = options.chosen_outputs(loss, model_output, model_target)
-    source = ModelOptions(model, options.parse_batch(batch), params, outputs, trained)
-    backends, limit = options.parse_offload(offload), parse_size(memory)
+    outputs = option_values.chosen_outputs(loss, model_output, model_target)
+    source = ModelOptions(model, option_values.parse_batch(batch), params, outputs, trained)
+    backends, limit = option_values.parse_offload(offload), parse_size(memory)
     start = time.perf_counter()
 
     from tvm_convgrad.commands.kept_builds import KeptBuilds
@@ -92,9 +92,9 @@ def build(
     settings = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "betas": betas, "weight_decay": weight_decay}
     loss_settings = LossSettings(
         label_smoothing,
-        options.parse_numbers("--class-weights", class_weights),
+        option_values.parse_numbers("--class-weights", class_weights),
         ignore_index,
-        options.parse_numbers("--positive-weight", positive_weight),
+        option_values.parse_numbers("--positive-weight", positive_weight),
         delta,
     )
     step: dict[str, Any] = {
@@ -108,15 +108,15 @@ def build(
         "ema": ema,
         "dtype": dtype,
         "results": results,
-        "loss_scale": options.parse_loss_scale(loss_scale),
+        "loss_scale": option_values.parse_loss_scale(loss_scale),
         "bn": bn,
         "dropout_mode": dropout,
         "layout": layout,
         "accumulate": accumulate,
         "seed": seed,
         "split": split,
-        "mean": options.parse_numbers("--mean", mean),
-        "std": options.parse_numbers("--std", std),
+        "mean": option_values.parse_numbers("--mean", mean),
+        "std": option_values.parse_numbers("--std", std),
     }
     chosen: dict[str, object] = {"target": target, "linker": linker, "offload": backends, "memory": limit}
     chosen |= {"tuned": tuned, "transforms": transforms}
@@ -126,10 +126,12 @@ def build(
         earlier = KeptBuilds(kept, source, step | chosen, store) if kept is not None else None
         built = earlier.take(output) if earlier is not None else None
         if built is None:
-            compilation = CompileOptions(options.parse_target(target, gpus=True), backends, tuned, transforms, store)
-            options.check_optimizer(optimizer, settings)
-            options.check_loss(loss, loss_settings)
-            options.check_clipping(clip_norm, clip_value)
+            compilation = CompileOptions(
+                option_values.parse_target(target, gpus=True), backends, tuned, transforms, store
+            )
+            option_values.check_optimizer(optimizer, settings)
+            option_values.check_loss(loss, loss_settings)
+            option_values.check_clipping(clip_norm, clip_value)
             image_options.check_normalisation(step["mean"], step["std"])
             built = _build(source, step, compilation, linker, limit, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
@@ -181,7 +183,7 @@ def _build(
 
     target = compilation.target
     links = linker_for(target, linker)  # a missing one is said before the work
-    results = {"results": options.results_for(step_options["results"], target, step_options["dtype"])}
+    results = {"results": option_values.results_for(step_options["results"], target, step_options["dtype"])}
     warnings: list[str] = []
 
     def make(model: ModelOptions, accumulate: int) -> StepModule:

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.offload.registry import NAMES, backend, require
 
 
 def build_runtime(
     name: Annotated[
-        str, typer.Argument(metavar="BACKEND", callback=options.one_of(NAMES), help=f"Of {', '.join(NAMES)}.")
+        str, typer.Argument(metavar="BACKEND", callback=option_values.one_of(NAMES), help=f"Of {', '.join(NAMES)}.")
     ] = NAMES[0],
     json: options.Json = False,
 ) -> None:

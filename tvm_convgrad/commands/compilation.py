@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values
 from tvm_convgrad.commands.stages import print_warnings
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.model.own_loss import OwnLoss
@@ -93,6 +93,6 @@ class CompileOptions:
         from tvm_convgrad.tuning.store import Store
 
         winners = Store(self.store or default_path(), cores_of(self.target)) if self.tuned else None
-        engines = options.engine_store(self.tuned, self.store, self.target)
+        engines = option_values.engine_store(self.tuned, self.store, self.target)
         with use_winners(winners), allow_transforms(self.transforms), use_engines(engines):
             yield winners

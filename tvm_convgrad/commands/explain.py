@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def explain(
 
     Of a library that `build` wrote the options are those of the build; those here are for a model.
     """
-    outputs = options.chosen_outputs(loss, model_output, model_target)
-    source = ModelOptions(model, options.parse_batch(batch), params, outputs)
-    backends = options.parse_offload(offload)
+    outputs = option_values.chosen_outputs(loss, model_output, model_target)
+    source = ModelOptions(model, option_values.parse_batch(batch), params, outputs)
+    backends = option_values.parse_offload(offload)
     from tvm_convgrad.report.gradients import (
         describe_convolutions,
         print_convolutions_json,
@@ -68,7 +68,7 @@ def explain(
     from tvm_convgrad.training.compile.artifact_writer import built_for_of
     from tvm_convgrad.training.runtime.artifact import inspect_artifact, require_versions
 
-    compiled_for = options.parse_target(target, gpus=True)
+    compiled_for = option_values.parse_target(target, gpus=True)
     warnings: Sequence[str] = ()
     artifact: Artifact | None = None
     if html is not None:
@@ -89,7 +89,7 @@ def explain(
 
         loaded = source.load()
         warnings = loaded.warnings
-        results_type = options.results_for(results, compiled_for, dtype)
+        results_type = option_values.results_for(results, compiled_for, dtype)
         step = build_step(loaded, loss=loss, dtype=dtype, results=results_type, layout=layout)
         with CompileOptions(compiled_for, backends, tuned, transforms, store).in_force():
             entries = describe_convolutions(plan_of(step, compiled_for, backends))

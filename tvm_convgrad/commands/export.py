@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.core.errors import ArtifactError, ModelError, SetupError, UnsupportedError
@@ -78,7 +78,7 @@ def export(
     _check_model(artifact, model, output)
     if inference:
         assert model is not None  # refused by _check_model
-        source = ModelOptions(model, options.parse_batch(batch), params)
+        source = ModelOptions(model, option_values.parse_batch(batch), params)
         done = _write_predictor(artifact, found, source, (target, linker), output)
     elif output.suffix == ".onnx":
         done = _write_onnx(artifact, found, model, output)
@@ -212,7 +212,7 @@ def _write_predictor(
 
     target, linker = built_for
     taken = artifact.options
-    compilation = CompileOptions(options.parse_target(target or artifact.manifest["target"], gpus=True), (AUTO,))
+    compilation = CompileOptions(option_values.parse_target(target or artifact.manifest["target"], gpus=True), (AUTO,))
     links = linker_for(compilation.target, linker)
     values = trained_values(artifact, checkpoint)
     with stages(f"reading {source.source}") as enter, compilation.in_force():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_convgrad.commands.options import one_of, parse_numbers
+from tvm_convgrad.commands.option_values import one_of, parse_numbers
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.runtime.images.options import FITS, KINDS, ImageOptions, parse_augmentations
 from tvm_convgrad.training.step import options as step_options

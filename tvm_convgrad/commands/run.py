@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_convgrad.commands import image_options, options
+from tvm_convgrad.commands import image_options, option_values, options
 from tvm_convgrad.commands.ranks import joined_ranks, shared, threads_of_rank
 from tvm_convgrad.commands.running import End, Kept, Run, Split, begin
 from tvm_convgrad.core.errors import UnsupportedError
@@ -58,7 +58,9 @@ def run(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs in all, those before --resume included.")],
     lr: Annotated[
         float | None,
-        typer.Option(min=0.0, callback=options.finite_float32, help="Learning rate. Default: the one of the build."),
+        typer.Option(
+            min=0.0, callback=option_values.finite_float32, help="Learning rate. Default: the one of the build."
+        ),
     ] = None,
     schedule: Annotated[
         str | None,

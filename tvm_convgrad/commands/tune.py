@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.commands.tune_work import TuneSources
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.registry import NAMES, names_of_kind, require
@@ -75,9 +75,9 @@ def tune(
         model,
         tuple(problem or ()),
         suite,
-        tuple(options.parse_directions(direction, ("backward_weight", "backward_data", "forward"))),
-        options.parse_batch(batch),
-        options.chosen_outputs(loss, model_output, model_target),
+        tuple(option_values.parse_directions(direction, ("backward_weight", "backward_data", "forward"))),
+        option_values.parse_batch(batch),
+        option_values.chosen_outputs(loss, model_output, model_target),
         layout,
         loss,
         dtype,
@@ -94,7 +94,7 @@ def tune(
             raise typer.BadParameter("--cudnn and --offload: engines are timed, or a library against kernels; say one.")
         from tvm_convgrad.commands.tune_engines import calls_of, tune_engines
 
-        gpu = options.parse_target(target, gpus=True)
+        gpu = option_values.parse_target(target, gpus=True)
         tune_engines(calls_of(sources, gpu), gpu, store, seconds, json)
         return
     _tune_kernels(sources, _KernelOptions(seconds, threads, target, store, offload, transforms, json))
@@ -125,7 +125,7 @@ def _tune_kernels(sources: TuneSources, chosen: _KernelOptions) -> None:
     from tvm_convgrad.tuning.store import Store
 
     count = use_threads(chosen.threads)
-    target = options.parse_target(chosen.target)
+    target = option_values.parse_target(chosen.target)
     if chosen.threads is not None:
         target = with_cores(target, chosen.threads)
     library = _library(chosen.offload, target)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values
 from tvm_convgrad.commands.stages import print_warnings
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.training.model.own_loss import OwnLoss
@@ -74,7 +74,7 @@ class TuneSources:
         assert self.model is not None
         loaded = load_model(self.model, batch=self.batch, outputs=self.outputs)
         print_warnings(loaded.warnings)
-        results = options.results_for(self.results, target, self.dtype)
+        results = option_values.results_for(self.results, target, self.dtype)
         step = build_step(loaded, loss=self.loss, dtype=self.dtype, results=results, layout=self.layout)
         return plan_of(step, target, backends)
 

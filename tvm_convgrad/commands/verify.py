@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_convgrad.commands import options
+from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.core.catalogue import WORDS
 from tvm_convgrad.core.errors import ConvGradError
 
@@ -78,7 +78,7 @@ def verify(
     """
     if not (problem or all_problems or fuzz):
         raise typer.BadParameter("give what to check: --problem DESC, --all, or --fuzz N.")
-    directions = options.parse_directions(direction, tuple(WORDS))
+    directions = option_values.parse_directions(direction, tuple(WORDS))
     from tvm_convgrad.core.problem import ConvProblem
     from tvm_convgrad.evaluation import implementations
     from tvm_convgrad.offload.registry import NAMES
@@ -100,7 +100,7 @@ def verify(
     if target != "native" and (tiling is not None or (fuzz and not impl)):
         raise typer.BadParameter("--target goes with --problem, --all and --impl: a tiling names its instruction set.")
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
-    compiled_for = options.parse_target(target, gpus=True)
+    compiled_for = option_values.parse_target(target, gpus=True)
     if tiling is not None:
         work: Iterable[Verdict] = campaign.replayed(problems[0], directions[0], tiling, seed)
     else:
