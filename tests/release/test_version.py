@@ -48,6 +48,16 @@ def test_the_wheel_takes_the_packages_version() -> None:
     assert 'version = { attr = "tvm_convgrad.__version__" }' in text
 
 
+def test_released_changes_are_in_order_and_each_is_there_once() -> None:
+    """The kinds of changes follow Keep a Changelog; no entry of a version begins as another one does."""
+    order = ["Added", "Changed", "Deprecated", "Fixed", "Removed"]
+    for part in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[2:]:
+        kinds = re.findall(r"^### (.*)$", part, re.MULTILINE)
+        assert kinds == [kind for kind in order if kind in kinds], part.splitlines()[0]
+        entries = [" ".join(entry.split())[:60] for entry in re.split(r"^- ", part, flags=re.MULTILINE)[1:]]
+        assert sorted(set(entries)) == sorted(entries), part.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("wanted", "taken"),
     [("", True), ("0", True), ("0.2", True), ("0.2.0 EXACT", True), ("0.1", False), ("0.3", False), ("1", False)],
