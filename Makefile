@@ -6,8 +6,8 @@
 # make test-zoo     12 models of torchvision, timm and others, each built and compared with PyTorch; installs them
 # make bench-zoo    all of the zoo in three formats, beside PyTorch, and the table in OUT: hours; no part of .ci/run
 # make test-onednn  the tests that call oneDNN; installs it
-# make test-cuda    the tests that call cuDNN, of which none needs a GPU; installs it (900 MB)
-# make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (350 MB)
+# make test-cuda    the tests that call cuDNN, of which none needs a GPU; installs it (1.2 GB)
+# make test-cutlass the tests that compile kernels of CUTLASS, of which none needs a GPU; installs nvcc (110 MB)
 # make test-browser the report and the site in Chromium, screenshots in OUT/browser; says so and ends where there is none
 # make test-gpu     the tests that need an NVIDIA GPU: they fail where there is none; no part of .ci/run
 # make bench-gpu    cuDNN and CUTLASS beside PyTorch on a GPU: layers, training steps; installs PyTorch for CUDA (4 GB)
@@ -18,7 +18,7 @@
 # make bench-relay  16 gradients in Relay, Relax and PyTorch in turns; the table in OUT; installs PyTorch
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make test-federated  the example of federated training, with Flower in .venv-federated
-# make test-wheel   wheel and sdist in an empty environment, where README's commands are run; lists sizes of packages
+# make test-wheel   wheel and sdist in an empty environment, where README's commands are run; sizes of what extras install
 # make test-device  a bundle for aarch64, run by qemu, and kernels for NEON; says so and ends where there is no qemu
 # make debian       Debian's packages for test-browser and test-device, as root: a browser, and what runs programs for aarch64
 # make docs         the site, in OUT/site; links and anchors must be right
@@ -165,6 +165,7 @@ test-wheel: $(VENV)/with-demo $(VENV)/with-release
 	rm -rf build $(OUT)/dist
 	$(BIN)/python -m build --quiet --outdir $(OUT)/dist
 	$(BIN)/python -m tests.release.five_minutes $(OUT)/dist
+	$(BIN)/python -m tests.release.extras $(OUT)/dist
 
 # Without root, or without Debian, the tests that need them say what is missing.
 DEBIAN := chromium qemu-user-static libstdc++6-arm64-cross

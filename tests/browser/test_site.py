@@ -84,6 +84,36 @@ def test_tables_sort_and_filter(visit: Open, address: str) -> None:
     assert table.locator("tbody tr td:last-child").all_inner_texts() != column or len(set(column)) == 1
 
 
+def test_tables_sort_by_keyboard(visit: Open, address: str) -> None:
+    page = visit(f"{address}/results/layers-intel-batch8.html")
+    table = page.locator("table[data-filtered]").first
+    heading, button = table.locator("th").last, table.locator("th button").last
+    button.focus()
+    for order in ("ascending", "descending"):
+        page.keyboard.press("Enter")
+        assert heading.get_attribute("aria-sort") == order
+        assert table.locator("th[aria-sort]").count() == 1
+
+
+def test_a_page_is_light_and_from_one_host(visit: Open, address: str) -> None:
+    """Requests, bytes and nodes of the first page have bounds; times are printed only."""
+    page = visit("about:blank")
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    protocol = page.context.new_cdp_session(page)
+    sizes: list[float] = []
+    protocol.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    protocol.send("Network.enable")
+    page.goto(f"{address}/index.html", wait_until="networkidle")
+    nodes = page.evaluate("document.querySelectorAll('*').length")
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint').map(each => each.startTime)")
+    print(f"{len(requests)} requests, {sum(sizes) / 1024:.0f} KiB, {nodes} nodes, first paint after {paint} ms")
+    assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []
+    assert 0 < len(requests) <= 20
+    assert 0 < sum(sizes) <= 2 * 2**20
+    assert nodes <= 2000
+
+
 def test_dark_and_light(visit: Open, address: str, screenshots: Path) -> None:
     colours = set()
     for scheme in ("light", "dark"):

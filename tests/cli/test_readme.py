@@ -51,6 +51,7 @@ def run_commands(heading: str, convgrad: Command) -> None:
 
 def test_every_section_is_run_somewhere() -> None:
     assert set(SECTIONS) == {
+        "Two commands",
         "Operators in Relax",
         "In Relay",
         "A training step from ONNX",

@@ -85,6 +85,9 @@ def test_build_unsupported_operator(convgrad: Command, onnx_model: Path, tmp_pat
             marks=pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU"),
         ),
         (["bench", "--suite", "vgg16", "--target", "cuda:sm_10"], ["GPU"]),
+        (["bench", "--problem", "mb1ic1ih4oc1oh4kh3ph1", "--json", "."], ["this is a folder"]),
+        (["bench", "--problem", "mb1ic1ih4oc1oh4kh3ph1", "--markdown", "."], ["this is a folder"]),
+        (["bundle", "missing.so", "-o", "a.zip"], ["a.zip", "ends in .tar"]),
         (["explain", "missing.so"], ["missing.so", "no such file"]),
         (["explain", "missing.onnx"], ["missing.onnx", "does not exist"]),
         (["run", "missing.so", "--data", "d.npz", "--epochs", "1"], ["missing.so", "convgrad build"]),
@@ -118,6 +121,19 @@ def test_bad_artifacts(convgrad: Command, tiny_step: Path, tiny_data: Path, tmp_
         convgrad(command, bad, *rest).assert_sentence("bad.so", "convgrad build")
     resealed(tiny_step, bad, versions=versions() | {"tvm": "0.25.1"})
     convgrad(command, bad, *rest).assert_sentence("Apache TVM 0.25.1", "build the step anew")
+
+
+def test_files_of_other_content(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
+    """A sentence that names the file, and no advice of a library to load it unsafely."""
+    text, module = tmp_path / "text.npz", tmp_path / "list.json"
+    text.write_text("hello", encoding="utf-8")
+    module.write_text("[1]", encoding="utf-8")
+    done = convgrad("run", tiny_step, "--data", text, "--epochs", 1)
+    done.assert_sentence("text.npz: not an .npz archive", "no zip archive")
+    assert "unsafe" not in done.err
+    convgrad("build", module, "-o", tmp_path / "s.so").assert_sentence("list.json is no Relax JSON")
+    module.write_text("", encoding="utf-8")
+    convgrad("import", module, "-o", tmp_path / "a.json").assert_sentence("no function main", "no function at all")
 
 
 def test_run_wrong_data(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
@@ -189,6 +205,9 @@ def test_require_accuracy_without_test_arrays_fails_before_training(
         ["verify", "--all", "--direction", "sideways"],
         ["verify", "--all", "--impl", "rubbish"],
         ["build-runtime", "rubbish"],
+        ["explain", "s.so", "--batch", "3"],
+        ["explain", "s.so", "--target", "native"],
+        ["explain", "s.so", "--no-tuned", "--dtype", "float16"],
         ["verify", "--fuzz", "1", "--impl", "onednn"],
         ["env", "--rubbish"],
     ],

@@ -4,15 +4,18 @@
     python -m tests.release.five_minutes DIST
 
 DIST has the wheel and the source distribution of `python -m build`. The wheel is compared with the sources, both are
-installed, the commands and programs of README's first sections are run as they stand there, in a folder with a model
-and data and no sources, and the sizes of what was installed are listed. This interpreter makes the model; it needs the
-extra demo.
+installed, the commands and programs of README are run in its order and as they stand there, in a folder with a model
+and data and no sources, and the sizes of what was installed are listed. Sections that need another framework are named
+with the reason why they are left out. This interpreter makes the model; it needs the extra demo.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
+import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -25,13 +28,20 @@ from tests.readme import sections
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tvm_convgrad", "relax_ops", "relay_ops", "legalize")
-SECTIONS = ("Operators in Relax", "A training step from ONNX")
+LEFT_OUT = {
+    "In Relay": "needs a TVM that has Relay; make test-relay runs it",
+    "Under PyTorch": "installs PyTorch; make test-torch runs it",
+    "Under JAX": "installs JAX; make test-jax runs it",
+}
+"""Sections that are not followed, and why."""
+
 GIVEN = """
 import numpy
 with numpy.load("data.npz") as data:
     images, labels = data["x_train"][:32], data["y_train"][:32]
+mean_over_ranks = lambda gradients: gradients
 """
-"""What README takes for given in its programs."""
+"""What README takes for given in its programs; the mean of one rank is its own."""
 
 SIZES = """
 import importlib.metadata as metadata, pathlib
@@ -72,6 +82,16 @@ class User:
         subprocess.run(words, check=True, cwd=self.folder, env=self.environment)
         print(f"    {time.perf_counter() - start:6.1f} s  {shlex.join(words)[:100]}", flush=True)
 
+    def shell(self, line: str) -> None:
+        """A line for a shell, which must not fail."""
+        self.run("bash", "-c", line)
+
+    def output(self, *words: str) -> str:
+        """What a command prints, without the line's end."""
+        return subprocess.run(
+            words, check=True, cwd=self.folder, env=self.environment, capture_output=True, text=True
+        ).stdout.strip()
+
     def python(self, program: str) -> None:
         """A program, which must not fail."""
         path = self.folder / "program.py"
@@ -79,18 +99,45 @@ class User:
         self.run("python", path.name)
 
 
+def for_user(line: str, wheel: Path) -> str | None:
+    """A command line of README for this user, who has the wheel where README has the sources.
+
+    None stands for a line that needs PyTorch, or a CPU of another kind.
+    """
+    installs = re.fullmatch(r"pip install '?\.(\[\w+\])?'?", line)
+    if installs:
+        return f"python -m pip install --quiet --disable-pip-version-check '{wheel}{installs[1] or ''}'"
+    return None if line.startswith("torchrun ") else line
+
+
 def follow_readme(user: User, wheel: Path) -> None:
-    """All that the sections say; what they install is the wheel."""
-    pip = ("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    found = sections()
-    (install, *commands) = found["A training step from ONNX"].commands
-    assert install == "pip install '.[onnx]'", install
-    user.run(*pip, f"{wheel}[onnx]")
-    for command in commands:
-        user.run(*shlex.split(command))
-    for name in SECTIONS:
-        for program in found[name].python:
+    """All that README says, in its order, but for what is LEFT_OUT; what it installs is the wheel."""
+    for heading, section in sections().items():
+        reason = LEFT_OUT.get(heading)
+        if heading == "On a device" and platform.machine() != "x86_64":
+            reason = "its target is an x86 CPU"
+        print(f"{heading}{f': left out, as it {reason}' if reason else ''}", flush=True)
+        if reason:
+            continue
+        for line in section.commands:
+            command = for_user(line, wheel)
+            if command is None:
+                print(f"             left out, as it needs PyTorch: {line}", flush=True)
+            else:
+                user.shell(command)
+        for program in section.python:
             user.python(GIVEN + program)
+
+
+def check_versions(user: User, wheel: Path) -> None:
+    """The command, and the C library's header in the wheel, have the version of the wheel's name."""
+    version = wheel.name.split("-")[1]
+    said = user.output("convgrad", "--version")
+    header = Path(user.output("convgrad", "config", "--includedir"), "convgrad.h").read_text(encoding="utf-8")
+    if said != version:
+        raise SystemExit(f"{wheel.name}: convgrad --version says {said}; build the wheel anew.")
+    if f'#define CONVGRAD_VERSION "{version}"' not in header:
+        raise SystemExit(f"{wheel.name}: convgrad.h is of another version than {version}; mend its CONVGRAD_VERSION.")
 
 
 def main() -> None:
@@ -106,10 +153,13 @@ def main() -> None:
         subprocess.run(make, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
         (folder / "digits_cnn.onnx").rename(folder / "model.onnx")
         (folder / "digits.npz").rename(folder / "data.npz")
-        start = time.perf_counter()
+        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         user = User(Path(name, "venv"), folder)
         follow_readme(user, wheel.absolute())
-        print(f"a new user was done after {time.perf_counter() - start:.0f} s")
+        check_versions(user, wheel)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+        print(f"a new user was done after {time.perf_counter() - start:.0f} s, and {seconds:.0f} s of the CPU")
         user.python(SIZES)
         pip = ("python", "-m", "pip", "--disable-pip-version-check")
         user.run(*pip, "check")

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_convgrad.commands import option_values, options
-from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
+from tvm_convgrad.commands.given import refuse_given
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.files import check_destination
 from tvm_convgrad.offload.registry import ENTRIES, NAMES, names_of_kind
 
 if TYPE_CHECKING:
@@ -158,8 +160,8 @@ def bench(
     if resume and json is None:
         raise typer.BadParameter("--resume needs --json, the file of the earlier run.")
     for path in (json, roofline, markdown):
-        if path is not None and not path.parent.is_dir():
-            raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+        if path is not None:
+            check_destination(path)
     from tvm_convgrad.bench.run_options import RunOptions
 
     run = RunOptions(_configuration(target, impl, dtype, per_sample), seconds, threads, json)
@@ -198,9 +200,9 @@ def _bench_bridge(
 
     _names("--bridge", bridge, tuple(BRIDGES))
     framework = BRIDGES[bridge]
-    _refuse_given(context, NOT_OF_BRIDGES, "not of --bridge, which measures a framework's own steps: leave out")
-    if path is not None and not path.parent.is_dir():
-        raise ArtifactError(f"{path}: the folder {path.parent} does not exist; make it first.")
+    refuse_given(context, NOT_OF_BRIDGES, "not of --bridge, which measures a framework's own steps: leave out")
+    if path is not None:
+        check_destination(path)
     if threads is not None and bridge == "jax":
         raise UnsupportedError(
             "--threads is not of --bridge jax: XLA takes the cores of the process (taskset limits them)"
@@ -305,25 +307,7 @@ def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample
     ]
     for here, options_of, why in kinds:
         if here:
-            _refuse_given(context, options_of, why)
-
-
-def _refuse_given(context: typer.Context, options_of: Iterable[str], why: str) -> None:
-    """Refuse those of some options that were given.
-
-    Raises:
-        typer.BadParameter: there is one.
-    """
-    sources = {name: context.get_parameter_source(name) for name in options_of}
-    # by its name, as click's class is typer's own in newer versions
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name, source in sources.items()
-        if source is not None and source.name == "COMMANDLINE"
-    ]
-    if given:
-        verb = "is" if len(given) == 1 else "are"
-        raise typer.BadParameter(f"{' and '.join(given)} {verb} {why} {' and '.join(given)}.")
+            refuse_given(context, options_of, why)
 
 
 def _names(option: str, text: str, known: Iterable[str]) -> list[str]:

@@ -31,6 +31,7 @@ def bundle(
 
     import tvm
 
+    from tvm_convgrad.core.errors import ArtifactError
     from tvm_convgrad.core.files import check_destination, write_atomic
     from tvm_convgrad.device.bundle import check_artifact, make_bundle
     from tvm_convgrad.device.wheels import fetch, files_of_wheels, installed_files
@@ -39,6 +40,8 @@ def bundle(
     from tvm_convgrad.training.compile.workspace import workspace
     from tvm_convgrad.training.runtime.artifact import inspect_artifact, versions
 
+    if output.suffix != ".tar":
+        raise ArtifactError(f"{output}: a bundle is a tar archive; give a name that ends in .tar.")
     check_destination(output)
     artifact = inspect_artifact(step)
     check_artifact(artifact)

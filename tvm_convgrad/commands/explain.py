@@ -11,13 +11,32 @@ import typer
 
 from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
+from tvm_convgrad.commands.given import refuse_given
 
 if TYPE_CHECKING:
     from tvm_convgrad.training.runtime.artifact import Artifact
     from tvm_convgrad.training.runtime.envelope import Manifest
 
 
+OF_MODELS = (
+    "layout",
+    "offload",
+    "batch",
+    "params",
+    "model_output",
+    "model_target",
+    "loss",
+    "dtype",
+    "results",
+    "tuned",
+    "transforms",
+    "store",
+)
+"""Options that a library was built with; --target names the GPU of --cudnn for it."""
+
+
 def explain(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL|STEP.so", help="A model as `build` takes it, or a library that `build` wrote."),
@@ -54,8 +73,14 @@ def explain(
 ) -> None:
     """List the convolutions of a training step: what computes each, how, why nothing else does, and what it costs.
 
-    Of a library that `build` wrote the options are those of the build; those here are for a model.
+    Of a library that `build` wrote the options are those of the build; those of a model are refused with it.
     """
+    if Path(model).suffix == ".so":
+        refuse_given(context, OF_MODELS, "of the build, and this library is built: explain the model, or leave out")
+        if not cudnn:
+            refuse_given(
+                context, ("target",), "of the build, and this library is built: explain the model, or leave out"
+            )
     outputs = option_values.chosen_outputs(loss, model_output, model_target)
     source = ModelOptions(model, option_values.parse_batch(batch), params, outputs)
     backends = option_values.parse_offload(offload)

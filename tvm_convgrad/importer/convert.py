@@ -75,8 +75,8 @@ def convert(program: ir.Program) -> Converted:
         ModelError: the program has no main, has operators or expressions that are not imported, or is wrong.
     """
     if "main" not in program.functions:
-        names = ", ".join(sorted(program.functions)) or "none"
-        raise ModelError(f"{program.source} has no function main; it has {names}.")
+        names = ", ".join(sorted(program.functions)) or "no function at all"
+        raise ModelError(f"{program.source} has no function main, which is imported; it has {names}.")
     refuse_unknown(program)
     refuse_shared(program)
     main = program.functions["main"]

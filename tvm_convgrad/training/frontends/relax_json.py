@@ -27,7 +27,7 @@ def load_json(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | 
     """
     try:
         module = tvm.ir.load_json(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError, RuntimeError, KeyError, TypeError, IndexError) as error:
+    except (UnicodeDecodeError, ValueError, RuntimeError, KeyError, TypeError, IndexError, AttributeError) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"{path} is no Relax JSON that TVM {tvm.__version__} reads ({line}); "

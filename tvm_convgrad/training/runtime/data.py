@@ -158,6 +158,8 @@ def _read(path: Path) -> dict[str, Array]:
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, ArtifactError):
             raise
+        # of a file that is no archive numpy says how to load it unsafely
+        reason = error if isinstance(error, OSError) or zipfile.is_zipfile(path) else "no zip archive"
         raise ArtifactError(
-            f"{path}: not an .npz archive of plain arrays, or a damaged one ({error}); write it with numpy.savez."
+            f"{path}: not an .npz archive of plain arrays, or a damaged one ({reason}); write it with numpy.savez."
         ) from error
