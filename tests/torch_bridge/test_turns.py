@@ -10,6 +10,7 @@ turns = pytest.importorskip("tvm_convgrad.torch.turns")
 
 from tvm_convgrad.torch.turns import APART, KERNEL, WHOLE, Best, Turns  # noqa: E402
 
+pytestmark = pytest.mark.torch
 BOTH = {"data", "weight"}
 
 
