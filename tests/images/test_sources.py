@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.images.folder import index_folder
 from tvm_convgrad.training.runtime.images.index import accept_targets
 from tvm_convgrad.training.runtime.images.options import ImageOptions
+from tvm_convgrad.training.runtime.images.pool import Pool
 from tvm_convgrad.training.runtime.images.shards import index_shards
 from tvm_convgrad.training.runtime.images.source import ImageSource
 from tvm_convgrad.training.runtime.source import Batch, Order, Source
@@ -101,6 +103,22 @@ def test_augmented_batches_do_not_depend_on_processes_memory_or_the_beginning(
             assert_same(taken(source, Order(3, 0, 4), 1), taken(first, Order(3, 0, 4), 1))
         finally:
             source.close()
+
+
+def test_jobs_are_given_many_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that waits for every job would wake up beside each step, on the step's CPU."""
+    events: list[str] = []
+    give, answer = Pool.give, Pool.answer
+    monkeypatch.setattr(Pool, "give", lambda self, job: (events.append("give"), give(self, job))[1])
+    monkeypatch.setattr(Pool, "answer", lambda self: (events.append("answer"), answer(self))[1])
+    source = source_of(folder, SHAPE, ImageOptions(augment=AUGMENT, workers=1, memory=0))
+    try:
+        for epoch in range(13):
+            taken(source, Order(3, epoch, 4))
+    finally:
+        source.close()
+    rounds = [len(list(found)) for kind, found in groupby(events) if kind == "give"]
+    assert rounds == [64, *[32] * ((13 * 9) // 32)]
 
 
 def test_a_sample_is_drawn_for_by_epoch_and_number(folder: Path) -> None:

@@ -10,6 +10,7 @@ turns = pytest.importorskip("tvm_convgrad.torch.turns")
 
 from tvm_convgrad.torch.turns import APART, KERNEL, WHOLE, Best, Turns  # noqa: E402
 
+pytestmark = pytest.mark.torch
 BOTH = {"data", "weight"}
 
 
@@ -54,3 +55,55 @@ def test_close_times_have_more_turns(monkeypatch: pytest.MonkeyPatch, seconds: f
     assert best.kernels == {"data": pytest.approx(seconds), "weight": pytest.approx(seconds)}
     assert (best.apart["data"], best.whole) == (pytest.approx(1.0), pytest.approx(2.0))
     assert best.taken == BOTH
+
+
+NEW, OLD = turns.NEW_PAGES, 0
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, kernel: list[tuple[float, int]], own: list[tuple[float, int]]) -> Turns:
+    """Turns of one part, each of some seconds and pages, after a first one of each kind that is not counted."""
+    now = {"seconds": 0.0, "pages": 0}
+    monkeypatch.setattr(turns.time, "thread_time", lambda: now["seconds"])
+    monkeypatch.setattr(turns, "_pages", lambda: now["pages"])
+    timed, left = Turns(["result"], ["result"], threads=1), {KERNEL: [(9.0, NEW), *kernel], APART: [(9.0, NEW), *own]}
+
+    def work(kind: str) -> None:
+        seconds, pages = left[kind].pop(0)
+        now["seconds"] += seconds
+        now["pages"] += pages
+
+    while left[timed.kind]:
+        kind = timed.kind
+        timed.timed(kind, "result", lambda kind=kind: work(kind))
+    return timed
+
+
+@pytest.mark.parametrize(
+    ("kernel", "own", "taken"),
+    [
+        # as a depthwise layer of MobileNetV2 at batch 32: one turn of PyTorch's found memory that it had had before
+        ([(3.4, NEW), (3.5, NEW), (3.6, NEW)], [(4.6, NEW), (4.2, NEW), (1.4, OLD)], True),
+        ([(1.4, OLD), (4.6, NEW), (4.2, NEW)], [(3.4, NEW), (3.5, NEW), (3.6, NEW)], False),
+        ([(1.0, OLD), (1.1, OLD), (4.0, NEW)], [(2.0, OLD), (2.1, OLD), (2.2, OLD)], True),
+        ([(4.0, NEW), (4.1, NEW), (4.2, NEW)], [(2.0, OLD), (2.1, OLD), (2.2, OLD)], False),  # it always has new memory
+        ([(2.0, OLD), (2.1, OLD), (2.2, OLD)], [(4.0, NEW), (4.1, NEW), (4.2, NEW)], True),
+        # the kernel's best turn was luck: its gain is less than NEAR, and medians do not agree
+        ([(0.9, OLD), (1.1, OLD), (1.1, OLD)], [(1.0, OLD), (1.0, OLD), (1.1, OLD)], False),
+        ([(0.9, OLD), (0.9, OLD), (1.1, OLD)], [(1.0, OLD), (1.0, OLD), (1.1, OLD)], True),
+        ([(0.5, OLD), (1.1, OLD), (1.1, OLD)], [(1.0, OLD), (1.0, OLD), (1.1, OLD)], True),  # others had the core
+        ([(1.0, OLD), (1.0, OLD), (1.1, OLD)], [(0.9, OLD), (1.2, OLD), (1.2, OLD)], False),
+    ],
+)
+def test_like_is_compared_with_like(monkeypatch: pytest.MonkeyPatch, kernel, own, taken: bool) -> None:
+    best = measured(monkeypatch, kernel, own).best()
+    assert best.taken == ({"result"} if taken else set())
+
+
+def test_turns_go_on_until_there_are_enough_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the most MOST_TURNS: a choice is made then, whatever memory there was."""
+    new, old = (4.0, NEW), (1.0, OLD)
+    kernel, own = [new, old, old, old, old], [(8.0, NEW), (8.0, NEW), (2.0, OLD), (2.0, OLD), (2.0, OLD)]
+    assert not measured(monkeypatch, kernel[:3], own[:3]).finished
+    assert measured(monkeypatch, kernel[1:], own[2:]).finished
+    assert measured(monkeypatch, kernel, own).finished
+    assert measured(monkeypatch, [new, old] * 5, [old, new] * 5).finished

@@ -7,6 +7,7 @@ measurement. It imports PyTorch.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
@@ -28,6 +29,9 @@ from tvm_convgrad.torch.plan import Plan
 from tvm_convgrad.torch.signature import FORWARD, Form, Signature
 
 MOST_WARM_STEPS = 80
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""Parameters of glibc's mallopt."""
 
 Step = Callable[[], None]
 
@@ -70,6 +74,7 @@ def _measure(request: Request) -> BridgeMeasurement:
     told = bridge.explain()
     calls = []
     if request.calls:
+        _keep_memory()
         for plan, count, words in zip(BRIDGE.plans, uses, told, strict=True):
             run = _call(plan.signature)
             times = in_turns(run, run, 0.0, enabled, CALL_PAIRS)
@@ -82,6 +87,14 @@ def _measure(request: Request) -> BridgeMeasurement:
         where=[each.where for each in told],
         calls=calls,
     )
+
+
+def _keep_memory() -> None:
+    """Have glibc keep what is freed: a call whose result has new pages of the operating system takes up to three times
+    as long, and whether it has them is chance."""
+    library = ctypes.CDLL(None)
+    for parameter, value in ((_TRIM_THRESHOLD, -1), (_MMAP_MAX, 0)):
+        library.mallopt(parameter, value)
 
 
 def _uses(step: Step, enabled: Callable[[], bridge.Enabled]) -> list[int]:

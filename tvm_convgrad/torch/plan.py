@@ -36,7 +36,7 @@ Direct = Callable[..., Results]
 
 BACKWARD_NAMES, FORWARD_NAMES = ("grad", "data", "weight"), ("data", "weight", "bias")
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,19 @@ PyTorch computes the gradients of data and weight in one call in less time than 
 into another layout for both. So its call for all results has turns of its own, and kernels must beat that, too.
 
 On one thread it is processor time that is counted: what other programs take of the core meanwhile does not count.
+
+Memory for a result that comes from the operating system takes longer to be written first than many a convolution to be
+computed, and who gets it is chance: turns that had such memory are compared with each other, and so are those without.
 """
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from statistics import median
 
 from tvm_convgrad.bridge.choice import is_faster, is_open, measured
 
@@ -21,6 +26,12 @@ TURNS = 4
 
 MOST_TURNS = 10
 """Timed calls of each kind where the best are close."""
+
+NEW_PAGES = 32
+"""Pages that a turn gets from the operating system, from which on its memory counts as new."""
+
+NEAR = 1.15
+"""Where the kernels' best turns gain less than this, medians have to agree."""
 
 KERNEL, APART, WHOLE = "kernel", "apart", "whole"
 """Kinds of turns: results by kernels; by PyTorch, a call for each; by PyTorch, one call for all."""
@@ -66,6 +77,19 @@ class Best:
         return sentence + together
 
 
+@dataclass(frozen=True)
+class Sample:
+    """One timed call.
+
+    Attributes:
+        seconds: that it took.
+        is_new: whether memory of its results came from the operating system.
+    """
+
+    seconds: float
+    is_new: bool
+
+
 @dataclass
 class Turns:
     """Timed calls.
@@ -82,7 +106,7 @@ class Turns:
     threads: int
     least: int = TURNS
     most: int = MOST_TURNS
-    _seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    _samples: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -93,10 +117,10 @@ class Turns:
     def timed(self, kind: str, name: str, work: Callable[[], object]) -> float:
         """Do the work of a part in a turn; its seconds."""
         clock = time.thread_time if self.threads == 1 else time.perf_counter
-        begin = clock()
+        pages, begin = _pages(), clock()
         work()
         seconds = clock() - begin
-        self._of(kind, name).append(seconds)
+        self._of(kind, name).append(Sample(seconds, _pages() - pages >= NEW_PAGES))
         return seconds
 
     @property
@@ -104,23 +128,58 @@ class Turns:
         """Whether a choice can be made."""
         if len(self.parts) > 1 and len(self._of(WHOLE, "")) < self.least:
             return False
-        pairs = ((self._of(KERNEL, name)[1:], self._of(APART, name)[1:]) for name in self.ready)
-        return not any(is_open(ours, own, self.least - 1, self.most - 1) for ours, own in pairs)
+        pairs = ((self._alike(KERNEL, name), self._alike(APART, name)) for name in self.ready)
+        least, most = self.least - 1, self.most - 1
+        if min(len(self._of(kind, self._first(kind))) for kind in (KERNEL, APART)) > most:
+            return True
+        return not any(is_open(ours, own, least, most) for ours, own in pairs)
 
     def best(self) -> Best:
-        """The least seconds of all turns but the first of each kind."""
+        """The least seconds of all turns alike but the first of each kind; medians where these gain less by kernels.
+
+        The least time of a few turns is that of luck, too: medians decide where the kernels' gain is small.
+        """
+        least, typical = self._best(min), self._best(median)
+        taken = least.taken
+        if not taken or least.seconds(taken) * NEAR < least.own:
+            return least
+        return max(least, typical, key=lambda best: best.seconds(taken) / best.own)
+
+    def _best(self, of: Callable[[Sequence[float]], float]) -> Best:
         return Best(
-            kernels={name: min(self._of(KERNEL, name)[1:]) for name in self.ready},
-            apart={name: min(self._of(APART, name)[1:]) for name in self.parts},
-            whole=min(self._of(WHOLE, "")[1:]) if len(self.parts) > 1 else None,
-            rest=min(self._of(APART, "")[1:], default=0.0),
+            kernels={name: of(self._alike(KERNEL, name)) for name in self.ready},
+            apart={name: of(self._alike(APART, name)) for name in self.parts},
+            whole=of(self._alike(WHOLE, "")) if len(self.parts) > 1 else None,
+            rest=of(self._alike(APART, "") or [0.0]),
         )
+
+    def _alike(self, kind: str, name: str) -> list[float]:
+        """The seconds of all turns but the first that had new memory, or of those that had none.
+
+        Of which of the two depends on which each kind has more of; a kind that has none of them gives all.
+        """
+        samples = self._of(kind, name)[1:]
+        alike = [each.seconds for each in samples if each.is_new == self._is_new]
+        return alike or [each.seconds for each in samples]
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether turns with new memory are compared: where there are more of them for each kind that has any."""
+        counted = [samples[1:] for samples in self._samples.values()]
+        new = [sum(each.is_new for each in samples) for samples in counted]
+        old = [len(samples) - count for samples, count in zip(counted, new, strict=True) if count]
+        return min((count for count in new if count), default=0) > min(old, default=0)
 
     def _first(self, kind: str) -> str:
         return {KERNEL: self.ready[0], APART: self.parts[0], WHOLE: ""}[kind]
 
-    def _of(self, kind: str, name: str) -> list[float]:
-        return self._seconds.setdefault((kind, name), [])
+    def _of(self, kind: str, name: str) -> list[Sample]:
+        return self._samples.setdefault((kind, name), [])
 
 
-__all__ = ["APART", "KERNEL", "MOST_TURNS", "TURNS", "WHOLE", "Best", "Turns"]
+def _pages() -> int:
+    """Pages that the process has got from the operating system without reading a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+__all__ = ["APART", "KERNEL", "MOST_TURNS", "NEAR", "NEW_PAGES", "TURNS", "WHOLE", "Best", "Sample", "Turns"]

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """Of the files that are taken for images, in small letters."""
 
-_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes by the number of channels."""
+
 _CODED = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "PA": "RGBA"}
 """Codings of colours, and the mode that has the same."""
 
@@ -64,13 +66,13 @@ def read_image(content: bytes, channels: int, convert: bool) -> Image:
         image = module.open(io.BytesIO(content))
         image.load()
         mode = "RGBA" if image.mode == "P" and "transparency" in image.info else _CODED.get(image.mode, image.mode)
-        if mode not in _MODES.values():
+        if mode not in MODES.values():
             raise ArtifactError(f"its mode {image.mode} is not of 8 bits a channel")
-        wanted = _MODES[channels]
+        wanted = MODES[channels]
         if mode != wanted and mode == "RGBA" and image.mode == "P" and wanted == "RGB":
             mode = wanted  # a palette with a transparent entry
         if mode != wanted and not convert:
-            found = next(count for count, name in _MODES.items() if name == mode)
+            found = next(count for count, name in MODES.items() if name == mode)
             raise ArtifactError(f"it has {found} channels (mode {image.mode}), the model's input {channels}")
         return image if image.mode == wanted else image.convert(wanted)
     except ArtifactError:
@@ -96,8 +98,8 @@ def image_of(pixels: Array) -> Image:
 
 def pixels_of(image: Image) -> Array:
     """The pixels of an image, uint8 [height, width, channels]."""
-    found = np.asarray(image)
-    return found[..., None] if found.ndim == 2 else found
+    width, height = image.size
+    return np.frombuffer(image.tobytes(), "uint8").reshape(height, width, -1)  # less than asarray(image) takes
 
 
 def fit(image: Image, size: tuple[int, int], how: str) -> Image:
@@ -111,4 +113,4 @@ def fit(image: Image, size: tuple[int, int], how: str) -> Image:
     return modules.ops.pad(image, size, bilinear) if how == "pad" else image.resize(size, bilinear)
 
 
-__all__ = ["SUFFIXES", "fit", "image_of", "pillow", "pixels_of", "read_image"]
+__all__ = ["MODES", "SUFFIXES", "fit", "image_of", "pillow", "pixels_of", "read_image"]

@@ -242,6 +242,10 @@ class _Ahead:
         self._slots.close()
 
     def _fill(self) -> None:
+        """Give jobs once half of the room is free: a process that waits for each of them wakes up on the CPU of the
+        step, which then waits for the whole batch."""
+        if len(self._pending) > self._room // 2:
+            return
         slots = len(self._slots.arrays["slots"])
         while len(self._pending) < self._room and (job := next(self._jobs, None)) is not None:
             place, numbers, seeds = job
