@@ -57,6 +57,10 @@ def heads(torch):
         each = functional.cross_entropy(z.mean((2, 3)), y, reduction="none")
         return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
+    def divergence(z, y):
+        z = z.mean((2, 3))
+        return functional.kl_div(z.log_softmax(1), y.softmax(1), reduction="batchmean"), z
+
     partly = PIXELS.copy()
     partly[1] = VOID
     return {
@@ -66,6 +70,7 @@ def heads(torch):
         "void": (void, partly),
         "values": (values, VALUES),
         "focal": (focal, LABELS),
+        "divergence": (divergence, VALUES),
     }
 
 
@@ -110,7 +115,15 @@ def stepped(torch, net, batches):
 
 @pytest.mark.parametrize(
     ("name", "free"),
-    [("scores too", True), ("loss alone", False), ("dice", True), ("void", False), ("values", True), ("focal", False)],
+    [
+        ("scores too", True),
+        ("loss alone", False),
+        ("dice", True),
+        ("void", False),
+        ("values", True),
+        ("focal", False),
+        ("divergence", True),
+    ],
 )
 def test_three_steps_are_those_of_pytorch(name, free):
     torch = pytest.importorskip("torch")

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -47,6 +49,7 @@ def converters() -> dict[str, Convert]:
         "clamp.default": _clamp,
         "floor_divide.default": _floor_divide,
         "div.Tensor_mode": _divide,
+        "div.Tensor": _quotient,
         "upsample_nearest2d.vec": _nearest,
         "_upsample_bilinear2d_aa.vec": lambda node, importer: _separable(node, importer, "bilinear"),
         "_upsample_bilinear2d_aa.default": lambda node, importer: _separable(node, importer, "bilinear"),
@@ -319,6 +322,14 @@ def _divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Exp
     quotient = emit(op.divide(*_as(importer, importer.retrieve_args(node), inner)))
     quotient = quotient if mode is None else emit(op.trunc(quotient))
     return quotient if inner == dtype else emit(op.astype(quotient, dtype))
+
+
+def _quotient(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x / n for a symbolic extent n, as kl_div(reduction="batchmean") has it, by a sum of n ones; n is below 2**24."""
+    emit, (x, divisor) = importer.block_builder.emit, importer.retrieve_args(node)
+    if isinstance(divisor, tvm.tirx.Var) and not hasattr(divisor.ty, "shape"):
+        return emit(op.divide(x, emit(op.sum(emit(op.ones(relax.ShapeExpr([divisor]), element_type(x)))))))
+    return importer._binary_op(op.divide, operator.truediv)(node)
 
 
 def _as(importer: ExportedProgramImporter, operands: Sequence[Any], dtype: str) -> list[relax.Expr]:
