@@ -109,7 +109,7 @@ def draw_case(rng: random.Random, directions: Sequence[str] = tuple(DIRECTIONS))
 
 def _machine(rng: random.Random) -> Machine:
     """An instruction set, with random caches, registers, parts and threshold of parallel loops."""
-    name = rng.choice(("AVX-512", "AVX512-BF16", "AVX512-BF16", "AVX2", "SSE", "NEON"))
+    name = rng.choice(("AVX-512", "AVX512-BF16", "AMX-BF16", "AVX2", "SSE", "NEON"))
     cpu = CPUS["NEON-BF16" if name == "NEON" and rng.random() < 0.7 else name]
     return replace(
         cpu,
