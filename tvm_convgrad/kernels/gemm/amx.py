@@ -59,7 +59,7 @@ class TileGemm(DotGemm):
 
     def nest_invalid(self, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
         """Why a tiling cannot be built for a group of phases, or nothing."""
-        return invalid_blocks(spec, phases, tiling, machine) or invalid_tile(spec, phases, tiling, machine)
+        return invalid_blocks(spec, phases, tiling, machine) or invalid_tile(tiling)
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue

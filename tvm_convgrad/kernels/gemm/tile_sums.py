@@ -24,7 +24,7 @@ from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.gemm.kernel import Panels, PhaseGroup
 from tvm_convgrad.kernels.gemm.taps import TilePosition
-from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of
+from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
 from tvm_convgrad.kernels.spec import ConvSpec, Phase
 
 OPEN_LOADS = 0.1
@@ -62,7 +62,7 @@ def registers_of(pieces: int, tile_n: int) -> int:
     return pieces * tile_n + pieces + tile_n
 
 
-def invalid_tile(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
+def invalid_tile(tiling: GemmTiling) -> str:
     """Why the sums of a tiling, which is valid but for that, cannot be kept in tile registers, or nothing."""
     if tiling.over_pixels:
         return "vector_axis is pixels; rows of tiles are pixels, so that it must be channels"
@@ -73,8 +73,6 @@ def invalid_tile(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, 
     used = registers_of(of_row * tiling.tile_h, tiling.tile_n)
     if used > REGISTERS:
         return f"{of_row * tiling.tile_h} x {tiling.tile_n} tiles of sums take {used} registers; there are {REGISTERS}"
-    if blocking_of(spec, phases, tiling, machine).stride_c != 1:
-        return "an unpacked source must have contiguous channels"
     return ""
 
 
