@@ -206,7 +206,7 @@ def notices(artifact: Artifact) -> tuple[str, ...]:
     reason = tile_refusal() if count else ""
     if not reason:
         return ()
-    return (f"{artifact.path}: {count} kernels were built for AMX and use AVX512-BF16 instead: {reason}",)
+    return (f"{artifact.path}: {count} of its kernels are built for AMX and use AVX512-BF16 instead: {reason}",)
 
 
 def is_for_gpu(manifest: Manifest) -> bool:
