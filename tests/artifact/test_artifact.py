@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ import pytest
 from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
 from tvm_convgrad.training.compile import artifact_writer
 from tvm_convgrad.training.compile.targets import parse_target, required_features
-from tvm_convgrad.training.runtime.artifact import ARTIFACT, load_module, read_artifact, versions
+from tvm_convgrad.training.runtime.artifact import (
+    ARTIFACT,
+    inspect_artifact,
+    load_module,
+    notices,
+    read_artifact,
+    versions,
+)
 from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.training.runtime.envelope import Kind, seal, unseal
 from tvm_convgrad.training.runtime.session import Session
@@ -115,6 +123,19 @@ def test_foreign_library_is_never_loaded(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="not a compiled training step"):
         Session(library)
     assert not trace.exists()
+
+
+def test_a_process_without_tiles_is_told(tiny_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only of an artifact that has kernels of AMX, and only where there are no tiles."""
+    plain = inspect_artifact(tiny_step)
+    kernel = {"kernel": "AMX GEMM + relu"}
+    built = replace(plain, manifest={**plain.manifest, "gradients": [], "forward": [kernel, {"kernel": "depthwise"}]})
+    monkeypatch.setattr("tvm_convgrad.training.runtime.artifact.tile_refusal", lambda: "a hypervisor hides them")
+    assert notices(plain) == ()
+    (text,) = notices(built)
+    assert text.endswith("1 of its kernels are built for AMX and use AVX512-BF16 instead: a hypervisor hides them")
+    monkeypatch.setattr("tvm_convgrad.training.runtime.artifact.tile_refusal", lambda: "")
+    assert notices(built) == ()
 
 
 def test_targets() -> None:

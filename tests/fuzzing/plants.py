@@ -127,8 +127,14 @@ PLANTS = (
     Plant(
         "the last word of an odd number of channels reaches into the next channel",
         "kernels/gemm/pairs.py",
-        "if self._channels % 2 == 0:",
-        "if self._pair:",
+        "if self._channels % 2 == 0 and",
+        "if self._pair or",
+    ),
+    Plant(
+        "a tile of AMX: pieces of the second row of pixels are read from the first",
+        "kernels/gemm/tile_sums.py",
+        "at = s + (down * blocking.step_h",
+        "at = s + (0 * blocking.step_h",
     ),
 )
 

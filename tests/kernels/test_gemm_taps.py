@@ -16,7 +16,8 @@ from tvm_convgrad.codegen.loops import Loops
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
-from tvm_convgrad.kernels.gemm.plan import candidates, estimate, regions_of
+from tvm_convgrad.kernels.gemm.cycles import estimate
+from tvm_convgrad.kernels.gemm.plan import candidates, regions_of
 from tvm_convgrad.kernels.gemm.prefetch import TilePrefetch
 from tvm_convgrad.kernels.gemm.taps import SKIP_BELOW, tap_ranges
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of

@@ -6,6 +6,7 @@
     register_tile.py  Tile: an m x n tile of accumulators in vector registers
     packing.py        transposing a square of vectors in registers
     dot_product.py    dot products of pairs of bfloat16: the instruction, and words that hold a pair
+    tile_product.py   products of tiles of bfloat16: the instructions of AMX, and the permission to use them
     extrema.py        maxima and minima that propagate NaN
     stack_slots.py    where `Loops.let` keeps named values, so that TVM compiles long kernels fast
     hardware.py       Machine: vector width, registers and caches of a CPU

@@ -53,6 +53,8 @@ class Machine:
         has_half_masks: whether they are for elements of 16 bits as well.
         parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
         dots: the 16-bit types that an instruction multiplies in pairs and sums in float32 (`codegen.dot_product`).
+        tiles: those of which an instruction multiplies whole tiles, if the process may use them
+            (`codegen.tile_product`).
 
     The same for all CPUs, as only the ratios of estimates decide:
         clock: cycles a second.
@@ -60,6 +62,8 @@ class Machine:
         fmas: vector multiply-adds that start in a cycle.
         dot_latency: cycles from one dot product of pairs of an accumulator to the next; as many start in a cycle
             as multiply-adds, and each does twice their work.
+        tile_rate: rows of a tile that are multiplied in a cycle; tile_latency: cycles from one product of a tile of
+            sums to the next; tile_load: cycles to load a row of a tile. They are Intel's numbers, not measured ones.
         l1_bytes: bytes of a core's first-level cache.
         line_bytes: bytes of a line of every cache.
         shared_bytes: bytes of the cache that cores share; larger tensors come from memory.
@@ -74,6 +78,9 @@ class Machine:
     fma_latency: ClassVar[float] = 4.0
     fmas: ClassVar[int] = 2
     dot_latency: ClassVar[float] = 6.0
+    tile_rate: ClassVar[float] = 1.0
+    tile_latency: ClassVar[float] = 52.0
+    tile_load: ClassVar[float] = 0.5
     l1_bytes: ClassVar[int] = 1 << 15
     line_bytes: ClassVar[int] = 64
     shared_bytes: ClassVar[int] = 8 << 20
@@ -93,6 +100,7 @@ class Machine:
     has_half_masks: bool = False
     parallel_from: int = PARALLEL_FROM
     dots: tuple[str, ...] = ()
+    tiles: tuple[str, ...] = ()
 
     def lanes(self, dtype: str) -> int:
         """Elements of a type in one register."""
@@ -104,6 +112,15 @@ CPUS = {
     for machine in (
         Machine("AVX-512", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS),
         Machine("AVX512-BF16", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS, dots=("bfloat16",)),
+        Machine(
+            "AMX-BF16",
+            64,
+            32,
+            has_masks=True,
+            has_half_masks=tir.HALF_VECTORS,
+            dots=("bfloat16",),
+            tiles=("bfloat16",),
+        ),
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),
         Machine("NEON", 16, 32, 1 << 19),
@@ -171,7 +188,10 @@ def _machine(described: str) -> Machine | None:
         if "avx512f" in features:
             dots = {"avx512bf16", "avx512bw"} <= features and llvm.llvm_version_major() >= tir.DOT_PRODUCTS_FROM_LLVM
             halves = tir.HALF_VECTORS and "avx512bw" in features
-            return replace(CPUS["AVX512-BF16" if dots else "AVX-512"], parts=parts, has_half_masks=halves)
+            # The permission to use tiles is asked for by a call of Linux.
+            tiles = dots and {"amx-tile", "amx-bf16"} <= features and "linux" in triple
+            name = "AMX-BF16" if tiles else "AVX512-BF16" if dots else "AVX-512"
+            return replace(CPUS[name], parts=parts, has_half_masks=halves)
         if "avx2" in features and "fma" in features:
             return replace(CPUS["AVX2"], parts=parts)
         return replace(CPUS["SSE"], parts=parts)

@@ -11,11 +11,19 @@ Each accumulator is a buffer on the stack that is indexed by constants only, so 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import dot_product
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, load, splat, zero
+
+
+class Sums(Protocol):
+    """The finished sums of a tile, of which a kernel stores vector after vector."""
+
+    def value(self, row: int, column: int) -> Expr:
+        """A vector of sums, by its row and its number in the row."""
 
 
 class Tile:

@@ -81,11 +81,12 @@ def _compiler() -> dict[str, Any]:
     from tvm.support import cc
     from tvm.target import codegen
 
-    from tvm_convgrad.training.runtime.cpu_features import local_features
+    from tvm_convgrad.training.runtime.cpu_features import local_features, tile_refusal
 
     return {
         "cpu": str(codegen.llvm_get_system_cpu()),
         "cpu features": sorted(local_features()),
+        "amx tiles": tile_refusal() or "granted",
         "triple": str(codegen.llvm_get_system_triple()),
         "llvm": int(codegen.llvm_version_major()),
         "c++ compiler": cc.get_cc(),

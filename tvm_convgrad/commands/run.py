@@ -180,9 +180,11 @@ def run(
     from tvm_convgrad.commands.run_data import Decoding
     from tvm_convgrad.commands.run_preparation import Wanted, prepare
     from tvm_convgrad.commands.run_result import Trained, require, show
+    from tvm_convgrad.commands.stages import print_warnings
     from tvm_convgrad.core.files import check_destination
     from tvm_convgrad.report.tables import print_json, stderr
     from tvm_convgrad.threads import use_threads
+    from tvm_convgrad.training.runtime.artifact import notices
     from tvm_convgrad.training.runtime.checkpoint import claimed
     from tvm_convgrad.training.runtime.journal import open_journals
     from tvm_convgrad.training.runtime.keeper import Keeper
@@ -217,6 +219,7 @@ def run(
                 if path is not None:
                     check_destination(path)
             session = Session(step)
+            print_warnings(notices(session.artifact) if first else ())
             decoding = Decoding(quiet=json or not first)
             reader = Reader(session, images, decoding.note)
             context.call_on_close(decoding.close)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.tile_product import WORDS
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.costs import overlapped
 
@@ -11,10 +12,16 @@ from tvm_convgrad.kernels.costs import overlapped
 def roofline(problem: ConvProblem, machine: Machine) -> float:
     """The least seconds of one core: all vector multiply-adds that it can start, and each tensor moved once.
 
-    A dot product of two operands of one of the machine's `dots` does two multiply-adds a lane.
+    A dot product of two operands of one of the machine's `dots` does two multiply-adds a lane, and a row of a product
+    of `tiles` WORDS dot products of WORDS lanes.
     """
-    pairs = any(sum(dtype == dot for _, dtype in problem.tensors.values()) >= 2 for dot in machine.dots)
-    sums = problem.macs / (machine.fmas * machine.lanes(problem.accumulator) * (2 if pairs else 1))
+    types = [dtype for _, dtype in problem.tensors.values()]
+    a_cycle = machine.fmas * machine.lanes(problem.accumulator)
+    if any(types.count(dtype) >= 2 for dtype in machine.tiles):
+        a_cycle = int(2 * WORDS * WORDS * machine.tile_rate)
+    elif any(types.count(dtype) >= 2 for dtype in machine.dots):
+        a_cycle *= 2
+    sums = problem.macs / a_cycle
     return max(sums, problem.bytes / machine.memory_rate) / machine.clock
 
 

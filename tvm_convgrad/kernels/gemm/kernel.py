@@ -31,7 +31,7 @@ from tvm_convgrad.codegen.loops import (
     remainder,
     smaller,
 )
-from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.register_tile import Sums, Tile
 from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.frame import KernelFrame
@@ -59,7 +59,7 @@ def largest_panel(spec: ConvSpec, tilings: tuple[GemmTiling, ...], machine: Mach
 
 
 @dataclass(frozen=True)
-class _Panels:
+class Panels:
     """The operands of a tile: W's panel and the source's (or the source itself), and where each begins."""
 
     weights: Buffer
@@ -69,7 +69,11 @@ class _Panels:
 
 
 class PhaseGroup:
-    """The loop nest of a group of phases; what differs from phase to phase is in lookup tables."""
+    """The loop nest of a group of phases; what differs from phase to phase is in lookup tables.
+
+    Attributes:
+        tap_first, start: the number of a phase's first run of taps, and where each run begins in the panel.
+    """
 
     def __init__(
         self, frame: KernelFrame, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine
@@ -94,8 +98,8 @@ class PhaseGroup:
         firsts = [0, *itertools.accumulate(len(taps) // run for taps in blocking.taps)]
         weight_bytes = spec.groups * blocking.channel_blocks * self.weights.size * DTYPE_BYTES[self.dtype]
         self._prefetches_weights = tiling.order == "source" and weight_bytes > machine.l2_bytes
-        self._tap_first = LookupTable(loops, "tap_first", firsts[:-1])
-        self._start = LookupTable(loops, "s_start", starts)
+        self.tap_first = LookupTable(loops, "tap_first", firsts[:-1])
+        self.start = LookupTable(loops, "s_start", starts)
 
     def emit(self) -> None:
         """Emit the loop nest."""
@@ -103,6 +107,13 @@ class PhaseGroup:
             self._source_order()
         else:
             self._weights_order()
+
+    def begin_item(self) -> None:
+        """What a work item needs before its first tile."""
+        self.results.allocate()
+
+    def end_item(self) -> None:
+        """What a work item does after its last tile: nothing."""
 
     # -- work items ---------------------------------------------------------------------------------------------------
 
@@ -128,14 +139,15 @@ class PhaseGroup:
                     self.panels.pack_row(panel, 0, block, number)
             panel_at = loops.let(expr(panel_at), "panel_at")
             first = loops.let(expr(split * per_split), "first_block")
-            self.results.allocate()
+            self.begin_item()
             if self.block_prefetch.useful:
                 following = loops.let(expr(rest + 1), "next")
                 self.block_prefetch.begin(self._spatial_block(following, group, self.counts[0]), per_split)
             with loops.loop(smaller(channel_blocks - first, per_split), "b") as b:
                 channel_block = loops.let(first + b, "block")
                 w_at = loops.let(expr((group * channel_blocks + channel_block) * self.weights.size), "w_at")
-                self._channel_block(_Panels(packed, w_at, panel, panel_at), block, channel_block, b)
+                self._channel_block(Panels(packed, w_at, panel, panel_at), block, channel_block, b)
+            self.end_item()
 
     def _weights_order(self) -> None:
         """Work items are blocks of result channels, or a part of the spatial blocks for one."""
@@ -157,7 +169,7 @@ class PhaseGroup:
             group, channel_block = loops.divmod(rest, blocking.channel_blocks)
             packed = loops.buffer("w_panel", max(1, self.weights.size), self.dtype)
             self.weights.pack(packed, 0, group, channel_block)
-            self.results.allocate()
+            self.begin_item()
             first = loops.let(expr(split * per_item), "first_block")
             with loops.loop(larger(smaller(blocks - first, per_item), 0), "block") as step:
                 number = loops.let(expr(first + step), "number")
@@ -173,8 +185,9 @@ class PhaseGroup:
                 if self.block_prefetch.useful:
                     following = loops.let(expr(number + 1), "next")
                     self.block_prefetch.begin(self._spatial_block(following, group, depth), 1)
-                panels = _Panels(packed, 0, panel, loops.let(expr(at), "panel_at"))
+                panels = Panels(packed, 0, panel, loops.let(expr(at), "panel_at"))
                 self._channel_block(panels, block, channel_block, 0)
+            self.end_item()
 
     def _spatial_block(self, number: Index, group: Index, depth: int) -> SpatialBlock:
         """A spatial block by its number among those of all images, which have `depth` slices each."""
@@ -197,7 +210,7 @@ class PhaseGroup:
 
     # -- tiles --------------------------------------------------------------------------------------------------------
 
-    def _channel_block(self, panels: _Panels, block: SpatialBlock, channel_block: Index, number: Index) -> None:
+    def _channel_block(self, panels: Panels, block: SpatialBlock, channel_block: Index, number: Index) -> None:
         """One block of result channels for a spatial block, piece after piece, phase after phase.
 
         `number` is that of the block of channels among those of the work item.
@@ -215,7 +228,7 @@ class PhaseGroup:
 
     def _tiles(
         self,
-        panels: _Panels,
+        panels: Panels,
         block: SpatialBlock,
         channel_block: Index,
         channel: Index,
@@ -246,13 +259,13 @@ class PhaseGroup:
             if self.tile_prefetch.of_rows:
                 next_tile = self.tile_prefetch.of_tile(at, (column - block.w) * blocking.step_w, t, block.tiles)
             position = TilePosition(phase, block.d, quotient(block.h + row, tiling.tile_h))
-            here = _Panels(panels.weights, weights, panels.source, at)
-            tile = self._sum(here, position, next_block, next_tile)
+            here = Panels(panels.weights, weights, panels.source, at)
+            tile = self.sum(here, position, next_block, next_tile)
             overlap = loops.let(expr(begin - column), "column_overlap")
             place = TilePlace(block, phase, channel, overlap_channels, row, staging_row, column, overlap)
             self.results.tile(tile, place)
 
-    def _sum(self, panels: _Panels, position: TilePosition, next_block: list[Index], next_tile: Index | None) -> Tile:
+    def sum(self, panels: Panels, position: TilePosition, next_block: list[Index], next_tile: Index | None) -> Sums:
         """The sum of a tile over taps and channels, from where `panels` have the phase's W and the first pixel.
 
         `next_block` and `next_tile` are where to prefetch.
@@ -262,13 +275,13 @@ class PhaseGroup:
         dots = self.spec.pairs is not None
         tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, self.dtype, dots=dots)
         channels, block = self.spec.source_channels, blocking.channel_block
-        first = loops.let(expr(self._tap_first.at(position.phase)), "first_tap")
+        first = loops.let(expr(self.tap_first.at(position.phase)), "first_tap")
         if self.over_pixels:
             taps = loops.let(expr(self.taps.count(position.phase)), "taps")
             with loops.loop(channels, "c") as c:
                 self.block_prefetch.channel(next_block, c)
                 with self.taps.each(position) as tap:
-                    s = loops.let(expr(at + c * blocking.stride_c + self._start.at(first + tap)), "s")
+                    s = loops.let(expr(at + c * blocking.stride_c + self.start.at(first + tap)), "s")
                     w = loops.let(expr(weights + (c * taps + tap) * block), "w")
                     if self.tile_prefetch.of_channels:
                         self.tile_prefetch.channel(panel, s)
@@ -278,7 +291,7 @@ class PhaseGroup:
             i // blocking.tile_w * blocking.step_h + i % blocking.tile_w * blocking.step_w for i in range(tiling.tile_m)
         ]
         with self.taps.each(position) as tap:
-            s_at = loops.let(expr(at + self._start.at(first + tap)), "s_at")
+            s_at = loops.let(expr(at + self.start.at(first + tap)), "s_at")
             w_at = loops.let(expr(weights + tap * (channels * blocking.run * block)), "w_at")
             with loops.loop(channels * blocking.run, "c") as c:
                 s = loops.let(expr(s_at + c * blocking.stride_c), "s")
@@ -293,4 +306,4 @@ class PhaseGroup:
         return tile
 
 
-__all__ = ["PhaseGroup", "largest_panel"]
+__all__ = ["Panels", "PhaseGroup", "largest_panel"]

@@ -4,7 +4,8 @@
 `paired` turns the spec of a problem into that of its words (`codegen.dot_product`): half as many source channels, which
 taps, blocks, panels and estimates then count. An operand whose pairs lie side by side, as channels do in NHWC, is a
 tensor of words, read in place or packed like float32; of any other a word is made of two elements while it is packed.
-The last word of an odd number of channels has a zero in its high half, in both operands.
+The last word of an odd number of channels has a zero in its high half, in both operands. Tiles want a number of words
+that they divide: words of zeros are added to both operands while these are packed (`paired`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.kernels.spec import ConvSpec, Pairs, View
 
 
-def paired(spec: ConvSpec) -> ConvSpec:
-    """The spec of the words of a spec whose operands are bfloat16."""
-    odd = spec.source_channels % 2 == 1
+def paired(spec: ConvSpec, words: int = 0) -> ConvSpec:
+    """The spec of the words of a spec whose operands are bfloat16; of more `words` than it has, the last are zeros."""
+    own = -(-spec.source_channels // 2)
+    words = words or own
+    odd = spec.source_channels % 2 == 1 or words > own
     view, weight = spec.source, spec.weight
     source_strides = (view.batch, *view.spatial)
     weight_strides = (spec.weight_result_stride, spec.weight_group_stride, *_used(spec))
@@ -39,7 +42,7 @@ def paired(spec: ConvSpec) -> ConvSpec:
         weight_step, group_step = weight_step // 2, group_step // 2
     return replace(
         spec,
-        source_channels=-(-spec.source_channels // 2),
+        source_channels=words,
         source=view,
         weight=weight,
         weight_source_stride=source_step,
@@ -71,7 +74,7 @@ class Operand:
         vectors: whether vectors of them can be read.
     """
 
-    def __init__(self, buffer: Buffer, dtype: str, pair: int = 0, channels: int = 0) -> None:
+    def __init__(self, buffer: Buffer, dtype: str, pair: int = 0, channels: int = 0, words: int = 0) -> None:
         """Describe an operand.
 
         Args:
@@ -79,36 +82,45 @@ class Operand:
             dtype: of the sums.
             pair: elements from the first of a word to its second; 0 if elements are not made to words.
             channels: the reduced channels of the tensor, if elements are made to words.
+            words: how many words are made of them; those that have no channel are zeros.
         """
-        self.buffer, self._dtype, self._pair, self._channels = buffer, dtype, pair, channels
+        self.buffer, self._dtype, self._pair, self._channels, self._words = buffer, dtype, pair, channels, words
         self.vectors = pair != 0 or str(buffer.dtype) == dtype
 
     def element(self, at: Index, channel: Index) -> Expr:
         """One element; `channel` is its number among those of the group, words counted as one."""
         if not self._pair:
             return convert(load(self.buffer, at), self._dtype)
-        high = load(self.buffer, at + self._pair)
-        second = self._second(channel)
+        low, high = load(self.buffer, at), load(self.buffer, at + self._pair)
+        first, second = self._first(channel), self._second(channel)
+        if first is not None:
+            low = choose(first, low, tir.const(0, HALF))
         if second is not None:
             high = choose(second, high, tir.const(0, HALF))
-        return words(load(self.buffer, at), high)
+        return words(low, high)
 
     def vector(self, at: Index, lanes: int, channel: Index, mask: Expr | None = None) -> Expr:
         """`lanes` contiguous elements of one channel; with a mask those whose mask is true, and zeros."""
         if not self._pair:
             return load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
-        low = load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
-        second = self._second(channel)
-        if second is not None:
-            second = splat(second, lanes)
-            mask = second if mask is None else tir.And(mask, second)
-        at = at + self._pair
-        high = load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
-        return words(low, high)
+        low = self._half(at, lanes, mask, self._first(channel))
+        return words(low, self._half(at + self._pair, lanes, mask, self._second(channel)))
+
+    def _half(self, at: Index, lanes: int, mask: Expr | None, exists: Expr | None) -> Expr:
+        """The first or the second elements of a vector of words, zeros if they do not exist."""
+        if exists is not None:
+            every = splat(exists, lanes)
+            mask = every if mask is None else tir.And(mask, every)
+        return load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
+
+    def _first(self, channel: Index) -> Expr | None:
+        """Whether a word has a first element; None if all have one."""
+        own = -(-self._channels // 2)
+        return expr(channel) < own if self._words > own else None
 
     def _second(self, channel: Index) -> Expr | None:
         """Whether a word has a second element; None if all have one."""
-        if self._channels % 2 == 0:
+        if self._channels % 2 == 0 and self._words <= self._channels // 2:
             return None
         return expr(channel) < self._channels // 2
 
@@ -117,8 +129,8 @@ def operands_of(spec: ConvSpec, source: Buffer, weight: Buffer) -> tuple[Operand
     """The operands (source, W) of a spec, in flat views of them."""
     pairs = spec.pairs or Pairs(0, 0, 0)
     return (
-        Operand(source, spec.dtype, pairs.source, pairs.channels),
-        Operand(weight, spec.dtype, pairs.weight, pairs.channels),
+        Operand(source, spec.dtype, pairs.source, pairs.channels, spec.source_channels),
+        Operand(weight, spec.dtype, pairs.weight, pairs.channels, spec.source_channels),
     )
 
 

@@ -4,83 +4,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.hardware import Machine, beyond_near_pages
+from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.register_tile import balanced, tile_rows
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, FORWARD
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, planned
-from tvm_convgrad.kernels.costs import GEMM, overlapped
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
+from tvm_convgrad.kernels.gemm.cycles import block_bytes, bytes_of, estimate
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions
-from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of, in_bounds
-from tvm_convgrad.kernels.spec import ConvSpec, Phase, View, WeightView, conv_spec, shapes_of
-
-FAR_VECTOR_CYCLES = 3.3
-"""Cycles to load a vector of pixels of one channel: channels lie far apart, so that no hardware prefetcher predicts it,
-and the vector may straddle two cache lines."""
-
-FAR_PAGE_CYCLES = 1.0
-"""Additional cycles of a step whose channels lie in more pages than are near: each pass over them misses the TLB."""
-
-WEIGHT_VECTOR_CYCLES = 0.3
-"""Additional cycles of a step for each vector of W, if a block of W does not fit the first-level cache."""
-
-SPLIT_LINE_CYCLES = 1.9
-"""Additional cycles of a vector of pixels, if the bytes of a channel are not a multiple of a cache line: most vectors
-then straddle two lines."""
-
-SHORT_REDUCTION = 64
-"""A reduction of fewer steps is short: the start of the next register tile has to hide the end of this one."""
-
-WIDE_TILE_PENALTY = 0.01
-"""The relative additional cost of a step of a short reduction for each accumulator beyond 16, as out-of-order execution
-then reaches less far into the next tile."""
-
-WORD_WIDE_TILE_PENALTY = 0.025
-"""The same where pairs of bfloat16 are words: a dot product takes longer than a multiply-add."""
-
-FEW_STEPS, FEW_STEPS_CYCLES = 8, 1.0
-"""A loop over fewer channels than FEW_STEPS costs so many additional cycles a step."""
-
-TRANSPOSED_STORE_CYCLES = 16.0
-"""Cycles to store a vector of results that is transposed on its way."""
-
-FAR_COPY_CYCLES = 0.8
-"""Cycles to pack an element in the order of memory where channels lie far apart."""
-
-FETCH_CYCLES = 0.6
-"""Additional cycles to pack an element from beyond the core's own cache before anything is summed."""
-
-TOUCH_CYCLES = 8.0
-"""Cycles of the first vectors that a tile reads of a channel of the unpacked source."""
-
-PIXEL_TOUCH_CYCLES, FAR_TOUCH_CYCLES = 8.0, 28.0
-"""Cycles of the first pixels that a tile reads of such a channel one by one, and additional cycles if the channels lie
-in more pages than are near."""
-
-RATE_WHILE_STORING = 0.75
-"""The share of the shared cache's rate that remains for reads while results are stored."""
-
-EXPOSED = 0.15
-"""The share of the time of a stream from the shared cache that the arithmetic of a tile never hides."""
-
-RATE_WHILE_PACKING = 5 / 3
-"""The rate of panels that all cores pack before they compute, relative to the shared cache's rate; it is above 1
-because a part of a panel stays in the core's own cache."""
-
-SAME_SET_PENALTY = 0.3
-"""The relative additional cost of the arithmetic if rows are whole pages apart and fall into the same cache sets."""
-
-ITEM_CYCLES = 1500.0
-"""Cycles to start and end a work item."""
+from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of, in_bounds
+from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
 
 MAX_PANEL_BYTES = 1 << 26
 """The most bytes of a panel of the whole source."""
@@ -96,9 +37,8 @@ distributed less evenly."""
 MAX_CANDIDATES = 24
 """The most other plans that are given to the tuner."""
 
-WORD_TRANSPOSE, FAR_WORD = 0.5, 0.6
-"""Factors where pairs of bfloat16 are words: of the cycles to transpose, as fewer bytes are moved; and of those to pack
-a word in the order of memory where channels lie far apart, as each word has two channels."""
+Refusal = Callable[[ConvSpec, tuple[Phase, ...], GemmTiling, Machine], str]
+"""Why a tiling cannot be built for a group of phases on a machine, or nothing."""
 
 
 class ImplicitGemm(Kernel):
@@ -122,7 +62,7 @@ class ImplicitGemm(Kernel):
 
     def plan(self, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
         """The best tilings of the whole result, or of its regions where that gains more than more loop nests cost."""
-        found = [(*_best_tilings(each, machine), n) for n, each in enumerate(self.regions(problem, direction))]
+        found = [(*self._best_tilings(each, machine), n) for n, each in enumerate(self.regions(problem, direction))]
         tilings, _, region = min(found, key=lambda each: each[1] * (1 + NEST_COST * len(each[0])))
         return Plan(tilings, region)
 
@@ -130,7 +70,7 @@ class ImplicitGemm(Kernel):
         """The cycles of all loop nests, one after the other, until the last core is done, times the cores."""
         spec = self.regions(problem, direction)[plan.region]
         nests = zip(spec.phases, tilings_of(plan), strict=True)
-        return sum(estimate(spec, phases, t, machine) for phases, t in nests) * machine.parts / machine.clock
+        return sum(self.nest_cycles(spec, phases, t, machine) for phases, t in nests) * machine.parts / machine.clock
 
     def invalid(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> str:
         """Why one of the tilings cannot be built, or nothing."""
@@ -141,7 +81,7 @@ class ImplicitGemm(Kernel):
         if len(plan.tilings) != len(spec.phases):
             return f"there are {len(plan.tilings)} tilings for {len(spec.phases)} loop nests of region {plan.region}"
         nests = zip(spec.phases, tilings_of(plan), strict=True)
-        return next(filter(None, (invalid(spec, phases, t, machine) for phases, t in nests)), "")
+        return next(filter(None, (self.nest_invalid(spec, phases, t, machine) for phases, t in nests)), "")
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
@@ -161,10 +101,11 @@ class ImplicitGemm(Kernel):
         """
         spec, taken = self.regions(problem, direction)[own.region], tilings_of(own)
         found: list[tuple[int, float, tuple[GemmTiling, ...]]] = []
-        costs = [estimate(spec, phases, tiling, machine) for phases, tiling in zip(spec.phases, taken, strict=True)]
+        nests = zip(spec.phases, taken, strict=True)
+        costs = [self.nest_cycles(spec, phases, tiling, machine) for phases, tiling in nests]
         for number, phases in enumerate(spec.phases):
             ranks: dict[object, int] = {}
-            every = {t: estimate(spec, phases, t, machine) for t in candidates(spec, phases, machine)}
+            every = {t: self.nest_cycles(spec, phases, t, machine) for t in self.candidates(spec, phases, machine)}
             for tiling, cost in sorted(every.items(), key=lambda pair: pair[1]):
                 kind = replace(tiling, block_h=1, block_tiles=1, splits=1)
                 ranks[kind] = ranks.get(kind, -1) + 1
@@ -173,6 +114,31 @@ class ImplicitGemm(Kernel):
                     found.append((ranks[kind], total, (*taken[:number], tiling, *taken[number + 1 :])))
         for _, _, tilings in sorted(found, key=lambda each: each[:2])[:MAX_CANDIDATES]:
             yield Plan(tilings, own.region)
+
+    # -- of one loop nest: kernels over other register tiles have their own -------------------------------------------
+
+    def candidates(self, spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Iterator[GemmTiling]:
+        """Valid tilings of a group of phases that are worth an estimate; there is always one."""
+        return candidates(spec, phases, machine)
+
+    def nest_cycles(self, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> float:
+        """Cycles of the loop nest of a group of phases until the last core is done."""
+        return estimate(spec, phases, tiling, machine)
+
+    def nest_invalid(self, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
+        """Why a tiling cannot be built for a group of phases, or nothing."""
+        return invalid(spec, phases, tiling, machine)
+
+    def _best_tilings(self, spec: ConvSpec, machine: Machine) -> tuple[tuple[GemmTiling, ...], float]:
+        """The tiling of least estimated time for each group of phases, and the cycles of all."""
+        tilings, cycles = [], 0.0
+        for phases in spec.phases:
+            every = self.candidates(spec, phases, machine)
+            costs = {tiling: self.nest_cycles(spec, phases, tiling, machine) for tiling in every}
+            best = min(costs, key=lambda tiling: costs[tiling])
+            tilings.append(best)
+            cycles += costs[best]
+        return tuple(tilings), cycles
 
 
 @lru_cache(maxsize=1024)
@@ -194,19 +160,16 @@ def tilings_of(plan: Plan) -> tuple[GemmTiling, ...]:
     return tilings
 
 
-def _best_tilings(spec: ConvSpec, machine: Machine) -> tuple[tuple[GemmTiling, ...], float]:
-    """The tiling of least estimated time for each group of phases, and the cycles of all."""
-    tilings, cycles = [], 0.0
-    for phases in spec.phases:
-        costs = {tiling: estimate(spec, phases, tiling, machine) for tiling in candidates(spec, phases, machine)}
-        best = min(costs, key=lambda tiling: costs[tiling])
-        tilings.append(best)
-        cycles += costs[best]
-    return tuple(tilings), cycles
-
-
 def invalid(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
-    """Why a tiling cannot be built for a group of phases, or nothing."""
+    """Why a tiling of vector registers cannot be built for a group of phases, or nothing."""
+    sums = tiling.tile_m * tiling.tile_n
+    if min(tiling.tile_m, tiling.tile_n) >= 1 and sums + tiling.tile_n + 1 > machine.registers:
+        return f"{tiling.tile_m} x {tiling.tile_n} accumulators do not fit {machine.registers} registers"
+    return invalid_blocks(spec, phases, tiling, machine)
+
+
+def invalid_blocks(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
+    """Why a tiling cannot be built for a group of phases, whatever its sums are kept in, or nothing."""
     _, h, w = (axis.count for axis in phases[0])
     if tiling.vector_axis not in ("channels", "pixels"):
         return f"vector_axis is {tiling.vector_axis}; it must be channels or pixels"
@@ -214,8 +177,6 @@ def invalid(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machi
         return f"order is {tiling.order}; it must be source or weights"
     if min(tiling.tile_m, tiling.tile_n, tiling.block_h, tiling.block_tiles, tiling.splits, tiling.tile_h) < 1:
         return "a number of the tiling is less than 1"
-    if tiling.tile_m * tiling.tile_n + tiling.tile_n + 1 > machine.registers:
-        return f"{tiling.tile_m} x {tiling.tile_n} accumulators do not fit {machine.registers} registers"
     if h % tiling.block_h:
         return f"block_h is {tiling.block_h}; it must divide the {h} rows of the result"
     if tiling.over_pixels:
@@ -254,13 +215,20 @@ def _invalid_panel(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling
 
 
 def candidates(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Iterator[GemmTiling]:
-    """Valid tilings that are worth an estimate; there is always one."""
-    for tile in _tiles(spec, phases, machine):
+    """Valid tilings of vector registers that are worth an estimate; there is always one."""
+    return blocked(spec, phases, machine, _tiles(spec, phases, machine), invalid)
+
+
+def blocked(
+    spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine, tiles: Iterable[GemmTiling], refusal: Refusal
+) -> Iterator[GemmTiling]:
+    """Tilings with these register tiles that are worth an estimate, and that `refusal` does not refuse."""
+    for tile in tiles:
         # Every tap would load its single pixels from all channels again, which lie far apart.
         scattered = not tile.over_pixels and spec.source.channel != 1 and _most_taps(phases) > 1
         for unpacked in (False,) if scattered else (True, False):
-            for tiling in _blocked(spec, phases, machine, replace(tile, unpacked=unpacked)):
-                if not invalid(spec, phases, tiling, machine):
+            for tiling in _blocked(spec, phases, machine, replace(tile, unpacked=unpacked), refusal):
+                if not refusal(spec, phases, tiling, machine):
                     yield tiling
 
 
@@ -293,12 +261,14 @@ def _most_taps(phases: tuple[Phase, ...]) -> int:
     return max(math.prod(len(axis.taps) for axis in phase) for phase in phases)
 
 
-def _blocked(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine, tile: GemmTiling) -> Iterator[GemmTiling]:
+def _blocked(
+    spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine, tile: GemmTiling, refusal: Refusal
+) -> Iterator[GemmTiling]:
     """The spatial blocks, orders and splits of a register tile."""
-    if invalid(spec, phases, tile, machine):
+    if refusal(spec, phases, tile, machine):
         return
     _, h, _ = (axis.count for axis in phases[0])
-    tiles_w, source_bytes = blocking_of(spec, phases, tile, machine).tiles_w, _bytes(spec.source)
+    tiles_w, source_bytes = blocking_of(spec, phases, tile, machine).tiles_w, bytes_of(spec.source)
     budget = machine.l2_bytes // 4
     heights = [n for n in range(tile.tile_h, h + 1) if h % n == 0 and n % tile.tile_h == 0]
     widths = sorted({-(-tiles_w // n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)} | {1})
@@ -306,7 +276,7 @@ def _blocked(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine, tile: 
         for block_h in heights if block_tiles == tiles_w else heights[:1]:
             tiling = replace(tile, block_h=block_h, block_tiles=block_tiles)
             blocking = blocking_of(spec, phases, tiling, machine)
-            bytes_ = _block_bytes(spec, blocking, tiling)
+            bytes_ = block_bytes(spec, blocking, tiling)
             smallest = block_tiles == 1 and block_h == heights[0]
             if bytes_ <= budget or smallest:
                 yield tiling
@@ -322,123 +292,15 @@ def _blocked(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine, tile: 
                     yield replace(tiling, order="weights", splits=splits)
 
 
-def _block_bytes(spec: ConvSpec, blocking: Blocking, tiling: GemmTiling) -> int:
-    """Bytes of the source that a spatial block reads, from its panel or in place."""
-    element = DTYPE_BYTES[spec.dtype]
-    if not tiling.unpacked:
-        return int(blocking.panel_size * element * blocking.read_share(tiling.block_h, spec.source.extents[1]))
-    return blocking.block_w * tiling.block_h * spec.in_step[1] * spec.in_step[2] * spec.source_channels * element
-
-
-def estimate(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> float:
-    """Cycles until the last core is done: arithmetic, packing, stores, and traffic beyond the core's own cache."""
-    blocking = blocking_of(spec, phases, tiling, machine)
-    lanes, element = machine.lanes(spec.dtype), DTYPE_BYTES[spec.dtype]
-    depth, h, _ = (axis.count for axis in phases[0])
-    channels, groups, parts = spec.source_channels, spec.groups, machine.parts
-    images = spec.batch * depth
-    tiles = images * groups * blocking.channel_blocks * (h // tiling.tile_h) * blocking.tiles_w
-    accumulators = tiling.tile_m * tiling.tile_n
-    latency = machine.fma_latency if spec.pairs is None else machine.dot_latency
-    step = max(accumulators / machine.fmas, (tiling.tile_m + tiling.tile_n) * GEMM.load, latency) + GEMM.step
-    if not tiling.over_pixels and channels * blocking.run < FEW_STEPS:
-        step += FEW_STEPS_CYCLES
-    if blocking.tap_count * channels < SHORT_REDUCTION * len(phases):
-        penalty = WIDE_TILE_PENALTY if spec.pairs is None else WORD_WIDE_TILE_PENALTY
-        step *= 1 + penalty * max(0, accumulators - 16)
-    if tiling.over_pixels:
-        step = max(step, FAR_VECTOR_CYCLES * tiling.tile_n + tiling.tile_m / machine.fmas + GEMM.step)
-    if tiling.over_pixels and tiling.unpacked:
-        step += FAR_PAGE_CYCLES * beyond_near_pages(channels, spec.source.channel * element)
-        if spec.source.channel * element % machine.line_bytes:
-            step += SPLIT_LINE_CYCLES * tiling.tile_n
-    if (
-        not tiling.over_pixels
-        and blocking.channel_block * blocking.tap_count * channels * element > machine.l1_bytes * len(phases)
-    ):
-        step += WEIGHT_VECTOR_CYCLES * tiling.tile_n
-    arithmetic = tiles * blocking.tap_count * blocking.ranges.share * channels * step
-    transposed = not tiling.over_pixels and spec.result.channel != 1
-    scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1
-    narrow = WORD_TRANSPOSE if spec.pairs is not None and spec.result.dtype != spec.dtype else 1.0
-    store = TRANSPOSED_STORE_CYCLES * narrow if transposed else lanes * GEMM.scalar if scattered else GEMM.store
-    work = arithmetic + tiles * len(phases) * (accumulators * store + GEMM.tile)
-    # The source.
-    blocks = images * groups * blocking.spatial_blocks
-    panels = spec.batch * groups * blocking.panels(depth) * (1.0 if blocking.whole_depth else blocking.ranges.share_d)
-    copied = GEMM.copy
-    if tiling.over_pixels or spec.source.channel != 1:
-        copied = FAR_COPY_CYCLES if tiling.over_pixels and spec.source.channel != 1 else GEMM.transpose
-    made = spec.pairs is not None and spec.pairs.source != 0
-    if made and spec.source.spatial[2] == 1:
-        copied *= FAR_WORD if tiling.over_pixels else WORD_TRANSPOSE
-    if (spec.source.dtype != spec.dtype and not made) or not machine.has_masks:
-        copied = GEMM.scalar
-    splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)
-    panel = 0 if tiling.unpacked else blocking.panel_size * blocking.packed_share(spec, tiling.block_h)
-    if _bytes(spec.source) > machine.l2_bytes and tiling.order == "weights":
-        copied += FETCH_CYCLES
-    work += panels * splits * panel * copied
-    if tiling.unpacked and spec.source.channel != 1:
-        again = tiles if tiling.order == "weights" else tiles / blocking.channel_blocks
-        touch = TOUCH_CYCLES
-        if not tiling.over_pixels:
-            touch = PIXEL_TOUCH_CYCLES + FAR_TOUCH_CYCLES * beyond_near_pages(channels, spec.source.channel * element)
-        work += again * channels * touch
-    # W.
-    weights = groups * blocking.channel_blocks * blocking.channel_block * blocking.tap_count * channels
-    contiguous = spec.weight_result_stride == 1
-    transposable = spec.weight_source_stride == 1 or spec.weight_source_stride == blocking.tap_count
-    per_weight = GEMM.copy if contiguous else GEMM.transpose if transposable else 2 * GEMM.transpose
-    work += weights * copies * per_weight
-    # Streams from beyond the core's own cache: W for the first tile of each spatial block, the source for every tile.
-    weight_bytes = blocking.channel_block * blocking.tap_count * channels * element
-    source_bytes: float = _block_bytes(spec, blocking, tiling)
-    if blocking.whole_depth:  # of all depth slices, a block reads those that its taps reach
-        source_bytes *= min(1.0, len(phases[0][0].taps) / len(blocking.panel_slices))
-    tile_bytes = source_bytes * blocks * blocking.channel_blocks / tiles
-    if tiling.order == "source":
-        items, largest = (
-            blocks * tiling.splits,
-            -(-blocking.channel_blocks // tiling.splits) / (blocking.channel_blocks * blocks),
-        )
-        work += 2 * weights * element / (RATE_WHILE_PACKING * machine.shared_rate)
-        beyond_w = _beyond(weights / groups * element, source_bytes, machine)
-        beyond_source = _beyond(source_bytes, weight_bytes, machine)
-    else:
-        pieces = images * blocking.spatial_blocks
-        items, largest = (
-            groups * blocking.channel_blocks * copies,
-            -(-pieces // copies) / (pieces * groups * blocking.channel_blocks),
-        )
-        beyond_w = _beyond(weight_bytes, source_bytes, machine)
-        whole = panels * panel * element / groups if blocking.whole_depth else pieces * source_bytes
-        beyond_source = _beyond(whole, weight_bytes, machine)
-        work += 0 if tiling.unpacked else 2 * panels * panel * element / (RATE_WHILE_PACKING * machine.shared_rate)
-    for beyond, times, bytes_ in (
-        (beyond_w, blocks * blocking.channel_blocks, weight_bytes),
-        (beyond_source, tiles, tile_bytes),
-    ):
-        stream = beyond * bytes_ / (RATE_WHILE_STORING * machine.shared_rate)
-        work += times * max(EXPOSED * stream, stream - arithmetic / tiles)
-    if tiling.unpacked and not tiling.over_pixels and blocking.step_w * element % machine.page_bytes == 0:
-        work += arithmetic * SAME_SET_PENALTY
-    work += items * ITEM_CYCLES
-    total = work * min(1.0, -(-items // parts) * largest)
-    memory = (_bytes(spec.source) + _bytes(spec.weight) + _bytes(spec.result)) / parts / machine.mixed_rate
-    return overlapped(total, memory)
-
-
-def _bytes(view: View | WeightView) -> int:
-    """Bytes of a tensor."""
-    return view.size * DTYPE_BYTES[view.dtype]
-
-
-def _beyond(streamed: float, kept: float, machine: Machine) -> float:
-    """The share of `streamed` bytes, read repeatedly, that the core's own cache does not hold besides `kept` bytes."""
-    return min(1.0, max(0.0, (streamed + kept - machine.l2_bytes) / streamed)) if streamed else 0.0
-
-
 KERNELS = (ImplicitGemm(),)
 
-__all__ = ["KERNELS", "ImplicitGemm", "candidates", "estimate", "invalid", "regions_of"]
+__all__ = [
+    "KERNELS",
+    "ImplicitGemm",
+    "blocked",
+    "candidates",
+    "invalid",
+    "invalid_blocks",
+    "regions_of",
+    "tilings_of",
+]

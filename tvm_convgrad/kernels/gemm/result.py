@@ -27,7 +27,7 @@ from tvm_convgrad.codegen.loops import (
     splat,
 )
 from tvm_convgrad.codegen.packing import transpose
-from tvm_convgrad.codegen.register_tile import Tile
+from tvm_convgrad.codegen.register_tile import Sums
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.epilogue import finished
@@ -184,7 +184,7 @@ class ResultStore:
 
     # -- tiles ------------------------------------------------------------------------------------------------------
 
-    def tile(self, tile: Tile, place: TilePlace) -> None:
+    def tile(self, tile: Sums, place: TilePlace) -> None:
         """Store a tile to the result or to the staging buffer."""
         if self.tiling.over_pixels:
             self._pixel_tile(tile, place)
@@ -198,7 +198,7 @@ class ResultStore:
         row, column = divmod(number, self.blocking.tile_w)
         return row * stride_h + column * stride_w
 
-    def _channel_tile(self, tile: Tile, place: TilePlace) -> None:
+    def _channel_tile(self, tile: Sums, place: TilePlace) -> None:
         """Vectors of channels that are contiguous in the result."""
         loops, spec, lanes, view = self.loops, self.spec, self.lanes, self.spec.result
         at = loops.let(self._address(place.block, place.row, place.column, place.phase) + place.channel, "out")
@@ -217,7 +217,7 @@ class ResultStore:
         """Statements that run only from the number `overlap` on: others are accumulated by the tile before."""
         return where(self.loops, expr(overlap) <= number if overlaps else None)
 
-    def _pixel_tile(self, tile: Tile, place: TilePlace) -> None:
+    def _pixel_tile(self, tile: Sums, place: TilePlace) -> None:
         """Vectors of pixels; where these are not contiguous in the result, elements go through a scratch buffer."""
         loops, spec, lanes, view = self.loops, self.spec, self.lanes, self.spec.result
         at = loops.let(self._address(place.block, place.row, place.column, place.phase), "out")
@@ -253,7 +253,7 @@ class ResultStore:
 
     # -- the staging buffer -----------------------------------------------------------------------------------------
 
-    def _staged_tile(self, tile: Tile, place: TilePlace) -> None:
+    def _staged_tile(self, tile: Sums, place: TilePlace) -> None:
         """Store a tile to the staging buffer."""
         loops, channels = self.loops, self.blocking.channel_block
         stride_h = self._steps[1] * self._staging_w

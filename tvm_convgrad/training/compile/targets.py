@@ -12,7 +12,7 @@ from tvm.target import codegen
 from tvm_convgrad.codegen.hardware import cores_of, native_target
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import local_target
-from tvm_convgrad.training.runtime.cpu_features import FLAGS
+from tvm_convgrad.training.runtime.cpu_features import FLAGS, TILE_FEATURES
 
 NAMED: dict[str, dict[str, object]] = {
     "aarch64-linux": {"mtriple": "aarch64-linux-gnu"},
@@ -73,7 +73,10 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
 
 
 def required_features(target: tvm.target.Target) -> list[str]:
-    """The instruction sets beyond the architecture's base that LLVM may use for `target`."""
+    """The instruction sets beyond the architecture's base that LLVM may use for `target`.
+
+    Those of tiles are not among them: only kernels that ask for tiles use them, and they run without.
+    """
     if target.kind.name == "cuda":
         target = tvm.target.Target("llvm")  # of the host
-    return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & FLAGS.keys())
+    return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & FLAGS.keys() - TILE_FEATURES)

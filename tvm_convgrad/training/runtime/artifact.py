@@ -20,7 +20,7 @@ import tvm_convgrad
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.offload.registry import load_runtime
-from tvm_convgrad.training.runtime.cpu_features import local_features
+from tvm_convgrad.training.runtime.cpu_features import local_features, tile_refusal
 from tvm_convgrad.training.runtime.envelope import Kind, Manifest, unseal
 from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.runtime.schema import TensorSpec
@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # an artifact is read and checked without TVM
     import tvm
 
 ARTIFACT = Kind(magic=b"CVGSTEP\x01", version=1, noun="a compiled training step", maker="convgrad build")
+TILES = "AMX"
+"""What the names of kernels begin with that ask for tiles when they are called."""
+
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
@@ -194,6 +197,16 @@ def read_artifact(path: Path) -> Artifact:
             "--target llvm."
         )
     return artifact
+
+
+def notices(artifact: Artifact) -> tuple[str, ...]:
+    """What is slower than it was built for in this process, a sentence each: kernels of AMX that get no tiles."""
+    every = (*artifact.manifest["gradients"], *artifact.manifest["forward"])
+    count = sum(str(entry["kernel"]).startswith(TILES) for entry in every)
+    reason = tile_refusal() if count else ""
+    if not reason:
+        return ()
+    return (f"{artifact.path}: {count} of its kernels are built for AMX and use AVX512-BF16 instead: {reason}",)
 
 
 def is_for_gpu(manifest: Manifest) -> bool:

@@ -109,8 +109,7 @@ def draw_case(rng: random.Random, directions: Sequence[str] = tuple(DIRECTIONS))
 
 def _machine(rng: random.Random) -> Machine:
     """An instruction set, with random caches, registers, parts and threshold of parallel loops."""
-    name = rng.choice(("AVX-512", "AVX512-BF16", "AVX512-BF16", "AVX2", "SSE", "NEON"))
-    cpu = CPUS["NEON-BF16" if name == "NEON" and rng.random() < 0.7 else name]
+    cpu = CPUS[rng.choice(tuple(CPUS))]
     return replace(
         cpu,
         l2_bytes=rng.choice((cpu.l2_bytes, 1 << 9, 1 << 12, 1 << 15)),

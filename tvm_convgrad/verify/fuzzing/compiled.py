@@ -31,9 +31,10 @@ SECONDS = 900
 THREADS = (1, 2, 3, 7)
 """The numbers of threads on which each case runs."""
 
-TARGETS = {
+TARGETS: dict[str, dict[str, object]] = {
     "AVX-512": {"kind": "llvm", "mcpu": "skylake-avx512"},
     "AVX512-BF16": {"kind": "llvm", "mcpu": "cooperlake"},
+    "AMX-BF16": {"kind": "llvm", "mcpu": "cooperlake", "mattr": ["+amx-tile", "+amx-bf16"]},
     "AVX2": {"kind": "llvm", "mcpu": "haswell"},
     "SSE": {"kind": "llvm", "mcpu": "x86-64"},
 }

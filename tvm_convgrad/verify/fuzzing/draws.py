@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling
@@ -24,6 +25,7 @@ from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgradTiling
 from tvm_convgrad.kernels.depthwise.columns import ColumnsTiling, rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.gemm import plan as gemm_plan
+from tvm_convgrad.kernels.gemm.amx import TileGemm
 from tvm_convgrad.kernels.gemm.dot import DotGemm
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling
 from tvm_convgrad.kernels.registry import all_kernels
@@ -130,21 +132,23 @@ def _gemm(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: s
     regions = kernel.regions(problem, direction)
     region = rng.randrange(len(regions))
     spec = regions[region]
-    return Plan(tuple(_gemm_tiling(rng, spec, phases, machine) for phases in spec.phases), region)
+    return Plan(tuple(_gemm_tiling(kernel, rng, spec, phases, machine) for phases in spec.phases), region)
 
 
-def _gemm_tiling(rng: random.Random, spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> GemmTiling:
+def _gemm_tiling(
+    kernel: gemm_plan.ImplicitGemm, rng: random.Random, spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine
+) -> GemmTiling:
     """Every field is drawn independently, within what registers and channels allow."""
     _, h, w = (axis.count for axis in phases[0])
-    lanes = machine.lanes(spec.dtype)
+    lanes, in_tiles = machine.lanes(spec.dtype), isinstance(kernel, TileGemm)
     divisors = [n for n in range(1, h + 1) if h % n == 0]
     # Only sources that need no padding can be read in place, and 1x1 kernels have a prefetch of their own there.
     often = 0.7 if max(len(axis.taps) for phase in phases for axis in phase) == 1 else 0.4
 
     def draw() -> GemmTiling:
-        over_pixels = rng.random() < max(often, 0.5)
+        over_pixels = not in_tiles and rng.random() < max(often, 0.5)
         tile_n = rng.choice((1, 1, 2, 3, rng.randint(1, 7)))
-        most = (machine.registers - 1 - tile_n) // tile_n
+        most = (REGISTERS - tile_n) // (tile_n + 1) * ROWS if in_tiles else (machine.registers - 1 - tile_n) // tile_n
         block_h = rng.choice(divisors)
         tile_h = 1 if over_pixels or _maybe(rng) else rng.choice([n for n in divisors if block_h % n == 0])
         if over_pixels:
@@ -161,8 +165,8 @@ def _gemm_tiling(rng: random.Random, spec: ConvSpec, phases: tuple[Phase, ...], 
 
     return _until_valid(
         draw,
-        lambda tiling: gemm_plan.invalid(spec, phases, tiling, machine),
-        lambda: rng.choice(list(gemm_plan.candidates(spec, phases, machine))),
+        lambda tiling: kernel.nest_invalid(spec, phases, tiling, machine),
+        lambda: rng.choice(list(kernel.candidates(spec, phases, machine))),
     )
 
 
@@ -277,6 +281,7 @@ def _winograd(kernel: Kernel, rng: random.Random, problem: ConvProblem, directio
 DRAWS: dict[type[Kernel], Draw] = {
     gemm_plan.ImplicitGemm: Draw(ANY, 5, _gemm),
     DotGemm: Draw(PAIRS, 2, _gemm),
+    TileGemm: Draw(PAIRS, 2, _gemm),
     wgrad_plan.ImplicitGemmWgrad: Draw(ANY, 4, _wgrad),
     DotWgrad: Draw(PAIRS, 2, _wgrad),
     channels_plan.DepthwiseChannels: Draw(DEPTHWISE, 2, _channels),

@@ -14,12 +14,9 @@
 
 #include "floats.h"
 #include "program.h"
+#include "tiles.h"
 
 namespace convgrad {
-
-struct Fault {
-  std::string text;
-};
 
 union Lanes {
   int64_t i[kMostLanes];
@@ -65,7 +62,10 @@ class Execution {
     }
   }
 
-  void Run() { Perform(*program_.body); }
+  void Run() {
+    Perform(*program_.body);
+    if (tiles_.configured()) throw Fault{"tile registers are in use at the end"};
+  }
 
  private:
   static constexpr int32_t kSeveral = -1;  // readers of an element
@@ -95,6 +95,7 @@ class Execution {
           variables_[s.slot].i[0] = i;
           iteration_ = static_cast<int32_t>(i + 1);
           Perform(*s.body[0]);
+          if (tiles_.configured()) throw Fault{"tile registers are in use at the end of an iteration" + Where()};
         }
         region_ = 0;
         return;
@@ -132,6 +133,22 @@ class Execution {
         return;
       case Do::kAssert:
         if (!Int(*s.a)) throw Fault{"an assertion does not hold: " + s.text};
+        return;
+      case Do::kTileConfigure:
+        tiles_.Configure(Get(s.slot, Int(*s.a), Tiles::kConfiguration / 4));
+        return;
+      case Do::kTileRelease:
+        tiles_.Release();
+        return;
+      case Do::kTileZero:
+        tiles_.Clear(s.tiles[0]);
+        return;
+      case Do::kTileDot:
+        tiles_.Multiply(s.tiles[0], s.tiles[1], s.tiles[2]);
+        return;
+      case Do::kTileLoad:
+      case Do::kTileStore:
+        MoveTile(s);
         return;
     }
   }
@@ -287,6 +304,24 @@ class Execution {
     int64_t index = Int(*s.a);
     for (int l = 0; l < s.b->type.lanes; ++l) {
       if (mask.i[l]) Put(s.slot, index + l, 1, value, l);
+    }
+  }
+
+  /*! \brief Load or store a tile register, row by row; the stride is in bytes. */
+  void MoveTile(const Stmt& s) {
+    const int64_t first = Int(*s.a), stride = Int(*s.b), rows = tiles_.rows(s.tiles[0]), words = tiles_.words(s.tiles[0]);
+    if (program_.buffers[s.slot].type.bytes() != 4 || stride % 4 != 0) throw Fault{"a tile of other than words"};
+    if (s.what == Do::kTileLoad) tiles_.Clear(s.tiles[0]);
+    for (int64_t row = 0; row < rows; ++row) {
+      float* words_of_row = tiles_.row(s.tiles[0], row);
+      const int64_t at = first + row * (stride / 4);
+      if (s.what == Do::kTileLoad) {
+        std::memcpy(words_of_row, Get(s.slot, at, words), 4 * words);
+      } else {
+        Lanes value;
+        std::memcpy(value.f, words_of_row, 4 * words);
+        Put(s.slot, at, words, value);
+      }
     }
   }
 
@@ -559,6 +594,7 @@ class Execution {
   std::vector<Lanes> variables_;
   int region_ = 0, regions_ = 0;
   int32_t iteration_ = 0;
+  Tiles tiles_;
 };
 
 }  // namespace convgrad

@@ -159,6 +159,7 @@ class Lowering {
   const Stmt* Evaluated(Node value) {
     if (KindOf(value) == "IntImm") return NewStatement(Do::kNothing);
     if (KindOf(value) != "Call") Refuse("a value that nothing uses");
+    if (CallName(value) == "call_extern") return TileInstruction(Children(value, "args"));
     std::string intrinsic = Intrinsic(value);
     if (intrinsic == "llvm.prefetch") return NewStatement(Do::kNothing);  // a hint, which never faults
     if (intrinsic != "llvm.masked.store") Refuse("a call of " + CallName(value) + " " + intrinsic);
@@ -167,6 +168,24 @@ class Lowering {
     made->b = Expression(arguments[1]);
     std::tie(made->slot, made->a) = Address(arguments[2]);
     made->c = Expression(arguments[3]);
+    return made;
+  }
+
+  /*! \brief A helper of tiles: the numbers of its registers are the end of its name. */
+  const Stmt* TileInstruction(const std::vector<Node>& arguments) {
+    static const auto& known = *new std::unordered_map<std::string, Do>{
+        {"configure", Do::kTileConfigure}, {"release", Do::kTileRelease}, {"zero", Do::kTileZero},
+        {"load", Do::kTileLoad}, {"store", Do::kTileStore}, {"dot", Do::kTileDot}};
+    const std::string helper = TextField(arguments[0], "value"), prefix = "convgrad_tile_";
+    std::string rest = helper.rfind(prefix, 0) == 0 ? helper.substr(prefix.size()) : "";
+    auto what = known.find(rest.substr(0, rest.find('_')));
+    if (what == known.end()) Refuse("a call of " + helper);
+    Stmt* made = NewStatement(what->second);
+    for (size_t at = rest.find('_'); at != std::string::npos; at = rest.find('_', at + 1)) {
+      made->tiles.push_back(std::stoi(rest.substr(at + 1)));
+    }
+    if (arguments.size() > 1) std::tie(made->slot, made->a) = Address(arguments[1]);
+    if (arguments.size() > 2) made->b = Expression(arguments[2]);
     return made;
   }
 
@@ -269,6 +288,11 @@ class Lowering {
     if (name == "reinterpret") return Unary(Op::kReinterpret, type, arguments[0]);
     if (name == "call_extern") {
       std::string helper = TextField(arguments[0], "value");
+      if (helper == "convgrad_tile_ready") {  // the interpreter has tiles
+        Expr* made = NewExpression(Op::kConst, type);
+        made->integer = 1;
+        return made;
+      }
       if (helper == "convgrad_narrow_bf16") return Unary(Op::kNarrow, type, arguments[1]);
       if (helper != "convgrad_dot_bf16") Refuse("a call of " + helper);
       return Ternary(Op::kDotProduct, type, arguments[1], arguments[2], arguments[3]);

@@ -47,7 +47,10 @@ struct Expr {
   std::vector<int> order;          // of a shuffle
 };
 
-enum class Do : uint8_t { kNothing, kSequence, kFor, kParallel, kIf, kStore, kMaskedStore, kAlloc, kDecl, kBind, kAssert };
+enum class Do : uint8_t {
+  kNothing, kSequence, kFor, kParallel, kIf, kStore, kMaskedStore, kAlloc, kDecl, kBind, kAssert,
+  kTileConfigure, kTileRelease, kTileZero, kTileLoad, kTileStore, kTileDot,
+};
 
 struct Stmt {
   Do what = Do::kNothing;
@@ -57,6 +60,7 @@ struct Stmt {
   std::vector<const Stmt*> body;
   std::vector<const Expr*> shape;
   std::string text;   // of an assertion
+  std::vector<int> tiles;  // the tile registers of an instruction
 };
 
 struct BufferInfo {

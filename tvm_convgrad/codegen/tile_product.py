@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of tiles of bfloat16 that are summed in float32: TDPBF16PS of AMX-BF16.
+
+A CPU with AMX has REGISTERS tile registers of up to ROWS rows of 64 bytes. A row holds up to WORDS words
+(`dot_product`), or as many sums in float32. One instruction does, for all rows m of A and all columns n of B,
+
+    C[m, n] += sum over words k of  A[m, k].low * B[k, n].low + A[m, k].high * B[k, n].high
+
+It takes denormals as zero, flushes denormal sums to zero and rounds to nearest even. The shapes of the registers are a
+state of the thread, which `configure` sets and `release` clears: whoever uses tiles in the same thread later, such as
+another library, sets its own. So a work item of a kernel sets them once, and clears them at its end.
+
+Linux keeps no tiles for a process that has not asked for them. `ready` asks on the first call in a process, with
+arch_prctl(ARCH_REQ_XCOMP_PERM), and keeps the answer. It is no where the CPU has no AMX, and where a hypervisor, Linux
+(before 5.16) or a seccomp filter does not allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, expr
+
+REGISTERS = 8
+"""Tile registers that a kernel uses at once: all."""
+
+ROWS, WORDS = 16, 16
+"""The most rows of a tile register, and the most words or sums of a row."""
+
+CONFIGURATION_BYTES = 64
+"""Bytes of a configuration: palette, the bytes of a row of each register, and the rows of each."""
+
+PREFIX = "convgrad_tile"
+"""What the names of all helper functions begin with; the interpreter of kernels knows them by their names."""
+
+_CLOBBERED = "~{rcx},~{r11},~{memory}"
+"""What a call of Linux changes besides the register of its result."""
+
+READY_CODE = f"""
+@{PREFIX}_granted = linkonce_odr hidden global i32 0
+define linkonce_odr hidden i32 @{PREFIX}_ready() noinline {{
+  %known = load atomic i32, ptr @{PREFIX}_granted monotonic, align 4
+  %asked = icmp ne i32 %known, 0
+  br i1 %asked, label %done, label %ask
+ask:
+  %failed = call i64 asm sideeffect "syscall", "={{ax}},{{ax}},{{di}},{{si}},{_CLOBBERED}"(i64 158, i64 4131, i64 18)
+  %none = icmp eq i64 %failed, 0
+  %answer = select i1 %none, i32 1, i32 2
+  store atomic i32 %answer, ptr @{PREFIX}_granted monotonic, align 4
+  br label %done
+done:
+  %found = phi i32 [ %known, %0 ], [ %answer, %ask ]
+  %yes = icmp eq i32 %found, 1
+  %r = zext i1 %yes to i32
+  ret i32 %r
+}}
+"""
+"""`ready` as a function: arch_prctl is call 158 of Linux on x86-64, ARCH_REQ_XCOMP_PERM 4131, tile data feature 18."""
+
+DECLARATIONS = """
+declare void @llvm.x86.ldtilecfg(ptr)
+declare void @llvm.x86.tilerelease()
+declare void @llvm.x86.tilezero(i8 immarg)
+declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
+"""
+"""The intrinsics."""
+
+_INTRINSICS = {
+    "configure": "ldtilecfg",
+    "release": "tilerelease",
+    "zero": "tilezero",
+    "load": "tileloadd64",
+    "store": "tilestored64",
+    "dot": "tdpbf16ps",
+}
+"""The intrinsic of each helper."""
+
+_PARAMETERS = {"configure": "ptr %at", "load": "ptr %at, i64 %stride", "store": "ptr %at, i64 %stride"}
+"""The parameters of those helpers that have any."""
+
+
+def ready(loops: Loops) -> Expr:
+    """The condition that the process may use tiles, which is evaluated once, where this is called."""
+    loops.helper(f"{PREFIX}_ready", READY_CODE)
+    return loops.let(tir.call_helper("int32", f"{PREFIX}_ready"), "tiles_granted") > 0
+
+
+def configure(loops: Loops, shapes: Sequence[tuple[int, int]]) -> None:
+    """Set the shapes of the tile registers of this thread.
+
+    Args:
+        loops: of the kernel.
+        shapes: the rows, and the words of a row, of each register from number 0 on; the others cannot be used.
+    """
+    rows = [*(row for row, _ in shapes), *(0 for _ in range(16 - len(shapes)))]
+    bytes_ = [*(4 * words for _, words in shapes), *(0 for _ in range(16 - len(shapes)))]
+    text = b"".join((bytes([1]), bytes(15), *(n.to_bytes(2, "little") for n in bytes_), bytes(rows)))
+    table = loops.buffer("tile_shapes", CONFIGURATION_BYTES // 4, "int32")
+    for i in range(0, CONFIGURATION_BYTES, 4):
+        loops.store(table, i // 4, tir.IntImm("int32", int.from_bytes(text[i : i + 4], "little")))
+    _call(loops, "configure", (), tir.address_of(table[0]))
+
+
+def release(loops: Loops) -> None:
+    """Clear the tile registers of this thread and their shapes."""
+    _call(loops, "release", ())
+
+
+def clear(loops: Loops, register: int) -> None:
+    """Set a tile register to zero."""
+    _call(loops, "zero", (register,))
+
+
+def load_tile(loops: Loops, register: int, buffer: Buffer, at: Index, stride: int) -> None:
+    """Load a tile register; its row i begins `i * stride` elements of 4 bytes after `at`."""
+    _call(loops, "load", (register,), tir.address_of(buffer[expr(at)]), tir.IntImm("int64", 4 * stride))
+
+
+def store_tile(loops: Loops, register: int, buffer: Buffer, at: Index, stride: int) -> None:
+    """Store a tile register, as `load_tile` loads it."""
+    _call(loops, "store", (register,), tir.address_of(buffer[expr(at)]), tir.IntImm("int64", 4 * stride))
+
+
+def add_product(loops: Loops, sums: int, a: int, b: int) -> None:
+    """Add the product of registers `a` and `b` to register `sums`."""
+    _call(loops, "dot", (sums, a, b))
+
+
+def _call(loops: Loops, what: str, registers: tuple[int, ...], *arguments: Expr) -> None:
+    """Call a helper; the numbers of registers, which are a part of the instruction, are a part of its name."""
+    name = "_".join((PREFIX, what, *map(str, registers)))
+    loops.helper(PREFIX, DECLARATIONS)
+    passed = ", ".join((*(f"i8 {number}" for number in registers), *_PARAMETERS.get(what, "").split(", ")))
+    loops.helper(
+        name,
+        f"define linkonce_odr hidden void @{name}({_PARAMETERS.get(what, '')}) alwaysinline {{\n"
+        f"  call void @llvm.x86.{_INTRINSICS[what]}({passed.removesuffix(', ')})\n  ret void\n}}\n",
+    )
+    loops.emit(tir.Evaluate(tir.call_helper("void", name, *arguments)))
+
+
+__all__ = [
+    "PREFIX",
+    "REGISTERS",
+    "ROWS",
+    "WORDS",
+    "add_product",
+    "clear",
+    "configure",
+    "load_tile",
+    "ready",
+    "release",
+    "store_tile",
+]

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimate of the implicit GEMM: cycles of the loop nest of a tiling, fitted on an AVX-512 machine."""
+
+from __future__ import annotations
+
+from tvm_convgrad.codegen.hardware import Machine, beyond_near_pages
+from tvm_convgrad.core.geometry import DTYPE_BYTES
+from tvm_convgrad.kernels.costs import GEMM, overlapped
+from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of
+from tvm_convgrad.kernels.spec import ConvSpec, Phase, View, WeightView
+
+FAR_VECTOR_CYCLES = 3.3
+"""Cycles to load a vector of pixels of one channel: channels lie far apart, so that no hardware prefetcher predicts it,
+and the vector may straddle two cache lines."""
+
+FAR_PAGE_CYCLES = 1.0
+"""Additional cycles of a step whose channels lie in more pages than are near: each pass over them misses the TLB."""
+
+WEIGHT_VECTOR_CYCLES = 0.3
+"""Additional cycles of a step for each vector of W, if a block of W does not fit the first-level cache."""
+
+SPLIT_LINE_CYCLES = 1.9
+"""Additional cycles of a vector of pixels, if the bytes of a channel are not a multiple of a cache line: most vectors
+then straddle two lines."""
+
+SHORT_REDUCTION = 64
+"""A reduction of fewer steps is short: the start of the next register tile has to hide the end of this one."""
+
+WIDE_TILE_PENALTY = 0.01
+"""The relative additional cost of a step of a short reduction for each accumulator beyond 16, as out-of-order execution
+then reaches less far into the next tile."""
+
+WORD_WIDE_TILE_PENALTY = 0.025
+"""The same where pairs of bfloat16 are words: a dot product takes longer than a multiply-add."""
+
+FEW_STEPS, FEW_STEPS_CYCLES = 8, 1.0
+"""A loop over fewer channels than FEW_STEPS costs so many additional cycles a step."""
+
+TRANSPOSED_STORE_CYCLES = 16.0
+"""Cycles to store a vector of results that is transposed on its way."""
+
+FAR_COPY_CYCLES = 0.8
+"""Cycles to pack an element in the order of memory where channels lie far apart."""
+
+FETCH_CYCLES = 0.6
+"""Additional cycles to pack an element from beyond the core's own cache before anything is summed."""
+
+TOUCH_CYCLES = 8.0
+"""Cycles of the first vectors that a tile reads of a channel of the unpacked source."""
+
+PIXEL_TOUCH_CYCLES, FAR_TOUCH_CYCLES = 8.0, 28.0
+"""Cycles of the first pixels that a tile reads of such a channel one by one, and additional cycles if the channels lie
+in more pages than are near."""
+
+RATE_WHILE_STORING = 0.75
+"""The share of the shared cache's rate that remains for reads while results are stored."""
+
+EXPOSED = 0.15
+"""The share of the time of a stream from the shared cache that the arithmetic of a tile never hides."""
+
+RATE_WHILE_PACKING = 5 / 3
+"""The rate of panels that all cores pack before they compute, relative to the shared cache's rate; it is above 1
+because a part of a panel stays in the core's own cache."""
+
+SAME_SET_PENALTY = 0.3
+"""The relative additional cost of the arithmetic if rows are whole pages apart and fall into the same cache sets."""
+
+ITEM_CYCLES = 1500.0
+"""Cycles to start and end a work item."""
+
+WORD_TRANSPOSE, FAR_WORD = 0.5, 0.6
+"""Factors where pairs of bfloat16 are words: of the cycles to transpose, as fewer bytes are moved; and of those to pack
+a word in the order of memory where channels lie far apart, as each word has two channels."""
+
+
+def block_bytes(spec: ConvSpec, blocking: Blocking, tiling: GemmTiling) -> int:
+    """Bytes of the source that a spatial block reads, from its panel or in place."""
+    element = DTYPE_BYTES[spec.dtype]
+    if not tiling.unpacked:
+        return int(blocking.panel_size * element * blocking.read_share(tiling.block_h, spec.source.extents[1]))
+    return blocking.block_w * tiling.block_h * spec.in_step[1] * spec.in_step[2] * spec.source_channels * element
+
+
+def estimate(
+    spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine, step: float | None = None
+) -> float:
+    """Cycles until the last core is done: arithmetic, packing, stores, and traffic beyond the core's own cache.
+
+    `step` has the cycles of one step of the reduction of a tile, if it is not one of vector registers.
+    """
+    blocking = blocking_of(spec, phases, tiling, machine)
+    lanes, element = machine.lanes(spec.dtype), DTYPE_BYTES[spec.dtype]
+    depth, h, _ = (axis.count for axis in phases[0])
+    channels, groups, parts = spec.source_channels, spec.groups, machine.parts
+    images = spec.batch * depth
+    tiles = images * groups * blocking.channel_blocks * (h // tiling.tile_h) * blocking.tiles_w
+    accumulators = tiling.tile_m * tiling.tile_n
+    if step is None:
+        step = _vector_step(spec, phases, tiling, blocking, machine)
+    arithmetic = tiles * blocking.tap_count * blocking.ranges.share * channels * step
+    transposed = not tiling.over_pixels and spec.result.channel != 1
+    scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1
+    narrow = WORD_TRANSPOSE if spec.pairs is not None and spec.result.dtype != spec.dtype else 1.0
+    store = TRANSPOSED_STORE_CYCLES * narrow if transposed else lanes * GEMM.scalar if scattered else GEMM.store
+    work = arithmetic + tiles * len(phases) * (accumulators * store + GEMM.tile)
+    # The source.
+    blocks = images * groups * blocking.spatial_blocks
+    panels = spec.batch * groups * blocking.panels(depth) * (1.0 if blocking.whole_depth else blocking.ranges.share_d)
+    copied = GEMM.copy
+    if tiling.over_pixels or spec.source.channel != 1:
+        copied = FAR_COPY_CYCLES if tiling.over_pixels and spec.source.channel != 1 else GEMM.transpose
+    made = spec.pairs is not None and spec.pairs.source != 0
+    if made and spec.source.spatial[2] == 1:
+        copied *= FAR_WORD if tiling.over_pixels else WORD_TRANSPOSE
+    if (spec.source.dtype != spec.dtype and not made) or not machine.has_masks:
+        copied = GEMM.scalar
+    splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)
+    panel = 0 if tiling.unpacked else blocking.panel_size * blocking.packed_share(spec, tiling.block_h)
+    if bytes_of(spec.source) > machine.l2_bytes and tiling.order == "weights":
+        copied += FETCH_CYCLES
+    work += panels * splits * panel * copied
+    if tiling.unpacked and spec.source.channel != 1:
+        again = tiles if tiling.order == "weights" else tiles / blocking.channel_blocks
+        touch = TOUCH_CYCLES
+        if not tiling.over_pixels:
+            touch = PIXEL_TOUCH_CYCLES + FAR_TOUCH_CYCLES * beyond_near_pages(channels, spec.source.channel * element)
+        work += again * channels * touch
+    # W.
+    weights = groups * blocking.channel_blocks * blocking.channel_block * blocking.tap_count * channels
+    contiguous = spec.weight_result_stride == 1
+    transposable = spec.weight_source_stride == 1 or spec.weight_source_stride == blocking.tap_count
+    per_weight = GEMM.copy if contiguous else GEMM.transpose if transposable else 2 * GEMM.transpose
+    work += weights * copies * per_weight
+    # Streams from beyond the core's own cache: W for the first tile of each spatial block, the source for every tile.
+    weight_bytes = blocking.channel_block * blocking.tap_count * channels * element
+    source_bytes: float = block_bytes(spec, blocking, tiling)
+    if blocking.whole_depth:  # of all depth slices, a block reads those that its taps reach
+        source_bytes *= min(1.0, len(phases[0][0].taps) / len(blocking.panel_slices))
+    tile_bytes = source_bytes * blocks * blocking.channel_blocks / tiles
+    if tiling.order == "source":
+        items, largest = (
+            blocks * tiling.splits,
+            -(-blocking.channel_blocks // tiling.splits) / (blocking.channel_blocks * blocks),
+        )
+        work += 2 * weights * element / (RATE_WHILE_PACKING * machine.shared_rate)
+        beyond_w = _beyond(weights / groups * element, source_bytes, machine)
+        beyond_source = _beyond(source_bytes, weight_bytes, machine)
+    else:
+        pieces = images * blocking.spatial_blocks
+        items, largest = (
+            groups * blocking.channel_blocks * copies,
+            -(-pieces // copies) / (pieces * groups * blocking.channel_blocks),
+        )
+        beyond_w = _beyond(weight_bytes, source_bytes, machine)
+        whole = panels * panel * element / groups if blocking.whole_depth else pieces * source_bytes
+        beyond_source = _beyond(whole, weight_bytes, machine)
+        work += 0 if tiling.unpacked else 2 * panels * panel * element / (RATE_WHILE_PACKING * machine.shared_rate)
+    for beyond, times, bytes_ in (
+        (beyond_w, blocks * blocking.channel_blocks, weight_bytes),
+        (beyond_source, tiles, tile_bytes),
+    ):
+        stream = beyond * bytes_ / (RATE_WHILE_STORING * machine.shared_rate)
+        work += times * max(EXPOSED * stream, stream - arithmetic / tiles)
+    if tiling.unpacked and not tiling.over_pixels and blocking.step_w * element % machine.page_bytes == 0:
+        work += arithmetic * SAME_SET_PENALTY
+    work += items * ITEM_CYCLES
+    total = work * min(1.0, -(-items // parts) * largest)
+    memory = (bytes_of(spec.source) + bytes_of(spec.weight) + bytes_of(spec.result)) / parts / machine.mixed_rate
+    return overlapped(total, memory)
+
+
+def _vector_step(
+    spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, blocking: Blocking, machine: Machine
+) -> float:
+    """Cycles of one step of the reduction of a tile of vector registers."""
+    channels, element, accumulators = spec.source_channels, DTYPE_BYTES[spec.dtype], tiling.tile_m * tiling.tile_n
+    latency = machine.fma_latency if spec.pairs is None else machine.dot_latency
+    step = max(accumulators / machine.fmas, (tiling.tile_m + tiling.tile_n) * GEMM.load, latency) + GEMM.step
+    if not tiling.over_pixels and channels * blocking.run < FEW_STEPS:
+        step += FEW_STEPS_CYCLES
+    if blocking.tap_count * channels < SHORT_REDUCTION * len(phases):
+        penalty = WIDE_TILE_PENALTY if spec.pairs is None else WORD_WIDE_TILE_PENALTY
+        step *= 1 + penalty * max(0, accumulators - 16)
+    if tiling.over_pixels:
+        step = max(step, FAR_VECTOR_CYCLES * tiling.tile_n + tiling.tile_m / machine.fmas + GEMM.step)
+    if tiling.over_pixels and tiling.unpacked:
+        step += FAR_PAGE_CYCLES * beyond_near_pages(channels, spec.source.channel * element)
+        if spec.source.channel * element % machine.line_bytes:
+            step += SPLIT_LINE_CYCLES * tiling.tile_n
+    if (
+        not tiling.over_pixels
+        and blocking.channel_block * blocking.tap_count * channels * element > machine.l1_bytes * len(phases)
+    ):
+        step += WEIGHT_VECTOR_CYCLES * tiling.tile_n
+    return step
+
+
+def bytes_of(view: View | WeightView) -> int:
+    """Bytes of a tensor."""
+    return view.size * DTYPE_BYTES[view.dtype]
+
+
+def _beyond(streamed: float, kept: float, machine: Machine) -> float:
+    """The share of `streamed` bytes, read repeatedly, that the core's own cache does not hold besides `kept` bytes."""
+    return min(1.0, max(0.0, (streamed + kept - machine.l2_bytes) / streamed)) if streamed else 0.0
+
+
+__all__ = ["block_bytes", "bytes_of", "estimate"]
