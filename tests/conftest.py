@@ -23,6 +23,7 @@ import pytest
 
 from tests import tiny
 from tvm_convgrad.offload.registry import ENTRIES, backend
+from tvm_convgrad.threads import VARIABLE, available_cores
 
 if TYPE_CHECKING:
     from tests.cli.command import Command
@@ -50,6 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
         kept = tempfile.TemporaryDirectory(prefix="convgrad-test-objects-")
         config.add_cleanup(kept.cleanup)
         os.environ["CONVGRAD_CACHE"] = kept.name
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:  # they share the cores
+        os.environ.setdefault(VARIABLE, str(max(available_cores() // workers, 1)))
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 

@@ -27,17 +27,28 @@ def available_cores() -> int:
     return len(cores)
 
 
+def local_ranks() -> int:
+    """How many processes of a distributed run share this machine, as torchrun tells (LOCAL_WORLD_SIZE); else 1."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
 def intended_threads() -> int:
-    """What `use_threads` makes if it is not told: TVM_NUM_THREADS, or all cores. TVM is not loaded."""
+    """What `use_threads` makes if it is not told: TVM_NUM_THREADS, or this process's share of all cores.
+
+    The processes of a distributed run share the cores of their machine. TVM is not loaded.
+    """
     stated = os.environ.get(VARIABLE, "")
-    return int(stated) if stated.isdecimal() and int(stated) else available_cores()
+    return int(stated) if stated.isdecimal() and int(stated) else max(available_cores() // local_ranks(), 1)
 
 
 def use_threads(wanted: int | None = None) -> int:
     """Make TVM's pool of so many threads; call it before anything is run.
 
+    Threads of several processes of a distributed run are not bound to cores, as each process would take the first ones.
+
     Args:
-        wanted: None is TVM_NUM_THREADS or, without it, all cores (or what TVM's pool has if it was made before).
+        wanted: None is TVM_NUM_THREADS or, without it, this process's share of all cores (or what TVM's pool has if it
+            was made before).
 
     Returns:
         The number of threads.
@@ -46,7 +57,9 @@ def use_threads(wanted: int | None = None) -> int:
         SetupError: TVM's pool was made before with another number than `wanted`, or there are fewer cores.
     """
     if wanted is not None or not os.environ.get(VARIABLE):
-        os.environ[VARIABLE] = str(wanted or available_cores())
+        os.environ[VARIABLE] = str(wanted or intended_threads())
+    if local_ranks() > 1:
+        os.environ.setdefault("TVM_BIND_THREADS", "0")
     import tvm  # commands set the number before they pay for loading TVM
 
     made = int(tvm.get_global_func("runtime.NumThreads")())

@@ -19,6 +19,7 @@ import tvm_convgrad
 from relax_ops import rules as operators
 from tests.cli.command import MAIN, Command
 from tvm_convgrad import cli
+from tvm_convgrad.threads import available_cores
 from tvm_convgrad.training.runtime.session import Session
 
 
@@ -124,6 +125,28 @@ def test_losses_do_not_depend_on_threads(tiny_step: Path, tiny_data: Path) -> No
         results.append(json.loads(done.stdout))
     assert [result["threads"] for result in results] == [1, cores]
     assert results[0]["losses"] == results[1]["losses"]
+
+
+SESSION = """
+import sys
+from tvm_convgrad.training import Session
+print(Session(sys.argv[1]).threads)
+print(Session(sys.argv[1], threads=int(sys.argv[2])).threads)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "stated"), [(None, None), (1, None), (10**6, None), (None, 1)])
+def test_a_session_takes_its_share_of_the_cores(tiny_step: Path, ranks: int | None, stated: int | None) -> None:
+    """Not half of them, as TVM does; a second session has the pool of the first, and cannot ask for another number."""
+    cores = available_cores()
+    want = stated or (cores if ranks in (None, 1) else 1)
+    environment = {name: value for name, value in os.environ.items() if name != "TVM_NUM_THREADS"}
+    environment |= {"LOCAL_WORLD_SIZE": str(ranks)} if ranks else {}
+    environment |= {"TVM_NUM_THREADS": str(stated)} if stated else {}
+    command = [sys.executable, "-c", SESSION, str(tiny_step), str(want + 1)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == f"{want}\n"
+    assert f"SetupError: {want + 1} threads: TVM's pool has {want}" in done.stderr
 
 
 def test_dynamic_batch(convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path) -> None:

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of `run --distributed`: how they meet, how many threads each has, and how all begin with one state."""
+"""The processes of `run --distributed`: how they meet, and how all begin with one state."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from tvm_convgrad.threads import VARIABLE, available_cores
 
 if TYPE_CHECKING:  # loads numpy
     from tvm_convgrad.training.runtime.checkpoint import Progress
@@ -33,20 +30,6 @@ def joined_ranks(distributed: bool, timeout: float) -> Iterator[Ranks]:
         yield ranks
 
 
-def threads_of_rank(wanted: int | None, distributed: bool) -> int | None:
-    """How many threads this process is to have, for `use_threads`: ranks share the cores of their machine.
-
-    Threads of several ranks must not be bound to cores, as each would take the first ones.
-    """
-    from tvm_convgrad.training.runtime.torch_ranks import local_ranks
-
-    if distributed:
-        os.environ.setdefault("TVM_BIND_THREADS", "0")
-        if wanted is None and not os.environ.get(VARIABLE):
-            return max(available_cores() // local_ranks(), 1)
-    return wanted
-
-
 def shared(session: Session, progress: Progress, ranks: Ranks) -> Progress:
     """The progress of the first rank, whose state all have then."""
     from tvm_convgrad.report.tables import stderr
@@ -65,4 +48,4 @@ def shared(session: Session, progress: Progress, ranks: Ranks) -> Progress:
     return progress
 
 
-__all__ = ["joined_ranks", "shared", "threads_of_rank"]
+__all__ = ["joined_ranks", "shared"]

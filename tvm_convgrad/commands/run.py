@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tvm_convgrad.commands import image_options, option_values, options
-from tvm_convgrad.commands.ranks import joined_ranks, shared, threads_of_rank
+from tvm_convgrad.commands.ranks import joined_ranks, shared
 from tvm_convgrad.commands.running import End, Kept, Run, Split, begin
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.runtime.ranks import AVERAGE, STATISTICS, TIMEOUT
@@ -213,7 +213,7 @@ def run(
     with ExitStack() as held:
         ranks = held.enter_context(joined_ranks(distributed, rank_timeout))
         first = ranks.rank == 0
-        used = use_threads(threads_of_rank(threads, distributed))
+        used = use_threads(threads)
         with together(ranks):
             for path in (plot, save_state) if first else ():
                 if path is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.core.state_names import LEFT_OUT_UPDATES, LOSS_SCALE
+from tvm_convgrad.threads import use_threads
 from tvm_convgrad.training.runtime.arrays import array_of, as_array, tensor_of
 from tvm_convgrad.training.runtime.artifact import Artifact, is_for_gpu, load_module, read_artifact
 from tvm_convgrad.training.runtime.data import check_classes
@@ -42,16 +43,24 @@ class Session:
         artifact: the checked file with its manifest.
         inputs, prediction: what a step takes and gives; `shape[0]` is the batch.
         batch: the fixed number of samples of a step, or None if any number will do.
+        threads: how many threads steps run on: those of TVM's pool, which a process has one of.
+
+    Args:
+        path: the library.
+        threads: None is TVM_NUM_THREADS or, without it, all cores, which the processes of a torchrun share; where TVM's
+            pool exists already, what it has. Results do not depend on it.
 
     Raises:
         ArtifactError: the file is missing, foreign, truncated, damaged, or made for other versions or another CPU.
+        SetupError: TVM's pool exists with another number than `threads`, or there are fewer cores.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, threads: int | None = None) -> None:
+        self.artifact: Artifact = read_artifact(Path(path))
+        self.threads = use_threads(threads)  # before TVM's pool takes its own default, half of the CPUs
         import tvm
         from tvm import relax
 
-        self.artifact: Artifact = read_artifact(Path(path))
         self.inputs = self.artifact.inputs
         self.prediction = self.artifact.prediction
         batch = self.inputs[0].shape[0]

@@ -105,9 +105,4 @@ def joined(timeout: float = TIMEOUT) -> Iterator[TorchRanks]:
         distributed.destroy_process_group()
 
 
-def local_ranks() -> int:
-    """How many of the ranks run on this machine, as torchrun tells; 1 if nobody does."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-
-
-__all__ = ["TorchRanks", "joined", "local_ranks"]
+__all__ = ["TorchRanks", "joined"]
