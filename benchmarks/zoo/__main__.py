@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.zoo.architectures import Architecture, architectures
-from benchmarks.zoo.case import CRASHED, IMPORTED, STAGES, Outcome
+from benchmarks.zoo.case import CRASHED, IMPORTED, RIGHT, STAGES, Outcome
 from benchmarks.zoo.problem import FORMS
 from benchmarks.zoo.table import document, read
 
@@ -39,10 +39,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="cases at a time; times want 1")
     parser.add_argument("--markdown", type=Path, help="where to write the table")
     parser.add_argument("--merge", type=Path, help="a table of this machine, whose cases stay where this run has none")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep libraries in OUT/libraries: stage compare makes what time takes"
+    )
     parser.add_argument("--no-run", action="store_true", help="run nothing, only write the table")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     kept = given.out / f"{given.stage}.jsonl"
+    compared = recorded(given.out / "compare.jsonl") if given.keep and given.stage == "time" else {}
     done = recorded(kept)
     found = [each for each in architectures(given.out) if fnmatch.fnmatch(each.name, given.only)]
     forms = given.forms.split(",")
@@ -52,6 +56,7 @@ def main() -> None:
         architecture, form = case
         name, shapes = architecture.name, json.dumps(architecture.shapes)
         options = ["--stage", given.stage, "--batch", given.batch, "--seconds", given.seconds, "--shapes", shapes]
+        options += ["--libraries", given.out / "libraries"] if given.keep else []
         command = [sys.executable, "-m", "benchmarks.zoo.case", name, form, *map(str, options)]
         try:
             ended = subprocess.run(
@@ -62,7 +67,11 @@ def main() -> None:
         if ended.returncode or not ended.stdout.strip():
             last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
             return {"name": name, "form": form, "result": CRASHED, "reason": f"exit {ended.returncode}: {last[:300]}"}
-        return dict(json.loads(ended.stdout.strip().splitlines()[-1]))
+        found: dict[str, object] = json.loads(ended.stdout.strip().splitlines()[-1])
+        if found["result"] == RIGHT:  # of a library that was kept, the run that made it tells how it compared
+            before = compared.get((name, form), {})
+            found |= {key: value for key, value in before.items() if value is not None}
+        return found
 
     with ThreadPoolExecutor(given.processes) as pool, kept.open("a") as file:
         for number, outcome in enumerate(pool.map(run, cases), 1):

@@ -3,6 +3,10 @@
 
     python -m benchmarks.zoo.case timm:convnext_atto train     prints a line of JSON, the `Outcome`
 
+Stage `compare` builds and compares, `time` does so and times a right step. With a folder for libraries, `compare`
+leaves the library of a right step there, and `time` takes it from there without building or comparing again: so many
+cases can be built beside each other, and timed one by one on a quiet machine.
+
 The comparison is of one step of plain SGD, dropout off in both: the loss, the gradient of every parameter, and the
 running statistics after it. A rectifier's input that rounds to the other side of zero
 moves the gradients before it by more than rounding, on other inputs those of other parameters. So a gradient counts as
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 import traceback
@@ -48,6 +53,8 @@ IMPORTED = "imported"
 """Read and differentiated, and not built."""
 REWRITTEN = "rewritten"
 """Right, but for parameters that the exporter has merged or computed of the model's, of which the import warns."""
+
+TIMED = (RIGHT, REWRITTEN)
 
 _SHOWN = 3
 
@@ -87,13 +94,24 @@ class Outcome:
 
 
 def run_case(
-    architecture: Architecture, form: str, stage: str, batch: int, seconds: float, target: Target | None = None
+    architecture: Architecture,
+    form: str,
+    stage: str,
+    batch: int,
+    seconds: float,
+    target: Target | None = None,
+    libraries: Path | None = None,
 ) -> Outcome:
     """Try one architecture in one form, up to a stage; nothing is raised, everything is told in the outcome.
 
-    The target is this CPU unless another is given.
+    Args:
+        batch: samples of a step.
+        seconds: how long turns are timed.
+        target: what is compiled for, this CPU unless another is given.
+        libraries: where libraries of right steps are kept; stage "time" takes one that is there as it is.
     """
     outcome = Outcome(architecture.name, form, NOT_EXPORTED)
+    kept = libraries and libraries / f"{architecture.name.replace(':', '-')}-{form}-{batch}.so"
     with tempfile.TemporaryDirectory(prefix="convgrad-zoo-") as folder:
         try:
             torch.manual_seed(0)
@@ -101,6 +119,9 @@ def run_case(
             module.train(form == "train")
             problem = draw(module, architecture, batch, seed=0)
             outcome = replace(outcome, parameters=sum(value.numel() for value in module.parameters()))
+            if stage == "time" and kept and kept.exists():
+                outcome = replace(outcome, result=RIGHT)
+                return measured(outcome, module, kept, Session(kept), problem, seconds)
             path = export(module, problem, form, Path(folder))
         except Exception as error:  # whatever PyTorch's exporter raises is the outcome
             return replace(outcome, reason=one_line(error))
@@ -122,7 +143,11 @@ def run_case(
             outcome = replace(outcome, build_seconds=time.perf_counter() - begin)
             session = Session(library)
             outcome = compared(outcome, module, architecture, session, step, problem, model.warnings)
-            if stage == "time" and outcome.result == RIGHT:
+            if kept and outcome.result in TIMED:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(library, kept)
+                library = kept
+            if stage == "time" and outcome.result in TIMED:
                 outcome = measured(outcome, module, library, session, problem, seconds)
             return outcome
         except ConvGradError as error:
@@ -169,17 +194,17 @@ def measured(
     """The outcome with times and memory of a step of ours and of PyTorch's."""
     with without_dropout(module):
         ours, theirs = timed(module, session, problem, seconds)
-    path = library.with_name("problem.pt")
-    torch.save(problem, path)
     mode = "train" if module.training else "eval"
-    return replace(
-        outcome,
-        step=median(ours),
-        torch_step=median(theirs),
-        ratio=median(their / our for our, their in zip(ours, theirs, strict=True)),
-        memory=memory("ours", str(library), path),
-        torch_memory=memory("torch", f"{outcome.name} {mode}", path),
-    )
+    with tempfile.NamedTemporaryFile(prefix="convgrad-zoo-", suffix=".pt") as file:
+        torch.save(problem, file.name)
+        return replace(
+            outcome,
+            step=median(ours),
+            torch_step=median(theirs),
+            ratio=median(their / our for our, their in zip(ours, theirs, strict=True)),
+            memory=memory("ours", str(library), Path(file.name)),
+            torch_memory=memory("torch", f"{outcome.name} {mode}", Path(file.name)),
+        )
 
 
 def one_line(error: BaseException) -> str:
@@ -195,10 +220,12 @@ def main() -> None:
     parser.add_argument("--stage", choices=STAGES, default="time")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--libraries", type=Path, help="a folder to keep libraries of right steps in")
     parser.add_argument("--shapes", type=json.loads, help="JSON: shapes of the inputs for one sample")
     given = parser.parse_args()
     shapes = tuple(map(tuple, given.shapes)) if given.shapes else Architecture("").shapes
-    outcome = run_case(Architecture(given.name, shapes), given.form, given.stage, given.batch, given.seconds)
+    architecture = Architecture(given.name, shapes)
+    outcome = run_case(architecture, given.form, given.stage, given.batch, given.seconds, libraries=given.libraries)
     print(json.dumps(asdict(outcome)))
 
 
