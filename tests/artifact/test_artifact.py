@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
 from tvm_convgrad.training.compile import artifact_writer
 from tvm_convgrad.training.compile.targets import parse_target, required_features
@@ -23,7 +24,6 @@ from tvm_convgrad.training.runtime.artifact import (
     read_artifact,
     versions,
 )
-from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.training.runtime.envelope import Kind, seal, unseal
 from tvm_convgrad.training.runtime.session import Session
 

@@ -26,11 +26,11 @@ from tvm_convgrad.bench.results import Results, dense_kind, means
 from tvm_convgrad.bench.roofline import Roofline, triad_kernel
 from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES, Layer, suite
 from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.measure import timing
 from tvm_convgrad.measure.timing import Call
 from tvm_convgrad.training.compile.targets import parse_target
-from tvm_convgrad.training.runtime.cpu_features import local_features
 
 # Multiply-accumulates of one image at 224 x 224, in 1e9, linear classifiers left out, as the papers (or fvcore) count;
 # I3D counts 108 for 64 frames.

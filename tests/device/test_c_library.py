@@ -18,10 +18,10 @@ from tests import tiny
 from tests.cli.command import Command
 from tests.conftest import build_tiny
 from tests.device.binding import INPUT, PREDICTION, STATE, TARGET, Open, RefusedError
+from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.device.files import CMAKE, INCLUDE, SOURCES
 from tvm_convgrad.training.runtime.artifact import ARTIFACT, inspect_artifact
 from tvm_convgrad.training.runtime.checkpoint import load
-from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.training.runtime.envelope import seal
 from tvm_convgrad.training.runtime.session import Session
 

@@ -13,7 +13,7 @@ from tvm_convgrad.codegen import hardware as target_module
 from tvm_convgrad.codegen.hardware import DEFAULT_CORES, cores_of, machine_of, native_target, with_cores
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.compile.artifact_writer import built_for_of
-from tvm_convgrad.training.compile.targets import parse_target
+from tvm_convgrad.training.compile.targets import parse_target, required_features
 
 PROGRAM = """
 import hashlib, os, sys
@@ -87,6 +87,24 @@ def test_native_says_how_many_cores_there_are(monkeypatch) -> None:
         monkeypatch.setattr(target_module, "available_cores", lambda count=count: count)
         for target in (native_target(), parse_target("native")):
             assert json.loads(str(target))["num-cores"] == count == cores_of(target)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "name"), [("avx512bf16", "AVX-512"), ("avx512f", "AVX2"), ("amx-tile", "AVX512-BF16"), ("fma", "SSE")]
+)
+def test_native_leaves_out_what_a_hypervisor_hides(monkeypatch, hidden: str, name: str) -> None:
+    """LLVM names the model of the CPU, and some of its instructions may not be there."""
+    monkeypatch.setattr(target_module.llvm, "llvm_get_system_cpu", lambda: "sapphirerapids")
+    whole = set(
+        map(
+            str, target_module.llvm.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": "sapphirerapids"}))
+        )
+    )
+    monkeypatch.setattr(target_module, "local_features", lambda: frozenset(whole - {hidden}))
+    target = native_target()
+    assert machine_of(target).name == name
+    assert hidden not in required_features(target)
+    assert f"-{hidden}" in target.attrs["mattr"]
 
 
 @pytest.mark.parametrize("cores", [0, -1])

@@ -14,13 +14,13 @@ from tests.kernels.harness import MACHINE, TARGET, compiled
 from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS
 from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.verify.interpreter import execute
 
 TYPES = (

@@ -11,6 +11,7 @@ import tvm
 from tests.kernels.harness import forced, with_tiling
 from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
@@ -18,7 +19,6 @@ from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.roofline import roofline
-from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.verify.bulk import QUICK_CONFIG
 from tvm_convgrad.verify.interpreter import execute
 

@@ -21,6 +21,7 @@ from tvm_convgrad.codegen import tile_product
 from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.codegen.loops import Loops, make_parameter
 from tvm_convgrad.core.catalogue import DIRECTIONS
+from tvm_convgrad.core.cpu_features import local_features, tile_refusal
 from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
@@ -30,7 +31,6 @@ from tvm_convgrad.kernels.gemm.tile_sums import words_of
 from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.training.compile.targets import required_features
 from tvm_convgrad.training.runtime.artifact import TILES
-from tvm_convgrad.training.runtime.cpu_features import local_features, tile_refusal
 from tvm_convgrad.verify.interpreter import execute
 
 NAME = "AMX GEMM"

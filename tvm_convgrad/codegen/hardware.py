@@ -15,6 +15,7 @@ from tvm.target import Target
 from tvm.target import codegen as llvm
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.core.cpu_features import FLAGS, local_features
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.threads import available_cores
@@ -169,9 +170,19 @@ def with_cores(target: Target, cores: int) -> Target:
 
 
 def native_target() -> Target:
-    """The TVM target of this CPU: its instructions, and the number of cores that this process may use."""
+    """The TVM target of this CPU: its instructions, and the number of cores that this process may use.
+
+    LLVM tells the CPU's model. Instruction sets of the model that this CPU lacks, such as those that a hypervisor
+    hides, are taken out of it.
+    """
     mcpu = str(llvm.llvm_get_system_cpu())
-    return Target({"kind": "llvm", "mcpu": mcpu, CORES_ATTRIBUTE: available_cores()})
+    target = Target({"kind": "llvm", "mcpu": mcpu, CORES_ATTRIBUTE: available_cores()})
+    here = local_features()  # empty where the system does not tell
+    lacking = sorted((set(map(str, llvm.llvm_get_cpu_features(target))) & FLAGS.keys()) - here) if here else []
+    if not lacking:
+        return target
+    mattr = [f"-{name}" for name in lacking]
+    return Target({"kind": "llvm", "mcpu": mcpu, "mattr": mattr, CORES_ATTRIBUTE: available_cores()})
 
 
 @lru_cache(maxsize=64)

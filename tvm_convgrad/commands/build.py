@@ -32,7 +32,7 @@ def build(
         typer.Argument(help=f"The model: {shown_formats()}."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The shared library to write.")],
-    target: options.Target = "llvm",
+    target: options.Target = "native",
     linker: options.Linker = None,
     layout: options.Layout = "NCHW",
     offload: options.Offload = "auto",

@@ -81,7 +81,7 @@ def _compiler() -> dict[str, Any]:
     from tvm.support import cc
     from tvm.target import codegen
 
-    from tvm_convgrad.training.runtime.cpu_features import local_features, tile_refusal
+    from tvm_convgrad.core.cpu_features import local_features, tile_refusal
 
     return {
         "cpu": str(codegen.llvm_get_system_cpu()),

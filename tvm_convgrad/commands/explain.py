@@ -42,7 +42,7 @@ def explain(
         typer.Argument(metavar="MODEL|STEP.so", help="A model as `build` takes it, or a library that `build` wrote."),
     ],
     layout: options.Layout = "NCHW",
-    target: options.Target = "llvm",
+    target: options.Target = "native",
     offload: options.Offload = "auto",
     batch: options.Batch = None,
     params: options.Params = None,

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.entries import default_path
 from tvm_convgrad.core.files import write_atomic
 from tvm_convgrad.core.kept_objects import VARIABLE, KeptObjects
@@ -26,7 +27,6 @@ from tvm_convgrad.offload.registry import NAMES, packages_of
 from tvm_convgrad.report.tables import installed_version
 from tvm_convgrad.threads import available_cores
 from tvm_convgrad.training.runtime.artifact import Artifact
-from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.training.runtime.origin import external_files
 
 if TYPE_CHECKING:

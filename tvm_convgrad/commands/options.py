@@ -65,9 +65,10 @@ Results = Annotated[
 Target = Annotated[
     str,
     typer.Option(
-        help="What to compile for. llvm: any CPU of this machine's kind; native: this CPU, with all its instructions "
-        "and cores; aarch64-linux, armv8.2-a+fp16+dotprod, x86-64-v2-linux, -v3-linux, -v4-linux: another machine's; "
-        "cuda:sm_90 and others: a GPU by its architecture; or a target of TVM as JSON."
+        help="What to compile for. native: this CPU, with all its instructions and cores; llvm: any CPU of this "
+        "machine's architecture, several times slower; aarch64-linux, armv8.2-a+fp16+dotprod, x86-64-v2-linux, "
+        "-v3-linux, -v4-linux: another machine's; cuda:sm_90 and others: a GPU by its architecture; or a target of TVM "
+        "as JSON."
     ),
 ]
 Linker = Annotated[

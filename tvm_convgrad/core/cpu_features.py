@@ -46,7 +46,7 @@ def tile_refusal() -> str:
     """Why kernels of AMX use no tiles in this process, or nothing; Linux is asked for the permission.
 
     Example:
-        >>> from tvm_convgrad.training.runtime.cpu_features import tile_refusal
+        >>> from tvm_convgrad.core.cpu_features import tile_refusal
         >>> isinstance(tile_refusal(), str)
         True
     """

@@ -27,7 +27,7 @@ constexpr int kElfMachine =
     -1;
 #endif
 
-// By LLVM's names, the same as tvm_convgrad/training/runtime/cpu_features.py.
+// By LLVM's names, the same as tvm_convgrad/core/cpu_features.py.
 const std::set<std::string>& CpuFeatures();
 
 }  // namespace convgrad

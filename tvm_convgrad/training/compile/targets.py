@@ -10,9 +10,9 @@ import tvm
 from tvm.target import codegen
 
 from tvm_convgrad.codegen.hardware import cores_of, native_target
+from tvm_convgrad.core.cpu_features import FLAGS, TILE_FEATURES
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import local_target
-from tvm_convgrad.training.runtime.cpu_features import FLAGS, TILE_FEATURES
 
 NAMED: dict[str, dict[str, object]] = {
     "aarch64-linux": {"mtriple": "aarch64-linux-gnu"},

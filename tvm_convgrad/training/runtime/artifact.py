@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tvm_convgrad
+from tvm_convgrad.core.cpu_features import local_features, tile_refusal
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.offload.registry import load_runtime
-from tvm_convgrad.training.runtime.cpu_features import local_features, tile_refusal
 from tvm_convgrad.training.runtime.envelope import Kind, Manifest, unseal
 from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.runtime.schema import TensorSpec

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tvm_convgrad import register
+from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.training.compile.targets import required_features
-from tvm_convgrad.training.runtime.cpu_features import local_features
 from tvm_convgrad.verify.bulk import QUICK_CONFIG
 from tvm_convgrad.verify.fuzzing.cases import KernelCase
 from tvm_convgrad.verify.fuzzing.check import differences, kernel_of, numbers_of, read_case
