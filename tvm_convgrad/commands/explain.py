@@ -89,7 +89,7 @@ def explain(
         print_convolutions_json,
         show_convolutions,
     )
-    from tvm_convgrad.report.tables import cores_in_words, print_pairs
+    from tvm_convgrad.report.tables import cores_in_words, print_pairs, short_target
     from tvm_convgrad.training.compile.artifact_writer import built_for_of
     from tvm_convgrad.training.runtime.artifact import inspect_artifact, require_versions
 
@@ -132,7 +132,9 @@ def explain(
         print_convolutions_json(model, gradients, forward, built_for, engines, warnings)
         return
     show_convolutions(model, gradients, forward, refused)
-    print_pairs("built for", [("target", built_for["target"]), ("cores", cores_in_words(built_for["cores"]))])
+    print_pairs(
+        "built for", [("target", short_target(built_for["target"])), ("cores", cores_in_words(built_for["cores"]))]
+    )
     if engines is not None:
         from tvm_convgrad.report.engines import show_engines
 
