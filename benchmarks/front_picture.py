@@ -130,7 +130,7 @@ def described(picture: Path) -> dict[str, object]:
 
 def _graph(axes: Axes, title: str, operators: Sequence[str], colour: str, fill: str) -> None:
     """A chain of boxes between the two tensors that come in and the gradient."""
-    axes.set(xlim=(0, 1), ylim=(0, 6.4))
+    axes.set(xlim=(0, 1), ylim=(0, 6.5))
     axes.axis("off")
     axes.text(0.5, 6.1, title, ha="center", va="center", fontsize=_SIZE, fontweight="bold", color=colour)
     names = ["x, dy", *operators, "dw"]
@@ -171,7 +171,9 @@ def _speeds(axes: Axes, shown: Sequence[Bar]) -> None:
     axes.set(xscale="log", xlim=(1, 900), ylim=(height, -0.7), yticks=ticks, yticklabels=names)
     axes.set_xticks([1, 2, 5, 10, 50, 200], labels=["1", "2", "5", "10", "50", "200"])
     axes.minorticks_off()
-    axes.set_xlabel("speedup (their time / ours)\nbatch 8, float32, two cores of Intel Xeons (AVX-512)", fontsize=_SIZE)
+    axes.set_xlabel(
+        "speedup (their time / ours), batch 8, float32,\ntwo cores of Intel Xeons (AVX-512)", fontsize=_SIZE
+    )
     axes.tick_params(labelsize=_SIZE, length=0)
     axes.grid(axis="x", color="#e5e7eb", zorder=0)
     for side in ("top", "right"):
@@ -184,8 +186,8 @@ def draw(values: dict[str, object], picture: Path) -> None:
         figure = Figure(figsize=(8.2, 5.2), layout="constrained", facecolor="white")
         FigureCanvasSVG(figure)
         stock, ours, speeds = figure.subplots(1, 3, width_ratios=(1.3, 2.1, 3.4))
-        _graph(stock, "stock TVM", list(values["stock"]), GREY, "#f3f4f6")  # type: ignore[call-overload]
-        _graph(ours, "tvm-convgrad", list(values["ours"]), BLUE, LIGHT)  # type: ignore[call-overload]
+        _graph(stock, "wgrad in\nstock TVM", list(values["stock"]), GREY, "#f3f4f6")  # type: ignore[call-overload]
+        _graph(ours, "wgrad with\ntvm-convgrad", list(values["ours"]), BLUE, LIGHT)  # type: ignore[call-overload]
         _speeds(speeds, [Bar(*bar) for bar in values["bars"]])  # type: ignore[attr-defined]
         metadata = {"Date": None, "Description": json.dumps(values), "Title": "tvm-convgrad"}
         figure.savefig(picture, format="svg", metadata=metadata)
