@@ -133,7 +133,7 @@ def explain(
         return
     show_convolutions(model, gradients, forward, refused)
     print_pairs(
-        "built for", [("target", short_target(built_for["target"])), ("cores", cores_in_words(built_for["cores"]))]
+        "built for", [("target", short_target(str(built_for["target"]))), ("cores", cores_in_words(built_for["cores"]))]
     )
     if engines is not None:
         from tvm_convgrad.report.engines import show_engines
