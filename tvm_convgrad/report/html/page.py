@@ -280,7 +280,7 @@ def _facts(content: Content, machine: Machine | None) -> list[tuple[str, str]]:
 
 def _no_roofline(machine: Machine | None) -> str:
     if machine is None:
-        return "There are no estimates, since kernels are generated for CPUs only and the target is none."
+        return "There are no estimates: kernels are generated for CPUs only, and the target is no CPU."
     return "No convolution has an estimate: a library computes them, or the batch size is not fixed."
 
 
