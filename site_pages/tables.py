@@ -81,8 +81,8 @@ def operators() -> str:
             "operator's result; the [reference of `op`](api/op.md) defines each operator.",
             table(("operator", "gradient of its first operand", "of its second", "attributes"), family),
             "## Rules of Relax operators",
-            f"{len(rules)} operators have rules in `relax_ops/rules/`. An empty cell means TVM's own rule, or none. Rules "
-            "that replace TVM's apply inside `tvm_convgrad.rules()`; where TVM's rule is wrong they always apply "
+            f"{len(rules)} operators have rules in `relax_ops/rules/`. An empty cell means TVM's own rule, or none. "
+            "Rules that replace TVM's apply inside `tvm_convgrad.rules()`; where TVM's rule is wrong they always apply "
             "([TVM](../TVM.md)).",
             table(("operator", *COLUMNS), shown),
         ]
@@ -185,8 +185,8 @@ def errors() -> str:
     }
     classes = listing(
         "Errors",
-        "Every error of this package is a `tvm_convgrad.ConvGradError`: a sentence with the operator and parameter, the "
-        "rule, the values and the remedy. The command prints it and ends with exit code 1.",
+        "Every error of this package is a `tvm_convgrad.ConvGradError`: a sentence with the operator and parameter, "
+        "the rule, the values and the remedy. The command prints it and ends with exit code 1.",
         FAMILY,
         columns,
     )
