@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad explain`: lists the convolutions of a step, what computes each, how, and why nothing else does."""
+"""`convgrad explain`: lists the convolutions of a step: kernel, tiling, cost, and rejected alternatives."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def explain(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """List the convolutions of a training step: what computes each, how, why nothing else does, and what it costs.
+    """List the convolutions of a training step: kernel, tiling, estimated cost, and rejected alternatives with reasons.
 
-    Of a library that `build` wrote the options are those of the build; those of a model are refused with it.
+    Options about the model are for model files only; a library has those of its build.
     """
     if Path(model).suffix == ".so":
         refuse_given(context, OF_MODELS, "of the build, and this library is built: explain the model, or leave out")
