@@ -12,7 +12,7 @@ import pytest
 import tvm_convgrad
 from relax_ops.rules import operator_rules
 from relax_ops.rules.contract import OperatorRules
-from site_pages import api, commands, links, nav, output, status, tables
+from site_pages import api, commands, history, links, nav, output, status, tables
 from tests.core.test_documents import COMMANDS
 from tvm_convgrad.core.errors import FAMILY
 from tvm_convgrad.kernels.registry import all_kernels
@@ -90,6 +90,19 @@ def test_pages_of_interfaces_say_whether_they_are_stable() -> None:
 def test_results_are_called_by_their_files() -> None:
     made = nav.completed([{"Results": ["results/README.md"]}], ["results/README.md", "results/b-batch8.md"])
     assert made == [{"Results": ["results/README.md", {"b-batch8": "results/b-batch8.md"}]}]
+
+
+def test_earlier_versions_are_listed_and_kept() -> None:
+    earlier = [history.Version("669417b", "2026-11-22", "old")]
+    assert history.name_of("results/a.md", earlier[0]) == "results/history/a-669417b.txt"
+    shown = history.with_history("# A\n", "results/a.md", earlier)
+    assert "- [2026-11-22, commit 669417b](history/a-669417b.txt)" in shown
+    assert history.with_history("# A\n", "results/a.md", []) == "# A\n"
+    page = "docs/results/layers-intel-batch8.md"
+    found = history.versions(page)
+    assert len({version.text for version in found}) == len(found)
+    assert (ROOT / page).read_text(encoding="utf-8") not in {version.text for version in found}
+    assert all(version.text.startswith("#") for version in found)
 
 
 def test_commands_have_whole_sentences() -> None:
