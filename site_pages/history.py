@@ -36,7 +36,7 @@ def versions(path: str) -> list[Version]:
     except (FileNotFoundError, subprocess.CalledProcessError):  # no git, or a source distribution
         return []
     now = (ROOT / path).read_text(encoding="utf-8")
-    found = []
+    found: list[Version] = []
     for commit, day in _COMMIT.findall(listed):
         text = _git("show", f"{commit}:./{path}")
         if text != now and all(text != version.text for version in found):
