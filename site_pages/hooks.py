@@ -14,10 +14,13 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
-from site_pages import api, check, commands, gallery, links, nav, output, status, tables  # noqa: E402
+from site_pages import api, check, commands, gallery, history, links, nav, output, status, tables  # noqa: E402
 
 _gallery: dict[str, gallery.Shown] = {}
 """What the commands of the gallery's pages gave, by page."""
+
+_earlier: dict[str, list[history.Version]] = {}
+"""Earlier versions of pages of results, by page."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,6 +36,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, shown in _gallery.items():
         for picture, content in shown.pictures.items():
             files.append(File.generated(config, f"gallery/{name}/{picture}", content=content))
+    for page in (f"results/{path.name}" for path in history.recorded()):
+        _earlier[page] = history.versions(f"docs/{page}")
+        for version in _earlier[page]:
+            files.append(File.generated(config, history.name_of(page, version), content=version.text))
     files.append(File.generated(config, "guides/report.html", content=output.report()))
     files.append(File.generated(config, "reference/commands.md", content=commands.page()))
     config.nav = nav.completed(config.nav, [file.src_uri for file in files.documentation_pages()])
@@ -40,13 +47,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links of a document in docs/ to places outside of it, the output of its commands, and what is experimental."""
+    """Links of a document in docs/ to places outside of it, output of commands, earlier versions, and stability."""
     name = page.file.src_uri
     if page.file.generated_by is None:
         folder, _, stem = name.removesuffix(".md").rpartition("/")
         in_gallery = folder == "gallery" and stem in _gallery
         text = gallery.page(stem, markdown, _gallery[stem]) if in_gallery else output.with_output(markdown)
         markdown = links.in_site(text, f"docs/{name}", name)
+    markdown = history.with_history(markdown, name, _earlier.get(name, []))
     return status.marked(markdown, name)
 
 

@@ -19,6 +19,9 @@ SECTIONS = {
 }
 """The section of each folder below docs/."""
 
+BY_FILE = ("Results",)
+"""Sections whose pages are called by their files: titles of tables differ in a machine or a batch only."""
+
 
 def paths_of(nav: Nav) -> Iterator[str]:
     """The paths that a navigation names."""
@@ -37,10 +40,11 @@ def completed(nav: Nav, pages: Iterable[str]) -> Nav:
         KeyError: a page is in a folder that has no section.
     """
     named = set(paths_of(nav))
-    added: dict[str, list[str]] = {}
+    added: dict[str, Nav] = {}
     for page in sorted(pages):
         if page not in named:
-            added.setdefault(SECTIONS[str(PurePosixPath(page).parent)], []).append(page)
+            section = SECTIONS[str(PurePosixPath(page).parent)]
+            added.setdefault(section, []).append({PurePosixPath(page).stem: page} if section in BY_FILE else page)
     made: Nav = []
     for item in nav:
         (title, inside), *_ = item.items() if isinstance(item, dict) else [("", item)]

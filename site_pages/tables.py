@@ -26,7 +26,7 @@ COLUMNS = {
     "gradient": ("gradient",),
     "layout": ("layout",),
     "vmap": ("vmap",),
-    "axis of samples": ("mapped_axis",),
+    "sample axis": ("mapped_axis",),
     "sums over samples": ("sums", "linear"),
     "lowering": ("legalize",),
     "TVM's gradient errs": ("stock_fails",),
@@ -77,12 +77,12 @@ def operators() -> str:
     return "\n\n".join(
         [
             "# Operators",
-            "The family, from `tvm_convgrad/core/catalogue.py`. `result` is the gradient that comes in; what a call "
-            "means is in the [reference of `op`](api/op.md).",
+            "The operators of `tvm_convgrad/core/catalogue.py`. `result` stands for the gradient with respect to the "
+            "operator's result; the [reference of `op`](api/op.md) defines each operator.",
             table(("operator", "gradient of its first operand", "of its second", "attributes"), family),
             "## Rules of Relax operators",
-            f"{len(rules)} operators have rules in `relax_ops/rules/`. An empty cell is TVM's own rule, or none. Rules "
-            "over TVM's own are in force inside `tvm_convgrad.rules()`, and always where TVM's are wrong "
+            f"{len(rules)} operators have rules in `relax_ops/rules/`. An empty cell means TVM's own rule, or none. "
+            "Rules that replace TVM's apply inside `tvm_convgrad.rules()`; where TVM's rule is wrong they always apply "
             "([TVM](../TVM.md)).",
             table(("operator", *COLUMNS), shown),
         ]
@@ -116,16 +116,16 @@ def kernels() -> str:
         "kernel": lambda kernel: kernel.name,
         "`impl`": lambda kernel: f"`{kernel.form}`",
         "directions": lambda kernel: ", ".join(kernel.label(each).rpartition(" ")[2] for each in kernel.directions),
-        "what it fuses": lambda kernel: _fused({each: kernel.epilogues(each) for each in kernel.directions}),
-        "plain sums": lambda kernel: YES if kernel.exact else "only with `--transforms`, or forced",
-        "free batch": lambda kernel: YES if kernel.any_batch else "",
-        "what it is": lambda kernel: first_sentence(type(kernel)),
+        "fuses": lambda kernel: _fused({each: kernel.epilogues(each) for each in kernel.directions}),
+        "exact": lambda kernel: YES if kernel.exact else "only with `--transforms`, or forced",
+        "symbolic batch": lambda kernel: YES if kernel.any_batch else "",
+        "description": lambda kernel: first_sentence(type(kernel)),
     }
     return listing(
         "Kernels",
-        "The kernels that the chooser knows (`tvm_convgrad/kernels/registry.py`). Of those that do not refuse a "
-        "problem the one of least estimate is taken; `convgrad explain` shows which, and with `--refused` why no other "
-        "is. How they work: [KERNELS](../KERNELS.md).",
+        "All generated kernels (`tvm_convgrad/kernels/registry.py`). Of those that support a problem, the one with the "
+        "least estimated time is used; `convgrad explain` shows it, and with `--refused` why the others were rejected. "
+        "How they work: [KERNELS](../KERNELS.md).",
         all_kernels(),
         columns,
     )
@@ -145,8 +145,8 @@ def backends() -> str:
     }
     return listing(
         "Libraries",
-        "Backends, in the order in which `--offload auto` tries them (`tvm_convgrad/offload/*/entry.py`). What each "
-        "refuses, and why: [OFFLOAD](../OFFLOAD.md).",
+        "Vendor libraries, in the order in which `--offload auto` tries them (`tvm_convgrad/offload/*/entry.py`). "
+        "[OFFLOAD](../OFFLOAD.md) describes what each supports.",
         sorted(ENTRIES.values(), key=lambda each: each.order),
         columns,
     )
@@ -166,7 +166,7 @@ def formats() -> str:
         "values of parameters": lambda each: "`--params`" if each.takes_params else "",
     }
     noted = sum(1 for entry in RELAY_OPERATORS.values() if entry.note)
-    about = "What `convgrad build`, `explain` and `tune` read (`tvm_convgrad/training/frontends/formats/`)."
+    about = "The files that `convgrad build`, `explain` and `tune` read (`tvm_convgrad/training/frontends/formats/`)."
     rest = (
         f"Of Relay's operators {len(RELAY_OPERATORS)} are imported, {noted} of them with a note: "
         "[the table](../RELAY_IMPORT.md#operators)."
@@ -178,21 +178,21 @@ def errors() -> str:
     """The page of the error classes, and of the sentences that each has in the sources."""
     columns: dict[str, Callable[[type[Exception]], str]] = {
         "error": lambda error: f"`{error.__name__}`",
-        "what it is about": first_sentence,
+        "meaning": first_sentence,
         "is also a": lambda error: code(
             base.__name__ for base in error.__bases__ if base.__module__ == "builtins" and base is not Exception
         ),
     }
     classes = listing(
         "Errors",
-        "Everything that this package refuses is a `tvm_convgrad.ConvGradError`: a sentence with the operator and "
-        "parameter, the rule, the values and the remedy. The command prints it and ends with exit code 1.",
+        "Every error of this package is a `tvm_convgrad.ConvGradError`: a sentence with the operator and parameter, "
+        "the rule, the values and the remedy. The command prints it and ends with exit code 1.",
         FAMILY,
         columns,
     )
     found = messages.by_class({error.__name__ for error in FAMILY})
     sections = [f"## Messages of {name}\n\n" + table(("message", "from"), rows) for name, rows in found.items()]
-    about = "Below are all messages, with … for what depends on the case; the search finds them by their words."
+    about = "All messages follow, with … for the parts that vary. The search of the site finds them by their words."
     return "\n\n".join([classes, about, *sections])
 
 

@@ -114,6 +114,37 @@ def test_a_page_is_light_and_from_one_host(visit: Open, address: str) -> None:
     assert nodes <= 2000
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(visit: Open, address: str, scheme: str) -> None:
+    """A page of each kind: links, programs, sessions of a terminal, tables with and without headings, signatures."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    names = ("index", "guides/read-explain", "reference/operators", "reference/api/op", "gallery/unet", "OFFLOAD", "C")
+    for name in names:
+        page = visit(f"{address}/{name}.html", color_scheme=scheme)
+        page.wait_for_load_state("networkidle")
+        found = axe.run(page)
+        assert found.violations_count == 0, f"{name}: {found.generate_report()}"
+        page.context.close()
+
+
+def test_copy_takes_commands_only(visit: Open, address: str) -> None:
+    page = visit(f"{address}/gallery/digits.html", permissions=["clipboard-read", "clipboard-write"])
+    page.locator(".md-code__nav[aria-label] button").first.click()
+    page.wait_for_selector(".md-dialog--active")
+    copied = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert len(copied) == 4
+    assert all(line.startswith(("python ", "convgrad ")) for line in copied)
+
+
+def test_a_phone_is_wide_enough(visit: Open, address: str, screenshots: Path) -> None:
+    phone = {"viewport": {"width": 390, "height": 800}, "is_mobile": True, "has_touch": True}
+    for name in ("index", "SUPPORT", "reference/operators", "results/layers-intel-batch8", "gallery/digits"):
+        page = visit(f"{address}/{name}.html", **phone)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        page.screenshot(path=screenshots / f"site-phone-{name.replace('/', '-')}.png")
+        page.context.close()
+
+
 def test_dark_and_light(visit: Open, address: str, screenshots: Path) -> None:
     colours = set()
     for scheme in ("light", "dark"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from tvm.target import Target
 
 from tests.cli.command import MAIN, Command
 from tvm_convgrad.cli import app
 from tvm_convgrad.commands.help import GROUPS, GroupedCommand
 from tvm_convgrad.report.matching import direction_of
+from tvm_convgrad.report.tables import short_target, stdout
 
 COMMANDS = typer.main.get_command(app).commands
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -117,6 +120,20 @@ def test_a_terminal_of_80_columns(tiny_model: str, tmp_path: Path) -> None:
         assert "…" not in shown or command[0] == "run", shown  # typer cuts long values in its help
     plain = in_terminal("explain", step, NO_COLOR="1")
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain)
+
+
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    assert stdout().width == 72
+    monkeypatch.setenv("COLUMNS", "")
+    assert stdout().width == 160
+
+
+def test_targets_are_short_and_can_be_given_again() -> None:
+    given = Target({"kind": "llvm", "mcpu": "znver5", "num-cores": 2})
+    shown = short_target(str(given))
+    assert json.loads(shown) == {"kind": "llvm", "mcpu": "znver5", "num-cores": 2}
+    assert str(Target(json.loads(shown))) == str(given)
 
 
 def test_a_pipe_is_plain(tiny_model: str, tmp_path: Path) -> None:

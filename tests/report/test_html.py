@@ -171,7 +171,7 @@ def test_a_gpu_has_no_roofline() -> None:
     drawn()
     assert machine_of(Target({"kind": "cuda", "arch": "sm_90"})) is None
     text = page_of(Content("m", '{"kind": "cuda", "arch": "sm_90"}', None, [], [], "none"))
-    assert "The target is no CPU for which kernels are generated" in text
+    assert "kernels are generated for CPUs only, and the target is no CPU" in text
 
 
 def test_wrong_use(convgrad: Command, tiny_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tvm_convgrad
 from relax_ops.rules import operator_rules
 from relax_ops.rules.contract import OperatorRules
-from site_pages import api, commands, links, nav, output, tables
+from site_pages import api, commands, history, links, nav, output, status, tables
 from tests.core.test_documents import COMMANDS
 from tvm_convgrad.core.errors import FAMILY
 from tvm_convgrad.kernels.registry import all_kernels
@@ -73,6 +73,42 @@ def test_what_pages_name_exists(path: str) -> None:
     for name in dict(api.pages())[path].names:
         module, _, attribute = name.rpartition(".")
         assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_pages_of_interfaces_say_whether_they_are_stable() -> None:
+    assert status.EXPERIMENTAL.keys().isdisjoint(status.STABLE)
+    sources = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    made = {*tables.PAGES, *(path for path, _ in api.pages()), "reference/commands.md"}
+    assert {*status.EXPERIMENTAL, *status.STABLE} <= sources | made
+    assert '!!! success "Stable"' in status.marked("# A\n\ntext\n", "BUILD.md")
+    noted = status.marked("# A\n\ntext\n", "reference/kernels.md")
+    assert noted.startswith('# A\n\n!!! warning "Experimental"\n')
+    assert "../SUPPORT.md#what-is-stable" in noted
+    assert status.marked("# A\n", "BENCH.md") == "# A\n"
+
+
+def test_results_are_called_by_their_files() -> None:
+    made = nav.completed([{"Results": ["results/README.md"]}], ["results/README.md", "results/b-batch8.md"])
+    assert made == [{"Results": ["results/README.md", {"b-batch8": "results/b-batch8.md"}]}]
+
+
+def test_earlier_versions_are_listed_and_kept() -> None:
+    earlier = [history.Version("669417b", "2026-11-22", "old")]
+    assert history.name_of("results/a.md", earlier[0]) == "results/history/a-669417b.txt"
+    shown = history.with_history("# A\n", "results/a.md", earlier)
+    assert "- [2026-11-22, commit 669417b](history/a-669417b.txt)" in shown
+    assert history.with_history("# A\n", "results/a.md", []) == "# A\n"
+    page = "docs/results/layers-intel-batch8.md"
+    found = history.versions(page)
+    assert len({version.text for version in found}) == len(found)
+    assert (ROOT / page).read_text(encoding="utf-8") not in {version.text for version in found}
+    assert all(version.text.startswith("#") for version in found)
+
+
+def test_commands_have_whole_sentences() -> None:
+    listed = commands.page().partition("**Commands**:")[2].partition("## ")[0]
+    assert "..." not in listed
+    assert all(f"* [`{name}`](#convgrad-{name}): " in listed for name in COMMANDS)
 
 
 def test_links_lead_to_pages() -> None:

@@ -142,7 +142,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Also write tables of all layers, as Markdown.")
     ] = None,
 ) -> None:
-    """Time convolutions, or whole training steps with --step or --bridge, in turns with baselines such as PyTorch.
+    """Time convolutions, or training steps with --step or --bridge, alternately with baselines such as PyTorch.
 
     A ratio is time of the baseline / ours, the median over interleaved pairs: above 1 ours is faster. The slowest
     layers are listed first, geometric means of groups of layers at the end.

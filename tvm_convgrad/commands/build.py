@@ -216,7 +216,7 @@ def _build(
 
 def _summary(artifact: Artifact, seconds: float, size: str) -> list[tuple[str, object]]:
     """The rows of the table: names and values."""
-    from tvm_convgrad.report.tables import cores_in_words
+    from tvm_convgrad.report.tables import cores_in_words, short_target
 
     state = artifact.state
     weights = sum(math.prod(map(int, spec.shape)) for spec in state if spec.role == "parameter")
@@ -225,7 +225,7 @@ def _summary(artifact: Artifact, seconds: float, size: str) -> list[tuple[str, o
     return [
         ("library", f"{artifact.path} ({size}, {seconds:.1f} s)"),
         ("sha256", artifact.id),
-        ("target", artifact.manifest["target"]),
+        ("target", short_target(artifact.manifest["target"])),
         ("cores", cores_in_words(artifact.manifest.get("cores"))),
         ("input", ", ".join(f"{spec.name}: {spec}" for spec in artifact.inputs)),
         ("prediction", artifact.prediction),

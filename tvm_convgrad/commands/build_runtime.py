@@ -17,7 +17,7 @@ def build_runtime(
     ] = NAMES[0],
     json: options.Json = False,
 ) -> None:
-    """Compile what calls a vendor library into the user's cache (CONVGRAD_RUNTIMES), and load it once."""
+    """Compile the runtime of a vendor library into the user's cache (CONVGRAD_RUNTIMES), and check that it loads."""
     from tvm_convgrad.report.tables import print_json, print_pairs
 
     require([name], None)

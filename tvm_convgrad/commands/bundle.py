@@ -26,7 +26,7 @@ def bundle(
     linker: options.Linker = None,
     json: options.Json = False,
 ) -> None:
-    """Pack a library with TVM's run time and the C library for its machine, an example and licences."""
+    """Pack a library into an archive for its machine, with TVM's runtime, the C library, an example and licences."""
     from json import loads
 
     import tvm

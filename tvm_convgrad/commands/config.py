@@ -17,7 +17,7 @@ def config(
     tvm_ffi_include: Annotated[bool, typer.Option("--tvm-ffi-include", help="The folder of its headers.")] = False,
     tvm_version: Annotated[bool, typer.Option("--tvm-version", help="The version of Apache TVM.")] = False,
 ) -> None:
-    """Print where the C library's files are, or TVM's, a line for each option; all by name without any."""
+    """Print the paths of the C library's files and of TVM's libraries: those of the options, or all with names."""
     from tvm_convgrad.device.files import CMAKE, INCLUDE, SOURCES, Runtime
 
     runtime = Runtime.installed()

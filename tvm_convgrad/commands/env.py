@@ -14,6 +14,9 @@ _PACKAGES = ("tvm-convgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "ml_dtypes
 _EXTRAS = {
     "onnx": ("onnx",),
     "torch": ("torch",),
+    "jax": ("jax",),
+    "report": ("vl-convert-python", "jinja2"),
+    "cross": ("ziglang",),
     **{entry.extra: packages_of(name) for name, entry in ENTRIES.items()},
     "demo": ("onnx", "scikit-learn"),
     "test": ("pytest", "hypothesis"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convgrad explain`: lists the convolutions of a step, what computes each, how, and why nothing else does."""
+"""`convgrad explain`: lists the convolutions of a step: kernel, tiling, cost, and rejected alternatives."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def explain(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """List the convolutions of a training step: what computes each, how, why nothing else does, and what it costs.
+    """List the convolutions of a training step: kernel, tiling, estimated cost, and rejected alternatives with reasons.
 
-    Of a library that `build` wrote the options are those of the build; those of a model are refused with it.
+    Options about the model are for model files only; a library has those of its build.
     """
     if Path(model).suffix == ".so":
         refuse_given(context, OF_MODELS, "of the build, and this library is built: explain the model, or leave out")
@@ -89,7 +89,7 @@ def explain(
         print_convolutions_json,
         show_convolutions,
     )
-    from tvm_convgrad.report.tables import cores_in_words, print_pairs
+    from tvm_convgrad.report.tables import cores_in_words, print_pairs, short_target
     from tvm_convgrad.training.compile.artifact_writer import built_for_of
     from tvm_convgrad.training.runtime.artifact import inspect_artifact, require_versions
 
@@ -132,7 +132,9 @@ def explain(
         print_convolutions_json(model, gradients, forward, built_for, engines, warnings)
         return
     show_convolutions(model, gradients, forward, refused)
-    print_pairs("built for", [("target", built_for["target"]), ("cores", cores_in_words(built_for["cores"]))])
+    print_pairs(
+        "built for", [("target", short_target(str(built_for["target"]))), ("cores", cores_in_words(built_for["cores"]))]
+    )
     if engines is not None:
         from tvm_convgrad.report.engines import show_engines
 

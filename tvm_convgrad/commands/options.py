@@ -233,9 +233,10 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of initial values and of dr
 Offload = Annotated[
     str,
     typer.Option(
-        metavar="|".join((registry.AUTO, registry.NONE, *registry.NAMES)),
-        help="Vendor libraries for convolutions, several with commas. auto: a library where no kernel can be made, "
-        "or where `tune --offload` has measured it to be faster; none: generated kernels only.",
+        metavar="NAME,...",
+        help=f"Vendor libraries for convolutions: {', '.join(registry.NAMES)}; or {registry.NONE}: generated kernels "
+        f"only; or {registry.AUTO}: a library where no kernel supports a convolution, or where `tune --offload` has "
+        "measured it to be faster.",
     ),
 ]
 Transforms = Annotated[

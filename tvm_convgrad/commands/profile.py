@@ -44,7 +44,7 @@ def profile(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Measure each operator of a training step: time, share, FLOP/s and bytes/s beside what the machine reaches."""
+    """Measure each operator of a training step: time, share, FLOP/s and bytes/s, compared with the machine's limits."""
     from tvm_convgrad.bench.peak import Peak
     from tvm_convgrad.bench.roofline import measure_roofline
     from tvm_convgrad.codegen.hardware import native_target

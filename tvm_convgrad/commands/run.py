@@ -168,7 +168,7 @@ def run(
 ) -> None:
     """Train with a step that `build` compiled, for a number of epochs.
 
-    Each epoch has its own order of the samples; those at its end that do not fill a batch are left out.
+    The samples are shuffled in each epoch; those that do not fill the last batch are skipped.
     """
     if resume and checkpoint_dir is None:
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")

@@ -64,11 +64,11 @@ def tune(
     transforms: options.Transforms = False,
     json: options.Json = False,
 ) -> None:
-    """Time candidates that compute exactly against the cost model's tiling; keep what is faster, for the same target.
+    """Measure other tilings than those of the cost model, and store the faster ones for `build` with the same target.
 
-    With --transforms: of both kernels for a 3x3 layer, for builds with --transforms.
+    With --transforms also those of Winograd's kernels for 3x3 layers, for builds with --transforms.
 
-    With --cudnn: engines of cuDNN against the one that its heuristics put first, which `build` and `explain` take then.
+    With --cudnn measure engines of cuDNN instead, compared with the first one of its heuristics.
     """
     seconds = parse_budget(budget)
     sources = TuneSources(

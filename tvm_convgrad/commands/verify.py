@@ -71,10 +71,10 @@ def verify(
     target: options.Target = "native",
     json: options.Json = False,
 ) -> None:
-    """Check that implementations compute what float64 does, on small integers: equality to the last bit.
+    """Compare implementations with a float64 reference on small integers, bit for bit.
 
-    Sums of small integers are exact, so that any difference is a fault and not rounding. What is wrong is printed with
-    the command that repeats it.
+    Sums of small integers are exact, so that any difference is a bug and not rounding. A failure is printed with the
+    command that reproduces it.
     """
     if not (problem or all_problems or fuzz):
         raise typer.BadParameter("give what to check: --problem DESC, --all, or --fuzz N.")

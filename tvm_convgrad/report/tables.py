@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -22,8 +24,9 @@ T = TypeVar("T")
 
 
 def stdout() -> Console:
-    """The console for results; wide where no terminal sets the width, so that logs are not folded."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+    """The console for results; 160 columns where neither a terminal nor COLUMNS sets the width."""
+    given = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()  # rich reads COLUMNS itself
+    return Console(width=None if given else _WIDTH_WITHOUT_TERMINAL, highlight=False)
 
 
 def stderr() -> Console:
@@ -107,6 +110,13 @@ def byte_count(value: int | None) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def short_target(text: str) -> str:
+    """TVM's target as JSON that `--target` takes, without the fields that TVM adds to all of its kind."""
+    fields = json.loads(text)
+    shown = {name: value for name, value in fields.items() if name != "keys" and value != ""}
+    return json.dumps(shown)
 
 
 def cores_in_words(cores: int | None) -> str:

@@ -20,7 +20,7 @@ from tvm_convgrad.report.html.drawing import draw
 from tvm_convgrad.report.html.measured import Measured
 from tvm_convgrad.report.matching import direction_of
 from tvm_convgrad.report.step_graph import StepGraph
-from tvm_convgrad.report.tables import byte_count, cores_in_words, quantity
+from tvm_convgrad.report.tables import byte_count, cores_in_words, quantity, short_target
 from tvm_convgrad.training.runtime.memory import StepMemory
 
 _FOLDER = Path(__file__).parent
@@ -48,7 +48,7 @@ class Content:
     forward: Sequence[Entry]
     memory: StepMemory | str
     warnings: Sequence[str] = ()
-    graph: StepGraph | str = "The graph is that of the kernel calls of a library that `build` writes."
+    graph: StepGraph | str = "The graph is made of the kernel calls of a built library; build the model to see it."
     measured: Measured | None = None
 
 
@@ -225,12 +225,12 @@ def _measured_facts(content: Content, measured: Measured) -> list[tuple[str, str
     line, calls = measured.timeline, len(measured.timeline.calls)
     convolutions = sum(row.seconds for row in measured.rows if row.problem)
     return [
-        ("built for", content.target),
+        ("target", short_target(content.target)),
         ("ran with", f"batch {measured.batch}, {measured.threads} threads"),
-        ("a step, nothing measured inside", f"{quantity(line.step * 1e3)} ms"),
-        ("all operators", f"{quantity(measured.total * 1e3)} ms in {calls} calls"),
+        ("a step, without the profiler", f"{quantity(line.step * 1e3)} ms"),
+        ("all operators", f"{quantity(measured.total * 1e3)} ms in {calls} kernel calls"),
         ("convolutions", f"{quantity(convolutions * 1e3)} ms, {convolutions / measured.total:.0%} of the operators"),
-        ("the machine, measured", f"{measured.limits.gflops:.0f} GFLOP/s, {measured.limits.bandwidth:.1f} GB/s"),
+        ("limits, measured", f"{measured.limits.gflops:.0f} GFLOP/s, {measured.limits.bandwidth:.1f} GB/s"),
     ]
 
 
@@ -260,30 +260,35 @@ def _facts(content: Content, machine: Machine | None) -> list[tuple[str, str]]:
     work = sum(entry["gflop"] or 0.0 for entry in entries)
     per = sorted({entry["per"] for entry in entries} - {"step"})
     seconds = [entry["seconds"] for entry in entries if entry["seconds"]]
-    facts = [("built for", content.target)]
+    facts = [("target", short_target(content.target))]
     if content.cores is not None:
         facts.append(("cores", cores_in_words(content.cores)))
     if machine is not None:
         peak, bandwidth = limits(machine)
         facts.append(("one core, by the cost model", f"{peak:.0f} GFLOP/s, {bandwidth:.1f} GB/s ({machine.name})"))
     facts.append(("convolutions", f"{len(content.gradients)} gradients, {len(content.forward)} forward"))
-    facts.append(("their arithmetic", f"{work:.4g} GFLOP" + (f" a {per[0]}" if per else " a step")))
+    facts.append(("arithmetic", f"{work:.4g} GFLOP" + (f" a {per[0]}" if per else " a step")))
     if seconds:
-        facts.append(("their estimates", f"{sum(seconds) * 1e3:.4g} ms on one core, {len(seconds)} of {len(entries)}"))
+        facts.append(
+            (
+                "estimated time",
+                f"{sum(seconds) * 1e3:.4g} ms on one core ({len(seconds)} of {len(entries)} convolutions)",
+            )
+        )
     return facts
 
 
 def _no_roofline(machine: Machine | None) -> str:
     if machine is None:
-        return "The target is no CPU for which kernels are generated, so that there are no estimates."
-    return "No convolution has an estimate: libraries compute them, or the batch is free."
+        return "There are no estimates: kernels are generated for CPUs only, and the target is no CPU."
+    return "No convolution has an estimate: a library computes them, or the batch size is not fixed."
 
 
 def _peak(step: StepMemory) -> str:
     number = step.moments.index(step.peak) + 1
     return (
-        f"At most {byte_count(step.peak.bytes)} of values, during call {number} of {len(step.moments)} "
-        f"({step.peak.name}), beside {byte_count(step.state)} of state and {byte_count(step.batch)} of the batch."
+        f"Peak: {byte_count(step.peak.bytes)} of tensors during kernel call {number} of {len(step.moments)} "
+        f"({step.peak.name}), plus {byte_count(step.state)} of state and {byte_count(step.batch)} of the batch."
     )
 
 

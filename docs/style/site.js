@@ -1,4 +1,5 @@
-// Tables of the site: a click on a heading sorts, and long ones have a field that leaves rows with all its words.
+// Tables: a click on a heading sorts, and long ones have a field that shows only the rows with all its words.
+// Code blocks: Copy takes the commands of a terminal session, without prompts and output. Labels for screen readers.
 "use strict";
 
 function sortable(table) {
@@ -58,10 +59,34 @@ function filtered(table) {
   (table.closest(".md-typeset__scrollwrap") ?? table).before(label);
 }
 
+// Material adds the buttons of a code block when it is first in view.
+function labelled(buttons, number) {
+  buttons.setAttribute("aria-label", `Code block ${number}`);
+  const code = buttons.parentElement.querySelector("code");
+  const copy = buttons.querySelector("[data-clipboard-target]");
+  if (!copy || !code.querySelector(".gp")) return;
+  const commands = code.cloneNode(true);
+  for (const other of commands.querySelectorAll(".gp, .go")) other.remove();
+  copy.dataset.clipboardText = commands.textContent.trim().replace(/\n+/g, "\n");
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
   for (const table of document.querySelectorAll(".md-content table:not([class])")) {
-    if (!table.tHead || !table.tBodies[0] || table.tBodies[0].rows.length < 6) continue;
+    if (!table.tHead || !table.tBodies[0]) continue;
+    if (!table.tHead.textContent.trim()) {
+      table.tHead.remove();
+      continue;
+    }
+    for (const head of table.tHead.querySelectorAll("th:empty")) head.replaceWith(document.createElement("td"));
+    if (table.tBodies[0].rows.length < 6) continue;
     sortable(table);
     if (table.tBodies[0].rows.length > 15) filtered(table);
   }
+  let numbered = 0;
+  const label = () => {
+    for (const buttons of document.querySelectorAll(".md-code__nav:not([aria-label])")) labelled(buttons, ++numbered);
+  };
+  new MutationObserver(label).observe(document.querySelector(".md-content"), { childList: true, subtree: true });
+  label();
 });
