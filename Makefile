@@ -41,21 +41,28 @@ OLDEST := .venv-oldest
 OLDEST_TVM := apache-tvm==0.26.0 apache-tvm-ffi==0.1.13.post2
 RELAY := .venv-relay
 FEDERATED := .venv-federated
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
     bench-relay test-host test-federated test-wheel test-device debian docs docs-serve lint clean
 .DELETE_ON_ERROR:
 
-# One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
+# One stamp for each extra. The package is built once, as a wheel, and anew when a source has changed; build/ would bring
+# back deleted files. Python compiles what it imports, not all that is installed.
+export PIP_NO_COMPILE := 1
 $(VENV)/made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/with-%: $(VENV)/made $(SOURCES)
-	rm -rf build
-	$(PIP) '.[$*]'
+$(VENV)/package: $(VENV)/made $(SOURCES)
+	rm -rf build $(VENV)/wheel
+	$(PIP) wheel --no-deps --wheel-dir $(VENV)/wheel .
+	$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
+	touch $@
+
+$(VENV)/with-%: $(VENV)/package
+	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]"
 	touch $@
 
 demo: $(VENV)/with-demo
