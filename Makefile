@@ -24,6 +24,7 @@
 # make docs         the site, in OUT/site; links and anchors must be right
 # make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
+# make install      install EXTRAS of pyproject.toml in .venv, which the targets do for themselves where it is not done
 # make clean        remove .venv, .venv-oldest, .venv-relay, .venv-federated, out and build leftovers
 #
 # Everything else runs in .venv, which the first target makes. PYTHON is the interpreter to make it with.
@@ -45,7 +46,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
-    bench-relay test-host test-federated test-wheel test-device debian docs docs-serve lint clean
+    bench-relay test-host test-federated test-wheel test-followed test-extras test-device debian docs docs-serve lint install clean
 .DELETE_ON_ERROR:
 
 # One stamp for each extra. The package is built once, as a wheel, and anew when a source has changed; build/ would bring
@@ -64,6 +65,11 @@ $(VENV)/package: $(VENV)/made $(SOURCES)
 $(VENV)/with-%: $(VENV)/package
 	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]"
 	touch $@
+
+# Several extras at once, EXTRAS="test lint": then targets that need no others can run side by side.
+install: $(VENV)/package
+	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$$(echo $(EXTRAS) | tr ' ' ,)]"
+	touch $(EXTRAS:%=$(VENV)/with-%)
 
 demo: $(VENV)/with-demo
 	@mkdir -p $(OUT) && rm -rf $(OUT)/checkpoints
@@ -139,7 +145,7 @@ test-relay: $(VENV)/with-torch
 	@code=0; test $(RELAY)/made -nt tests/relay_ops/make_venv.py || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
 	if [ $$code = 3 ]; then echo "test-relay: not run"; exit 0; fi; \
 	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_TORCH_PYTHON=$(abspath $(BIN)/python) \
-	    $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
+	    $(RELAY)/bin/python -m pytest $(SHARED) tests/relay_ops
 
 bench-relay: $(VENV)/with-torch
 	@mkdir -p $(OUT)
@@ -156,7 +162,7 @@ test-relay-gpu: $(VENV)/with-test $(VENV)/with-cuda $(VENV)/with-cutlass
 	if [ $$code = 3 ]; then echo "test-relay-gpu: not run"; exit 0; fi; \
 	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_GPU_PACKAGES=$$packages CONVGRAD_RELAX_PYTHON=$(BIN)/python \
-	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops/gpu
+	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest $(SHARED) tests/relay_ops/gpu
 
 $(FEDERATED)/made: $(SOURCES)
 	$(PYTHON) -m venv $(FEDERATED)
@@ -171,7 +177,12 @@ test-federated: $(FEDERATED)/made
 test-wheel: $(VENV)/with-demo $(VENV)/with-release
 	rm -rf build $(OUT)/dist
 	$(BIN)/python -m build --quiet --outdir $(OUT)/dist
+	$(MAKE) -j2 -Otarget test-followed test-extras
+
+test-followed:
 	$(BIN)/python -m tests.release.five_minutes $(OUT)/dist
+
+test-extras:
 	$(BIN)/python -m tests.release.extras $(OUT)/dist
 
 # Without root, or without Debian, the tests that need them say what is missing.
