@@ -43,6 +43,7 @@ OLDEST_TVM := apache-tvm==0.26.0 apache-tvm-ffi==0.1.13.post2
 RELAY := .venv-relay
 FEDERATED := .venv-federated
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+WHEEL := $$(echo $(VENV)/wheel/*.whl)
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
@@ -59,16 +60,16 @@ $(VENV)/made:
 $(VENV)/package: $(VENV)/made $(SOURCES)
 	rm -rf build $(VENV)/wheel
 	$(PIP) wheel --no-deps --wheel-dir $(VENV)/wheel .
-	$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
+	$(PIP) install --force-reinstall --no-deps "$(WHEEL)"
 	touch $@
 
 $(VENV)/with-%: $(VENV)/package
-	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$*]"
+	$(PIP) install "$(WHEEL)[$*]"
 	touch $@
 
 # Several extras at once, EXTRAS="test lint": then targets that need no others can run side by side.
 install: $(VENV)/package
-	$(PIP) install "$$(echo $(VENV)/wheel/*.whl)[$$(echo $(EXTRAS) | tr ' ' ,)]"
+	$(PIP) install "$(WHEEL)[$$(echo $(EXTRAS) | tr ' ' ,)]"
 	touch $(EXTRAS:%=$(VENV)/with-%)
 
 demo: $(VENV)/with-demo
@@ -164,10 +165,10 @@ test-relay-gpu: $(VENV)/with-test $(VENV)/with-cuda $(VENV)/with-cutlass
 	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_GPU_PACKAGES=$$packages CONVGRAD_RELAX_PYTHON=$(BIN)/python \
 	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest $(SHARED) tests/relay_ops/gpu
 
-$(FEDERATED)/made: $(SOURCES)
+$(FEDERATED)/made: $(VENV)/package
 	$(PYTHON) -m venv $(FEDERATED)
-	rm -rf build
-	$(FEDERATED)/bin/python -m pip install --quiet --disable-pip-version-check '.[test,federated]'
+	$(FEDERATED)/bin/python -m pip --quiet --disable-pip-version-check install "$(WHEEL)[test,federated]"
+	$(FEDERATED)/bin/python -m pip --quiet --disable-pip-version-check install --force-reinstall --no-deps "$(WHEEL)"
 	touch $@
 
 test-federated: $(FEDERATED)/made
