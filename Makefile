@@ -24,6 +24,7 @@
 # make docs         the site, in OUT/site; links and anchors must be right
 # make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
 # make lint         formatting, lint and types
+# make install      install EXTRAS of pyproject.toml in .venv, which the targets do for themselves where it is not done
 # make clean        remove .venv, .venv-oldest, .venv-relay, .venv-federated, out and build leftovers
 #
 # Everything else runs in .venv, which the first target makes. PYTHON is the interpreter to make it with.
@@ -41,22 +42,35 @@ OLDEST := .venv-oldest
 OLDEST_TVM := apache-tvm==0.26.0 apache-tvm-ffi==0.1.13.post2
 RELAY := .venv-relay
 FEDERATED := .venv-federated
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+WHEEL := $$(echo $(VENV)/wheel/*.whl)
 SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize -name '*.py' -o -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test test-torch test-jax test-zoo bench-zoo test-onednn test-cuda test-cutlass test-gpu bench-gpu test-oldest test-relay test-relay-gpu test-browser \
-    bench-relay test-host test-federated test-wheel test-device debian docs docs-serve lint clean
+    bench-relay test-host test-federated test-wheel test-followed test-extras test-device debian docs docs-serve lint install clean
 .DELETE_ON_ERROR:
 
-# One stamp for each extra; a changed source makes the package installed anew. build/ would bring back deleted files.
+# One stamp for each extra. The package is built once, as a wheel, and anew when a source has changed; build/ would bring
+# back deleted files. Python compiles what it imports, not all that is installed.
+export PIP_NO_COMPILE := 1
 $(VENV)/made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/with-%: $(VENV)/made $(SOURCES)
-	rm -rf build
-	$(PIP) '.[$*]'
+$(VENV)/package: $(VENV)/made $(SOURCES)
+	rm -rf build $(VENV)/wheel
+	$(PIP) wheel --no-deps --wheel-dir $(VENV)/wheel .
+	$(PIP) install --force-reinstall --no-deps "$(WHEEL)"
 	touch $@
+
+$(VENV)/with-%: $(VENV)/package
+	$(PIP) install "$(WHEEL)[$*]"
+	touch $@
+
+# Several extras at once, EXTRAS="test lint": then targets that need no others can run side by side.
+install: $(VENV)/package
+	$(PIP) install "$(WHEEL)[$$(echo $(EXTRAS) | tr ' ' ,)]"
+	touch $(EXTRAS:%=$(VENV)/with-%)
 
 demo: $(VENV)/with-demo
 	@mkdir -p $(OUT) && rm -rf $(OUT)/checkpoints
@@ -132,7 +146,7 @@ test-relay: $(VENV)/with-torch
 	@code=0; test $(RELAY)/made -nt tests/relay_ops/make_venv.py || $(PYTHON) tests/relay_ops/make_venv.py $(RELAY) || code=$$?; \
 	if [ $$code = 3 ]; then echo "test-relay: not run"; exit 0; fi; \
 	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_TORCH_PYTHON=$(abspath $(BIN)/python) \
-	    $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops
+	    $(RELAY)/bin/python -m pytest $(SHARED) tests/relay_ops
 
 bench-relay: $(VENV)/with-torch
 	@mkdir -p $(OUT)
@@ -149,12 +163,12 @@ test-relay-gpu: $(VENV)/with-test $(VENV)/with-cuda $(VENV)/with-cutlass
 	if [ $$code = 3 ]; then echo "test-relay-gpu: not run"; exit 0; fi; \
 	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	[ $$code = 0 ] && touch $(RELAY)/made && CONVGRAD_GPU_PACKAGES=$$packages CONVGRAD_RELAX_PYTHON=$(BIN)/python \
-	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest -n $(WORKERS) tests/relay_ops/gpu
+	    CUTLASS_PATH=$$packages/tvm/3rdparty/cutlass $(RELAY)/bin/python -m pytest $(SHARED) tests/relay_ops/gpu
 
-$(FEDERATED)/made: $(SOURCES)
+$(FEDERATED)/made: $(VENV)/package
 	$(PYTHON) -m venv $(FEDERATED)
-	rm -rf build
-	$(FEDERATED)/bin/python -m pip install --quiet --disable-pip-version-check '.[test,federated]'
+	$(FEDERATED)/bin/python -m pip --quiet --disable-pip-version-check install "$(WHEEL)[test,federated]"
+	$(FEDERATED)/bin/python -m pip --quiet --disable-pip-version-check install --force-reinstall --no-deps "$(WHEEL)"
 	touch $@
 
 test-federated: $(FEDERATED)/made
@@ -164,7 +178,12 @@ test-federated: $(FEDERATED)/made
 test-wheel: $(VENV)/with-demo $(VENV)/with-release
 	rm -rf build $(OUT)/dist
 	$(BIN)/python -m build --quiet --outdir $(OUT)/dist
+	$(MAKE) -j2 -Otarget test-followed test-extras
+
+test-followed:
 	$(BIN)/python -m tests.release.five_minutes $(OUT)/dist
+
+test-extras:
 	$(BIN)/python -m tests.release.extras $(OUT)/dist
 
 # Without root, or without Debian, the tests that need them say what is missing.

@@ -110,6 +110,7 @@ CONFIGURATIONS = {
 }
 """Families of configurations: problems in NCHW, float32. Where extents coincide, no shape gives a wrong axis away."""
 
+TARGET = "llvm"
 LAYOUTS = {"NHWC/OHWI": ("NHWC", "OHWI"), "NHWC/HWIO": ("NHWC", "HWIO")}
 Arrays = dict[str, Any]
 
@@ -181,7 +182,7 @@ def run(module: Any, arrays: Arrays, *, library: bool = False) -> list[Any]:
     from tvm.contrib import graph_executor
 
     with tvm.transform.PassContext(opt_level=3):
-        factory = relay.build(module, "llvm")
+        factory = relay.build(module, TARGET)
     if library:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "program.so")

@@ -32,6 +32,14 @@ _MODULE = re.compile(r"^(torch\w* = pytest\.importorskip\(\"torch\"|import torch
 _FUNCTION = re.compile(r"importorskip\(\"torch\"|\bimport torch\b")
 
 
+_QUIET_THREADS = {"TVM_THREAD_POOL_SPIN_COUNT": "0", "OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
+"""For the workers of a run, and what they start: threads of TVM, PyTorch and numpy that wait sleep.
+
+Spinning, they take the cores of the tests beside them: two processes at a time, each on two threads, take six times the
+processor time for PyTorch's small convolutions, and ten times for numpy's products of 300 x 300.
+"""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for entry in ENTRIES.values():
         config.addinivalue_line("markers", f"{entry.marker.name}: {entry.marker.text}")
@@ -54,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:  # they share the cores
         os.environ.setdefault(VARIABLE, str(max(available_cores() // workers, 1)))
+    for name, value in _QUIET_THREADS.items():
+        os.environ.setdefault(name, value)
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ import tvm_convgrad.kernels
 from relax_ops.lowering import recorded_choices
 from relax_ops.program import directions_module
 from tests.kernels.harness import NATIVE
-from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.core.exact import numbers_of
+from tvm_convgrad.core.geometry import FLOAT_DTYPES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import evaluate_problem, implementations
 from tvm_convgrad.kernels import chooser, registry
@@ -161,3 +163,17 @@ def test_two_kernels_of_one_name_are_refused(rows, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"more_rows and tvm_convgrad\.kernels\.rows both define 'rows forward'"):
         registry.all_kernels()
     sys.modules.pop("tvm_convgrad.kernels.more_rows")
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+@pytest.mark.parametrize("kernel", registry.all_kernels(), ids=lambda kernel: kernel.label(kernel.directions[0]))
+def test_a_kernel_takes_the_types_that_it_declares(kernel, dtype):
+    """Some problem of each, on some machine, and no problem of another type on any."""
+    texts = ("mb2ic64ih14oc64kh3ph1", "g64mb2ic64ih14oc64kh3ph1", "g16mb2ic64ih14oc64kh3ph1_lay=NHWC:OHWI:NHWC")
+    problems = [
+        replace(problem, data_dtype=dtype, kernel_dtype=dtype, grad_dtype=dtype)
+        for problem in map(ConvProblem.from_descriptor, (*texts, f"{texts[1]}_lay=NHWC:OHWI:NHWC"))
+    ]
+    for direction in kernel.directions:
+        reasons = [kernel.refusal(problem, direction, each) for problem in problems for each in CPUS.values()]
+        assert ("" in reasons) == (dtype in kernel.dtypes), (direction, reasons)

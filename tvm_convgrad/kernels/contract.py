@@ -26,6 +26,7 @@ from typing import TypeVar
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD
+from tvm_convgrad.core.geometry import FLOAT_DTYPES
 from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 
@@ -90,6 +91,7 @@ class Kernel(ABC):
     Attributes:
         name: without the direction; unique among the kernels of a direction.
         directions: those that it computes.
+        dtypes: types of operands that it takes; every problem with an operand of another type is refused.
         exact: whether each element is a plain sum of its products. Kernels that are not exact, such as Winograd's, are
             considered inside `allow_transforms` only, or if they are forced.
         any_batch: whether the batch may be a variable of the generated function.
@@ -98,6 +100,7 @@ class Kernel(ABC):
 
     name: str
     directions: tuple[str, ...] = tuple(DIRECTIONS)
+    dtypes: tuple[str, ...] = tuple(FLOAT_DTYPES)
     exact: bool = True
     any_batch: bool = True
     reason: str = "the least estimate"

@@ -33,6 +33,7 @@ class DotGemm(ImplicitGemm):
     """Forward and dgrad with operands of bfloat16, multiplied in pairs and summed in float32."""
 
     name = "dot product GEMM"
+    dtypes = (DTYPE,)
     reason = "multiplies pairs of bfloat16"
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.gemm.dot import dots_refusal
+from tvm_convgrad.kernels.gemm.dot import DTYPE, dots_refusal
 from tvm_convgrad.kernels.wgrad.plan import ImplicitGemmWgrad
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, wgrad_spec
 
@@ -20,6 +20,7 @@ class DotWgrad(ImplicitGemmWgrad):
     """wgrad with dY and X of bfloat16, multiplied in pairs of pixels and summed in float32."""
 
     name = "dot product GEMM"
+    dtypes = (DTYPE,)
     reason = "multiplies pairs of bfloat16"
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:

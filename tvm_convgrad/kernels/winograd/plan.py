@@ -48,6 +48,7 @@ class Winograd(Kernel):
     """3x3 kernels of stride 1 by Winograd's transform: 16 multiplications where a plain sum has 36."""
 
     name = "winograd"
+    dtypes = ("float32", "float64")
     exact = False
     any_batch = False
     reason = "covers the problem, and transforms are allowed"
