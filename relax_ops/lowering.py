@@ -206,9 +206,7 @@ def add_kernel(
     return block_builder.add_func(function, name), operands if packed is None else [operands[0], packed]
 
 
-def packed_constant(
-    direction: str, problem: ConvProblem, choice: Choice, machine: Machine, weight: relax.Expr
-) -> Any:
+def packed_constant(direction: str, problem: ConvProblem, choice: Choice, machine: Machine, weight: relax.Expr) -> Any:
     """The constant in the place of a weight that is one, for `chooser.build(packed=True)`; None: it stays."""
     if not isinstance(weight, Constant):
         return None
