@@ -17,6 +17,7 @@ from tvm import relax
 
 from legalize.forms import DATA_FORMS, WEIGHT_FORMS, compose_backward_data, compose_backward_weight
 from relax_ops.builder import RelaxBuilder, checked_view
+from relax_ops.compat import Constant, array_of
 from relax_ops.ir import (
     PREFIX,
     TRANSPOSED,
@@ -180,8 +181,9 @@ def call_kernel(
     operands: list[relax.Expr],
 ) -> Any:
     """A call of the chosen kernel; one function a module for equal problems."""
-    variable = add_kernel(block_builder, direction, problem, choice, machine)
-    return relax.op.call_tir(variable, operands, result_type(direction, problem, operands))
+    result = result_type(direction, problem, operands)
+    variable, operands = add_kernel(block_builder, direction, problem, choice, machine, operands)
+    return relax.op.call_tir(variable, operands, result)
 
 
 def add_kernel(
@@ -190,11 +192,26 @@ def add_kernel(
     problem: ConvProblem,
     choice: Choice,
     machine: Machine,
+    operands: list[relax.Expr],
     epilogue: Epilogue = NO_EPILOGUE,
-) -> Any:
-    """The variable of the chosen kernel in the builder's module, which has one function for equal problems."""
-    function = chooser.build(problem, direction, machine, choice, "", epilogue)
-    return block_builder.add_func(function, f"conv{problem.rank}d_{direction}_kernel")
+) -> tuple[Any, list[relax.Expr]]:
+    """The variable of the chosen kernel in the builder's module, and what it is called with.
+
+    The module has one function for equal problems. A weight that is a constant is packed here, if the kernel would pack
+    it in each call.
+    """
+    packed = packed_constant(direction, problem, choice, machine, operands[1])
+    function = chooser.build(problem, direction, machine, choice, "", epilogue, packed is not None)
+    name = f"conv{problem.rank}d_{direction}_kernel"
+    return block_builder.add_func(function, name), operands if packed is None else [operands[0], packed]
+
+
+def packed_constant(direction: str, problem: ConvProblem, choice: Choice, machine: Machine, weight: relax.Expr) -> Any:
+    """The constant in the place of a weight that is one, for `chooser.build(packed=True)`; None: it stays."""
+    if not isinstance(weight, Constant):
+        return None
+    packed = chooser.packed_weight(problem, direction, machine, choice, array_of(weight))
+    return None if packed is None else relax.const(packed, str(packed.dtype))
 
 
 def result_type(direction: str, problem: ConvProblem, operands: list[relax.Expr]) -> relax.Expr:

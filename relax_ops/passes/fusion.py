@@ -69,9 +69,9 @@ def _record(function: str, chain: Chain) -> None:
 def _kernel_call(builder: relax.BlockBuilder, chain: Chain) -> relax.Expr:
     """The call of a chain's kernel, which is added to the builder's module."""
     c, (choice, machine) = chain.convolution, chain.convolution.how
-    kernel = add_kernel(builder, c.direction, c.problem, choice, machine, chain.epilogue)
-    arguments = [*c.operands, *([] if chain.bias is None else [chain.bias])]
-    results, places = [result_type(c.direction, c.problem, arguments)], [-1]
+    results, places = [result_type(c.direction, c.problem, c.operands)], [-1]
+    kernel, operands = add_kernel(builder, c.direction, c.problem, choice, machine, c.operands, chain.epilogue)
+    arguments = [*operands, *([] if chain.bias is None else [chain.bias])]
     if chain.second is not None:
         results.append(relax.TensorType([c.problem.out_channels], c.problem.kernel_dtype))
         places.append(-1)

@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
+from examples.digits_cnn import OPSET, Network
+from tests.cli.command import Command
 from tests.conftest import build_tiny
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.runtime.artifact import read_artifact
@@ -105,3 +111,50 @@ def test_a_step_allocates_what_its_code_says(tiny_model: str, tmp_path: Path, op
 def test_a_free_batch_is_refused(tiny_dynamic_step: Path) -> None:
     with pytest.raises(UnsupportedError, match="--batch N"):
         memory_of(read_artifact(tiny_dynamic_step))
+
+
+MEASURED = """
+import gc, re, sys
+from pathlib import Path
+import numpy as np
+import tvm
+from tvm_convgrad.training.runtime.session import Session
+
+def resident(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+gc.collect()
+before = resident("VmRSS")
+session = Session(sys.argv[1])
+x, y = np.ones(session.inputs[0].shape, "float32"), np.zeros(session.target.shape, "int64")
+session.step(x, y)
+Path("/proc/self/clear_refs").write_text("5")
+for _ in range(3):
+    session.step(x, y)
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
+def test_the_planned_memory_is_what_a_process_takes(convgrad: Command, tmp_path: Path) -> None:
+    """Within 5 % where tensors are large: beside them are kernels' panels, the library and the interpreter's own."""
+    batch, size = 16, 160
+    network = Network(0)
+    x = network.relu(network.conv("image", "first", (3, 16)), "first_relu")
+    x = network.relu(network.add("Add", [network.conv(x, "second", (16, 16)), x], "sum"), "second_relu")
+    x = network.add("GlobalAveragePool", [x], "pool")
+    network.linear(network.add("Flatten", [x], "flat", axis=1), "scores", (16, 10))
+    given, made = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("image", [batch, 3, size, size]), ("scores", [batch, 10]))
+    )
+    graph = helper.make_graph(network.nodes, "large", [given], [made], network.values)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)]), tmp_path / "model.onnx")
+    step = tmp_path / "step.so"
+    planned = convgrad("build", tmp_path / "model.onnx", "-o", step, "--memory", "4GB", "--json").json["memory"][
+        "total"
+    ]
+    assert planned > 100e6
+    done = subprocess.run([sys.executable, "-c", MEASURED, step], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == pytest.approx(planned, rel=0.05)

@@ -42,6 +42,9 @@ BESIDE = (
 PLACEHOLDERS = ("NAME", "file.py")
 """What stands for a name of the reader's choice."""
 
+STANDARD_HEADERS = frozenset({"stdio.h", "stdlib.h"})
+"""Files of C that programs in documents include."""
+
 FILE = re.compile(r"[\w.][\w./-]*/[\w.-]*\.(?:py|cc|h|md)(?![\w-])|[\w.][\w./-]*/(?=[`\s])")
 BARE_FILE = re.compile(r"(?<![\w./*-])\w+\.(?:py|cc|h)(?![\w-])")
 MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
@@ -79,7 +82,7 @@ def test_paths_exist(page: str) -> None:
             ours = path.split("/")[0] in FOLDERS or path.endswith((".py", ".h", ".cc"))
             if ours and not any((ROOT / start / path).exists() for start in BESIDE):
                 missing.add(path)
-        missing.update(name for name in BARE_FILE.findall(span) if name not in file_names())
+        missing.update(name for name in BARE_FILE.findall(span) if name not in file_names() | STANDARD_HEADERS)
     missing = {path for path in missing if not any(word in path for word in PLACEHOLDERS)}
     assert missing == set()
 

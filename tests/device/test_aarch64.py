@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,12 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 
 from tests.cli.command import Command
+from tests.cli.test_guides import BLOCK, run_commands
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import SetupError
@@ -31,6 +34,7 @@ from tvm_convgrad.device.files import INCLUDE, NAME, SOURCES, Runtime
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.training.compile.linking import Linker, linker_for
 from tvm_convgrad.training.compile.targets import parse_target
+from tvm_convgrad.training.runtime.artifact import inspect_artifact
 from tvm_convgrad.training.runtime.checkpoint import load
 from tvm_convgrad.training.runtime.session import Session
 from tvm_convgrad.verify.bulk import QUICK_CONFIG
@@ -135,6 +139,58 @@ def test_instruction_sets_are_checked(convgrad: Command, digits: Path, tiny_mode
     assert "compiled for a CPU with dotprod, fullfp16, which this one lacks" in refused.stderr
     host = emulate(digits / "device", "bin/train", digits / "host.so", 2)
     assert "its code is not a shared library for aarch64" in host.stderr
+
+
+def test_the_guide_of_the_raspberry_pi(
+    convgrad: Command, digits: Path, linker: Linker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of docs/guides/raspberry-pi.md on a small network whose last layer is called as MobileNetV2's."""
+    model = onnx.load(digits / "digits_cnn.onnx")
+    for tensor in model.graph.initializer:
+        tensor.name = tensor.name.replace("scores.", "classifier.1.")
+    for node in model.graph.node:
+        node.input[:] = [name.replace("scores.", "classifier.1.") for name in node.input]
+    onnx.save(model, tmp_path / "model.onnx")
+    with np.load(digits / "digits.npz") as whole:  # samples for the batches of 8 of the guide and of 16 of the network
+        np.savez(tmp_path / "data.npz", **{name: whole[name][: 6 * BATCH] for name in whole})
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    wheels = f" --wheels {WHEELS}" if WHEELS else ""
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "raspberry-pi.md").read_text(encoding="utf-8")
+    for section in re.split(r"^## ", guide, flags=re.MULTILINE):
+        for language, text in BLOCK.findall(section):
+            if language == "python":
+                exec(compile(text, "docs/guides/raspberry-pi.md", "exec"), names)
+            else:
+                run_commands(text.replace("-o device.tar", f"-o device.tar{wheels}"), convgrad)
+        if section.startswith("On the Raspberry Pi"):
+            run_there(re.findall(r"^    (.*)$", section, re.MULTILINE), tmp_path, linker)
+    saved = load(tmp_path / "tuned.ckpt").progress
+    assert (saved.epoch, len(saved.losses)) == (2, 12)
+    assert saved.losses[-1] < saved.losses[0]
+    before, after = (
+        {t.name: t.raw_data for t in onnx.load(f"{name}.onnx").graph.initializer} for name in ("model", "trained")
+    )
+    assert {name for name in before if before[name] != after[name]} == {"classifier.1.weight", "classifier.1.bias"}
+    assert inspect_artifact(tmp_path / "predict.so").state == ()
+
+
+def run_there(commands: list[str], folder: Path, linker: Linker) -> None:
+    """The commands of the Pi: its programs by qemu, its compiler by the one for it, all others as they are."""
+    bundle = folder / "device"
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "cc":
+            source = next(word for word in words if word.endswith(".c"))
+            rest = [word for word in words[1:] if word != source]
+            command_of_c = [*linker.command, "-x", "c", "-std=c11", source, "-x", "none", *rest]
+            subprocess.run(command_of_c, cwd=bundle, check=True)
+        elif words[0].startswith("bin/"):
+            done = emulate(bundle, *words)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.count("mean loss") == 2
+        else:
+            subprocess.run(command, shell=True, cwd=folder, check=True)
 
 
 def problems(dtype: str = "") -> list[ConvProblem]:

@@ -14,7 +14,9 @@ from functools import lru_cache
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import MAX_INDEX
+from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.exact import Array
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.choice import COMPOSITION, Choice
 from tvm_convgrad.kernels.contract import Kernel, Plan, planned
@@ -116,12 +118,14 @@ def build(
     choice: Choice,
     name: str,
     epilogue: Epilogue = NO_EPILOGUE,
+    packed: bool = False,
 ) -> tir.PrimFunc:
     """The PrimFunc of a choice: (first operand, second operand, [bias,] result[, bias gradient]).
 
     Args:
         problem: a batch that is a name becomes a variable in the shapes of data and grad.
         epilogue: what is fused into the store.
+        packed: whether W's place is that of what `packed_weight` gives.
 
     Raises:
         UnsupportedError: the choice is no kernel, or the kernel has no such epilogue.
@@ -129,14 +133,31 @@ def build(
     reason = epilogue_refusal(choice, direction, epilogue) if choice.is_kernel else f"{choice.name} is no kernel"
     if choice.kernel is None or choice.plan is None or reason:
         raise UnsupportedError(f"{direction} of {problem.descriptor}: {reason}; apply it to the result")
-    return _build(choice.kernel, problem, direction, choice.plan, machine, name, epilogue)
+    return _build(choice.kernel, problem, direction, choice.plan, machine, name, epilogue, packed)
+
+
+def packed_weight(
+    problem: ConvProblem, direction: str, machine: Machine, choice: Choice, weight: Array
+) -> Array | None:
+    """W, whose values are known, as the kernel of a choice would pack it in each call; None if it packs nothing."""
+    if choice.kernel is None or choice.plan is None or direction == BACKWARD_WEIGHT.name:
+        return None
+    return choice.kernel.packed_weight(problem, direction, choice.plan, machine, weight)
 
 
 @lru_cache(maxsize=1024)
 def _build(
-    kernel: Kernel, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
+    kernel: Kernel,
+    problem: ConvProblem,
+    direction: str,
+    plan: Plan,
+    machine: Machine,
+    name: str,
+    epilogue: Epilogue,
+    packed: bool,
 ) -> tir.PrimFunc:
-    return kernel.emit(problem, direction, plan, machine, name, epilogue)
+    emit = kernel.emit_packed if packed else kernel.emit
+    return emit(problem, direction, plan, machine, name, epilogue)
 
 
-__all__ = ["COMPOSITION", "Choice", "build", "choices", "choose", "epilogue_refusal", "refusal"]
+__all__ = ["COMPOSITION", "Choice", "build", "choices", "choose", "epilogue_refusal", "packed_weight", "refusal"]

@@ -26,6 +26,7 @@ from typing import TypeVar
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD
+from tvm_convgrad.core.exact import Array
 from tvm_convgrad.core.geometry import FLOAT_DTYPES
 from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
@@ -148,6 +149,21 @@ class Kernel(ABC):
             problem: its batch may be a name, which becomes a variable; the plan is then of `planned(problem)`.
             name: the function's symbol.
         """
+
+    def packed_weight(
+        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, weight: Array
+    ) -> Array | None:
+        """W, whose values are known, as each call would pack it; None if the kernel takes it as it is.
+
+        What is given takes W's place in the function of `emit_packed`.
+        """
+        return None
+
+    def emit_packed(
+        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
+    ) -> tir.PrimFunc:
+        """The function of `emit` with what `packed_weight` gives in W's place; results are equal to the last bit."""
+        raise NotImplementedError(f"{self.name} packs nothing ahead")
 
     def tilings(self, problem: ConvProblem, direction: str, own: Plan, machine: Machine) -> Iterator[Plan]:
         """Other valid plans for the tuner to measure, the most promising first; there may be none.

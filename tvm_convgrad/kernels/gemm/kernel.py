@@ -76,10 +76,22 @@ class PhaseGroup:
     """
 
     def __init__(
-        self, frame: KernelFrame, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine
+        self,
+        frame: KernelFrame,
+        spec: ConvSpec,
+        phases: tuple[Phase, ...],
+        tiling: GemmTiling,
+        machine: Machine,
+        packed_at: int | None = None,
     ) -> None:
+        """Plan the loop nest.
+
+        Args:
+            packed_at: where this nest's panels of W begin in the frame's W, if it was packed ahead (`gemm.ahead`).
+        """
         loops = self.loops = frame.loops
-        self.spec, self.phases, self.tiling = spec, phases, tiling
+        self.spec, self.phases, self.tiling, self.packed_at = spec, phases, tiling, packed_at
+        self.panels_of_weights = frame.tensors[1]
         self.batch, self.dtype, self.source = frame.batch, spec.dtype, frame.tensors[0]
         source, weight = operands_of(spec, *frame.tensors[:2])
         self.lanes, self.counts = machine.lanes(spec.dtype), tuple(axis.count for axis in phases[0])
@@ -97,7 +109,8 @@ class PhaseGroup:
         starts = [start for of_phase in blocking.tap_starts for start in of_phase[::run]]
         firsts = [0, *itertools.accumulate(len(taps) // run for taps in blocking.taps)]
         weight_bytes = spec.groups * blocking.channel_blocks * self.weights.size * DTYPE_BYTES[self.dtype]
-        self._prefetches_weights = tiling.order == "source" and weight_bytes > machine.l2_bytes
+        from_memory = tiling.order == "source" or packed_at is not None
+        self._prefetches_weights = from_memory and weight_bytes > machine.l2_bytes
         self.tap_first = LookupTable(loops, "tap_first", firsts[:-1])
         self.start = LookupTable(loops, "s_start", starts)
 
@@ -121,10 +134,12 @@ class PhaseGroup:
         """Work items are spatial blocks, or a part of the result channels of one."""
         loops, spec, blocking, tiling = self.loops, self.spec, self.blocking, self.tiling
         channel_blocks = blocking.channel_blocks
-        packed = loops.buffer("w_panels", max(1, spec.groups * channel_blocks * self.weights.size), self.dtype)
-        with loops.loop(spec.groups * channel_blocks, "block", self.kind) as item:
-            group, channel_block = loops.divmod(item, channel_blocks)
-            self.weights.pack(packed, loops.let(expr(item * self.weights.size), "w_into"), group, channel_block)
+        packed, packed_at = self.panels_of_weights, self.packed_at or 0
+        if self.packed_at is None:
+            packed = loops.buffer("w_panels", max(1, spec.groups * channel_blocks * self.weights.size), self.dtype)
+            with loops.loop(spec.groups * channel_blocks, "block", self.kind) as item:
+                group, channel_block = loops.divmod(item, channel_blocks)
+                self.weights.pack(packed, loops.let(expr(item * self.weights.size), "w_into"), group, channel_block)
         per_split = -(-channel_blocks // tiling.splits)
         splits = -(-channel_blocks // per_split)
         blocks = self.batch * (self.counts[0] * blocking.spatial_blocks)
@@ -145,7 +160,8 @@ class PhaseGroup:
                 self.block_prefetch.begin(self._spatial_block(following, group, self.counts[0]), per_split)
             with loops.loop(smaller(channel_blocks - first, per_split), "b") as b:
                 channel_block = loops.let(first + b, "block")
-                w_at = loops.let(expr((group * channel_blocks + channel_block) * self.weights.size), "w_at")
+                w_at = (group * channel_blocks + channel_block) * self.weights.size + packed_at
+                w_at = loops.let(expr(w_at), "w_at")
                 self._channel_block(Panels(packed, w_at, panel, panel_at), block, channel_block, b)
             self.end_item()
 
@@ -167,8 +183,12 @@ class PhaseGroup:
         with loops.loop(spec.groups * blocking.channel_blocks * tiling.splits, "item", self.kind) as item:
             rest, split = loops.divmod(item, tiling.splits)
             group, channel_block = loops.divmod(rest, blocking.channel_blocks)
-            packed = loops.buffer("w_panel", max(1, self.weights.size), self.dtype)
-            self.weights.pack(packed, 0, group, channel_block)
+            packed, packed_at = self.panels_of_weights, 0
+            if self.packed_at is None:
+                packed = loops.buffer("w_panel", max(1, self.weights.size), self.dtype)
+                self.weights.pack(packed, 0, group, channel_block)
+            else:
+                packed_at = loops.let(expr(rest * self.weights.size + self.packed_at), "w_at")
             self.begin_item()
             first = loops.let(expr(split * per_item), "first_block")
             with loops.loop(larger(smaller(blocks - first, per_item), 0), "block") as step:
@@ -185,7 +205,7 @@ class PhaseGroup:
                 if self.block_prefetch.useful:
                     following = loops.let(expr(number + 1), "next")
                     self.block_prefetch.begin(self._spatial_block(following, group, depth), 1)
-                panels = Panels(packed, 0, panel, loops.let(expr(at), "panel_at"))
+                panels = Panels(packed, packed_at, panel, loops.let(expr(at), "panel_at"))
                 self._channel_block(panels, block, channel_block, 0)
             self.end_item()
 

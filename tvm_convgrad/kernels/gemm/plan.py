@@ -12,11 +12,13 @@ from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.register_tile import balanced, tile_rows
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, FORWARD
+from tvm_convgrad.core.exact import Array
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
+from tvm_convgrad.kernels.gemm.ahead import packed, packs_ahead, panel_bounds
 from tvm_convgrad.kernels.gemm.cycles import block_bytes, bytes_of, estimate
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions
@@ -92,6 +94,25 @@ class ImplicitGemm(Kernel):
         frame = conv_frame(spec, shapes_of(problem, direction), epilogue, largest_panel(spec, tilings, machine))
         for phases, tiling in zip(spec.phases, tilings, strict=True):
             PhaseGroup(frame, spec, phases, tiling, machine).emit()
+        return frame.finish(name)
+
+    def packed_weight(
+        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, weight: Array
+    ) -> Array | None:
+        """The panels of W, if its elements are packed as they are."""
+        spec = self.regions(planned(problem), direction)[plan.region]
+        return packed(weight, spec, tilings_of(plan), machine) if packs_ahead(spec) else None
+
+    def emit_packed(
+        self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
+    ) -> tir.PrimFunc:
+        """The function (source, panels of W, [bias,] result)."""
+        spec, tilings = self.regions(planned(problem), direction)[plan.region], tilings_of(plan)
+        bounds = panel_bounds(spec, tilings, machine)
+        shapes = {**shapes_of(problem, direction), "weight": ((bounds[-1],), spec.dtype)}
+        frame = conv_frame(spec, shapes, epilogue, largest_panel(spec, tilings, machine))
+        for phases, tiling, first in zip(spec.phases, tilings, bounds[:-1], strict=True):
+            PhaseGroup(frame, spec, phases, tiling, machine, packed_at=first).emit()
         return frame.finish(name)
 
     def tilings(self, problem: ConvProblem, direction: str, own: Plan, machine: Machine) -> Iterator[Plan]:

@@ -20,6 +20,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.ir import constant_extents
+from relax_ops.lowering import packed_constant
 from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT, DIRECTIONS, FORWARD
 from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem
@@ -231,12 +232,15 @@ class _Products(PyExprMutator):
         """
         epilogue = Epilogue(accumulate=acc is not None, bias=bias is not None, bias_grad=bias_gradient is not None)
         direction, problem = product.direction, product.problem
-        function = chooser.build(problem, direction, self.machine, product.choice, "", epilogue)
+        packed = packed_constant(direction, problem, product.choice, self.machine, product.operands[1])
+        function = chooser.build(problem, direction, self.machine, product.choice, "", epilogue, packed is not None)
         kernel = self.builder_.add_func(function, f"matmul_{direction}_kernel")
         arguments = [
             self.builder_.emit(relax.op.reshape(self.visit_expr(operand), product.shape(name)))
             for operand, name in zip(product.operands, DIRECTIONS[direction].operands, strict=True)
         ]
+        if packed is not None:
+            arguments[1] = packed
         result = relax.TensorType(product.result, problem.tensors[DIRECTIONS[direction].result][1])
         if bias_gradient is not None:
             sums = relax.TensorType([problem.out_channels], problem.kernel_dtype)
