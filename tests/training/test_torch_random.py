@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn import functional as F  # noqa: E402
 from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.model.own_loss import OwnLoss  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 SHAPE = (6, 8, 4, 4)
@@ -145,8 +147,11 @@ class Noisy(nn.Module):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda x: x + torch.randn(x.shape), ("aten.randn.default", "test_torch_random.py:", "eval mode")),
-        (lambda x: torch.bernoulli(x), ("aten.rand.default", "test_torch_random.py:", "eval mode")),
+        (lambda x: x + torch.poisson(x), ("aten.poisson.default", "test_torch_random.py:", "eval mode")),
+        (
+            lambda x: x * torch.multinomial(x, 2).sum(),
+            ("aten.multinomial.default", "test_torch_random.py:", "an input"),
+        ),
         (
             lambda x: F.adaptive_max_pool2d(x[None, None], 2, return_indices=True)[1] * x.sum(),
             ("aten.adaptive_max_pool2d", "return_indices=True"),
@@ -159,6 +164,90 @@ def test_what_has_no_meaning_in_a_step_is_refused_with_its_line(make, named):
         from_exported_program(program)
     for words in named:
         assert words in str(refusal.value)
+
+
+COUNT = 4000
+NOISES = {
+    "rand": (lambda x: torch.rand(len(x), COUNT), 0.5, 12**-0.5, (0.0, 1.0)),
+    "uniform": (lambda x: torch.empty(3, COUNT).uniform_(-1.0, 3.0), 1.0, 4 * 12**-0.5, (-1.0, 3.0)),
+    "randn": (lambda x: torch.randn(len(x), COUNT), 0.0, 1.0, (-6.0, 6.0)),
+    "randn_like": (lambda x: torch.randn_like(x.expand(-1, COUNT)), 0.0, 1.0, (-6.0, 6.0)),
+    "normal": (lambda x: torch.normal(torch.full((3, COUNT), 2.0), 0.5), 2.0, 0.5, (-1.0, 5.0)),
+    "exponential": (lambda x: torch.empty(3, COUNT).exponential_(2.0), 0.5, 0.5, (0.0, 9.0)),
+    "randint": (lambda x: torch.randint(2, 5, (3, COUNT)).float(), 3.0, (2 / 3) ** 0.5, (2.0, 4.0)),
+    "bernoulli": (lambda x: torch.bernoulli(torch.full((3, COUNT), 0.3)), 0.3, 0.21**0.5, (0.0, 1.0)),
+    "randperm": (lambda x: torch.randperm(COUNT).float().expand(3, -1) / COUNT, 0.5, 12**-0.5, (0.0, 1.0)),
+    "rrelu": (lambda x: F.rrelu(-torch.ones(3, COUNT), 0.1, 0.3, True), -0.2, 0.2 * 12**-0.5, (-0.3, -0.1)),
+    "multinomial": (
+        lambda x: (
+            torch.multinomial(torch.tensor([0.2, 0.3, 0.5]).expand(COUNT, 3), 1).float().view(1, -1).expand(3, -1)
+        ),
+        *(1.3, 0.61**0.5, (0.0, 2.0)),
+    ),
+}
+"""By name: what draws three rows of numbers, their mean, deviation and bounds."""
+MEDIANS = {"exponential": math.log(2) / 2, "bernoulli": 0.0, "multinomial": 2.0}
+
+
+@cache
+def noises():
+    """The numbers of a step, of the next, of the first one again, and of `predict`, by name."""
+    network = Noisy(lambda x: torch.stack([make(x[:, :1]) + 0 * x[:, :1] for make, *_ in NOISES.values()], 1))
+    x = torch.rand(3, 4)
+    runner = Runner(build_step(from_exported_program(torch.export.export(network, (x,))), loss="mse", lr=0.0, seed=3))
+    target = np.zeros((3, len(NOISES), COUNT), "float32")
+    predicted = runner.predict(x.numpy())
+    (_, first), (_, second) = (runner.step(x.numpy(), target, lr=0.0) for _ in range(2))
+    runner.state = runner.machine["init"]()
+    _, again = runner.step(x.numpy(), target, lr=0.0)
+    return {name: [each[:, at] for each in (first, second, again, predicted)] for at, name in enumerate(NOISES)}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_random_numbers_are_seeded_and_have_their_distribution(name):
+    """Mean and deviation to 5 standard errors; the seed is fixed."""
+    _, mean, deviation, (low, high) = NOISES[name]
+    first, second, again, _ = noises()[name]
+    np.testing.assert_array_equal(again, first)
+    assert (first != second).any()
+    assert first.min() >= low
+    assert first.max() <= high
+    found = first.astype("float64")
+    np.testing.assert_allclose(found.mean(1), mean, rtol=0, atol=5 * deviation * COUNT**-0.5)
+    np.testing.assert_allclose(found.std(1), deviation, rtol=0.15)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_predictions_take_the_median(name):
+    predicted = noises()[name][-1]
+    if name == "randperm":
+        np.testing.assert_allclose(predicted, np.tile(np.arange(COUNT) / COUNT, (3, 1)), rtol=1e-6)
+    else:
+        np.testing.assert_allclose(predicted, MEDIANS.get(name, NOISES[name][1]), rtol=1e-6, atol=1e-6)
+
+
+class Autoencoder(nn.Module):
+    """A variational one with its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)
+
+    def forward(self, x, target):
+        mean, logarithm = self.encode(x).chunk(2, 1)
+        y = self.decode(mean + torch.randn_like(mean) * torch.exp(0.5 * logarithm))
+        divergence = -0.5 * (1 + logarithm - mean**2 - logarithm.exp()).sum(1).mean()
+        return F.mse_loss(y, target) + 0.1 * divergence
+
+
+def test_a_variational_autoencoder_trains_with_a_dynamic_batch():
+    x = torch.rand(4, 6)
+    sizes = {0: torch.export.Dim("n")}
+    program = torch.export.export(Autoencoder(), (x, x.clone()), dynamic_shapes=(sizes, sizes))
+    model = from_exported_program(program, outputs=OwnLoss())
+    runner = Runner(build_step(model, loss="model", lr=0.05))
+    losses = [runner.step(x.numpy(), x.numpy(), lr=0.05)[0] for _ in range(60)]
+    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
 
 
 def test_dropout_between_recurrent_layers_is_refused():

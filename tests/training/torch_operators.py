@@ -43,6 +43,23 @@ def _index_put(x: Tensor) -> Tensor:
     return y
 
 
+def _masked_put(x: Tensor) -> Tensor:
+    y = x * 2
+    y[x > 0.5] = 0.25
+    y.index_put_((x < -0.5,), torch.tensor(1.0), accumulate=True)
+    return y
+
+
+def _dead(x: Tensor) -> Tensor:
+    """x with vectors of channels that are all 0, rows that are, and one whole channel."""
+    return x * (torch.arange(6).view(6, 1) % 3 > 0) * (torch.arange(6) > 1) * (torch.arange(4).view(4, 1, 1) != 1)
+
+
+def _flow(x: Tensor, reach: float) -> Tensor:
+    """Places of a volume, (samples, 2, 3, 4, 3), off the borders of its cells."""
+    return torch.tanh(x[:, :, :3, :6].reshape(-1, 2, 3, 4, 3)) * reach
+
+
 def _no_grad(x: Tensor) -> Tensor:
     with torch.no_grad():
         scale = x.mean() * 3
@@ -87,6 +104,8 @@ TOPICS: dict[str, dict[str, Function]] = {
         "where": lambda x: torch.where(x > 0, x * x, 0.1 * x),
         "fill_slice": _filled,
         "add_in_place": _added_in_place,
+        "masked_put": _masked_put,
+        "masked_scatter": lambda x: x.masked_scatter(x > 0.3, x.flip(3) * 2),
         "one_hot_product": lambda x: x * F.one_hot(torch.tensor([0, 2, 4, 1, 3, 5]), 6),
     },
     "joining": {
@@ -128,6 +147,13 @@ TOPICS: dict[str, dict[str, Function]] = {
         "topk_smallest": lambda x: x.flatten(1).topk(5, largest=False).values,
         "sort": lambda x: x.sort(-1)[0] * torch.arange(1.0, 7.0),
         "kthvalue": lambda x: x.kthvalue(2, -1).values,
+        "median": lambda x: x.median(2).values,
+        "median_of_all": lambda x: x * x.median(),
+        "cummax": lambda x: x.cummax(3).values * torch.arange(1.0, 7.0),
+        "cummin": lambda x: x.cummin(2).values,
+        "logcumsumexp": lambda x: x.logcumsumexp(3),
+        "bucketize": lambda x: x * torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.4]), right=True),
+        "searchsorted": lambda x: x * torch.searchsorted(x.sort(-1).values, x.flip(3)),
         "sum": lambda x: x.sum((1, 2)),
         "mean": lambda x: x.mean((-2, -1), keepdim=True),
         "var": lambda x: x.var((2, 3)),
@@ -137,6 +163,12 @@ TOPICS: dict[str, dict[str, Function]] = {
         "norm_l1": lambda x: x.norm(p=1, dim=(2, 3)),
         "normalize": lambda x: F.normalize(x, dim=1),
         "vector_norm_inf": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1),
+        "norm_at_zero": lambda x: _dead(x).norm(dim=1),
+        "norm_cubic_at_zero": lambda x: _dead(x).norm(p=3, dim=(2, 3)),
+        "norm_root_at_zero": lambda x: _dead(x).norm(p=0.5, dim=1),
+        "normalize_at_zero": lambda x: F.normalize(_dead(x), dim=1),
+        "deviation_at_zero": lambda x: _dead(x).std(1) + torch.std_mean(_dead(x), 1)[0],
+        "pairwise_self": lambda x: torch.cdist(row(x), row(x)),
         "logsumexp": lambda x: x.logsumexp(1),
         "cumsum": lambda x: x.cumsum(2),
         "cumprod": lambda x: x.cumprod(3),
@@ -152,6 +184,7 @@ TOPICS: dict[str, dict[str, Function]] = {
     "pools": {
         "adaptive_max_1": lambda x: F.adaptive_max_pool2d(x, 1),
         "adaptive_max_uneven": lambda x: F.adaptive_max_pool2d(x, (4, 5)),
+        "adaptive_max_ties": lambda x: F.adaptive_max_pool2d(torch.round(x.detach()) + x - x.detach(), (4, 3)),
         "adaptive_max_1d": lambda x: F.adaptive_max_pool1d(row(x), 4),
         "adaptive_max_3d": lambda x: F.adaptive_max_pool3d(volume(x), (1, 2, 3)),
         "adaptive_avg_uneven": lambda x: F.adaptive_avg_pool2d(x, (4, 5)),
@@ -169,6 +202,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "avg_ceil": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
         "avg_include_pad": lambda x: F.avg_pool2d(x, 3, 2, 1),
         "avg_divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+        "avg_divisor_padded": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False, divisor_override=4),
         "avg_1d": lambda x: F.avg_pool1d(row(x), 3, 2, 1),
         "avg_3d": lambda x: F.avg_pool3d(volume(x), 2, 1),
         "lp_pool": lambda x: F.lp_pool2d(x, 2.0, 2),
@@ -205,6 +239,13 @@ TOPICS: dict[str, dict[str, Function]] = {
         "grid_sample_aligned": lambda x: F.grid_sample(x, _grid(x), align_corners=True),
         "grid_sample_border": lambda x: F.grid_sample(x, _grid(x), padding_mode="border", align_corners=False),
         "grid_sample_nearest": lambda x: F.grid_sample(x, _grid(x).detach(), mode="nearest", align_corners=False),
+        "grid_volume": lambda x: F.grid_sample(volume(x), _flow(x, 1.1), align_corners=False),
+        "grid_volume_border": lambda x: F.grid_sample(
+            volume(x), _flow(x, 1.7), padding_mode="border", align_corners=True
+        ),
+        "grid_volume_reflection": lambda x: F.grid_sample(
+            volume(x), _flow(x, 2.3), padding_mode="reflection", align_corners=False
+        ),
         "affine_grid": lambda x: F.grid_sample(
             x, F.affine_grid(x[:, 0, :2, :3] * 0.4, (2, 4, 5, 5), align_corners=False), align_corners=False
         ),
@@ -268,6 +309,8 @@ TOPICS: dict[str, dict[str, Function]] = {
         "bool_arithmetic": lambda x: x * (x > 0) + x * (x < 1).float() - x * (~(x > 0.5)),
         "copysign": lambda x: torch.copysign(x * x, x),
         "hypot": lambda x: torch.hypot(x, x + 3),
+        "sinc_at_zero": lambda x: torch.sinc(_dead(x)),
+        "heaviside": lambda x: x * torch.heaviside(x.detach(), torch.tensor(0.5, dtype=x.dtype)),
         "square": lambda x: x.square() + torch.sinc(x + 0.25),
     },
     "layers": {

@@ -96,7 +96,10 @@ def torch_step(training: Training, channels_last: bool) -> Step:
 
         module = network(training.model)[0]
     else:
-        module = torch.export.load(training.model).module()
+        from tvm_convgrad.training.frontends.torch_types import known_types  # the package `training` loads TVM
+
+        with known_types(Path(training.model)):
+            module = torch.export.load(training.model).module()
     x, y = map(torch.from_numpy, training.batch())
     form = torch.channels_last if channels_last else torch.contiguous_format
     module, x = module.to(training.device, memory_format=form), x.contiguous(memory_format=form)

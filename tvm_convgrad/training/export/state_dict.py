@@ -17,6 +17,7 @@ import numpy as np
 
 from tvm_convgrad.training.frontends.onnx_prepared import prepared
 from tvm_convgrad.training.frontends.onnx_torch import state_dict_names
+from tvm_convgrad.training.frontends.torch_types import known_types
 from tvm_convgrad.training.runtime.artifact import Artifact
 from tvm_convgrad.training.runtime.checkpoint import Checkpoint
 from tvm_convgrad.training.runtime.schema import SAVED, Array
@@ -99,7 +100,8 @@ def _add_of_pt2(found: StateDict, model: Path) -> None:
     """Add what the `state_dict` of a .pt2 file has besides; another name of a trained tensor has its value."""
     import torch  # optional
 
-    stored = torch.export.load(model).state_dict
+    with known_types(model):
+        stored = torch.export.load(model).state_dict
     place = {name: (tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in stored.items()}
     trained = {place[name]: name for name in found.tensors if name in place and stored[name].numel()}
     kept = []

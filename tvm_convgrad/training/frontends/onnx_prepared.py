@@ -13,6 +13,7 @@ from tvm_convgrad.training.frontends.onnx_functions import with_written_function
 from tvm_convgrad.training.frontends.onnx_names import with_own_parameters, with_safe_names
 from tvm_convgrad.training.frontends.onnx_random import with_dropout
 from tvm_convgrad.training.frontends.onnx_torch import Exported, with_exported_parameters
+from tvm_convgrad.training.frontends.onnx_torchscript import with_module_names
 from tvm_convgrad.training.frontends.onnx_views import with_reshapes
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
@@ -29,7 +30,7 @@ class Prepared:
         masked: with Dropout in the place of random masks, too.
         written: with views as reshapes, too; its initializers are still those of the file.
         exported: with the parameters that PyTorch's exporter has merged or computed, and what is known of the others.
-        own: with parameters that it has written as Identity, too.
+        own: with parameters that it has written as Identity or computed of those of modules, too.
         proto: with names that TVM's importer keeps.
         public: by names of initializers of `proto` that are not the parameter's, the parameter's.
     """
@@ -65,7 +66,7 @@ def prepared(proto: onnx.ModelProto, source: str) -> Prepared:
     masked = with_dropout(inlined, source)
     written = with_reshapes(masked)
     exported = with_exported_parameters(written)
-    own = with_own_parameters(exported.proto)
+    own = with_module_names(with_own_parameters(exported.proto))
     safe, public = with_safe_names(own)
     return Prepared(proto, inlined, masked, written, exported, own, safe, public)
 

@@ -48,14 +48,7 @@ def cumulative_product(node: Node) -> relax.Expr:
 
 def product(node: Node) -> relax.Expr:
     """ReduceProd as a tree of products of halves, whose gradient is right beside zeros, too."""
-    data, axes = node.tensor(), node.value(1)
-    if not node.is_constant(1):
-        raise node.refusal("its axes must be constants; export the model with fixed axes")
-    stated = node.integers("axes", ()) if axes is None else tuple(int(axis) for axis in axes.reshape(-1))
-    if not stated and node.integer("noop_with_empty_axes", 0):
-        return data
-    rank = data.ty.ndim
-    reduced = sorted({axis % rank for axis in stated}) or list(range(rank))
+    data, reduced = node.tensor(), _reduced_axes(node)
     for axis in reduced:
         extent = _number(node, data, axis)
         while extent > 1:
@@ -64,7 +57,31 @@ def product(node: Node) -> relax.Expr:
             rest = [_part(node, data, axis, extent - 1, extent)] if extent % 2 else []
             data = node.emit(op.concat([node.emit(both), *rest], axis)) if rest else node.emit(both)
             extent = half + len(rest)
-    return data if node.integer("keepdims", 1) else op.squeeze(data, reduced)
+    return data if node.integer("keepdims", 1) or not reduced else op.squeeze(data, reduced)
+
+
+def _reduced_axes(node: Node) -> list[int]:
+    """The axes of a reduction, which an attribute or an operand names."""
+    axes = node.value(1)
+    if not node.is_constant(1):
+        raise node.refusal("its axes must be constants; export the model with fixed axes")
+    stated = node.integers("axes", ()) if axes is None else tuple(int(axis) for axis in axes.reshape(-1))
+    rank = node.tensor().ty.ndim
+    if not stated and node.integer("noop_with_empty_axes", 0):
+        return []
+    return sorted({axis % rank for axis in stated}) or list(range(rank))
+
+
+def euclidean(node: Node) -> relax.Expr | None:
+    """ReduceL2 with gradient 0 where the norm is, as PyTorch's has it."""
+    if not node.is_float():
+        return None
+    data, axes = node.tensor(), _reduced_axes(node)
+    squares = node.emit(op.multiply(data, data))
+    total = node.emit(op.sum(squares, axes, keepdims=bool(node.integer("keepdims", 1)))) if axes else squares
+    zero = node.emit(op.equal(total, node.scalar(0)))
+    root = node.emit(op.sqrt(node.emit(op.where(zero, op.ones_like(total), total))))
+    return op.where(zero, op.zeros_like(total), root)
 
 
 def _number(node: Node, data: relax.Expr, axis: int) -> int:
@@ -209,6 +226,7 @@ CONVERTERS: dict[str, Converter] = {
     "GlobalLpPool": global_lp_pool,
     "LogSoftmax": softmax,
     "LpNormalization": lp_normalization,
+    "ReduceL2": euclidean,
     "ReduceProd": product,
     "Softmax": softmax,
 }

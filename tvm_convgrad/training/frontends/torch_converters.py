@@ -174,6 +174,9 @@ def _index(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
 def _index_put(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     x, given, values, *accumulate = importer.retrieve_args(node)
     emit = importer.block_builder.emit
+    mask = given[0]
+    if len(given) == 1 and element_type(mask) == "bool" and all(extent == 1 for extent in static_shape(values)):
+        return _where_masked(importer, x, mask, values, bool(accumulate and accumulate[0]))
     indexing = _Indexing(importer, x, given, "index_put.default")
     before, after = indexing.rest
     places = static_shape(indexing.places)
@@ -192,6 +195,17 @@ def _index_put(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.
     found = emit(op.index_put(line, relax.Tuple([flat]), written, bool(accumulate and accumulate[0])))
     found = emit(op.reshape(found, relax.ShapeExpr(list(static_shape(data)))))
     return indexing.restored(emit(op.permute_dims(found, [int(place) for place in np.argsort(order)])))
+
+
+def _where_masked(
+    importer: ExportedProgramImporter, x: relax.Expr, mask: relax.Expr, value: relax.Expr, accumulate: bool
+) -> relax.Expr:
+    """x with one value where a mask of its leading axes is true, as `x[mask] = 0`, or with that added there."""
+    emit = importer.block_builder.emit
+    shape, ndim = static_shape(mask), len(static_shape(x))
+    wide = emit(op.reshape(mask, relax.ShapeExpr([*shape, *[1] * (ndim - len(shape))])))
+    value = emit(op.reshape(value, relax.ShapeExpr([])))
+    return emit(op.where(wide, emit(op.add(x, value)) if accumulate else value, x))
 
 
 def _scatter_add(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
@@ -246,17 +260,19 @@ def _average(
     node: torch.fx.Node, importer: ExportedProgramImporter, pool: Callable[[torch.fx.Node], relax.Expr]
 ) -> relax.Expr:
     """An average pool; a divisor of its own, which TVM's importer forgets, stands for the number of its elements."""
-    pooled = pool(node)
     divisor = node.args[6] if len(node.args) > 6 else node.kwargs.get("divisor_override")
     if divisor is None:
-        return pooled
+        return pool(node)
     kernel, *others = node.args[1:6]
-    rank = len(static_shape(pooled)) - 2
-    if any(np.any(other) for other in others[1:3]):
+    if np.any(others[2]):
         raise UnsupportedError(
-            f"aten.{node.target.__name__}: divisor_override={divisor} with padding or ceil_mode is not imported; "
-            "multiply the result of a pool without it"
+            f"aten.{node.target.__name__}: divisor_override={divisor} with ceil_mode is not imported; multiply the "
+            "result of a pool without it"
         )
+    if len(node.args) > 5:
+        node.update_arg(5, True)  # all windows are divided by their number of elements
+    pooled = pool(node)
+    rank = len(static_shape(pooled)) - 2
     elements = float(np.prod(np.broadcast_to(kernel, rank)))
     return importer.block_builder.emit(op.multiply(pooled, relax.const(elements / divisor, element_type(pooled))))
 

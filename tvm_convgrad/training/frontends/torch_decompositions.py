@@ -14,6 +14,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.frontends import torch_ordering as ordering
+from tvm_convgrad.training.frontends.torch_grid import grid_sampler_3d
 from tvm_convgrad.training.frontends.torch_places import name_of, place_of
 
 if TYPE_CHECKING:  # an optional package
@@ -35,7 +37,19 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return table | {
         aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax(x, dim, True), dim, keepdim),
         aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
-        aten.kthvalue.default: _kthvalue,
+        aten.kthvalue.default: ordering.kthvalue,
+        aten.sort.stable: lambda x, *, stable=True, dim=-1, descending=False: aten.sort.default(x, dim, descending),
+        aten.median.dim: ordering.median,
+        aten.median.default: ordering.median_of_all,
+        aten.cummax.default: lambda x, dim: ordering.cumulative_extremum(x, dim, True),
+        aten.cummin.default: lambda x, dim: ordering.cumulative_extremum(x, dim, False),
+        aten.logcumsumexp.default: ordering.logcumsumexp,
+        aten.bucketize.Tensor: ordering.bucketize,
+        aten.searchsorted.Tensor: ordering.searchsorted,
+        aten.heaviside.default: ordering.heaviside,
+        aten.masked_scatter.default: ordering.masked_scatter,
+        aten.ldexp.Tensor: lambda x, power: x * torch.pow(2.0, power),
+        aten.grid_sampler_3d.default: grid_sampler_3d,
         aten.var_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
             aten.var.correction(x, dim, correction=correction, keepdim=keepdim),
             aten.mean.dim(x, dim, keepdim),
@@ -46,10 +60,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.unfold.default: _unfold,
         aten.adaptive_max_pool2d.default: lambda x, size: _adaptive_max(x, size),
         aten.adaptive_max_pool3d.default: lambda x, size: _adaptive_max(x, size),
-        aten._cdist_forward.default: lambda x, y, p, _mode: aten.linalg_vector_norm(
-            x.unsqueeze(-2) - y.unsqueeze(-3), p, [-1]
+        aten._cdist_forward.default: lambda x, y, p, _mode: _norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, [-1]),
+        aten.linalg_vector_norm.default: _norm,
+        aten.std.correction: _deviation,
+        aten.std_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
+            _deviation(x, dim, correction=correction, keepdim=keepdim),
+            aten.mean.dim(x, dim, keepdim),
         ),
         aten._trilinear.default: _trilinear,
+        aten.sinc.default: lambda x: torch.where(
+            x == 0, torch.ones_like(x), _of_nonzero(lambda angle: torch.sin(angle) / angle, x * math.pi)
+        ),
         aten.exp2.default: lambda x: torch.exp(x * math.log(2.0)),
         aten.erfc.default: lambda x: 1.0 - torch.erf(x),
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
@@ -130,9 +151,45 @@ def _extremum(x: Tensor, places: Tensor, dim: int, keepdim: bool) -> tuple[Tenso
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
-def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    places = x.argsort(dim).narrow(dim, k - 1, 1)
-    return _extremum(x, places, dim, keepdim)
+def _norm(
+    x: Tensor,
+    p: float = 2.0,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """A p-norm whose gradient is 0 where the norm is, as PyTorch's."""
+    import torch
+
+    x = x if dtype is None else x.to(dtype)
+    axes = list(range(x.ndim)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
+    if abs(p) == math.inf:
+        return x.abs().amax(axes, keepdim) if p > 0 else x.abs().amin(axes, keepdim)
+    if p == 0:
+        return (x != 0).to(x.dtype).sum(axes, keepdim)
+    if p == 1:
+        return x.abs().sum(axes, keepdim)
+    powers = x * x if p == 2 else _of_nonzero(lambda size: torch.pow(size, p), x.abs())
+    root = torch.sqrt if p == 2 else lambda total: torch.pow(total, 1.0 / p)
+    return _of_nonzero(root, powers.sum(axes, keepdim))
+
+
+def _deviation(
+    x: Tensor, dim: int | Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    """The root of the variance, with gradient 0 where all elements are equal, as PyTorch's."""
+    import torch
+
+    return _of_nonzero(torch.sqrt, torch.ops.aten.var.correction(x, dim, correction=correction, keepdim=keepdim))
+
+
+def _of_nonzero(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function that is 0 at 0, where its slope may be infinite and is taken for 0."""
+    import torch
+
+    zero = x == 0
+    return torch.where(zero, torch.zeros_like(x), function(torch.where(zero, torch.ones_like(x), x)))
 
 
 def _product(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -173,24 +230,32 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 def _adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Max pools, an axis at a time where its windows differ; the places are not computed (see `with_used_places`)."""
+    """Max pools; the places are not computed (see `with_used_places`).
+
+    Where the windows of an axis differ, one axis after the other, the last one first: so the first of equal elements,
+    line by line, has the gradient, as in PyTorch.
+    """
     import torch
 
     rank = len(size)
     pool = {2: torch.nn.functional.max_pool2d, 3: torch.nn.functional.max_pool3d}[rank]
-    for axis, wanted in enumerate(size):
-        extent = x.shape[axis - rank]
-        if extent % wanted == 0:
-            continue
+    extents = x.shape[-rank:]
+    if all(extent % wanted == 0 for extent, wanted in zip(extents, size, strict=True)):
+        kernel = [extent // wanted for extent, wanted in zip(extents, size, strict=True)]
+        x = pool(x, kernel) if max(kernel) > 1 else x
+        return x, torch.zeros(x.shape, dtype=torch.int64)
+    for axis in reversed(range(rank)):
+        extent, wanted = extents[axis], size[axis]
         windows = [(extent * cell // wanted, -(-extent * (cell + 1) // wanted)) for cell in range(wanted)]
-        kernels = [[end - begin if other == axis else 1 for other in range(rank)] for begin, end in windows]
-        parts = [
-            pool(x.narrow(axis - rank, begin, end - begin), kernel)
-            for (begin, end), kernel in zip(windows, kernels, strict=True)
-        ]
+        if extent % wanted == 0:
+            windows = [(0, extent)]
+        parts = []
+        for begin, end in windows:
+            kernel = [1] * rank
+            kernel[axis] = extent // wanted if extent % wanted == 0 else end - begin
+            part = x.narrow(axis - rank, begin, end - begin)
+            parts.append(pool(part, kernel) if kernel[axis] > 1 else part)
         x = torch.cat(parts, axis - rank)
-    kernel = [extent // wanted for extent, wanted in zip(x.shape[-rank:], size, strict=True)]
-    x = pool(x, kernel) if max(kernel) > 1 else x
     return x, torch.zeros(x.shape, dtype=torch.int64)
 
 

@@ -9,7 +9,7 @@ well, and dropout becomes `relax.nn.dropout`, whatever mode the model was export
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_convgrad.core.errors import ModelError, first_line
+from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.frontends.torch_aliases import with_one_name
 from tvm_convgrad.training.frontends.torch_converters import converters
 from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
 from tvm_convgrad.training.frontends.torch_names import with_free_names
-from tvm_convgrad.training.frontends.torch_places import listed, name_of
+from tvm_convgrad.training.frontends.torch_places import listed, name_of, place_of
 from tvm_convgrad.training.frontends.torch_random import with_plain_dropout
+from tvm_convgrad.training.frontends.torch_types import known_types, leaf_names
 from tvm_convgrad.training.model.model import Array, Model, from_module
 from tvm_convgrad.training.model.outputs import Outputs
 from tvm_convgrad.training.model.own_loss import OwnLoss
@@ -36,11 +37,29 @@ if TYPE_CHECKING:  # optional packages, imported where they are needed
 
 _REMEDY = "export the model with torch.export.export(..., dynamic_shapes=({0: torch.export.Dim('n')},))"
 # The translator takes these for the identity or for constants, which would be wrong without a word.
-_RANDOM = ("bernoulli", "rand", "normal", "multinomial", "uniform", "exponential", "rrelu_with_noise")
+_RANDOM = (
+    "bernoulli",
+    "rand",
+    "normal",
+    "multinomial",
+    "uniform",
+    "exponential",
+    "rrelu_with_noise",
+    "poisson",
+    "binomial",
+)
+_FAILURES = (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError)
 _REPLACE = "replace them in the model and export it again."
+_REPLACE_COMPLEX = (
+    "a step has real tensors only: give the model the spectrum as an input, or write the transform as a convolution or "
+    "product with cosines and sines."
+)
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "associative_scan")
+_REPLACE_FLOW = "a step is straight-line code: compute both branches and choose with torch.where, or write loops out."
 _REPLACE_RANDOM = (
-    "random numbers other than those of dropout and stochastic depth have no seed that a step could keep; export the "
-    "model in eval mode (model.eval()) if it draws them in training only, or give them to it as an input."
+    "a step draws uniform, normal, exponential, Bernoulli and integer numbers, permutations and one sample of a "
+    "multinomial, and no others; export the model in eval mode (model.eval()) if it draws them in training only, or "
+    "give them to it as an input."
 )
 
 
@@ -55,7 +74,8 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | N
     if not zipfile.is_zipfile(path):
         raise ModelError(f"{path} is no .pt2 file (not an archive) or is truncated; write it with torch.export.save.")
     try:
-        program = torch.export.load(path)
+        with known_types(path):
+            program = torch.export.load(path)
     except Exception as error:  # torch raises many kinds here: RuntimeError, KeyError, pickle and JSON errors
         raise ModelError(
             f"{path} cannot be read as a torch.export program ({first_line(error)}); write it with "
@@ -88,16 +108,21 @@ def from_exported_program(
     _refuse_unsupported(program, source)
     inputs, results = _tensors_only(torch, program, source)
     adapted, mutated = _buffers_as_inputs(torch, program, inputs, results)
-    importer = ExportedProgramImporter()
+    importer, own = ExportedProgramImporter(), converters()
     try:
         module = importer.from_exported_program(
             adapted,
             keep_params_as_input=True,
             unwrap_unit_return_tuple=False,
             no_bind_return_tuple=False,
-            custom_convert_map=converters(),
+            custom_convert_map={
+                name: _told(convert, name in own) for name, convert in {**importer.convert_map, **own}.items()
+            },
         )
-    except (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+    except _Failure as error:
+        release(error)
+        raise ModelError(f"{source}: {error}.") from error
+    except _FAILURES as error:
         release(error)
         raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {first_line(error)}.") from error
     values, frozen, constants = _weights(program)
@@ -122,6 +147,27 @@ def from_exported_program(
     )
 
 
+class _Failure(ModelError):
+    """An operator that cannot be translated, with its place in the user's files."""
+
+
+def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node, Any], Any]:
+    """A translation whose failures name the operator and the line of the user's module."""
+
+    def translated(node: torch.fx.Node, importer: Any) -> Any:
+        try:
+            return convert(node, importer) if is_own else convert(node)
+        except _FAILURES as error:
+            release(error)
+            name, place = f"aten.{name_of(node)}", place_of(node).removeprefix(", ")
+            reason = first_line(error)
+            reason = reason.removeprefix(name) if reason.startswith(name) else f": {reason}"
+            remedy = "" if isinstance(error, UnsupportedError) else "; replace it in the model and export it again"
+            raise _Failure(f"{name}{f' ({place})' if place else ''}{reason}{remedy}") from error
+
+    return translated
+
+
 def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
     for name, parameter in program.named_parameters():
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
@@ -138,10 +184,24 @@ def _refuse_unsupported(program: torch.export.ExportedProgram, source: str) -> N
     known = set(ExportedProgramImporter().convert_map) | set(converters())
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     random = [node for node in calls if name_of(node).startswith(_RANDOM)]
-    unknown = [node for node in calls if node not in random and name_of(node) not in known]
-    for kind, found, remedy in (("unsupported", unknown, _REPLACE), ("random", random, _REPLACE_RANDOM)):
+    flow = [node for node in calls if name_of(node) in _CONTROL_FLOW]
+    unknown = [node for node in calls if node not in random and node not in flow and name_of(node) not in known]
+    unknown = [node for node in unknown if name_of(node) != "with_effects"] or unknown  # it wraps checks of others
+    complex_ones = [node for node in unknown if _is_complex(node) or any(map(_is_complex, node.all_input_nodes))]
+    unknown = [node for node in unknown if node not in complex_ones]
+    for kind, found, remedy in (
+        ("unsupported", unknown, _REPLACE),
+        ("complex-number", complex_ones, _REPLACE_COMPLEX),
+        ("random", random, _REPLACE_RANDOM),
+        ("control-flow", flow, _REPLACE_FLOW),
+    ):
         if found:
             raise ModelError(f"{source} uses {kind} operators: {listed(found)}; {remedy}")
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return getattr(value, "dtype", None) is not None and bool(value.is_complex())
 
 
 def _tensors_only(
@@ -209,14 +269,8 @@ def _output_names(torch: ModuleType, program: torch.export.ExportedProgram, tens
     """The names of the model's results: keys of a dict, fields of a named tuple or dataclass, otherwise positions."""
     kinds = torch.export.graph_signature.OutputKind
     kept = [spec.arg.name in tensors for spec in program.graph_signature.output_specs if spec.kind is kinds.USER_OUTPUT]
-    tree = torch.utils._pytree
-    spec = program.call_spec.out_spec
-    paths, _ = tree.tree_flatten_with_path(tree.tree_unflatten(range(spec.num_leaves), spec))
-    return [
-        ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
-        for (path, _), is_kept in zip(paths, kept, strict=True)
-        if is_kept
-    ]
+    names = leaf_names(program.call_spec.out_spec)
+    return [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
 
 
 def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], set[str], set[str]]:

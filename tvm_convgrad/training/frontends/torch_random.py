@@ -4,17 +4,20 @@
 PyTorch decomposes all dropouts but the plain one to `bernoulli`, drops them where the model was exported in eval mode,
 and takes `detach` and `torch.no_grad()` for the identity. Here each dropout becomes the plain one in train mode, of the
 tensor itself or of a tensor of ones, which the translator makes a seeded mask that is the identity in `predict`; and
-what must not be differentiated passes through an operator of our own, `convgrad::stop_gradient`.
+what must not be differentiated passes through an operator of our own, `convgrad::stop_gradient`. Other random numbers
+are made of dropouts, too (`torch_noise`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.core.errors import ModelError
-from tvm_convgrad.training.frontends.torch_places import place_of
+from tvm_convgrad.training.frontends.torch_noise import is_noise, noise
+from tvm_convgrad.training.frontends.torch_places import name_of, place_of
 
 if TYPE_CHECKING:  # an optional package
     import torch
@@ -43,6 +46,9 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
         for node in list(module.graph.nodes):
             if node.op == "call_function":
                 _rewrite(node, source)
+        for node in list(module.graph.nodes):  # of the uniform numbers those that make no dropout
+            if is_noise(node):
+                _replace(node, name_of(node), partial(noise, node=node))
         module.recompile()
     return program
 

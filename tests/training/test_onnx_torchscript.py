@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of parameters in files of torch.onnx.export(dynamo=False), which computes transposed weights in advance."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+onnx = pytest.importorskip("onnx")
+
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+from torch import nn  # noqa: E402
+
+from tvm_convgrad.training.frontends.onnx_names import with_own_parameters  # noqa: E402
+from tvm_convgrad.training.frontends.onnx_torchscript import with_module_names  # noqa: E402
+
+
+class Network(nn.Module):
+    """Linear layers with and without bias, in lists and sequences, attention, recurrence, slopes, a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.layers = nn.Sequential(nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU()), nn.Linear(6, 6, bias=False))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True) for _ in range(2))
+        self.queries = nn.ModuleList(nn.ModuleDict({"q": nn.Linear(6, 6, bias=False)}) for _ in range(2))
+        self.rnn = nn.LSTM(6, 3, 2, bidirectional=True, batch_first=True)
+        self.gru = nn.GRU(6, 6, batch_first=True, bias=False)
+        self.slope = nn.PReLU(5)
+        self.head = nn.Linear(6, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, numbers):
+        x = self.layers(self.table(numbers))
+        for block, query in zip(self.blocks, self.queries, strict=True):
+            x = query["q"](block(x))
+        return self.head(self.slope(self.gru(self.rnn(x)[0])[0]))
+
+
+def exported(network, *inputs):
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network.eval(), inputs, file, dynamo=False, verbose=False)
+    return onnx.load_from_string(file.getvalue())
+
+
+def test_parameters_have_the_names_and_shapes_of_the_module():
+    """Two lists in each other leave one name for `queries.0.q` and `queries.1.q`, which stay as they are."""
+    torch.manual_seed(0)
+    network = Network()
+    numbers = torch.randint(0, 7, (2, 5))
+    proto = exported(network, numbers)
+    named = with_module_names(with_own_parameters(proto))
+    onnx.checker.check_model(named)
+    found = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in named.graph.initializer}
+    wanted = dict(network.named_parameters())
+    assert wanted.keys() - found.keys() == {"queries.0.q.weight", "queries.1.q.weight"}
+    for name in wanted.keys() & found.keys():
+        np.testing.assert_array_equal(found[name], wanted[name].detach().numpy())
+    before, after = (
+        ReferenceEvaluator(each).run(None, {proto.graph.input[0].name: numbers.numpy()})[0] for each in (proto, named)
+    )
+    np.testing.assert_array_equal(after, before)
+
+
+def test_layers_that_are_called_twice_and_equal_ones():
+    """A shared layer is one parameter; two layers of equal values, which the exporter merges, are two."""
+    shared, first = nn.Linear(4, 4, bias=False), nn.Linear(4, 4)
+    second = nn.Linear(4, 4)
+    second.load_state_dict(first.state_dict())
+    network = nn.ModuleDict({"shared": shared, "first": first, "second": second})
+    network.forward = lambda x: shared(second(first(shared(x))))
+    named = with_module_names(with_own_parameters(exported(network, torch.rand(2, 3, 4))))
+    names = {tensor.name for tensor in named.graph.initializer}
+    assert names == {"shared.weight", "first.weight", "first.bias", "second.weight", "second.bias"}
+
+
+@pytest.mark.parametrize("producer", ["pytorch", "other"])
+def test_graphs_without_such_names_stay(producer):
+    proto = exported(nn.Linear(4, 4), torch.rand(2, 4))
+    proto.producer_name = producer
+    assert with_module_names(proto) is proto

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""grid_sample of volumes, written out as reads of corners; PyTorch has no decomposition of its own."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # an optional package
+    from torch import Tensor
+
+_NEAREST, _BORDER, _REFLECTION = 1, 1, 2
+
+
+def grid_sampler_3d(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
+    """x (N, C, D, H, W) at the places that a grid (N, d, h, w, 3) has in [-1, 1], as `torch.grid_sampler_3d`."""
+    import torch
+
+    extents = x.shape[2:]
+    places = []
+    for axis, extent in enumerate(extents):
+        at = grid[..., 2 - axis]
+        at = (at + 1) * ((extent - 1) / 2) if aligned else (at + 1) * (extent / 2) - 0.5
+        if padding == _REFLECTION:
+            at = _reflected(at, extent, aligned)
+        if padding in (_BORDER, _REFLECTION):
+            at = at.clamp(0, extent - 1)
+        places.append(at)
+    flat = x.flatten(2)
+
+    def read(corner: list[Tensor]) -> Tensor:
+        """The elements at whole places; 0 outside."""
+        inside = torch.ones_like(corner[0], dtype=torch.bool)
+        number = torch.zeros_like(corner[0], dtype=torch.int64)
+        for at, extent in zip(corner, extents, strict=True):
+            inside = inside & (at >= 0) & (at <= extent - 1)
+            number = number * extent + at.clamp(0, extent - 1).to(torch.int64)
+        number = number.flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1)
+        values = flat.gather(2, number).unflatten(2, corner[0].shape[1:])
+        return values * inside.unsqueeze(1).to(x.dtype)
+
+    if mode == _NEAREST:
+        return read([at.round() for at in places])
+    low = [at.floor() for at in places]
+    result = torch.zeros((), dtype=x.dtype)
+    for upper in product((False, True), repeat=3):
+        corner = [at + 1 if one else at for at, one in zip(low, upper, strict=True)]
+        weight = torch.ones((), dtype=x.dtype)
+        for at, below, one in zip(places, low, upper, strict=True):
+            weight = weight * (at - below if one else below + 1 - at)
+        result = result + read(corner) * weight.unsqueeze(1)
+    return result
+
+
+def _reflected(at: Tensor, extent: int, aligned: bool) -> Tensor:
+    """Places reflected at the first and last element, or at their outer edges."""
+    import torch
+
+    low, span = (0.0, float(extent - 1)) if aligned else (-0.5, float(extent))
+    if span == 0:
+        return torch.zeros_like(at)
+    distance = (at - low).abs()
+    extra = torch.fmod(distance, span)
+    flips = torch.floor(distance / span)
+    even = torch.remainder(flips, 2.0) == 0
+    return torch.where(even, extra + low, span - extra + low)
