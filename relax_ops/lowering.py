@@ -80,6 +80,9 @@ class Lowered(NamedTuple):
 
 
 _record: ContextVar[list[Lowered] | None] = ContextVar("tvm_convgrad_log", default=None)
+_listener: ContextVar[Callable[[tvm.tirx.PrimFunc, str], None] | None] = ContextVar(
+    "tvm_convgrad_listener", default=None
+)
 
 
 @contextmanager
@@ -124,6 +127,16 @@ def recorded_choices() -> Iterator[list[Lowered]]:
         yield record
     finally:
         _record.reset(token)
+
+
+@contextmanager
+def generated_kernels_told(listener: Callable[[tvm.tirx.PrimFunc, str], None]) -> Iterator[None]:
+    """Inside the block `listener` is called with each kernel that is generated for a module, and its name there."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 def chosen_form(direction: str) -> str:
@@ -194,7 +207,15 @@ def add_kernel(
 ) -> Any:
     """The variable of the chosen kernel in the builder's module, which has one function for equal problems."""
     function = chooser.build(problem, direction, machine, choice, "", epilogue)
-    return block_builder.add_func(function, f"conv{problem.rank}d_{direction}_kernel")
+    return add_generated(block_builder, function, f"conv{problem.rank}d_{direction}_kernel")
+
+
+def add_generated(block_builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: str) -> Any:
+    """The variable of a generated kernel in the builder's module, where it has a name that begins with `name`."""
+    variable, listener = block_builder.add_func(function, name), _listener.get()
+    if listener is not None:
+        listener(function, variable.name_hint)
+    return variable
 
 
 def result_type(direction: str, problem: ConvProblem, operands: list[relax.Expr]) -> relax.Expr:

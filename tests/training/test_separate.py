@@ -13,7 +13,7 @@ from tvm import relax
 
 from tests.linked import PLAIN
 from tvm_convgrad.core.kept_objects import KeptObjects
-from tvm_convgrad.training.compile import separate
+from tvm_convgrad.training.compile import kernel_pool
 from tvm_convgrad.training.compile.artifact_writer import save_artifact
 from tvm_convgrad.training.compile.kernel_object import Settings, kernel_key, kernel_text, make_object
 from tvm_convgrad.training.compile.kernel_worker import Worker
@@ -174,8 +174,8 @@ def test_a_worker_makes_the_same_object(tmp_path: Path, monkeypatch: pytest.Monk
             super().__init__(folder)
             self.stop()
 
-    monkeypatch.setattr(separate, "Worker", Dead)
-    monkeypatch.setattr(separate, "_FEW_BYTES", 0)
+    monkeypatch.setattr(kernel_pool, "Worker", Dead)
+    monkeypatch.setattr(kernel_pool, "_FEW_BYTES", 0)
     builds = KernelBuilds(None, workers=2)
     with compile_apart(builds):
         compile_module(module(), PLAIN)
