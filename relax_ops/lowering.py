@@ -81,6 +81,9 @@ class Lowered(NamedTuple):
 
 
 _record: ContextVar[list[Lowered] | None] = ContextVar("tvm_convgrad_log", default=None)
+_listener: ContextVar[Callable[[tvm.tirx.PrimFunc, str], None] | None] = ContextVar(
+    "tvm_convgrad_listener", default=None
+)
 
 
 @contextmanager
@@ -125,6 +128,16 @@ def recorded_choices() -> Iterator[list[Lowered]]:
         yield record
     finally:
         _record.reset(token)
+
+
+@contextmanager
+def generated_kernels_told(listener: Callable[[tvm.tirx.PrimFunc, str], None]) -> Iterator[None]:
+    """Inside the block `listener` is called with each kernel that is generated for a module, and its name there."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 def chosen_form(direction: str) -> str:
@@ -203,7 +216,8 @@ def add_kernel(
     packed = packed_constant(direction, problem, choice, machine, operands[1])
     function = chooser.build(problem, direction, machine, choice, "", epilogue, packed is not None)
     name = f"conv{problem.rank}d_{direction}_kernel"
-    return block_builder.add_func(function, name), operands if packed is None else [operands[0], packed]
+    variable = add_generated(block_builder, function, name)
+    return variable, operands if packed is None else [operands[0], packed]
 
 
 def packed_constant(direction: str, problem: ConvProblem, choice: Choice, machine: Machine, weight: relax.Expr) -> Any:
@@ -212,6 +226,14 @@ def packed_constant(direction: str, problem: ConvProblem, choice: Choice, machin
         return None
     packed = chooser.packed_weight(problem, direction, machine, choice, array_of(weight))
     return None if packed is None else relax.const(packed, str(packed.dtype))
+
+
+def add_generated(block_builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: str) -> Any:
+    """The variable of a generated kernel in the builder's module, where it has a name that begins with `name`."""
+    variable, listener = block_builder.add_func(function, name), _listener.get()
+    if listener is not None:
+        listener(function, variable.name_hint)
+    return variable
 
 
 def result_type(direction: str, problem: ConvProblem, operands: list[relax.Expr]) -> relax.Expr:

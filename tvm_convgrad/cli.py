@@ -33,6 +33,7 @@ from tvm_convgrad.commands.help import GroupedCommand
 from tvm_convgrad.commands.stages import current_stage, reset_stage
 from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.core.quiet import release
+from tvm_convgrad.core.rare_collections import rare_collections
 
 _ROOT = Path(tvm_convgrad.__file__).parent.parent
 _PACKAGES = ("tvm_convgrad", "relax_ops", "relay_ops", "legalize")
@@ -98,7 +99,7 @@ def main() -> None:
     """
     reset_stage()
     logging.getLogger("torch").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), rare_collections():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
         try:

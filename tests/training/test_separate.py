@@ -13,7 +13,7 @@ from tvm import relax
 
 from tests.linked import PLAIN
 from tvm_convgrad.core.kept_objects import KeptObjects
-from tvm_convgrad.training.compile import separate
+from tvm_convgrad.training.compile import kernel_pool
 from tvm_convgrad.training.compile.artifact_writer import save_artifact
 from tvm_convgrad.training.compile.kernel_object import Settings, kernel_key, kernel_text, make_object
 from tvm_convgrad.training.compile.kernel_worker import Worker
@@ -40,9 +40,11 @@ def module(factor: float = 2.0) -> tvm.IRModule:
     return builder.get()
 
 
-def library(folder: Path, kept: KeptObjects | None, target: object = PLAIN) -> tuple[Path, KernelBuilds]:
+def library(
+    folder: Path, kept: KeptObjects | None, target: object = PLAIN, workers: int = 0
+) -> tuple[Path, KernelBuilds]:
     """The linked module, and how its kernels were built."""
-    builds = KernelBuilds(kept, workers=0)
+    builds = KernelBuilds(kept, workers=workers)
     with compile_apart(builds):
         executable = compile_module(module(), target)
     path = folder / "linked.so"
@@ -153,7 +155,7 @@ def test_no_weight_is_written_as_source(tmp_path: Path) -> None:
 
 
 def test_a_worker_makes_the_same_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside it, a worker that dies leaves its kernels to others."""
+    """Also after a job that it has failed at."""
     target = tvm.target.Target(PLAIN)
     settings = Settings.current(target)
     i = tvm.te.placeholder((16,), name="x")
@@ -169,14 +171,45 @@ def test_a_worker_makes_the_same_object(tmp_path: Path, monkeypatch: pytest.Monk
         worker.stop()
     assert worker.make(text, "twice", settings) is None
 
-    class Dead(Worker):
-        def __init__(self, folder: Path) -> None:
-            super().__init__(folder)
+
+class Asked(Worker):
+    """A worker that says how many kernels it was asked for, and dies at a certain one; at 0 it is dead at once."""
+
+    asked = 0
+    last = 1000
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        if self.last == 0:
             self.stop()
 
-    monkeypatch.setattr(separate, "Worker", Dead)
-    monkeypatch.setattr(separate, "_FEW_BYTES", 0)
-    builds = KernelBuilds(None, workers=2)
-    with compile_apart(builds):
-        compile_module(module(), PLAIN)
-    assert builds.found > 0
+    def make(self, text: str, name: str, settings: Settings) -> bytes | None:
+        Asked.asked += 1
+        if Asked.asked == self.last:
+            self._process.kill()
+        return super().make(text, name, settings)
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 1000])
+def test_who_makes_a_kernel_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """Workers begin before the module is lowered; what one that is killed leaves, others make: the same library."""
+    own = library(tmp_path, None)[0].read_bytes()
+    monkeypatch.setattr(kernel_pool, "Worker", Asked)
+    monkeypatch.setattr(kernel_pool, "_FEW_BYTES", 0)
+    monkeypatch.setattr(Asked, "asked", 0)
+    monkeypatch.setattr(Asked, "last", last)
+    path, builds = library(tmp_path, None, workers=2)
+    assert path.read_bytes() == own
+    assert 0 < Asked.asked <= builds.found
+    assert builds.taken == 0
+
+
+def test_a_kernel_is_written_as_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The convolution when it is generated, and not again when passes have put attributes on it."""
+    texts = []
+    monkeypatch.setattr(kernel_pool, "kernel_text", lambda function: texts.append(kernel_text(function)) or texts[-1])
+    _, builds = library(tmp_path, None, workers=1)
+    assert len(texts) >= builds.found
+    longest = max(texts, key=len)
+    assert texts.count(longest) == 1
+    assert texts.index(longest) == 0

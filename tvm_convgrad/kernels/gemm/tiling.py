@@ -141,6 +141,7 @@ class Blocking:
         return self.spatial_blocks if self.whole_depth else self.spatial_blocks * depth
 
 
+@lru_cache(maxsize=64)  # planning asks several times in a row
 def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> Blocking:
     """The blocking of a valid tiling."""
     lanes = machine.lanes(spec.dtype)

@@ -17,6 +17,8 @@ from relax_ops.compat import SHRINKS_BUFFERS, SBlockRealize
 from tvm_convgrad import __version__
 from tvm_convgrad.training.passes import internal_calls
 
+_OF_THE_MODULE = ("global_symbol", "op_pattern")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -66,10 +68,17 @@ def compilers() -> list[str]:
     ]
 
 
+def without_name(function: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
+    """A kernel without what tells only where it stands in a module: its name, and what fusion has to know about it."""
+    for attribute in _OF_THE_MODULE:
+        if function.attrs is not None and attribute in function.attrs:
+            function = function.without_attr(attribute)
+    return function
+
+
 def kernel_text(function: tvm.tirx.PrimFunc) -> str:
-    """A kernel in TVM's JSON, without its name."""
-    named = function.attrs is not None and "global_symbol" in function.attrs
-    return str(tvm.ir.save_json(function.without_attr("global_symbol") if named else function))
+    """A kernel in TVM's JSON, as `without_name` has it."""
+    return str(tvm.ir.save_json(without_name(function)))
 
 
 def read_kernel(text: str) -> tvm.tirx.PrimFunc:
@@ -93,4 +102,4 @@ def make_object(function: tvm.tirx.PrimFunc, name: str, settings: Settings, fold
     return path.read_bytes()
 
 
-__all__ = ["Settings", "compilers", "kernel_key", "kernel_text", "make_object", "read_kernel"]
+__all__ = ["Settings", "compilers", "kernel_key", "kernel_text", "make_object", "read_kernel", "without_name"]

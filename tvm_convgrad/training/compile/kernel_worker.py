@@ -24,7 +24,8 @@ _LENGTH = struct.Struct("<q")  # of the message that follows; -1: the job failed
 # PyTorch is not imported: tvm-ffi does so where it can, which takes a second and serves nothing here.
 _START = (
     "import sys; sys.modules['torch'] = None; sys.path[:] = sys.argv[1:]; "
-    "from tvm_convgrad.training.compile.kernel_worker import serve; serve()"
+    "from tvm_convgrad.core.rare_collections import rare_collections\nwith rare_collections():\n"
+    "    from tvm_convgrad.training.compile.kernel_worker import serve\n    serve()"
 )
 
 

@@ -19,7 +19,7 @@ from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.offload.registry import NONE
 from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
-from tvm_convgrad.training.compile.separate import build_apart, builds_in_force
+from tvm_convgrad.training.compile.separate import build_apart, builds_in_force, pool_of
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.passes.flat_gradients import GradientsInOneBuffer
 from tvm_convgrad.training.passes.gradient_sums import AddGradientsInPlace
@@ -97,9 +97,10 @@ def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> 
     if builds is None:
         return tvm.compile(module, target=whole, relax_pipeline=LowerStep(target), tir_pipeline=PIPELINE)
     builds.progress("choosing kernels, layouts and memory")
-    with whole:
-        lowered = LowerStep(target)(module)
-    return build_apart(lowered, whole, builds)
+    with pool_of(builds, module, whole) as pool:
+        with whole:
+            lowered = LowerStep(target)(module)
+        return build_apart(lowered, whole, builds, pool)
 
 
 @rules()

@@ -7,9 +7,6 @@ was met, so it is replaced by one that its code gives: equal kernels of any mode
 
 from __future__ import annotations
 
-import re
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,17 +17,18 @@ from tvm import relax
 from tvm.relax import vm_build
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_ops.lowering import generated_kernels_told
 from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.threads import available_cores
-from tvm_convgrad.training.compile.kernel_object import Settings, kernel_key, kernel_text, make_object
-from tvm_convgrad.training.compile.kernel_worker import Worker
+from tvm_convgrad.training.compile.kernel_object import Settings
+from tvm_convgrad.training.compile.kernel_pool import Kernel, KernelPool
 from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.passes.internal_calls import PIPELINE
 
 MOST_WORKERS = 7
 """Processes beside this one, however many cores there are: the rest of a build is not parallel."""
 
-_FEW_BYTES = 1 << 20  # of kernels in TVM's JSON, which one process compiles in the time that a worker takes to start
+_MANY_CALLS = 400  # of a module that certainly has work for other processes, which are started before it is lowered
 
 
 @dataclass
@@ -69,24 +67,26 @@ def builds_in_force() -> KernelBuilds | None:
     return _builds.get()
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """A kernel of a module: its name in the objects, their key, and its function, as TVM has it and as text."""
+@contextmanager
+def pool_of(builds: KernelBuilds, module: tvm.IRModule, target: tvm.target.Target) -> Iterator[KernelPool]:
+    """What makes the kernels of a module that is to be lowered: they are prefetched as soon as they are generated."""
+    with KernelPool(Settings.current(target), builds.kept, builds.workers) as pool, generated_kernels_told(pool.expect):
+        functions = [function for _, function in module.functions_items() if isinstance(function, relax.Function)]
+        if sum(len(block.bindings) for function in functions for block in function.body.blocks) > _MANY_CALLS:
+            pool.start()
+        yield pool
 
-    name: str
-    key: str
-    function: tvm.tirx.PrimFunc
-    text: str
 
-
-def build_apart(lowered: tvm.IRModule, target: tvm.target.Target, builds: KernelBuilds) -> tvm.runtime.Executable:
+def build_apart(
+    lowered: tvm.IRModule, target: tvm.target.Target, builds: KernelBuilds, pool: KernelPool
+) -> tvm.runtime.Executable:
     """The executable of a module that is lowered to what the virtual machine's code generator takes."""
-    settings = Settings.current(target)
-    kernels = _kernels(lowered, settings)
+    kernels = _kernels(lowered, pool)
     if kernels is None:  # kernels that call each other
         return relax.build(lowered, target, relax_pipeline=None, tir_pipeline=PIPELINE)
     module = _renamed(lowered, {variable: kernel.name for variable, kernel in kernels.items()})
-    objects = _objects(list({kernel.key: kernel for kernel in kernels.values()}.values()), settings, builds)
+    objects = pool.objects(kernels.values(), builds.progress)
+    builds.found, builds.taken = pool.found, pool.taken
     builder = relax.ExecBuilder()
     vm_build._vmcodegen(builder, module)
     attributes = dict(lowered.attrs) if lowered.attrs else {}
@@ -95,18 +95,17 @@ def build_apart(lowered: tvm.IRModule, target: tvm.target.Target, builds: Kernel
     return vm_build._vmlink(builder, target, None, ext_libs=libraries, params=constants)
 
 
-def _kernels(lowered: tvm.IRModule, settings: Settings) -> dict[str, _Kernel] | None:
+def _kernels(lowered: tvm.IRModule, pool: KernelPool) -> dict[str, Kernel] | None:
     """The kernels of a module by their names in it; None if one calls another, so that they stay together."""
     found = {}
     for variable, function in lowered.functions_items():
         if not isinstance(function, tvm.tirx.PrimFunc):
             continue
-        text = kernel_text(function)
-        if '"ir.GlobalVar"' in text:
+        kernel = pool.kernel(function, variable.name_hint)
+        if '"ir.GlobalVar"' in kernel.text:
             return None
-        base = re.sub(r"\d+$", "", variable.name_hint)
-        key = kernel_key(text, base, settings)
-        found[variable.name_hint] = _Kernel(f"{base}_{key[:16]}", key, function, text)
+        pool.expect(function, variable.name_hint)
+        found[variable.name_hint] = kernel
     return found
 
 
@@ -144,82 +143,6 @@ def _renamed(lowered: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=lowered.attrs)
 
 
-def _objects(kernels: list[_Kernel], settings: Settings, builds: KernelBuilds) -> dict[str, bytes]:
-    """The object of each kernel by its name, in the order of names."""
-    objects: dict[str, bytes] = {}
-    missing = []
-    for kernel in kernels:
-        content = builds.kept.get(kernel.key) if builds.kept else None
-        if content is None:
-            missing.append(kernel)
-        else:
-            objects[kernel.name] = content
-    builds.found, builds.taken = len(kernels), len(objects)
-    for kernel, content in _made(missing, settings, builds):
-        objects[kernel.name] = content
-        if builds.kept:
-            builds.kept.put(kernel.key, content)
-    if builds.kept and missing:
-        builds.kept.trim()
-    return dict(sorted(objects.items()))
-
-
-def _made(kernels: list[_Kernel], settings: Settings, builds: KernelBuilds) -> Iterator[tuple[_Kernel, bytes]]:
-    """Each kernel with its object, made by this process and by workers, which take the next one when they are free.
-
-    What a worker fails at, this process does again: its error is the one that is raised.
-    """
-    waiting = deque(sorted(kernels, key=lambda kernel: (-len(kernel.text), kernel.name)))  # the longest ones first
-    done: deque[tuple[_Kernel, bytes | None]] = deque()
-
-    def ask(worker: Worker) -> None:
-        while True:
-            try:
-                kernel = waiting.popleft()
-            except IndexError:
-                return
-            content = None
-            try:
-                content = worker.make(kernel.text, kernel.name, settings)
-            finally:
-                done.append((kernel, content))
-            if content is None:
-                return
-
-    many = sum(len(kernel.text) for kernel in kernels) > _FEW_BYTES
-    left = len(kernels)
-    with workspace() as folder:
-        workers = [Worker(folder / str(number)) for number in range(builds.workers if many else 0)]
-        threads = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in workers]
-        try:
-            for thread in threads:
-                thread.start()
-            while left:
-                builds.progress(f"compiling kernels: {builds.found - left} of {builds.found}")
-                content = None
-                if done:
-                    kernel, content = done.popleft()
-                else:
-                    try:
-                        kernel = waiting.popleft()
-                    except IndexError:
-                        _wait(threads, done)
-                        continue
-                if content is None:
-                    content = make_object(kernel.function, kernel.name, settings, folder)
-                left -= 1
-                yield kernel, content
-        finally:
-            for worker in workers:
-                worker.stop()
-
-
-def _wait(threads: list[threading.Thread], done: deque[tuple[_Kernel, bytes | None]]) -> None:
-    """Wait until something is done, or nothing more will be."""
-    while not done and any(thread.is_alive() for thread in threads):
-        next(thread for thread in threads if thread.is_alive()).join(0.01)
-
-
 def _libraries(objects: dict[str, bytes]) -> list[tvm.runtime.Module]:
     """Modules that `export_library` writes and links."""
     found = []
@@ -231,4 +154,4 @@ def _libraries(objects: dict[str, bytes]) -> list[tvm.runtime.Module]:
     return found
 
 
-__all__ = ["MOST_WORKERS", "KernelBuilds", "build_apart", "builds_in_force", "compile_apart"]
+__all__ = ["MOST_WORKERS", "KernelBuilds", "build_apart", "builds_in_force", "compile_apart", "pool_of"]

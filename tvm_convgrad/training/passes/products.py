@@ -20,7 +20,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.ir import constant_extents
-from relax_ops.lowering import packed_constant
+from relax_ops.lowering import add_generated, packed_constant
 from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT, DIRECTIONS, FORWARD
 from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem
@@ -234,7 +234,7 @@ class _Products(PyExprMutator):
         direction, problem = product.direction, product.problem
         packed = packed_constant(direction, problem, product.choice, self.machine, product.operands[1])
         function = chooser.build(problem, direction, self.machine, product.choice, "", epilogue, packed is not None)
-        kernel = self.builder_.add_func(function, f"matmul_{direction}_kernel")
+        kernel = add_generated(self.builder_, function, f"matmul_{direction}_kernel")
         arguments = [
             self.builder_.emit(relax.op.reshape(self.visit_expr(operand), product.shape(name)))
             for operand, name in zip(product.operands, DIRECTIONS[direction].operands, strict=True)
