@@ -86,6 +86,11 @@ def word_at(buffer: Buffer, index: Index) -> Expr:
     return tir.reinterpret(WORD, load(buffer, index, 2))
 
 
+def contiguous_words(halves: Expr) -> Expr:
+    """The words of a vector of type HALF, each of two contiguous elements."""
+    return tir.reinterpret(_vector(WORD, lanes_of(halves) // 2), halves)
+
+
 def low_half(value: Expr) -> Expr:
     """Words with zero in the place of their second elements."""
     lanes = lanes_of(value)
@@ -148,6 +153,7 @@ __all__ = [
     "NARROW",
     "WORD",
     "as_number",
+    "contiguous_words",
     "dot_product",
     "halves_apart",
     "low_half",
