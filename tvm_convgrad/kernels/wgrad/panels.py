@@ -251,27 +251,32 @@ class WgradPanels:
             column = loops.let(expr(column), "column")
             at = loops.let(base + column * x.spatial[2], "pixel")
             start = loops.let(into + c * self.width, "start")
-            following = within(column + spec.strides[2], x.extents[2])
+            following = None if spec.has_partners else within(column + spec.strides[2], x.extents[2])
             with loops.when(within(column, x.extents[2])):
                 if vectors and (not ragged or self.machine.has_masks):
                     for j in range(self.tiling.tile_n):
                         mask = lanes_below(first_in + j * lanes, spec.in_channels, lanes) if ragged else None
                         value = load_vector(self.x, at + j * lanes, lanes, mask)
                         if spec.dots:
-                            second = splat(following, lanes) if mask is None else tir.And(mask, splat(following, lanes))
+                            second = mask if following is None else _both(mask, splat(following, lanes))
                             value = words(value, load_vector(self.x, at + spec.pair + j * lanes, lanes, second))
                         loops.store(panel, start + j * lanes, value)
                 else:
                     with loops.loop(self.width, "i") as i:
                         if spec.dots:
                             high = load(self.x, at + spec.pair + i * x.channel)
-                            high = choose(following, high, tir.const(0, HALF))
+                            high = high if following is None else choose(following, high, tir.const(0, HALF))
                             value = words(load(self.x, at + i * x.channel), high)
                         else:
                             value = convert(load(self.x, at + i * x.channel), spec.dtype)
                         if ragged:
                             value = choose(expr(first_in + i) < spec.in_channels, value, zero(spec.dtype))
                         loops.store(panel, start + i, value)
+
+
+def _both(mask: Expr | None, other: Expr) -> Expr:
+    """The lanes of both masks, of which one may be none."""
+    return other if mask is None else tir.And(mask, other)
 
 
 __all__ = ["Slab", "WgradPanels"]

@@ -80,9 +80,12 @@ PREFETCH_CYCLES = 0.5
 PREFETCH_EXPOSED = 0.25
 """The share of the time of a stream that remains if the next slab is prefetched."""
 
-
 WORD_FACTOR = 1.5
 """The cycles to pack a word of two elements, relative to those of an element."""
+
+WORD_STREAM_CYCLES = 25.0
+"""Cycles that a tile of dot products waits at the beginning of a slab for each row of scalars in place: rows lie far
+apart, and a row of bfloat16 is so short that hardware prefetchers do not pay for themselves."""
 
 
 class ImplicitGemmWgrad(Kernel):
@@ -350,6 +353,9 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
         else _im2col_panel(spec, tiling, machine).valid_fraction
     )
     cycles = tiles * (steps * step * share + exits * ROW_CYCLES + slabs * (WGRAD.tile + sums))
+
+    if spec.dots and spec.im2col_of is None and not tiling.scalars_packed:
+        cycles += tiles * slabs * tile_m * WORD_STREAM_CYCLES
 
     panel = _panel(spec, tiling, width).size
     if not tiling.vectors_in_place:

@@ -130,21 +130,22 @@ class PackedScalars(Scalars):
         width, step = dy.extents[2], self.spec.word_columns
         with loops.loop(self.columns, "w") as w:
             pixel = loops.let(start + w * (step * dy.spatial[2]), "pixel")
-            following = expr(w * step) < width - 1 if self.spec.dots else None
+            dots, following = self.spec.dots, None if self.spec.has_partners else expr(w * step) < width - 1
             if dy.channel != 1 or not self.kernel.machine.has_masks:
                 for i in range(tile_m):
                     at = pixel + i * dy.channel
                     value = load(self.kernel.dy, at)
-                    if following is not None:
-                        high = choose(following, load(self.kernel.dy, at + dy.spatial[2]), tir.const(0, HALF))
+                    if dots:
+                        high = load(self.kernel.dy, at + dy.spatial[2])
+                        high = high if following is None else choose(following, high, tir.const(0, HALF))
                         value = words(value, high)
                     loops.store(self.buffer, into + w * self.pitch + i, value)
                 return
             for first in range(0, tile_m, lanes):
                 mask = lanes_below(0, min(tile_m - first, lanes), lanes)
                 value = load_masked(self.kernel.dy, pixel + first, mask, lanes)
-                if following is not None:
-                    second = tir.And(mask, splat(following, lanes))
+                if dots:
+                    second = mask if following is None else tir.And(mask, splat(following, lanes))
                     value = words(value, load_masked(self.kernel.dy, pixel + dy.spatial[2] + first, second, lanes))
                 loops.store_masked(self.buffer, into + w * self.pitch + first, value, mask)
 

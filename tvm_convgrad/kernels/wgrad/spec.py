@@ -83,6 +83,11 @@ class WgradSpec:
         return 2 if self.even_pairs else 1
 
     @property
+    def has_partners(self) -> bool:
+        """Whether every pair of a panel has two pixels."""
+        return self.even_pairs and self.dy.extents[2] % 2 == 0
+
+    @property
     def pair(self) -> int:
         """Elements of X from the pixel that a pixel of dY is multiplied with to that of the next one."""
         return self.strides[2] * self.x.spatial[2]
