@@ -19,6 +19,8 @@ from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.roofline import roofline
+from tvm_convgrad.kernels.wgrad.panel_shapes import VectorPanel
+from tvm_convgrad.kernels.wgrad.spec import WgradTiling
 from tvm_convgrad.verify.bulk import QUICK_CONFIG
 from tvm_convgrad.verify.interpreter import execute
 
@@ -32,6 +34,8 @@ SHAPES = [
     "mb2ic18ih7iw7oc20oh4ow4kh3kw3sh2sw2ph1pw1",
     "mb2ic17ih9iw11oc19oh9ow11kh3kw3ph1pw1",  # odd channels: a zero in the last pair
     "mb2ic40ih8iw8oc24oh8ow8kh1kw1",
+    "mb2ic18ih9iw9oc17oh5ow5kh1kw1sh2sw2",  # wgrad: pairs begin at even pixels, the last one has no partner
+    "mb1ic5ih6iw9oc4oh6ow9kh3kw1ph1pw0",
     "g2mb1ic12ih6oc20kh3ph1",
     "mb2ic6iw37oc5kw3pw1",  # 1-d
     "mb1ic4id4ih5iw6oc6kd2kh3kw3pd1ph1pw1",
@@ -180,6 +184,27 @@ def test_a_pixel_without_partner_is_not_multiplied(place):
     assert not found[:, 0].any()
     # tap k multiplies x[p + k - 1] with dY[p]: x's first pixel has no p at tap 2, its last none at tap 0
     assert found[:, 1].tolist() == [[True, True, False] if place == "first" else [False, True, True]] * 3
+
+
+@pytest.mark.parametrize("changes", [{}, {"transposed": True}, {"slab_h": 2, "split_k": 2}])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+def test_panels_hold_even_pairs_only(channels_last, changes):
+    """With one column tap, always in bounds, a panel has a word for two pixels; each kind of packing is exact."""
+    problem = _problem("mb3ic19ih5iw14oc21oh3ow7kh1kw1sh2sw2", channels_last=channels_last)
+    choice = forced(NAME)(problem, "backward_weight", MACHINE)
+    spec = choice.kernel.spec(problem)
+    assert spec.even_pairs
+    sizes = [VectorPanel.of(each, 3, 1, 16, 1).size for each in (spec, replace(spec, dots=False))]
+    assert sizes == [3 * 4 * 16, 3 * 7 * 16]
+    assert not choice.kernel.spec(_problem("mb3ic19ih5oc21kh3ph1")).even_pairs
+    own = WgradTiling(3, 1, 3, 1, 1, 1, parallel=False, scalars_packed=True)
+    choice = with_tiling(choice, replace(own, **changes))
+    assert choice.kernel.invalid(problem, "backward_weight", choice.plan, MACHINE) == ""
+    function = chooser.build(problem, "backward_weight", MACHINE, choice, "main")
+    operands, wanted = numbers_of(problem, "backward_weight", 0)
+    result = _blank(problem, "backward_weight")
+    assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+    np.testing.assert_array_equal(result, wanted)
 
 
 def test_several_kernels_share_the_helper_functions():

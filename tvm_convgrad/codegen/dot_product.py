@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, convert, dtype_of, lanes_of, load, splat
+from tvm_convgrad.codegen.packing import shuffle
 
 WORD = "float32"
 """The type that words are moved as."""
@@ -77,6 +78,8 @@ def dot_product(loops: Loops, total: Expr, a: Expr, b: Expr) -> Expr:
 def words(low: Expr, high: Expr) -> Expr:
     """The words of two elements, or of two vectors of them, of type HALF."""
     lanes = lanes_of(low)
+    if lanes > 1:
+        return contiguous_words(shuffle(low, high, [lanes * (i % 2) + i // 2 for i in range(2 * lanes)]))
     bits = tir.bitwise_or(_wide(low), tir.shift_left(_wide(high), _number(16, lanes)))
     return tir.reinterpret(_vector(WORD, lanes), bits)
 
@@ -84,6 +87,11 @@ def words(low: Expr, high: Expr) -> Expr:
 def word_at(buffer: Buffer, index: Index) -> Expr:
     """The word of two contiguous elements of a buffer of HALF, at any index."""
     return tir.reinterpret(WORD, load(buffer, index, 2))
+
+
+def contiguous_words(halves: Expr) -> Expr:
+    """The words of a vector of type HALF, each of two contiguous elements."""
+    return tir.reinterpret(_vector(WORD, lanes_of(halves) // 2), halves)
 
 
 def low_half(value: Expr) -> Expr:
@@ -148,6 +156,7 @@ __all__ = [
     "NARROW",
     "WORD",
     "as_number",
+    "contiguous_words",
     "dot_product",
     "halves_apart",
     "low_half",

@@ -312,7 +312,8 @@ class _Wgrad(WgradPanels):
             of_panel = quotient(number, depth) * extent + remainder(number, depth) * spec.strides[0]
             of_panel = of_panel - spec.low[0] - first
         at = loops.let(self.shifts.at(tap), "shift") + of_panel * panel.slice_size
-        return loops.let(expr(at), "vectors"), spec.step_h * panel.row_size, spec.step_w * self.width
+        pixel = spec.step_w * self.width // spec.word_columns
+        return loops.let(expr(at), "vectors"), spec.step_h * panel.row_size, pixel
 
 
 __all__ = ["wgrad_kernel"]

@@ -19,7 +19,8 @@ class VectorPanel:
     slice of dY has one for each tap along the depth.
 
     Attributes:
-        slices, rows, columns: of the panel; pitch: columns that a row has room for.
+        slices, rows, columns: of the panel, half of the columns where only even pairs are held; pitch: columns that a
+            row has room for.
         first_column: the first column that is read, counted from where the first tap of dY's first column lies.
         row_size, slice_size, size: elements of a row, of a slice, of the panel.
     """
@@ -42,6 +43,7 @@ class VectorPanel:
         reads = [(k * dilation, first, end) for k, (first, end) in enumerate(spec.valid_ranges[2]) if first < end]
         first_column = min((offset + first * step for offset, first, _ in reads), default=0)
         columns = max((offset + (end - 1) * step + 1 for offset, _, end in reads), default=1) - first_column
+        columns = -(-columns // spec.word_columns)
         spans = [spec.x_slices(start, slab_d) for start in range(spec.dy.extents[0])]
         shared = max(1, max(end - first for first, end in spans))
         slices, rows = min(shared, slab_d * taps), spec.panel_rows(slab_h)
@@ -133,7 +135,10 @@ class Im2colPanel:
 
         def hull(axis: int, among: list[DHW]) -> tuple[int, int]:
             ranges = [bounds[axis][tap[axis]] for tap in among]
-            return min(first for first, _ in ranges), max(end for _, end in ranges)
+            first = min(first for first, _ in ranges)
+            if axis == 2 and self.source.dots:  # pairs begin at even columns
+                first -= first % 2
+            return first, max(end for _, end in ranges)
 
         return [tuple(hull(axis, taps[first : first + self.tile_m]) for axis in range(3)) for first in self.firsts]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import HALF, words
+from tvm_convgrad.codegen.dot_product import HALF, contiguous_words, words
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -205,7 +205,7 @@ class WgradPanels:
         loops, spec, lanes = self.loops, self.spec, self.lanes
         limit = spec.x.extents[2]
         with loops.loop(self.panel.pitch // lanes, "square") as square:
-            first = square * lanes + self.panel.first_column
+            first = square * (lanes * spec.word_columns) + self.panel.first_column
             column = loops.let(expr((first * spec.packed_stride_w - spec.low[2]) * spec.x.spatial[2]), "column")
             with loops.loop(self.tiling.tile_n, "j") as j:
                 rows = []
@@ -215,17 +215,22 @@ class WgradPanels:
                         exists = expr(first_in + j * lanes + c) < spec.in_channels
                         end = choose(exists, limit, 0)
                     at = base + (j * lanes + c) * spec.x.channel
-                    row = self._columns(at, column, end)
-                    if spec.dots:
-                        row = words(row, self._columns(at, column + spec.pair, end))
-                    rows.append(loops.let(row, "row"))
+                    rows.append(loops.let(self._row(at, column, end), "row"))
                 start = loops.let(into + square * lanes * self.width + j * lanes, "start")
                 for c, value in enumerate(transpose(loops, rows)):
                     loops.store(panel, start + c * self.width, value)
 
-    def _columns(self, base: Index, first: Index, limit: Index) -> Expr:
-        """A vector of columns of a channel, each or each second element from `first` on; zeros outside of X."""
+    def _row(self, base: Index, first: Index, limit: Index) -> Expr:
+        """A vector of columns of a channel, as numbers or as words."""
         spec, lanes = self.spec, self.lanes
+        if spec.even_pairs:
+            return contiguous_words(self._columns(base, first, limit, 2 * lanes))
+        low = self._columns(base, first, limit, lanes)
+        return words(low, self._columns(base, first + spec.pair, limit, lanes)) if spec.dots else low
+
+    def _columns(self, base: Index, first: Index, limit: Index, lanes: int) -> Expr:
+        """A vector of columns of a channel, each or each second element from `first` on; zeros outside of X."""
+        spec = self.spec
         step = spec.x.spatial[2]
         if step * spec.packed_stride_w == 1:
             return load_masked(self.x, base + first, lanes_within(first, limit, lanes), lanes)
@@ -242,31 +247,36 @@ class WgradPanels:
         x, ragged = spec.x, self.blocks.ragged
         vectors = x.channel == 1 and spec.has_vectors(x)
         with loops.loop(self.panel.columns, "c") as c:
-            column = (c + self.panel.first_column) * spec.packed_stride_w - spec.low[2]
+            column = (c * spec.word_columns + self.panel.first_column) * spec.packed_stride_w - spec.low[2]
             column = loops.let(expr(column), "column")
             at = loops.let(base + column * x.spatial[2], "pixel")
             start = loops.let(into + c * self.width, "start")
-            following = within(column + spec.strides[2], x.extents[2])
+            following = None if spec.has_partners else within(column + spec.strides[2], x.extents[2])
             with loops.when(within(column, x.extents[2])):
                 if vectors and (not ragged or self.machine.has_masks):
                     for j in range(self.tiling.tile_n):
                         mask = lanes_below(first_in + j * lanes, spec.in_channels, lanes) if ragged else None
                         value = load_vector(self.x, at + j * lanes, lanes, mask)
                         if spec.dots:
-                            second = splat(following, lanes) if mask is None else tir.And(mask, splat(following, lanes))
+                            second = mask if following is None else _both(mask, splat(following, lanes))
                             value = words(value, load_vector(self.x, at + spec.pair + j * lanes, lanes, second))
                         loops.store(panel, start + j * lanes, value)
                 else:
                     with loops.loop(self.width, "i") as i:
                         if spec.dots:
                             high = load(self.x, at + spec.pair + i * x.channel)
-                            high = choose(following, high, tir.const(0, HALF))
+                            high = high if following is None else choose(following, high, tir.const(0, HALF))
                             value = words(load(self.x, at + i * x.channel), high)
                         else:
                             value = convert(load(self.x, at + i * x.channel), spec.dtype)
                         if ragged:
                             value = choose(expr(first_in + i) < spec.in_channels, value, zero(spec.dtype))
                         loops.store(panel, start + i, value)
+
+
+def _both(mask: Expr | None, other: Expr) -> Expr:
+    """The lanes of both masks, of which one may be none."""
+    return other if mask is None else tir.And(mask, other)
 
 
 __all__ = ["Slab", "WgradPanels"]

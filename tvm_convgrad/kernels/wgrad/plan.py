@@ -80,9 +80,12 @@ PREFETCH_CYCLES = 0.5
 PREFETCH_EXPOSED = 0.25
 """The share of the time of a stream that remains if the next slab is prefetched."""
 
-
 WORD_FACTOR = 1.5
 """The cycles to pack a word of two elements, relative to those of an element."""
+
+WORD_STREAM_CYCLES = 25.0
+"""Cycles that a tile of dot products waits at the beginning of a slab for each row of scalars in place: rows lie far
+apart, and a row of bfloat16 is so short that hardware prefetchers do not pay for themselves."""
 
 
 class ImplicitGemmWgrad(Kernel):
@@ -340,7 +343,8 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     step = max(tile_m * tile_n / machine.fmas, (tile_m + tile_n) * loads, latency)
     step += tile_n * PANEL_VECTOR_CYCLES
     step += PREFETCH_CYCLES if tiling.prefetch else 0
-    joined = spec.kernel[1:] == (1, 1) and spec.im2col_of is None and (columns % lanes == 0 or spec.x.channel == 1)
+    whole = columns % (lanes * spec.word_columns) == 0
+    joined = spec.kernel[1:] == (1, 1) and spec.im2col_of is None and (whole or spec.x.channel == 1)
     exits = slabs if joined else spec.batch * depth * height * spec.valid_fractions[0] * spec.valid_fractions[1]
     sums = tile_m * tile_n * WGRAD.store * (0 if slabs == 1 else 1)
     share = (
@@ -349,6 +353,9 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
         else _im2col_panel(spec, tiling, machine).valid_fraction
     )
     cycles = tiles * (steps * step * share + exits * ROW_CYCLES + slabs * (WGRAD.tile + sums))
+
+    if spec.dots and spec.im2col_of is None and not tiling.scalars_packed:
+        cycles += tiles * slabs * tile_m * WORD_STREAM_CYCLES
 
     panel = _panel(spec, tiling, width).size
     if not tiling.vectors_in_place:
@@ -360,7 +367,7 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     if tiling.scalars_packed:
         cost = WGRAD.transpose if spec.dy.channel != 1 else WGRAD.copy
         cost = cost if machine.has_masks else WGRAD.scalar
-        cycles += pixels * spec.out_channels * spec.groups * in_items * cost
+        cycles += pixels / spec.word_columns * spec.out_channels * spec.groups * in_items * cost
 
     # Streams: X once a split; dY once an item of input channels, or once a block of them if the cache loses its slab.
     slab_pixels = tiling.slab_d * tiling.slab_h * columns
@@ -421,6 +428,7 @@ def _pack_cost(spec: WgradSpec, machine: Machine) -> float:
     made = WORD_FACTOR if spec.dots else 1.0
     if spec.x.channel == 1:
         return WGRAD.copy * made
+    made = 1.0 if spec.even_pairs else made  # contiguous pixels are words already
     if not spec.transposes_x or not machine.has_masks:
         return WGRAD.scalar * made
     return made * WGRAD.transpose * (1 if spec.x.spatial[2] * spec.packed_stride_w == 1 else 1.5)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import HALF, low_half, word_at, words
+from tvm_convgrad.codegen.dot_product import HALF, contiguous_words, low_half, word_at, words
 from tvm_convgrad.codegen.loops import (
     Index,
     LookupTable,
@@ -77,13 +77,25 @@ class Scalars:
 
 
 class PackedScalars(Scalars):
-    """A panel of a slab of dY: [block][depth slice][row][column][m]."""
+    """A panel of a slab of dY: [block][depth slice][row][column][m], of each or of each second column.
+
+    Attributes:
+        columns: of a row of the panel.
+        pitch: elements from one to the next; an even number where only even pairs are held, so that a column of dY has
+            half of it.
+    """
+
+    def __init__(self, kernel: WgradPanels) -> None:
+        super().__init__(kernel)
+        step = self.spec.word_columns
+        self.columns = -(-self.spec.dy.extents[2] // step)
+        self.pitch = -(-self.tiling.tile_m // step) * step
 
     def allocate(self, blocks: int) -> None:
         """Allocate the panel; the last stores of a row reach behind its last pixel."""
-        tile_m, tiling = self.tiling.tile_m, self.tiling
-        pixels = tiling.slab_d * tiling.slab_h * self.spec.dy.extents[2]
-        size = blocks * pixels * tile_m + self.kernel.lanes * (tile_m + 1)
+        tiling = self.tiling
+        rows = blocks * tiling.slab_d * tiling.slab_h
+        size = rows * self.columns * self.pitch + self.kernel.lanes * (self.pitch + 1)
         self.buffer = self.loops.buffer("grad_panel", size, self.spec.dtype)
 
     def blocks_of_code(self, count: Index) -> Iterator[Blocks]:
@@ -92,14 +104,13 @@ class PackedScalars(Scalars):
 
     def at(self, slab: Slab, number: Index, d: Index, out_block: Index, local_block: Index) -> Steps:
         """Where a depth slice is in the panel."""
-        width, tile_m = self.spec.dy.extents[2], self.tiling.tile_m
-        rows = (local_block * self.tiling.slab_d + d) * self.tiling.slab_h
-        return rows * (width * tile_m), width * tile_m, tile_m
+        rows, row = (local_block * self.tiling.slab_d + d) * self.tiling.slab_h, self.columns * self.pitch
+        return rows * row, row, self.pitch // self.spec.word_columns
 
     def pack(self, slab: Slab, blocks: Index, first_block: Index) -> None:
         """Pack in the order of the panel: what a pixel's store writes behind its own, the next ones overwrite."""
         loops, spec, tiling = self.loops, self.spec, self.tiling
-        dy, width = spec.dy, spec.dy.extents[2]
+        dy = spec.dy
         with loops.loop(blocks, "o") as o, loops.loop(slab.slices, "d") as d:
             number = loops.let(slab.first_slice + d, "number")
             channel = slab.group * spec.out_channels + self.kernel.blocks.first_out(first_block + o)
@@ -107,53 +118,57 @@ class PackedScalars(Scalars):
             with loops.loop(slab.rows, "h") as h:
                 start = loops.let(at + h * dy.spatial[1], "from")
                 into = (o * tiling.slab_d + d) * tiling.slab_h + h
-                into = loops.let(into * (width * tiling.tile_m), "into")
+                into = loops.let(into * (self.columns * self.pitch), "into")
                 if dy.channel != 1 and dy.spatial[2] == 1 and self.kernel.machine.has_masks:
-                    self._pack_transposed(into, start, width)
+                    self._pack_transposed(into, start)
                 else:
-                    self._pack_pixels(into, start, width)
+                    self._pack_pixels(into, start)
 
-    def _pack_pixels(self, into: Index, start: Index, width: int) -> None:
+    def _pack_pixels(self, into: Index, start: Index) -> None:
         """One row, pixel after pixel."""
         loops, tile_m, lanes, dy = self.loops, self.tiling.tile_m, self.kernel.lanes, self.spec.dy
-        with loops.loop(width, "w") as w:
-            pixel = loops.let(start + w * dy.spatial[2], "pixel")
-            following = expr(w) < width - 1 if self.spec.dots else None
+        width, step = dy.extents[2], self.spec.word_columns
+        with loops.loop(self.columns, "w") as w:
+            pixel = loops.let(start + w * (step * dy.spatial[2]), "pixel")
+            dots, following = self.spec.dots, None if self.spec.has_partners else expr(w * step) < width - 1
             if dy.channel != 1 or not self.kernel.machine.has_masks:
                 for i in range(tile_m):
                     at = pixel + i * dy.channel
                     value = load(self.kernel.dy, at)
-                    if following is not None:
-                        high = choose(following, load(self.kernel.dy, at + dy.spatial[2]), tir.const(0, HALF))
+                    if dots:
+                        high = load(self.kernel.dy, at + dy.spatial[2])
+                        high = high if following is None else choose(following, high, tir.const(0, HALF))
                         value = words(value, high)
-                    loops.store(self.buffer, into + w * tile_m + i, value)
+                    loops.store(self.buffer, into + w * self.pitch + i, value)
                 return
             for first in range(0, tile_m, lanes):
                 mask = lanes_below(0, min(tile_m - first, lanes), lanes)
                 value = load_masked(self.kernel.dy, pixel + first, mask, lanes)
-                if following is not None:
-                    second = tir.And(mask, splat(following, lanes))
+                if dots:
+                    second = mask if following is None else tir.And(mask, splat(following, lanes))
                     value = words(value, load_masked(self.kernel.dy, pixel + dy.spatial[2] + first, second, lanes))
-                loops.store_masked(self.buffer, into + w * tile_m + first, value, mask)
+                loops.store_masked(self.buffer, into + w * self.pitch + first, value, mask)
 
-    def _pack_transposed(self, into: Index, start: Index, width: int) -> None:
+    def _pack_transposed(self, into: Index, start: Index) -> None:
         """One row, in squares of `lanes` pixels by `lanes` channels that are transposed in registers."""
         loops, tile_m, lanes, step = self.loops, self.tiling.tile_m, self.kernel.lanes, self.spec.dy.channel
-        with loops.loop(-(-width // lanes), "square") as square:
-            mask = lanes_below(square * lanes, width, lanes)
+        columns = lanes * self.spec.word_columns
+        with loops.loop(-(-self.columns // lanes), "square") as square:
             for first in range(0, tile_m, lanes):
                 count = min(tile_m - first, lanes)
-                starts = [start + (first + i) * step + square * lanes for i in range(count)]
-                values = [loops.let(self._columns(at, square * lanes, width, mask), "r") for at in starts]
+                starts = [start + (first + i) * step + square * columns for i in range(count)]
+                values = [loops.let(self._columns(at, square * columns), "r") for at in starts]
                 values += [zero(self.spec.dtype, lanes)] * (lanes - count)
                 for w, value in enumerate(transpose(loops, values)):
-                    at = into + (square * lanes + w) * tile_m + first
+                    at = into + (square * lanes + w) * self.pitch + first
                     loops.store_masked(self.buffer, at, value, lanes_below(0, count, lanes))
 
-    def _columns(self, at: Index, first: Index, width: int, mask: Expr) -> Expr:
-        """A vector of pixels of a channel, or of words of each and the next one."""
-        lanes, dy = self.kernel.lanes, self.kernel.dy
-        value = load_masked(dy, at, mask, lanes)
+    def _columns(self, at: Index, first: Index) -> Expr:
+        """A vector of pixels of a channel from column `first` on, or of words of them and the next ones."""
+        lanes, dy, width = self.kernel.lanes, self.kernel.dy, self.spec.dy.extents[2]
+        if self.spec.even_pairs:
+            return contiguous_words(load_masked(dy, at, lanes_below(first, width, 2 * lanes), 2 * lanes))
+        value = load_masked(dy, at, lanes_below(first, width, lanes), lanes)
         if not self.spec.dots:
             return value
         return words(value, load_masked(dy, at + 1, lanes_below(first + 1, width, lanes), lanes))

@@ -34,7 +34,7 @@ class WgradSpec:
         first: the offset of the first tap in dW; taps at both ends of an axis that read only padding are left out.
         has_all_taps: whether no tap is left out; the gradients of those that are left out are zero.
         dots: whether pairs of pixels of a row are multiplied by dot products (`codegen.dot_product`). Panels then hold
-            the word of each pixel and the next one.
+            the word of each pixel and the next one, or of each second pixel (`even_pairs`).
         im2col_of: where this is a 1x1 convolution over the im2col rows of another one, which have the index
             m = (tap, input channel), that one; dy is then a view of its X at the first tap of each pixel.
     """
@@ -68,6 +68,24 @@ class WgradSpec:
     def has_vectors(self, view: View) -> bool:
         """Whether vectors of a tensor can be packed as they are, or as words."""
         return view.dtype == self.dtype or self.dots
+
+    @property
+    def even_pairs(self) -> bool:
+        """Whether all pairs of pixels begin at even columns, so that panels hold no words of odd ones.
+
+        So it is with one tap along the width that is in bounds everywhere.
+        """
+        return self.dots and self.kernel[2] == 1 and self.valid_ranges[2] == [(0, self.dy.extents[2])]
+
+    @property
+    def word_columns(self) -> int:
+        """Columns from one word of a row of a panel to the next."""
+        return 2 if self.even_pairs else 1
+
+    @property
+    def has_partners(self) -> bool:
+        """Whether every pair of a panel has two pixels."""
+        return self.even_pairs and self.dy.extents[2] % 2 == 0
 
     @property
     def pair(self) -> int:
