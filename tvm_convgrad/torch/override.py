@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,19 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from tvm_convgrad.bridge.choice import warn_once
+from tvm_convgrad.bridge.job import TORCH_ENTRIES
 from tvm_convgrad.bridge.store import Kernels, kernels
 from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.torch.native import Native, native
 from tvm_convgrad.torch.plan import Plan, Policy, Results, form_of
 from tvm_convgrad.torch.signature import BACKWARD, FORWARD, Signature
 
 MOST_PLANS = 4096
 """Signatures for which there are plans; a program of more shapes than that has new ones all the time."""
+
+WORTH_COMPILING = 500
+"""Calls of a choice that is made, after which the entries in C++ are compiled for the next `enable`."""
 
 _OWN_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
 _convolution = torch.ops.aten.convolution.default
@@ -79,6 +86,10 @@ class Bridge:
     def __init__(self) -> None:
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._library: torch.library.Library | None = None
+        self._native: Native | None = None
+        self._table = 0
+        self._asked: Future[bytes] | None = None
+        self._calls = 0
         self._lock = threading.RLock()
         self._kernels: Kernels | None = None
         self._policy = Policy()
@@ -86,7 +97,12 @@ class Bridge:
     @property
     def installed(self) -> bool:
         """Whether PyTorch's operators go through plans."""
-        return self._library is not None
+        return self._library is not None or self.native
+
+    @property
+    def native(self) -> bool:
+        """Whether they do so in C++, where their choice is made."""
+        return self._native is not None and self._native.bridge is self
 
     def install(self, policy: Policy, folder: Path | None) -> None:
         """Put this in the place of PyTorch's entries."""
@@ -94,8 +110,13 @@ class Bridge:
             self.remove()
             chosen = kernels(folder)
             if policy != self._policy or chosen is not self._kernels:
-                self._plans = {}
+                self._plans, self._table = {}, 0
             self._policy, self._kernels = policy, chosen
+            self._native = native(chosen)
+            if self._native is not None:
+                self._table = self._table or self._native.new_table()
+                self._native.install(self, self._table, policy.forward)
+                return
             library = torch.library.Library("aten", "IMPL")
             library.impl(BACKWARD, self.backward, "CPU")
             if policy.forward:
@@ -112,6 +133,8 @@ class Bridge:
         with self._lock:
             if self._library is not None:
                 self._library._destroy()
+            if self._native is not None and self.native:
+                self._native.remove()
             self._library = None
 
     def explain(self) -> list[Explanation]:
@@ -133,7 +156,11 @@ class Bridge:
     @property
     def plans(self) -> list[Plan]:
         """Those of all signatures, in the order of first calls."""
-        return list(self._plans.values())
+        plans = list(self._plans.values())
+        if self._native is not None:
+            for plan in plans:
+                self._native.count(plan)
+        return plans
 
     @property
     def policy(self) -> Policy:
@@ -158,8 +185,9 @@ class Bridge:
         output_padding: Ints,
         groups: int,
         wanted: Sequence[bool],
+        entry: int = 0,
     ) -> Results:
-        """aten::convolution_backward on CPUs."""
+        """aten::convolution_backward on CPUs; `entry` is that of native.py, from which the call comes, or 0."""
 
         def own(mask: Sequence[bool]) -> Results:
             return _convolution_backward.redispatch(
@@ -189,6 +217,8 @@ class Bridge:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new(key, BACKWARD, data, weight, grad, fixed, wanted)
+        if plan.decided:
+            self._settled(plan, entry)
         if plan.direct is not None:
             return plan.direct(grad, data, weight)
         return plan.run({"grad": grad, "data": data, "weight": weight}, own)
@@ -204,8 +234,9 @@ class Bridge:
         transposed: bool,
         output_padding: Ints,
         groups: int,
+        entry: int = 0,
     ) -> Tensor | None:
-        """aten::convolution on CPUs."""
+        """aten::convolution on CPUs; `entry` as in `backward`."""
 
         def own(_mask: Sequence[bool]) -> Results:
             result = _convolution.redispatch(
@@ -232,9 +263,26 @@ class Bridge:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new(key, FORWARD, data, weight, None, fixed, (False, False, bias is not None), bias)
+        if plan.decided:
+            self._settled(plan, entry)
         if plan.direct is not None:
             return plan.direct(data, weight, bias)[0]
         return plan.run({"data": data, "weight": weight, "bias": bias}, own)[0]
+
+    def _settled(self, plan: Plan, entry: int) -> None:
+        """A call whose choice is made has come to Python: the next ones of an entry need not."""
+        if entry:
+            assert self._native is not None
+            self._native.settle(entry, plan)
+            return
+        self._calls += 1
+        if self._calls == WORTH_COMPILING:
+            assert self._kernels is not None
+            self._asked = self._kernels.request_library(TORCH_ENTRIES)
+        elif self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            if asked.exception() is not None:
+                warn_once("tvm_convgrad.torch", f"calls go through Python, in some microseconds: {asked.exception()}")
 
     def _new(
         self,
