@@ -11,7 +11,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +23,7 @@ from tvm_convgrad.bridge.store import Kernels, kernels
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.torch.native import Native, native
 from tvm_convgrad.torch.plan import Plan, Policy, Results, form_of
+from tvm_convgrad.torch.report import Explanation, Stats, explanation
 from tvm_convgrad.torch.signature import BACKWARD, FORWARD, Signature
 
 MOST_PLANS = 4096
@@ -37,47 +37,6 @@ _convolution = torch.ops.aten.convolution.default
 _convolution_backward = torch.ops.aten.convolution_backward.default
 
 Ints = Sequence[int]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Who computes the calls of one signature.
-
-    Attributes:
-        call: the operator, the shapes and its arguments, in words.
-        where: "kernels", "PyTorch", "both" (some results each), "compiling" or "measuring".
-        why: for each result, or for all.
-        by_kernels, by_pytorch: calls.
-    """
-
-    call: str
-    where: str
-    why: str
-    by_kernels: int
-    by_pytorch: int
-
-    def __str__(self) -> str:
-        calls = f"{self.by_kernels} calls by kernels, {self.by_pytorch} by PyTorch"
-        return f"{self.call}: {self.where} ({calls}){': ' if self.why else ''}{self.why}"
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What has been computed since `enable`.
-
-    Attributes:
-        kernel_calls, kernel_seconds: calls in which kernels computed at least one result.
-        pytorch_calls, pytorch_seconds: all other calls.
-        signatures: different calls.
-        compiled: kernels that this process has had compiled; those that were kept on disk are none.
-    """
-
-    kernel_calls: int
-    kernel_seconds: float
-    pytorch_calls: int
-    pytorch_seconds: float
-    signatures: int
-    compiled: int
 
 
 class Bridge:
@@ -139,7 +98,7 @@ class Bridge:
 
     def explain(self) -> list[Explanation]:
         """Who computes what, in the order of first calls."""
-        return [_explanation(plan) for plan in self.plans]
+        return [explanation(plan) for plan in self.plans]
 
     def stats(self) -> Stats:
         """Sums over all plans."""
@@ -334,22 +293,6 @@ class Bridge:
         if bias is not None and (bias.dtype != data.dtype or not bias.is_contiguous()):
             return "the bias is of another element type than the data, or not contiguous"
         return ""
-
-
-def _explanation(plan: Plan) -> Explanation:
-    taken = {part.name for part, _ in plan.taken}
-    reasons = plan.reasons
-    if not plan.decided and not plan.requested:
-        where, reasons = "PyTorch", {"": "kernels are compiled for what is called twice"}
-    elif not plan.decided:
-        where = "measuring" if plan.measuring else "compiling"
-    elif not taken:
-        where = "PyTorch"
-    else:
-        wanted = sum(plan.signature.wanted[:2]) if plan.signature.operator == BACKWARD else 1
-        where = "kernels" if len(taken) == wanted else "both"
-    why = "; ".join(f"{name}: {reason}" if name else reason for name, reason in reasons.items())
-    return Explanation(str(plan.signature), where, why, plan.by_kernels.calls, plan.by_pytorch.calls)
 
 
 BRIDGE = Bridge()
