@@ -16,6 +16,7 @@ bridge = pytest.importorskip("tvm_convgrad.torch")
 from tvm_convgrad.bridge import choice  # noqa: E402
 from tvm_convgrad.bridge.job import TORCH_ENTRIES, library_key  # noqa: E402
 from tvm_convgrad.bridge.store import Kernels  # noqa: E402
+from tvm_convgrad.core.errors import ProblemError  # noqa: E402
 from tvm_convgrad.torch import override  # noqa: E402
 
 F = torch.nn.functional
@@ -133,6 +134,38 @@ def test_errors_are_pytorchs(fresh) -> None:
     for _ in range(3):
         with pytest.raises(RuntimeError, match="expected input"):
             F.conv2d(x[:, :3], w, b)
+
+
+def test_memory_of_freed_results_is_kept(fresh, store: Path) -> None:
+    """For results of like size, up to a number of bytes; results that live share none of it. `disable` frees it."""
+    x, w = torch.ones(2, 8, 96, 96), torch.ones(8, 8, 1, 1)
+    for _ in range(3):
+        y = F.conv2d(x, w)
+    size = y.untyped_storage().nbytes()
+    before, place = bridge.stats().kept_bytes, y.data_ptr()
+    del y
+    assert bridge.stats().kept_bytes == before + size
+    first = F.conv2d(x, w)
+    second = F.conv2d(x, 2 * w)
+    assert first.data_ptr() == place
+    assert (float(first.min()), float(first.max()), float(second.min())) == (8, 8, 16)
+    del first
+    second.resize_(3, 8, 96, 96)  # PyTorch takes and frees such memory, too
+    assert float(second[:2].min()) == 16
+    with bridge.enable(wait=True, always=True, folder=store, kept_memory=size // 2):
+        assert bridge.stats().kept_bytes == 0
+        del second
+        assert bridge.stats().kept_bytes == 0
+    many = [F.conv2d(x, w) for _ in range(4)]
+    del many
+    assert bridge.stats().kept_bytes == 4 * size
+    bridge.disable()
+    assert bridge.stats().kept_bytes == 0
+
+
+def test_a_negative_number_of_bytes_is_refused() -> None:
+    with pytest.raises(ProblemError, match="kept_memory is -1"):
+        bridge.enable(kept_memory=-1)
 
 
 def test_a_damaged_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

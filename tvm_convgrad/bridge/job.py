@@ -99,7 +99,7 @@ def surroundings() -> list[object]:
     sources, root = hashlib.sha256(), Path(tvm_convgrad.__file__).parent
     for name in _SOURCES:
         found = [root / name] if (root / name).is_file() else (root / name).rglob("*")
-        for path in sorted(path for path in found if path.suffix in (".py", ".cc")):
+        for path in sorted(path for path in found if path.suffix in (".py", ".cc", ".h")):
             sources.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return [
         tvm_convgrad.__version__,

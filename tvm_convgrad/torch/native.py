@@ -91,7 +91,9 @@ class Native:
         self._library = load(content, "PyTorch's entries in C++")
         for name, arguments, result in (
             ("table", (), ctypes.c_void_p),
-            ("install", (ctypes.c_void_p, ctypes.c_int), ctypes.c_char_p),
+            ("install", (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_char_p),
+            ("release", (), None),
+            ("kept", (), ctypes.c_size_t),
             ("remove", (), None),
             ("settle", (ctypes.c_int64, ctypes.POINTER(_Choice)), None),
             ("drain", (ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)), None),
@@ -107,13 +109,13 @@ class Native:
         """The address of a table of choices, which lives as long as the process."""
         return int(self._library.convgrad_torch_table())
 
-    def install(self, bridge: Installed, table: int, forward: bool) -> None:
-        """Put the entries in the place of PyTorch's.
+    def install(self, bridge: Installed, table: int, forward: bool, kept_memory: int) -> None:
+        """Put the entries in the place of PyTorch's, and keep as many bytes of freed results for the next ones.
 
         Raises:
             SetupError: PyTorch refuses them.
         """
-        problem = self._library.convgrad_torch_install(table, forward)
+        problem = self._library.convgrad_torch_install(table, forward, kept_memory)
         if problem:
             raise SetupError(f"PyTorch {torch.__version__} does not let its operators be replaced: {problem.decode()}")
         self.bridge = bridge
@@ -122,6 +124,15 @@ class Native:
         """Give PyTorch its own entries back."""
         self._library.convgrad_torch_remove()
         self.bridge = None
+
+    def release(self) -> None:
+        """Free the memory that is kept for results."""
+        self._library.convgrad_torch_release()
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that is kept for results."""
+        return int(self._library.convgrad_torch_kept())
 
     def settle(self, entry: int, plan: Plan) -> None:
         """From now on calls of an entry are computed as its plan has decided."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from tvm_convgrad.bridge.choice import warn_once
 from tvm_convgrad.bridge.job import TORCH_ENTRIES
 from tvm_convgrad.bridge.store import Kernels, kernels
-from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.errors import ProblemError, SetupError
 from tvm_convgrad.torch.native import Native, native
 from tvm_convgrad.torch.plan import Plan, Policy, Results, form_of
 from tvm_convgrad.torch.report import Explanation, Stats, explanation
@@ -31,6 +31,9 @@ MOST_PLANS = 4096
 
 WORTH_COMPILING = 500
 """Calls of a choice that is made, after which the entries in C++ are compiled for the next `enable`."""
+
+KEPT_MEMORY = 2 << 30
+"""Bytes of freed results that are kept for the next ones, if `enable` is not told another number."""
 
 _OWN_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
 _convolution = torch.ops.aten.convolution.default
@@ -51,7 +54,7 @@ class Bridge:
         self._calls = 0
         self._lock = threading.RLock()
         self._kernels: Kernels | None = None
-        self._policy = Policy()
+        self._policy, self._kept_memory = Policy(), KEPT_MEMORY
 
     @property
     def installed(self) -> bool:
@@ -63,18 +66,18 @@ class Bridge:
         """Whether they do so in C++, where their choice is made."""
         return self._native is not None and self._native.bridge is self
 
-    def install(self, policy: Policy, folder: Path | None) -> None:
-        """Put this in the place of PyTorch's entries."""
+    def install(self, policy: Policy, folder: Path | None, kept_memory: int = KEPT_MEMORY) -> None:
+        """Put this in the place of PyTorch's entries; `kept_memory` as in `enable`."""
         with self._lock:
             self.remove()
             chosen = kernels(folder)
             if policy != self._policy or chosen is not self._kernels:
                 self._plans, self._table = {}, 0
-            self._policy, self._kernels = policy, chosen
+            self._policy, self._kernels, self._kept_memory = policy, chosen, kept_memory
             self._native = native(chosen)
             if self._native is not None:
                 self._table = self._table or self._native.new_table()
-                self._native.install(self, self._table, policy.forward)
+                self._native.install(self, self._table, policy.forward, kept_memory)
                 return
             library = torch.library.Library("aten", "IMPL")
             library.impl(BACKWARD, self.backward, "CPU")
@@ -96,6 +99,11 @@ class Bridge:
                 self._native.remove()
             self._library = None
 
+    def release(self) -> None:
+        """Free the memory that is kept for results."""
+        if self._native is not None:
+            self._native.release()
+
     def explain(self) -> list[Explanation]:
         """Who computes what, in the order of first calls."""
         return [explanation(plan) for plan in self.plans]
@@ -110,6 +118,7 @@ class Bridge:
             sum(plan.by_pytorch.seconds for plan in plans),
             len(plans),
             0 if self._kernels is None else self._kernels.compiled,
+            0 if self._native is None else self._native.kept_bytes,
         )
 
     @property
@@ -125,6 +134,11 @@ class Bridge:
     def policy(self) -> Policy:
         """How plans choose, as it was enabled last."""
         return self._policy
+
+    @property
+    def kept_memory(self) -> int:
+        """As it was enabled last."""
+        return self._kept_memory
 
     @property
     def folder(self) -> Path | None:
@@ -302,7 +316,7 @@ BRIDGE = Bridge()
 class Enabled:
     """What `enable` returns: leaving it as a context restores what was before."""
 
-    def __init__(self, before: tuple[bool, Policy, Path | None]) -> None:
+    def __init__(self, before: tuple[bool, Policy, Path | None, int]) -> None:
         self._before = before
 
     def __enter__(self) -> Enabled:
@@ -311,14 +325,21 @@ class Enabled:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        installed, policy, folder = self._before
+        installed, policy, folder, kept_memory = self._before
         if installed:
-            BRIDGE.install(policy, folder)
+            BRIDGE.install(policy, folder, kept_memory)
         else:
             BRIDGE.remove()
 
 
-def enable(*, wait: bool = False, always: bool = False, forward: bool = True, folder: Path | None = None) -> Enabled:
+def enable(
+    *,
+    wait: bool = False,
+    always: bool = False,
+    forward: bool = True,
+    folder: Path | None = None,
+    kept_memory: int = KEPT_MEMORY,
+) -> Enabled:
     """Compute convolutions and their gradients on CPUs by kernels where these are faster than PyTorch's own.
 
     PyTorch computes until a kernel is compiled, in the background, and both have been timed by turns on the first
@@ -331,16 +352,21 @@ def enable(*, wait: bool = False, always: bool = False, forward: bool = True, fo
             `torch.use_deterministic_algorithms` demands.
         forward: serve the convolution itself, too, and not its gradients alone.
         folder: of compiled kernels; None is the default one.
+        kept_memory: bytes that results of kernels may leave behind for the next ones when they are freed, so that
+            these need no new pages of the operating system; 0 keeps none.
 
     Returns:
         A context: `with enable(): ...` restores what was before.
 
     Raises:
+        ProblemError: `kept_memory` is negative.
         SetupError: this PyTorch is of a version whose operators cannot be replaced.
     """
-    before = (BRIDGE.installed, BRIDGE.policy, BRIDGE.folder)
+    if kept_memory < 0:
+        raise ProblemError(f"enable: kept_memory is {kept_memory}; give bytes, or 0")
+    before = (BRIDGE.installed, BRIDGE.policy, BRIDGE.folder, BRIDGE.kept_memory)
     try:
-        BRIDGE.install(Policy(wait, always, forward), folder)
+        BRIDGE.install(Policy(wait, always, forward), folder, kept_memory)
     except (AttributeError, RuntimeError) as error:
         with suppress(RuntimeError):
             BRIDGE.remove()
@@ -351,6 +377,7 @@ def enable(*, wait: bool = False, always: bool = False, forward: bool = True, fo
 def disable() -> None:
     """Let PyTorch compute its convolutions itself again. What was compiled and measured stays for a later `enable`."""
     BRIDGE.remove()
+    BRIDGE.release()
 
 
 def explain() -> list[Explanation]:

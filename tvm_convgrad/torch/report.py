@@ -40,6 +40,7 @@ class Stats:
         pytorch_calls, pytorch_seconds: all other calls.
         signatures: different calls.
         compiled: kernels that this process has had compiled; those that were kept on disk are none.
+        kept_bytes: memory of freed results, which is kept for the next ones.
     """
 
     kernel_calls: int
@@ -48,6 +49,7 @@ class Stats:
     pytorch_seconds: float
     signatures: int
     compiled: int
+    kept_bytes: int = 0
 
 
 def explanation(plan: Plan) -> Explanation:

@@ -19,6 +19,8 @@
 #include <memory>
 #include <string>
 
+#include "torch_pool.h"
+
 namespace {
 
 using at::IntArrayRef;
@@ -128,7 +130,8 @@ void RunKernels(const Choice& choice, const Tensor* const* tensors, Tensor* resu
       if (operand >= 0) memory[count++] = const_cast<void*>(tensors[operand]->const_data_ptr());
     }
     Tensor& result = results[step.place];
-    result = at::detail::empty_strided_cpu(IntArrayRef(step.sizes, axes), IntArrayRef(step.strides, axes), type);
+    result = at::detail::empty_strided_generic(IntArrayRef(step.sizes, axes), IntArrayRef(step.strides, axes),
+                                               &convgrad::Pool::Get(), c10::DispatchKeySet(c10::DispatchKey::CPU), type);
     memory[count++] = result.mutable_data_ptr();
     if (step.with_bias) {
       results[2] = at::detail::empty_cpu(IntArrayRef(step.sizes, 1), type);
@@ -230,10 +233,12 @@ extern "C" {
 // A table without entries, which is never freed.
 void* convgrad_torch_table() { return new Table; }
 
-// Put these functions in the place of PyTorch's entries. Returns null, or what went wrong.
-const char* convgrad_torch_install(void* entries, int forward) {
+// Put these functions in the place of PyTorch's entries, and keep some bytes of freed results. Returns null, or what
+// went wrong.
+const char* convgrad_torch_install(void* entries, int forward, size_t kept_memory) {
   static std::string problem;
   try {
+    convgrad::Pool::Get().Limit(kept_memory);
     table.store(static_cast<Table*>(entries), std::memory_order_release);
     library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
     library->impl("convolution_backward", TORCH_FN(Backward));
@@ -247,6 +252,12 @@ const char* convgrad_torch_install(void* entries, int forward) {
 }
 
 void convgrad_torch_remove() { library.reset(); }
+
+// Free the memory that is kept for results; what is freed later is not kept.
+void convgrad_torch_release() { convgrad::Pool::Get().Limit(0); }
+
+// Bytes that are kept for results.
+size_t convgrad_torch_kept() { return convgrad::Pool::Get().kept(); }
 
 // Make the choice of an entry, as it is known to the functions that Python implements.
 void convgrad_torch_settle(int64_t entry, const Choice* choice) {
