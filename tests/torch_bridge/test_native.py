@@ -186,6 +186,20 @@ def test_a_damaged_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.Mon
     assert not path.exists()
 
 
+def test_two_stores_may_have_different_libraries(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as of two compilers: each serves its own."""
+    monkeypatch.setattr(override, "BRIDGE", override.Bridge())
+    kept, key = Kernels(store).kept, library_key(TORCH_ENTRIES)
+    Kernels(tmp_path).kept.put(key, kept.get(key) + b"!")
+    tensors = operands(torch.float64)
+    for folder in (store, tmp_path, store):
+        with bridge.enable(folder=folder):
+            assert override.BRIDGE.native
+            for _ in range(3):
+                F.conv2d(*tensors)
+            assert bridge.stats().pytorch_calls == 3
+
+
 REQUEST = """
 import sys, torch
 from pathlib import Path

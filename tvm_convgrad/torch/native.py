@@ -8,7 +8,7 @@ Without them calls go through Python, which takes some microseconds more.
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +43,15 @@ class Installed(Protocol):
 
     def backward(self, *arguments: Any) -> Results:
         """aten::convolution_backward, and the entry that it comes from."""
+
+
+class _Called:
+    """Whose calls come to Python."""
+
+    bridge: Installed | None = None
+
+
+_CALLED = _Called()
 
 
 class _Step(ctypes.Structure):
@@ -100,10 +109,7 @@ class Native:
         ):
             function = getattr(self._library, f"convgrad_torch_{name}")
             function.argtypes, function.restype = arguments, result
-        for name, schema in _SCHEMAS.items():
-            torch.library.define(f"tvm_convgrad::{name}", schema)
-        torch.library.impl("tvm_convgrad::_convolution", "CPU", self._forward)
-        torch.library.impl("tvm_convgrad::_convolution_backward", "CPU", self._backward)
+        _define()
 
     def new_table(self) -> int:
         """The address of a table of choices, which lives as long as the process."""
@@ -118,12 +124,12 @@ class Native:
         problem = self._library.convgrad_torch_install(table, forward, kept_memory)
         if problem:
             raise SetupError(f"PyTorch {torch.__version__} does not let its operators be replaced: {problem.decode()}")
-        self.bridge = bridge
+        self.bridge = _CALLED.bridge = bridge
 
     def remove(self) -> None:
         """Give PyTorch its own entries back."""
         self._library.convgrad_torch_remove()
-        self.bridge = None
+        self.bridge = _CALLED.bridge = None
 
     def release(self) -> None:
         """Free the memory that is kept for results."""
@@ -156,14 +162,6 @@ class Native:
             tally.calls += calls.value
             tally.seconds += nanoseconds.value * 1e-9
 
-    def _forward(self, *arguments: Any) -> Tensor | None:
-        assert self.bridge is not None
-        return self.bridge.forward(*arguments)
-
-    def _backward(self, *arguments: Any) -> Results:
-        assert self.bridge is not None
-        return self.bridge.backward(*arguments)
-
 
 def _step(part: Part, kernel: Kernel, names: tuple[str, ...]) -> _Step:
     entry, described, count = kernel.entry
@@ -188,9 +186,28 @@ def native(kernels: Kernels) -> Native | None:
         return None
 
 
-@lru_cache(maxsize=1)
+@cache
 def _loaded(content: bytes) -> Native:
     return Native(content)
+
+
+@cache
+def _define() -> None:
+    """Register what entries call as long as no choice is made, once for all libraries."""
+    for name, schema in _SCHEMAS.items():
+        torch.library.define(f"tvm_convgrad::{name}", schema)
+    torch.library.impl("tvm_convgrad::_convolution", "CPU", _forward)
+    torch.library.impl("tvm_convgrad::_convolution_backward", "CPU", _backward)
+
+
+def _forward(*arguments: Any) -> Tensor | None:
+    assert _CALLED.bridge is not None
+    return _CALLED.bridge.forward(*arguments)
+
+
+def _backward(*arguments: Any) -> Results:
+    assert _CALLED.bridge is not None
+    return _CALLED.bridge.backward(*arguments)
 
 
 __all__ = ["Installed", "Native", "native"]
