@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/convolution_backward_native.h>
@@ -147,7 +148,9 @@ Tensor Forward(const Tensor& data, const Tensor& weight, const std::optional<Ten
                IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
   const bool with_bias = bias.has_value() && bias->defined();
   Entry* entry = nullptr;
-  if (IsPlain(data) && IsPlain(weight) && (!with_bias || IsPlain(*bias))) {
+  // torch.jit.trace records the operator that PyTorch's function calls.
+  const bool traced = at::tracer::impl::is_dispatch_enabled();
+  if (!traced && IsPlain(data) && IsPlain(weight) && (!with_bias || IsPlain(*bias))) {
     Words key{transposed * 2 + with_bias, groups};
     Add(key, data);
     Add(key, weight);
