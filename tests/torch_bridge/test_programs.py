@@ -107,7 +107,11 @@ def test_compile_whole_graph(backend: str, kernels_always: None) -> None:
 
 
 def test_traced_scripts(kernels_always: None) -> None:
-    """While torch.jit.trace records, extents are tensors and PyTorch computes; what it made calls kernels."""
+    """While torch.jit.trace records, extents are tensors and PyTorch computes; what it made calls kernels.
+
+    So it is where a choice was made before."""
+    for _ in range(3):
+        grads()
 
     def gradients():
         x, w, b = operands()

@@ -59,6 +59,10 @@ MATRIX = [
 ]
 
 
+in_both = pytest.mark.parametrize("entries", ["C++", "Python"], indirect=True)
+
+
+@in_both
 @pytest.mark.parametrize(("name", "transposed", "last", "dtype"), MATRIX)
 def test_results_equal_float64(name: str, transposed: bool, last: bool, dtype: str, kernels_always: None) -> None:
     """Bounds are from the number of summands; strides are PyTorch's own, with kernels and without."""
@@ -84,6 +88,7 @@ def test_results_equal_float64(name: str, transposed: bool, last: bool, dtype: s
         assert ((one.double() - wanted).abs() <= bound).all()
 
 
+@in_both
 @pytest.mark.parametrize(
     "wanted", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)]
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -25,8 +26,11 @@ EXTRA: Mapping[str, tuple[str, ...]] = {"": (), "bias": ("bias",), "bias_grad": 
 SYMBOL = "kernel"
 """The name that every kernel has in its library."""
 
-HOST, XLA_HOST = "host", "xla"
-"""The jobs that are not kernels: what kernels call, on OpenMP's threads and on those of XLA (JAX)."""
+HOST, XLA_HOST, TORCH_ENTRIES = "host", "xla", "torch"
+"""The jobs that are no kernels: what kernels call, on OpenMP's threads and on XLA's (JAX); PyTorch's entries."""
+
+HEADERS = {XLA_HOST: "jaxlib", TORCH_ENTRIES: "torch"}
+"""The packages whose headers those jobs need."""
 
 _SOURCES = (
     "core",
@@ -95,7 +99,7 @@ def surroundings() -> list[object]:
     sources, root = hashlib.sha256(), Path(tvm_convgrad.__file__).parent
     for name in _SOURCES:
         found = [root / name] if (root / name).is_file() else (root / name).rglob("*")
-        for path in sorted(path for path in found if path.suffix in (".py", ".cc")):
+        for path in sorted(path for path in found if path.suffix in (".py", ".cc", ".h")):
             sources.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return [
         tvm_convgrad.__version__,
@@ -110,6 +114,18 @@ def surroundings() -> list[object]:
     ]
 
 
+def library_key(name: str) -> str:
+    """The key of the library of a job that is no kernel."""
+    package = HEADERS.get(name)
+    return digest([name] if package is None else [name, installed_version(package), _states(package)])
+
+
+def package_folder(package: str) -> Path | None:
+    """Where an installed package is, or None. It is not imported, and may be one that must not be."""
+    found = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package)
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
 def installed_version(package: str) -> str:
     """The version of an installed package, or nothing."""
     try:
@@ -120,10 +136,10 @@ def installed_version(package: str) -> str:
 
 def _states(package: str) -> list[tuple[str, int, int]]:
     """The libraries of a package, with their sizes and times."""
-    found = importlib.util.find_spec(package)
-    if found is None or not found.origin:
+    folder = package_folder(package)
+    if folder is None:
         return []
-    libraries = sorted((Path(found.origin).parent / "lib").glob("*.so"))
+    libraries = sorted((folder / "lib").glob("*.so"))
     return [(library.name, (state := library.stat()).st_size, state.st_mtime_ns) for library in libraries]
 
 
@@ -141,4 +157,17 @@ def _tunings() -> str:
         return ""
 
 
-__all__ = ["EXTRA", "HOST", "SYMBOL", "XLA_HOST", "Job", "digest", "installed_version", "surroundings"]
+__all__ = [
+    "EXTRA",
+    "HEADERS",
+    "HOST",
+    "SYMBOL",
+    "TORCH_ENTRIES",
+    "XLA_HOST",
+    "Job",
+    "digest",
+    "installed_version",
+    "library_key",
+    "package_folder",
+    "surroundings",
+]

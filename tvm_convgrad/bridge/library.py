@@ -56,7 +56,7 @@ class Host:
         Raises:
             SetupError: the system's loader refuses it, or there is no OpenMP.
         """
-        self._library = _loaded(content, "the functions that kernels call")
+        self._library = load(content, "the functions that kernels call")
         self._use_threads()
         self.call = self._library.convgrad_call
         self.call.argtypes = (
@@ -70,6 +70,11 @@ class Host:
     def _use_threads(self) -> None:
         pool = openmp()
         self._library.convgrad_use_pool(*(ctypes.cast(getattr(pool, name), ctypes.c_void_p) for name in _POOL))
+
+    @property
+    def call_address(self) -> int | None:
+        """That of the function that calls a kernel with the memory of its tensors."""
+        return self.address("convgrad_call")
 
     def address(self, name: str) -> int | None:
         """That of one of its functions."""
@@ -140,7 +145,7 @@ class Kernel:
             SetupError: the system's loader refuses it.
         """
         self.job, self._host = job, host
-        self._library = _loaded(content, f"{job.direction} of {job.descriptor}")
+        self._library = load(content, f"{job.direction} of {job.descriptor}")
         for variable, function in {"__TVMBackendParallelLaunch": host.launch, **_CONTEXT}.items():
             try:
                 ctypes.c_void_p.in_dll(self._library, variable).value = host.address(function)
@@ -181,8 +186,12 @@ class Kernel:
             raise SetupError(f"{self.job.direction} of {self.job.descriptor}: the kernel failed, for lack of memory")
 
 
-def _loaded(content: bytes, what: str) -> ctypes.CDLL:
-    """A library from memory: what was checked is what runs, and no file is left behind."""
+def load(content: bytes, what: str) -> ctypes.CDLL:
+    """A library from memory: what was checked is what runs, and no file is left behind. `what` it is, for errors.
+
+    Raises:
+        SetupError: the system's loader refuses it.
+    """
     descriptor = os.memfd_create("convgrad")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -200,4 +209,4 @@ def _unique_path(descriptor: int) -> str:
     return f"/proc/self/{written}/fd/{descriptor}"
 
 
-__all__ = ["Host", "Kernel", "XlaHost", "openmp"]
+__all__ = ["Host", "Kernel", "XlaHost", "load", "openmp"]

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tvm
 from tvm.support import cc
 
-from tvm_convgrad.bridge.job import EXTRA, HOST, SYMBOL, XLA_HOST, Job
+from tvm_convgrad.bridge.job import EXTRA, HEADERS, HOST, SYMBOL, TORCH_ENTRIES, XLA_HOST, Job, package_folder
 from tvm_convgrad.codegen.hardware import cores_of, machine_of, native_target
 from tvm_convgrad.core.entries import default_path
 from tvm_convgrad.core.epilogue import Epilogue
@@ -22,7 +21,16 @@ from tvm_convgrad.training.compile.kernel_object import Settings, make_object
 from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.tuning.store import Store
 
-HOST_SOURCES = {HOST: "host.cc", XLA_HOST: "xla.cc"}
+HOST_SOURCES = {HOST: "host.cc", XLA_HOST: "xla.cc", TORCH_ENTRIES: "torch.cc"}
+
+_OPTIONS: Mapping[str, Callable[[Path], Sequence[str]]] = {
+    XLA_HOST: lambda folder: [f"-I{folder / 'include'}"],
+    TORCH_ENTRIES: lambda folder: [
+        *("-std=c++20", "-w", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"),
+        *("-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"),
+    ],
+}
+"""What the compiler is told where a package's folder is."""
 
 
 def make_kernel(job: Job) -> bytes:
@@ -49,21 +57,20 @@ def make_kernel(job: Job) -> bytes:
 
 
 def make_host(name: str) -> bytes:
-    """The library with what kernels call: HOST or XLA_HOST, which needs the headers that jaxlib brings.
+    """The library of a job that is no kernel; HEADERS has the package whose headers it needs.
 
     Raises:
-        SetupError: there is no C++ compiler, or no jaxlib.
+        SetupError: there is no C++ compiler, or not that package.
     """
-    include: tuple[str, ...] = ()
-    if name == XLA_HOST:
-        found = importlib.util.find_spec("jaxlib")
-        if found is None or not found.origin:
-            raise SetupError(
-                "jaxlib, whose headers XLA's custom calls need, is missing: pip install 'tvm-convgrad[jax]'"
-            )
-        include = (f"-I{Path(found.origin).parent / 'include'}",)
-    with workspace() as folder:
-        return _linked(Path(__file__).parent / "runtime" / HOST_SOURCES[name], folder, include)
+    package = HEADERS.get(name)
+    options: Sequence[str] = ()
+    if package is not None:
+        folder = package_folder(package)
+        if folder is None:
+            raise SetupError(f"{package}, whose headers {HOST_SOURCES[name]} needs, is not installed")
+        options = _OPTIONS[name](folder)
+    with workspace() as made:
+        return _linked(Path(__file__).parent / "runtime" / HOST_SOURCES[name], made, options)
 
 
 def _linked(source: Path, folder: Path, options: Sequence[str] = ()) -> bytes:
@@ -71,7 +78,7 @@ def _linked(source: Path, folder: Path, options: Sequence[str] = ()) -> bytes:
     if compiler is None:
         raise SetupError("there is no C++ compiler, which links kernels: install g++ or clang++, or set CXX")
     library = folder / "library.so"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", *options, "-o", str(library), str(source)]
+    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", "-o", str(library), str(source), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 from tvm_convgrad.bridge.job import HOST, SYMBOL, XLA_HOST, Job
 from tvm_convgrad.bridge.library import Host, Kernel, XlaHost
@@ -39,7 +40,7 @@ class Kernels:
 
     def _reset(self) -> None:
         self._loaded: dict[Job, Future[Kernel]] = {}
-        self._jobs: queue.Queue[tuple[Job, Future[Kernel]]] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Job, Future[Kernel]] | tuple[str, Future[bytes]]] = queue.Queue()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._worker: Worker | None = None
@@ -74,12 +75,32 @@ class Kernels:
                 found.set_exception(SetupError(f"{job.direction} of {job.descriptor} is not compiled"))
                 return found
             else:
-                self._jobs.put((job, found))
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._serve, name="convgrad-compile", daemon=True)
-                    self._thread.start()
+                self._ask((job, found))
             self._loaded[job] = found
             return found
+
+    def request_library(self, name: str) -> Future[bytes]:
+        """A library that is no kernel, as `request` gives kernels: kept, or compiled in the background."""
+        with self._lock:
+            found: Future[bytes] = Future()
+            content = self.kept_library(name)
+            if content is not None:
+                found.set_result(content)
+            elif self._forked:
+                found.set_exception(SetupError(f"the library {name!r} is not compiled"))
+            else:
+                self._ask((name, found))
+            return found
+
+    def kept_library(self, name: str) -> bytes | None:
+        """A library that is no kernel, if it is kept."""
+        return self.kept.get(key_of(name))
+
+    def _ask(self, asked: tuple[Job, Future[Kernel]] | tuple[str, Future[bytes]]) -> None:
+        self._jobs.put(asked)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="convgrad-compile", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """End the process that compiles, if there is one."""
@@ -104,7 +125,6 @@ class Kernels:
                     self._worker = Worker(self.kept.folder)
                 host = b"" if self._host is not None else self._kept_host() or self._worker.make(self._host_name)
                 content = self._worker.make(job)
-                self.compiled += 1
             except ConvGradError as error:
                 self._stop()
                 found.set_exception(error)
@@ -114,10 +134,16 @@ class Kernels:
                 found.set_exception(SetupError(f"the process that compiles kernels cannot be used: {error!r}"))
                 continue
             with self._lock:
-                self._finish(job, found, content, host)
+                if isinstance(job, Job):
+                    self.compiled += 1
+                    self._finish(job, cast("Future[Kernel]", found), content, host)
+                elif content.startswith(LIBRARY):
+                    cast("Future[bytes]", found).set_result(content)
+                else:
+                    found.set_exception(answer_error(content))
 
     def _kept_host(self) -> bytes | None:
-        return self.kept.get(key_of(self._host_name))
+        return self.kept_library(self._host_name)
 
     def _stop(self) -> None:
         if self._worker is not None:

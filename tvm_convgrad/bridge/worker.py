@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tvm_convgrad.bridge.job import XLA_HOST, Job, digest, installed_version
+from tvm_convgrad.bridge.job import Job, library_key
 from tvm_convgrad.core.errors import FAMILY, ConvGradError, SetupError, UnsupportedError, first_line
 from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.training.compile.kernel_worker import receive, send
@@ -34,10 +34,8 @@ _START = (
 
 
 def key_of(job: Job | str) -> str:
-    """What the library of a job, or of HOST or XLA_HOST, is found by."""
-    if isinstance(job, Job):
-        return job.key
-    return digest([job, installed_version("jaxlib")] if job == XLA_HOST else [job])
+    """What the library of a kernel's job, or of another one by its name, is found by."""
+    return job.key if isinstance(job, Job) else library_key(job)
 
 
 class Worker:

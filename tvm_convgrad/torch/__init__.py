@@ -6,7 +6,9 @@ tvm_convgrad.torch.enable()          # or: with tvm_convgrad.torch.enable(): ...
 
 signature.py   a call without its data, and the kernels that compute it
 plan.py        who computes calls of one signature: compiled, measured, kept
+native.py      PyTorch's entries in C++, which need no Python where a choice is made
 override.py    enable, disable, explain, stats: PyTorch's operators on CPUs
+report.py      what is told of plans
 operators.py   tvm_convgrad::conv{1,2,3}d_backward, custom operators for torch.export
 """
 

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
+from tvm_convgrad.bridge.choice import warn_once
+from tvm_convgrad.bridge.job import TORCH_ENTRIES
 from tvm_convgrad.bridge.store import Kernels, kernels
-from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.errors import ProblemError, SetupError
+from tvm_convgrad.torch.native import Native, native
 from tvm_convgrad.torch.plan import Plan, Policy, Results, form_of
+from tvm_convgrad.torch.report import Explanation, Stats, explanation
 from tvm_convgrad.torch.signature import BACKWARD, FORWARD, Signature
 
 MOST_PLANS = 4096
 """Signatures for which there are plans; a program of more shapes than that has new ones all the time."""
+
+WORTH_COMPILING = 500
+"""Calls of a choice that is made, after which the entries in C++ are compiled for the next `enable`."""
+
+KEPT_MEMORY = 2 << 30
+"""Bytes of freed results that are kept for the next ones, if `enable` is not told another number."""
 
 _OWN_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
 _convolution = torch.ops.aten.convolution.default
@@ -32,70 +42,43 @@ _convolution_backward = torch.ops.aten.convolution_backward.default
 Ints = Sequence[int]
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Who computes the calls of one signature.
-
-    Attributes:
-        call: the operator, the shapes and its arguments, in words.
-        where: "kernels", "PyTorch", "both" (some results each), "compiling" or "measuring".
-        why: for each result, or for all.
-        by_kernels, by_pytorch: calls.
-    """
-
-    call: str
-    where: str
-    why: str
-    by_kernels: int
-    by_pytorch: int
-
-    def __str__(self) -> str:
-        calls = f"{self.by_kernels} calls by kernels, {self.by_pytorch} by PyTorch"
-        return f"{self.call}: {self.where} ({calls}){': ' if self.why else ''}{self.why}"
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What has been computed since `enable`.
-
-    Attributes:
-        kernel_calls, kernel_seconds: calls in which kernels computed at least one result.
-        pytorch_calls, pytorch_seconds: all other calls.
-        signatures: different calls.
-        compiled: kernels that this process has had compiled; those that were kept on disk are none.
-    """
-
-    kernel_calls: int
-    kernel_seconds: float
-    pytorch_calls: int
-    pytorch_seconds: float
-    signatures: int
-    compiled: int
-
-
 class Bridge:
     """The plans of this process, and PyTorch's entries while it is installed."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._library: torch.library.Library | None = None
+        self._native: Native | None = None
+        self._table = 0
+        self._asked: Future[bytes] | None = None
+        self._calls = 0
         self._lock = threading.RLock()
         self._kernels: Kernels | None = None
-        self._policy = Policy()
+        self._policy, self._kept_memory = Policy(), KEPT_MEMORY
 
     @property
     def installed(self) -> bool:
         """Whether PyTorch's operators go through plans."""
-        return self._library is not None
+        return self._library is not None or self.native
 
-    def install(self, policy: Policy, folder: Path | None) -> None:
-        """Put this in the place of PyTorch's entries."""
+    @property
+    def native(self) -> bool:
+        """Whether they do so in C++, where their choice is made."""
+        return self._native is not None and self._native.bridge is self
+
+    def install(self, policy: Policy, folder: Path | None, kept_memory: int = KEPT_MEMORY) -> None:
+        """Put this in the place of PyTorch's entries; `kept_memory` as in `enable`."""
         with self._lock:
             self.remove()
             chosen = kernels(folder)
             if policy != self._policy or chosen is not self._kernels:
-                self._plans = {}
-            self._policy, self._kernels = policy, chosen
+                self._plans, self._table = {}, 0
+            self._policy, self._kernels, self._kept_memory = policy, chosen, kept_memory
+            self._native = native(chosen)
+            if self._native is not None:
+                self._table = self._table or self._native.new_table()
+                self._native.install(self, self._table, policy.forward, kept_memory)
+                return
             library = torch.library.Library("aten", "IMPL")
             library.impl(BACKWARD, self.backward, "CPU")
             if policy.forward:
@@ -112,11 +95,18 @@ class Bridge:
         with self._lock:
             if self._library is not None:
                 self._library._destroy()
+            if self._native is not None and self.native:
+                self._native.remove()
             self._library = None
+
+    def release(self) -> None:
+        """Free the memory that is kept for results."""
+        if self._native is not None:
+            self._native.release()
 
     def explain(self) -> list[Explanation]:
         """Who computes what, in the order of first calls."""
-        return [_explanation(plan) for plan in self.plans]
+        return [explanation(plan) for plan in self.plans]
 
     def stats(self) -> Stats:
         """Sums over all plans."""
@@ -128,17 +118,27 @@ class Bridge:
             sum(plan.by_pytorch.seconds for plan in plans),
             len(plans),
             0 if self._kernels is None else self._kernels.compiled,
+            0 if self._native is None else self._native.kept_bytes,
         )
 
     @property
     def plans(self) -> list[Plan]:
         """Those of all signatures, in the order of first calls."""
-        return list(self._plans.values())
+        plans = list(self._plans.values())
+        if self._native is not None:
+            for plan in plans:
+                self._native.count(plan)
+        return plans
 
     @property
     def policy(self) -> Policy:
         """How plans choose, as it was enabled last."""
         return self._policy
+
+    @property
+    def kept_memory(self) -> int:
+        """As it was enabled last."""
+        return self._kept_memory
 
     @property
     def folder(self) -> Path | None:
@@ -158,8 +158,9 @@ class Bridge:
         output_padding: Ints,
         groups: int,
         wanted: Sequence[bool],
+        entry: int = 0,
     ) -> Results:
-        """aten::convolution_backward on CPUs."""
+        """aten::convolution_backward on CPUs; `entry` is that of native.py, from which the call comes, or 0."""
 
         def own(mask: Sequence[bool]) -> Results:
             return _convolution_backward.redispatch(
@@ -189,6 +190,8 @@ class Bridge:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new(key, BACKWARD, data, weight, grad, fixed, wanted)
+        if plan.decided:
+            self._settled(plan, entry)
         if plan.direct is not None:
             return plan.direct(grad, data, weight)
         return plan.run({"grad": grad, "data": data, "weight": weight}, own)
@@ -204,8 +207,9 @@ class Bridge:
         transposed: bool,
         output_padding: Ints,
         groups: int,
+        entry: int = 0,
     ) -> Tensor | None:
-        """aten::convolution on CPUs."""
+        """aten::convolution on CPUs; `entry` as in `backward`."""
 
         def own(_mask: Sequence[bool]) -> Results:
             result = _convolution.redispatch(
@@ -232,9 +236,26 @@ class Bridge:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new(key, FORWARD, data, weight, None, fixed, (False, False, bias is not None), bias)
+        if plan.decided:
+            self._settled(plan, entry)
         if plan.direct is not None:
             return plan.direct(data, weight, bias)[0]
         return plan.run({"data": data, "weight": weight, "bias": bias}, own)[0]
+
+    def _settled(self, plan: Plan, entry: int) -> None:
+        """A call whose choice is made has come to Python: the next ones of an entry need not."""
+        if entry:
+            assert self._native is not None
+            self._native.settle(entry, plan)
+            return
+        self._calls += 1
+        if self._calls == WORTH_COMPILING:
+            assert self._kernels is not None
+            self._asked = self._kernels.request_library(TORCH_ENTRIES)
+        elif self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            if asked.exception() is not None:
+                warn_once("tvm_convgrad.torch", f"calls go through Python, in some microseconds: {asked.exception()}")
 
     def _new(
         self,
@@ -288,22 +309,6 @@ class Bridge:
         return ""
 
 
-def _explanation(plan: Plan) -> Explanation:
-    taken = {part.name for part, _ in plan.taken}
-    reasons = plan.reasons
-    if not plan.decided and not plan.requested:
-        where, reasons = "PyTorch", {"": "kernels are compiled for what is called twice"}
-    elif not plan.decided:
-        where = "measuring" if plan.measuring else "compiling"
-    elif not taken:
-        where = "PyTorch"
-    else:
-        wanted = sum(plan.signature.wanted[:2]) if plan.signature.operator == BACKWARD else 1
-        where = "kernels" if len(taken) == wanted else "both"
-    why = "; ".join(f"{name}: {reason}" if name else reason for name, reason in reasons.items())
-    return Explanation(str(plan.signature), where, why, plan.by_kernels.calls, plan.by_pytorch.calls)
-
-
 BRIDGE = Bridge()
 """The one of this process."""
 
@@ -311,7 +316,7 @@ BRIDGE = Bridge()
 class Enabled:
     """What `enable` returns: leaving it as a context restores what was before."""
 
-    def __init__(self, before: tuple[bool, Policy, Path | None]) -> None:
+    def __init__(self, before: tuple[bool, Policy, Path | None, int]) -> None:
         self._before = before
 
     def __enter__(self) -> Enabled:
@@ -320,14 +325,21 @@ class Enabled:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        installed, policy, folder = self._before
+        installed, policy, folder, kept_memory = self._before
         if installed:
-            BRIDGE.install(policy, folder)
+            BRIDGE.install(policy, folder, kept_memory)
         else:
             BRIDGE.remove()
 
 
-def enable(*, wait: bool = False, always: bool = False, forward: bool = True, folder: Path | None = None) -> Enabled:
+def enable(
+    *,
+    wait: bool = False,
+    always: bool = False,
+    forward: bool = True,
+    folder: Path | None = None,
+    kept_memory: int = KEPT_MEMORY,
+) -> Enabled:
     """Compute convolutions and their gradients on CPUs by kernels where these are faster than PyTorch's own.
 
     PyTorch computes until a kernel is compiled, in the background, and both have been timed by turns on the first
@@ -340,16 +352,21 @@ def enable(*, wait: bool = False, always: bool = False, forward: bool = True, fo
             `torch.use_deterministic_algorithms` demands.
         forward: serve the convolution itself, too, and not its gradients alone.
         folder: of compiled kernels; None is the default one.
+        kept_memory: bytes that results of kernels may leave behind for the next ones when they are freed, so that
+            these need no new pages of the operating system; 0 keeps none.
 
     Returns:
         A context: `with enable(): ...` restores what was before.
 
     Raises:
+        ProblemError: `kept_memory` is negative.
         SetupError: this PyTorch is of a version whose operators cannot be replaced.
     """
-    before = (BRIDGE.installed, BRIDGE.policy, BRIDGE.folder)
+    if kept_memory < 0:
+        raise ProblemError(f"enable: kept_memory is {kept_memory}; give bytes, or 0")
+    before = (BRIDGE.installed, BRIDGE.policy, BRIDGE.folder, BRIDGE.kept_memory)
     try:
-        BRIDGE.install(Policy(wait, always, forward), folder)
+        BRIDGE.install(Policy(wait, always, forward), folder, kept_memory)
     except (AttributeError, RuntimeError) as error:
         with suppress(RuntimeError):
             BRIDGE.remove()
@@ -360,6 +377,7 @@ def enable(*, wait: bool = False, always: bool = False, forward: bool = True, fo
 def disable() -> None:
     """Let PyTorch compute its convolutions itself again. What was compiled and measured stays for a later `enable`."""
     BRIDGE.remove()
+    BRIDGE.release()
 
 
 def explain() -> list[Explanation]:

@@ -72,6 +72,7 @@ class Plan:
         decided: whether it is.
         direct: computes all results from the tensors of BACKWARD_NAMES or FORWARD_NAMES, if kernels compute them all.
         by_kernels, by_pytorch: calls that a kernel had a part in, and all others.
+        entries: where native.py counts calls of a choice that is made.
     """
 
     def __init__(self, signature: Signature, kernels: Kernels, policy: Policy, unable: str = "") -> None:
@@ -82,6 +83,7 @@ class Plan:
         self.taken: tuple[tuple[Part, Kernel], ...] = ()
         self.decided = False
         self.direct: Direct | None = None
+        self.entries: list[int] = []
         self._parts: tuple[Part, ...] = ()
         self._futures: tuple[Future[Kernel], ...] = ()
         self._ready: tuple[tuple[Part, Kernel], ...] = ()
@@ -118,6 +120,12 @@ class Plan:
     def parts(self) -> tuple[Part, ...]:
         """The results that kernels could compute, once PyTorch has answered; none where no kernel is tried."""
         return self._parts
+
+    @property
+    def rest(self) -> tuple[bool, ...]:
+        """The results that PyTorch computes beside the kernels that are taken."""
+        covered = {place for part, _ in self.taken for place in places_of(part)}
+        return tuple(wanted and place not in covered for place, wanted in enumerate(self._wanted_places()))
 
     @property
     def requested(self) -> bool:
@@ -195,14 +203,14 @@ class Plan:
             add(places, [answer[place] for place in places])
 
         def by_kernel(part: Part, kernel: Kernel) -> None:
-            add(_places(part), self._compute(part, kernel, tensors))
+            add(places_of(part), self._compute(part, kernel, tensors))
 
         if kind == KERNEL:
             for part, kernel in self._ready:
                 seconds += turns.timed(kind, part.name, partial(by_kernel, part, kernel))
         elif kind == APART:
             for part in self._parts:
-                seconds += turns.timed(kind, part.name, partial(by_pytorch, _places(part)))
+                seconds += turns.timed(kind, part.name, partial(by_pytorch, places_of(part)))
         else:
             seconds += turns.timed(kind, "", partial(by_pytorch, [place for place in range(3) if rest[place]]))
         if kind == APART:
@@ -227,8 +235,7 @@ class Plan:
 
     def _decide(self, reasons: dict[str, str], taken: tuple[tuple[Part, Kernel], ...]) -> None:
         self.reasons, self.taken, self._ready = reasons, taken, ()
-        covered = {place for part, _ in taken for place in _places(part)}
-        if covered == {place for place, wanted in enumerate(self._wanted_places()) if wanted}:
+        if not any(self.rest):
             self.direct = self._without_detours()
         self.decided = True
 
@@ -241,7 +248,7 @@ class Plan:
         for part, kernel in self.taken:
             places = [names.index(name) for name in part.operands]
             third = places[2] if len(places) > 2 else -1
-            steps.append((kernel.run, places[0], places[1], third, _PLACES[part.name], part))
+            steps.append((kernel.run, places[0], places[1], third, PLACES[part.name], part))
 
         def compute(*tensors: Tensor) -> Results:
             begin = clock()
@@ -281,7 +288,7 @@ class Plan:
         words = json.loads(content)
         forms: list[Form | None] = [None, None, None]
         for name, (shape, strides) in words["results"].items():
-            forms[_PLACES[name]] = Form(tuple(shape), tuple(strides), self.signature.data.dtype)
+            forms[PLACES[name]] = Form(tuple(shape), tuple(strides), self.signature.data.dtype)
         found = parts_of(self.signature, forms)
         if isinstance(found, str):
             return
@@ -299,7 +306,7 @@ class Plan:
         results: list[Tensor | None] = [None, None, None]
         rest = list(self._wanted_places())
         for part, kernel in self.taken:
-            for place, each in zip(_places(part), self._compute(part, kernel, tensors), strict=True):
+            for place, each in zip(places_of(part), self._compute(part, kernel, tensors), strict=True):
                 results[place], rest[place] = each, False
         _complete(results, rest, tensors, own)
         return tuple(results)
@@ -327,12 +334,13 @@ class Plan:
         tally.seconds += time.perf_counter() - begin
 
 
-_PLACES = {"result": 0, "data": 0, "weight": 1}
+PLACES = {"result": 0, "data": 0, "weight": 1}
+"""Where a result stands among those of the operator, by the name of its part."""
 
 
-def _places(part: Part) -> tuple[int, ...]:
+def places_of(part: Part) -> tuple[int, ...]:
     """Where a part's results stand among those of the operator."""
-    return (1, 2) if part.with_bias else (_PLACES[part.name],)
+    return (1, 2) if part.with_bias else (PLACES[part.name],)
 
 
 def _complete(results: list[Tensor | None], rest: list[bool], tensors: dict[str, Tensor | None], own: Own) -> None:
@@ -360,6 +368,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 __all__ = [
     "BACKWARD_NAMES",
     "FORWARD_NAMES",
+    "PLACES",
     "Own",
     "Plan",
     "Policy",
@@ -367,4 +376,5 @@ __all__ = [
     "Tally",
     "dtype_name",
     "form_of",
+    "places_of",
 ]
