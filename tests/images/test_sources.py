@@ -14,6 +14,7 @@ import pytest
 from tests.images.pictures import TARGET, pixels, recipe_of, source_of, write_folder, write_shards
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.training.runtime.data import Samples
+from tvm_convgrad.training.runtime.images import source as source_module
 from tvm_convgrad.training.runtime.images.folder import index_folder
 from tvm_convgrad.training.runtime.images.index import accept_targets
 from tvm_convgrad.training.runtime.images.options import ImageOptions
@@ -168,7 +169,8 @@ def test_layouts_and_element_types(tmp_path: Path, dtype: str, shape: tuple[int,
     np.testing.assert_array_equal(found.astype("float64"), wanted.astype("float64"))
 
 
-def test_a_killed_process_is_a_sentence(folder: Path) -> None:
+def test_a_killed_process_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "_AHEAD", (1, 1))  # else all batches may be made before the processes end
     source = source_of(folder, SHAPE, ImageOptions(augment=("rotate",), workers=2))
     batches = source.batches(Order(0, 0, 1))
     next(batches)
