@@ -89,7 +89,7 @@ def main() -> None:
     outcomes = [known[each.name, form] for each in found for form in forms if (each.name, form) in known]
     if given.markdown:
         command = f"python -m benchmarks.zoo {' '.join(sys.argv[1:])}"
-        given.markdown.write_text(document(outcomes, command, given.batch, len(found) * len(forms)))
+        given.markdown.write_text(document(outcomes, command, len(found) * len(forms)))
     counts = Counter((each.form, each.result) for each in outcomes)
     for (form, result), count in sorted(counts.items()):
         print(f"{form:6} {result:13} {count}")

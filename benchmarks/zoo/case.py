@@ -71,7 +71,7 @@ class Outcome:
         reason: the sentence; for a wrong step what differs.
         parameters: how many numbers are trained.
         error, float32_error: the largest error of a gradient, of ours and of PyTorch's float32.
-        inputs: how many batches were compared.
+        inputs: how many batches were compared, and batch: samples in each.
         build_seconds: from the file to the shared library.
         step, torch_step: seconds of a step, medians; ratio: the median of theirs / ours of each pair.
         memory, torch_memory: bytes of a step's process beyond those of its libraries.
@@ -85,6 +85,7 @@ class Outcome:
     error: float | None = None
     float32_error: float | None = None
     inputs: int | None = None
+    batch: int | None = None
     build_seconds: float | None = None
     step: float | None = None
     torch_step: float | None = None
@@ -174,7 +175,8 @@ def compared(
         session.reset()
         found = compare(module, session, step, problem)
         differing = {name: error for name, error in found.differing.items() if differing is None or name in differing}
-        outcome = replace(outcome, error=found.error, float32_error=found.float32_error, inputs=seed + 1)
+        batch = problem.inputs[0].shape[0]
+        outcome = replace(outcome, error=found.error, float32_error=found.float32_error, inputs=seed + 1, batch=batch)
         outcome = replace(outcome, result=WRONG if differing else RIGHT, reason=found.sentence(differing))
         if not differing:
             break

@@ -16,15 +16,15 @@ from tvm_convgrad.bench.results import cpu_name
 from tvm_convgrad.report.tables import installed_version
 
 _OTHERS = "## Rewritten, refused, wrong, or not exported"
+COSTS = ("step ms", "ratio", "memory")
 LIBRARIES = ("torchvision", "timm", "segmentation_models_pytorch", "onnx", "onnxscript", "apache-tvm")
 
 
-def document(outcomes: Sequence[Outcome], command: str, batch: int, cases: int) -> str:
+def document(outcomes: Sequence[Outcome], command: str, cases: int) -> str:
     """The text of the document.
 
     Args:
         command: what was run, for the reader to repeat it.
-        batch: samples of a step.
         cases: how many there are, tried or not.
     """
     versions = ", ".join(f"{name} {installed_version(name)}" for name in LIBRARIES)
@@ -35,7 +35,7 @@ def document(outcomes: Sequence[Outcome], command: str, batch: int, cases: int) 
     parts = [
         "# Architectures of other people, measured",
         f"Written by\n\n    {command}",
-        f"on {cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {versions}; batch {batch}. "
+        f"on {cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {versions}. "
         "`train` and `eval` are .pt2 files exported in that mode, `onnx` is what torch.onnx.export writes by default. "
         "A step is right if its loss, the gradients of all parameters and the new running statistics are those of "
         "PyTorch in float64, but for a few times the error that PyTorch itself makes in float32 "
@@ -47,7 +47,7 @@ def document(outcomes: Sequence[Outcome], command: str, batch: int, cases: int) 
         _table(("form", *results, "geometric mean of the ratio", "slower", "mean memory"), rows),
         "## Every case",
         _table(
-            ("model", "form", "parameters", "result", "error", "of PyTorch", "build s", "step ms", "ratio", "memory"),
+            ("model", "form", "parameters", "result", "error", "of PyTorch", "batch", "build s", *COSTS),
             [_row(each) for each in outcomes],
         ),
     ]
@@ -78,6 +78,7 @@ def _row(case: Outcome) -> list[str]:
         case.result,
         _number(case.error, ".1e"),
         _number(case.float32_error, ".1e"),
+        _number(case.batch, "d"),
         _number(case.build_seconds, ".0f"),
         _number(case.step and case.step * 1e3, ".1f"),
         _number(case.ratio, ".2f"),
@@ -110,7 +111,7 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def _outcome(cells: Sequence[str], reason: str) -> Outcome:
-    name, form, parameters, result, error, float32_error, build, step, ratio, memory = cells
+    name, form, parameters, result, error, float32_error, batch, build, step, ratio, memory = cells
     seconds = float(step) / 1e3 if step else None
     return Outcome(
         name,
@@ -120,6 +121,7 @@ def _outcome(cells: Sequence[str], reason: str) -> Outcome:
         parameters=round(float(parameters.removesuffix(" M") or 0) * 1e6),
         error=float(error) if error else None,
         float32_error=float(float32_error) if float32_error else None,
+        batch=int(batch) if batch else None,
         build_seconds=float(build) if build else None,
         step=seconds,
         torch_step=seconds and seconds * float(ratio),
