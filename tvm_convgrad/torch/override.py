@@ -227,7 +227,7 @@ class Bridge:
             weight.shape,
             weight.stride(),
             weight.dtype,
-            None if bias is None else (bias.dtype, bias.stride()),
+            None if bias is None else (bias.dtype, bias.shape, bias.stride()),
             fixed,
             torch.get_num_threads(),
             torch._C._get_mkldnn_enabled(),
@@ -289,14 +289,20 @@ class Bridge:
             onednn=torch._C._get_mkldnn_enabled(),
         )
         assert self._kernels is not None
-        plan = Plan(signature, self._kernels, self._policy, self._unable(bias, data))
+        channels = [groups * each for each in weight.shape[1:2]] if transposed else list(weight.shape[:1])
+        plan = Plan(signature, self._kernels, self._policy, self._unable(bias, data, channels))
         with self._lock:
             if len(self._plans) < MOST_PLANS:
                 self._plans[key] = plan
         return plan
 
-    def _unable(self, bias: Tensor | None, data: Tensor) -> str:
-        """Why PyTorch is to compute calls, for what is not part of a signature; or nothing."""
+    def _unable(self, bias: Tensor | None, data: Tensor, channels: list[int]) -> str:
+        """Why PyTorch is to compute calls, for what is not part of a signature; or nothing.
+
+        Args:
+            bias, data: of the call.
+            channels: the shape that a bias must have.
+        """
         if len(self._plans) >= MOST_PLANS:
             return f"there were calls of {MOST_PLANS} other signatures before"
         if torch.are_deterministic_algorithms_enabled() and not (self._policy.always and self._policy.wait):
@@ -306,6 +312,8 @@ class Bridge:
             )
         if bias is not None and (bias.dtype != data.dtype or not bias.is_contiguous()):
             return "the bias is of another element type than the data, or not contiguous"
+        if bias is not None and list(bias.shape) != channels:
+            return f"the bias has shape {list(bias.shape)}, not {channels}"
         return ""
 
 
