@@ -245,15 +245,17 @@ class Bridge:
     def _settled(self, plan: Plan, entry: int) -> None:
         """A call whose choice is made has come to Python: the next ones of an entry need not."""
         if entry:
-            assert self._native is not None
-            self._native.settle(entry, plan)
+            settler = self._native
+            if settler is not None:  # None: another `enable` has come in between
+                settler.settle(entry, plan)
             return
-        self._calls += 1
-        if self._calls == WORTH_COMPILING:
+        self._calls = calls = self._calls + 1
+        asked = self._asked  # which another thread may set to None
+        if calls == WORTH_COMPILING:
             assert self._kernels is not None
             self._asked = self._kernels.request_library(TORCH_ENTRIES)
-        elif self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
+        elif asked is not None and asked.done():
+            self._asked = None
             if asked.exception() is not None:
                 warn_once("tvm_convgrad.torch", f"calls go through Python, in some microseconds: {asked.exception()}")
 
@@ -291,10 +293,8 @@ class Bridge:
         assert self._kernels is not None
         channels = [groups * each for each in weight.shape[1:2]] if transposed else list(weight.shape[:1])
         plan = Plan(signature, self._kernels, self._policy, self._unable(bias, data, channels))
-        with self._lock:
-            if len(self._plans) < MOST_PLANS:
-                self._plans[key] = plan
-        return plan
+        # Without the lock, which a process that forks while another thread has it would keep for ever.
+        return self._plans.setdefault(key, plan) if len(self._plans) < MOST_PLANS else plan
 
     def _unable(self, bias: Tensor | None, data: Tensor, channels: list[int]) -> str:
         """Why PyTorch is to compute calls, for what is not part of a signature; or nothing.
