@@ -74,7 +74,9 @@ class Bridge:
             if policy != self._policy or chosen is not self._kernels:
                 self._plans, self._table = {}, 0
             self._policy, self._kernels, self._kept_memory = policy, chosen, kept_memory
-            self._native = native(chosen)
+            before, self._native = self._native, native(chosen)
+            if before is not None and before is not self._native:
+                before.release()
             if self._native is not None:
                 self._table = self._table or self._native.new_table()
                 self._native.install(self, self._table, policy.forward, kept_memory)
