@@ -200,6 +200,15 @@ def test_two_stores_may_have_different_libraries(store: Path, tmp_path: Path, mo
             assert bridge.stats().pytorch_calls == 3
 
 
+def test_a_call_that_has_begun_when_it_is_disabled(fresh) -> None:
+    """In another thread, before its choice was made: it comes to Python afterwards."""
+    x, w, b = operands()
+    bridge.disable()
+    found = torch.ops.tvm_convgrad._convolution(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, 0)
+    assert torch.equal(found, F.conv2d(x, w, b))
+    assert len(fresh) == 1
+
+
 REQUEST = """
 import sys, torch
 from pathlib import Path

@@ -199,6 +199,25 @@ def test_what_pytorch_refuses_it_refuses_in_its_own_words(call, kernels_always: 
     assert words() == own(words)
 
 
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_bias_of_another_length_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch, always: bool, transposed: bool
+) -> None:
+    """A kernel would read beyond it. After calls with a right one, and first of all where the choice is on disk."""
+    x, w, b = operands()
+    w, function = (w.transpose(0, 1).contiguous(), F.conv_transpose2d) if transposed else (w, F.conv2d)
+    for tries in (24, 0):
+        monkeypatch.setattr(bridge.override, "BRIDGE", bridge.override.Bridge())
+        with bridge.enable(wait=True, always=always, folder=store):
+            for _ in range(tries):
+                function(x, w, b)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="bias to be 1-dimensional with 6 elements"):
+                    function(x, w, b[:3])
+            assert function(x, w, b).shape[1] == 6
+
+
 def test_deterministic_algorithms(store: Path) -> None:
     """A measured choice differs from run to run, so it is not made; kernels that are always taken are."""
     torch.use_deterministic_algorithms(True)

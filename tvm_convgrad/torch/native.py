@@ -46,7 +46,7 @@ class Installed(Protocol):
 
 
 class _Called:
-    """Whose calls come to Python."""
+    """Whose calls come to Python: those of the bridge that was installed last."""
 
     bridge: Installed | None = None
 
@@ -127,9 +127,9 @@ class Native:
         self.bridge = _CALLED.bridge = bridge
 
     def remove(self) -> None:
-        """Give PyTorch its own entries back."""
+        """Give PyTorch its own entries back. Calls of other threads that have begun may still come to the bridge."""
         self._library.convgrad_torch_remove()
-        self.bridge = _CALLED.bridge = None
+        self.bridge = None
 
     def release(self) -> None:
         """Free the memory that is kept for results."""

@@ -74,7 +74,9 @@ class Bridge:
             if policy != self._policy or chosen is not self._kernels:
                 self._plans, self._table = {}, 0
             self._policy, self._kernels, self._kept_memory = policy, chosen, kept_memory
-            self._native = native(chosen)
+            before, self._native = self._native, native(chosen)
+            if before is not None and before is not self._native:
+                before.release()
             if self._native is not None:
                 self._table = self._table or self._native.new_table()
                 self._native.install(self, self._table, policy.forward, kept_memory)
@@ -227,7 +229,7 @@ class Bridge:
             weight.shape,
             weight.stride(),
             weight.dtype,
-            None if bias is None else (bias.dtype, bias.stride()),
+            None if bias is None else (bias.dtype, bias.shape, bias.stride()),
             fixed,
             torch.get_num_threads(),
             torch._C._get_mkldnn_enabled(),
@@ -245,15 +247,17 @@ class Bridge:
     def _settled(self, plan: Plan, entry: int) -> None:
         """A call whose choice is made has come to Python: the next ones of an entry need not."""
         if entry:
-            assert self._native is not None
-            self._native.settle(entry, plan)
+            settler = self._native
+            if settler is not None:  # None: another `enable` has come in between
+                settler.settle(entry, plan)
             return
-        self._calls += 1
-        if self._calls == WORTH_COMPILING:
+        self._calls = calls = self._calls + 1
+        asked = self._asked  # which another thread may set to None
+        if calls == WORTH_COMPILING:
             assert self._kernels is not None
             self._asked = self._kernels.request_library(TORCH_ENTRIES)
-        elif self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
+        elif asked is not None and asked.done():
+            self._asked = None
             if asked.exception() is not None:
                 warn_once("tvm_convgrad.torch", f"calls go through Python, in some microseconds: {asked.exception()}")
 
@@ -289,14 +293,18 @@ class Bridge:
             onednn=torch._C._get_mkldnn_enabled(),
         )
         assert self._kernels is not None
-        plan = Plan(signature, self._kernels, self._policy, self._unable(bias, data))
-        with self._lock:
-            if len(self._plans) < MOST_PLANS:
-                self._plans[key] = plan
-        return plan
+        channels = [groups * each for each in weight.shape[1:2]] if transposed else list(weight.shape[:1])
+        plan = Plan(signature, self._kernels, self._policy, self._unable(bias, data, channels))
+        # Without the lock, which a process that forks while another thread has it would keep for ever.
+        return self._plans.setdefault(key, plan) if len(self._plans) < MOST_PLANS else plan
 
-    def _unable(self, bias: Tensor | None, data: Tensor) -> str:
-        """Why PyTorch is to compute calls, for what is not part of a signature; or nothing."""
+    def _unable(self, bias: Tensor | None, data: Tensor, channels: list[int]) -> str:
+        """Why PyTorch is to compute calls, for what is not part of a signature; or nothing.
+
+        Args:
+            bias, data: of the call.
+            channels: the shape that a bias must have.
+        """
         if len(self._plans) >= MOST_PLANS:
             return f"there were calls of {MOST_PLANS} other signatures before"
         if torch.are_deterministic_algorithms_enabled() and not (self._policy.always and self._policy.wait):
@@ -306,6 +314,8 @@ class Bridge:
             )
         if bias is not None and (bias.dtype != data.dtype or not bias.is_contiguous()):
             return "the bias is of another element type than the data, or not contiguous"
+        if bias is not None and list(bias.shape) != channels:
+            return f"the bias has shape {list(bias.shape)}, not {channels}"
         return ""
 
 
