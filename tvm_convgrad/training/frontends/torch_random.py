@@ -104,6 +104,8 @@ def _replace(node: torch.fx.Node, name: str, make: Callable[[Callable[..., torch
         result = make(call)
         if name.partition(".")[0].endswith("_"):
             result = call(torch.ops.aten.copy_.default, node.args[0], result)
+        if "val" in node.meta:  # shape and type, which the replacements of later nodes ask for
+            result.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
 
