@@ -259,6 +259,26 @@ def test_numbers_in_the_shape_of_what_is_replaced_differ_and_pass_no_gradient():
     assert (y[:, 7] != y[:, 8]).all()
 
 
+def test_masks_and_places_are_drawn_for_any_batch():
+    """Of a tensor without values, and of one of truth values, to which PyTorch's dropout does not apply."""
+
+    def drawn(x):
+        mask = torch.empty_like(x, dtype=torch.bool)
+        chances = torch.tensor([0.0, 1.0, 0.5, 0.5])
+        number, tensor = mask.clone().bernoulli_(0.5), mask.bernoulli_(chances)
+        return torch.stack([F.gumbel_softmax(x, hard=True), x.detach() * 0 + number, torch.ones_like(x) * tensor], 1)
+
+    x = torch.rand(30, 4)
+    program = torch.export.export(Noisy(drawn), (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    runner = Runner(build_step(from_exported_program(program), loss="mse", lr=0.0, seed=4))
+    _, y = runner.step(x.numpy(), np.zeros((30, 3, 4), "float32"), lr=0.0)
+    np.testing.assert_allclose(y[:, 0].sum(1), 1, rtol=1e-6)
+    assert set(np.unique(y[:, 1:])) == {0.0, 1.0}
+    assert abs(y[:, 1].mean() - 0.5) <= 5 * 0.5 * 120**-0.5
+    np.testing.assert_array_equal(y[:, 2, :2], np.tile([0, 1], (30, 1)))
+    assert (y[:, 1] != y[:, 2]).any()
+
+
 class Autoencoder(nn.Module):
     """A variational one with its loss."""
 

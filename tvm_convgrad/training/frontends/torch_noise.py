@@ -150,11 +150,17 @@ class _Draw:
         whole = self.emit(self.aten.to.dtype, self.emit(self.aten.floor.default, wide), dtype)
         return self.emit(self.aten.add.Tensor, whole, low) if low else whole
 
-    def bernoulli(self) -> torch.fx.Node:
-        """Ones with the probabilities that a tensor has, otherwise zeros."""
-        like = self.given["self"]
-        stopped = self.stopped(self.given.get("p", like))
-        return self.emit(self.aten.to.dtype, self.emit(self.aten.lt.Tensor, self.bits(like), stopped), _dtype(like))
+    def bernoulli(self, probability: float | None = None) -> torch.fx.Node:
+        """Ones with a probability, by default those that a tensor has, otherwise zeros."""
+        import torch
+
+        of = like = self.given["self"]
+        dtype = _dtype(of)
+        if not dtype.is_floating_point:
+            like = self.emit(self.aten.zeros_like.default, of, dtype=torch.float32)
+        stopped = self.stopped(self.option("p", of) if probability is None else probability)
+        less = self.aten.lt.Scalar if isinstance(stopped, int | float) else self.aten.lt.Tensor
+        return self.emit(self.aten.to.dtype, self.emit(less, self.bits(like), stopped), dtype)
 
     def permutation(self) -> torch.fx.Node:
         """The places that sort random numbers; in order in `predict`."""
@@ -206,8 +212,10 @@ _DRAWS: dict[str, Callable[[_Draw], torch.fx.Node]] = {
     "randint.low": _Draw.integers,
     "randint_like.default": _Draw.integers,
     "randint_like.low_dtype": _Draw.integers,
-    "bernoulli.default": _Draw.bernoulli,
-    "bernoulli_.Tensor": _Draw.bernoulli,
+    "bernoulli.default": lambda draw: draw.bernoulli(),
+    "bernoulli_.Tensor": lambda draw: draw.bernoulli(),
+    "bernoulli_.float": lambda draw: draw.bernoulli(draw.option("p", 0.5)),
+    "bernoulli.p": lambda draw: draw.bernoulli(draw.given["p"]),
     "randperm.default": _Draw.permutation,
     "multinomial.default": _Draw.one_of,
     "rrelu.default": _Draw.leaky,

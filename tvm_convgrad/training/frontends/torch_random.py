@@ -68,7 +68,7 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
         _replace(node, name, lambda call: _alpha(call, node, name.startswith("feature")))
     elif name in ("bernoulli_.float", "bernoulli.p"):
         kept = node.args[1] if len(node.args) > 1 else 0.5
-        if isinstance(kept, float) and 0 < kept <= 1:
+        if isinstance(kept, float) and 0 < kept <= 1 and node.meta["val"].is_floating_point():
             _replace(node, name, lambda call: _bernoulli(call, node.args[0], kept))
     elif name in ("floor.default", "floor_.default"):
         kept = _added_to_uniform(node)
