@@ -56,13 +56,16 @@ def use_threads(wanted: int | None = None) -> int:
     Raises:
         SetupError: TVM's pool was made before with another number than `wanted`, or there are fewer cores.
     """
-    if wanted is not None or not os.environ.get(VARIABLE):
+    ours = wanted is not None or not os.environ.get(VARIABLE)
+    if ours:
         os.environ[VARIABLE] = str(wanted or intended_threads())
     if local_ranks() > 1:
         os.environ.setdefault("TVM_BIND_THREADS", "0")
     import tvm  # commands set the number before they pay for loading TVM
 
     made = int(tvm.get_global_func("runtime.NumThreads")())
+    if ours:
+        os.environ[VARIABLE] = str(made)  # TVM reads it in each call, too: with 1 it does not use the pool that it has
     if wanted not in (None, made):
         raise SetupError(
             f"{wanted} threads: TVM's pool has {made}. It has no more than there are cores ({available_cores()}), and "

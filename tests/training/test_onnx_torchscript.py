@@ -80,6 +80,30 @@ def test_layers_that_are_called_twice_and_equal_ones():
     assert names == {"shared.weight", "first.weight", "first.bias", "second.weight", "second.bias"}
 
 
+class ReadTwice(nn.Module):
+    """The transposed weight of a product has another reader."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.weight, self.make = nn.Parameter(torch.rand(4, 3)), make
+
+    def forward(self, x):
+        turned = self.weight.t()
+        return x @ turned, self.make(turned)
+
+
+@pytest.mark.parametrize("make", [torch.relu, lambda turned: turned @ torch.ones(4, 2)])
+def test_what_others_read_too_keeps_its_values(make):
+    network, x = nn.Sequential(ReadTwice(make)), torch.rand(2, 3)
+    proto = exported(network, x)
+    results = [
+        ReferenceEvaluator(each).run(None, {proto.graph.input[0].name: x.numpy()})
+        for each in (proto, with_module_names(proto))
+    ]
+    for before, after in zip(*results, strict=True):
+        np.testing.assert_array_equal(after, before)
+
+
 @pytest.mark.parametrize("producer", ["pytorch", "other"])
 def test_graphs_without_such_names_stay(producer):
     proto = exported(nn.Linear(4, 4), torch.rand(2, 4))

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -202,6 +204,36 @@ def test_who_makes_a_kernel_does_not_matter(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == own
     assert 0 < Asked.asked <= builds.found
     assert builds.taken == 0
+
+
+class Third(Worker):
+    """Workers of which the third cannot be started, and the second is stopped with an error."""
+
+    started: ClassVar[list[Worker]] = []
+
+    def __init__(self, folder: Path) -> None:
+        if len(self.started) == 2:
+            raise OSError("there are too many processes")
+        super().__init__(folder)
+        self.started.append(self)
+
+    def stop(self) -> None:
+        super().stop()
+        if self is self.started[1]:
+            raise KeyboardInterrupt
+
+
+def test_no_process_is_left_when_another_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_pool, "Worker", Third)
+    monkeypatch.setattr(Third, "started", [])
+    pool = kernel_pool.KernelPool(Settings.current(tvm.target.Target(PLAIN)), workers=3)
+    folder = pool.__enter__()._folder
+    with pytest.raises(OSError, match="too many processes"):
+        pool.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.__exit__()
+    assert [worker._process.returncode for worker in Third.started] == [-signal.SIGKILL] * 2
+    assert not folder.exists()
 
 
 def test_a_kernel_is_written_as_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

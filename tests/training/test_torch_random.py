@@ -226,6 +226,59 @@ def test_predictions_take_the_median(name):
         np.testing.assert_allclose(predicted, MEDIANS.get(name, NOISES[name][1]), rtol=1e-6, atol=1e-6)
 
 
+def of_replaced(x):
+    """Rows of numbers that are drawn in the shape of what is replaced itself, or of a tensor, or twice."""
+    drawn = (
+        torch.randn_like(x.detach()),
+        torch.rand_like(F.dropout(x)),
+        torch.bernoulli(torch.rand_like(x)),
+        torch.normal(torch.zeros(1), x.exp()),
+        torch.normal(x, 0.5),
+        torch.randint_like(x, 1000) / 1000,
+        torch.rand(x.shape),
+        torch.rand(x.shape),
+    )
+    assert all(each.dtype == x.dtype for each in drawn)
+    return torch.stack([x, *drawn], 1)
+
+
+def test_numbers_in_the_shape_of_what_is_replaced_differ_and_pass_no_gradient():
+    """PyTorch's `normal` has no gradient for mean and deviation: that of x itself is left."""
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(2))
+    model = from_exported_program(torch.export.export(Noisy(of_replaced), (x,)))
+    runner = Runner(build_step(model, loss="mse", lr=1.0, seed=3))
+    (before,) = runner.named("parameter").values()
+    target = np.zeros((3, 9, 4), "float32")
+    _, y = runner.step(x.numpy(), target, lr=float(target.size))
+    (after,) = runner.named("parameter").values()
+    np.testing.assert_allclose(before - after, 2 * (x.numpy() ** 2).sum(0), rtol=1e-5)
+    for at in (1, 2, 4, 5, 6, 7, 8):
+        assert len(np.unique(y[:, at])) == 12, at
+    assert set(np.unique(y[:, 3])) == {0.0, 1.0}
+    assert len(np.unique(y[:, 4] / np.exp(x.numpy()))) == 12
+    assert (y[:, 7] != y[:, 8]).all()
+
+
+def test_masks_and_places_are_drawn_for_any_batch():
+    """Of a tensor without values, and of one of truth values, to which PyTorch's dropout does not apply."""
+
+    def drawn(x):
+        mask = torch.empty_like(x, dtype=torch.bool)
+        chances = torch.tensor([0.0, 1.0, 0.5, 0.5])
+        number, tensor = mask.clone().bernoulli_(0.5), mask.bernoulli_(chances)
+        return torch.stack([F.gumbel_softmax(x, hard=True), x.detach() * 0 + number, torch.ones_like(x) * tensor], 1)
+
+    x = torch.rand(30, 4)
+    program = torch.export.export(Noisy(drawn), (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    runner = Runner(build_step(from_exported_program(program), loss="mse", lr=0.0, seed=4))
+    _, y = runner.step(x.numpy(), np.zeros((30, 3, 4), "float32"), lr=0.0)
+    np.testing.assert_allclose(y[:, 0].sum(1), 1, rtol=1e-6)
+    assert set(np.unique(y[:, 1:])) == {0.0, 1.0}
+    assert abs(y[:, 1].mean() - 0.5) <= 5 * 0.5 * 120**-0.5
+    np.testing.assert_array_equal(y[:, 2, :2], np.tile([0, 1], (30, 1)))
+    assert (y[:, 1] != y[:, 2]).any()
+
+
 class Autoencoder(nn.Module):
     """A variational one with its loss."""
 

@@ -149,6 +149,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "kthvalue": lambda x: x.kthvalue(2, -1).values,
         "median": lambda x: x.median(2).values,
         "median_of_all": lambda x: x * x.median(),
+        "median_ties": lambda x: x * (torch.round(x.detach()) + (x - x.detach())).median(),
         "cummax": lambda x: x.cummax(3).values * torch.arange(1.0, 7.0),
         "cummin": lambda x: x.cummin(2).values,
         "logcumsumexp": lambda x: x.logcumsumexp(3),

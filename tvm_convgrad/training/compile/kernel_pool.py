@@ -66,16 +66,16 @@ class KernelPool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for worker in self._workers:
-            worker.stop()
         self._ending.close()
 
     def start(self) -> None:
         """Start the processes, if there are none yet; they take a second to be ready."""
         if self._workers:
             return
-        self._workers = [Worker(self._folder / str(number)) for number in range(self._most)]
-        for worker in self._workers:
+        for number in range(self._most):
+            worker = Worker(self._folder / str(number))
+            self._workers.append(worker)
+            self._ending.callback(worker.stop)  # of each, even if a later one cannot be started, or stopped
             threading.Thread(target=self._serve, args=(worker,), daemon=True).start()
 
     def expect(self, function: tvm.tirx.PrimFunc, name: str) -> None:

@@ -82,11 +82,11 @@ class _Graph:
         layers: dict[str, list[onnx.NodeProto]] = {}
         for given in filter(_COMPUTED.fullmatch, list(self._values)):
             readers, value = self._readers.get(given, []), self._values[given]
-            kinds = {node.op_type for node in readers if node.input[1] == given}
-            if kinds == {"MatMul"} and value.ndim == 2:
+            kinds = {(node.op_type, at) for node in readers for at, name in enumerate(node.input) if name == given}
+            if kinds == {("MatMul", 1)} and value.ndim == 2:
                 stored = np.ascontiguousarray(value.T)
                 self._restore(readers, given, self._linear(readers[0], stored), stored)
-            elif kinds == {"PRelu"} and value.size == max(value.shape):
+            elif kinds == {("PRelu", 1)} and value.size == max(value.shape, default=0):
                 self._restore(readers, given, self._weight(readers[0], value.reshape(-1)), value.reshape(-1))
         for node in self._proto.graph.node:
             if node.op_type in RECURRENT and module_of(node):

@@ -37,6 +37,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return table | {
         aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax(x, dim, True), dim, keepdim),
         aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
+        aten.empty.memory_format: _empty,
+        aten.empty_permuted.default: _empty,
         aten.kthvalue.default: ordering.kthvalue,
         aten.sort.stable: lambda x, *, stable=True, dim=-1, descending=False: aten.sort.default(x, dim, descending),
         aten.median.dim: ordering.median,
@@ -149,6 +151,13 @@ def _max_pool_with_places(
 def _extremum(x: Tensor, places: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     values = x.gather(dim, places)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def _empty(size: Sequence[int], *_: object, dtype: torch.dtype | None = None, **__: object) -> Tensor:
+    """A tensor of any values: TVM's importer has those of fixed shapes only."""
+    import torch
+
+    return torch.ops.aten.full.default(size, 0.0, dtype=dtype)
 
 
 def _norm(

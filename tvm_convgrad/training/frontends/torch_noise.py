@@ -61,7 +61,7 @@ class _Draw:
         names = [argument.name for argument in operator._schema.arguments]
         self.given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         tensors = [value.meta["val"] for value in self.given.values() if isinstance(value, torch.fx.Node)]
-        self.rank = len(self.given["size"]) if "size" in self.given else next((t.ndim for t in tensors), 1)
+        self.rank = len(self.given["size"]) if "size" in self.given else max((t.ndim for t in tensors), default=1)
 
     def option(self, name: str, default: Any) -> Any:
         """An argument of the call."""
@@ -114,6 +114,19 @@ class _Draw:
         found = found if _is_number(deviation, 1.0) else emit(aten.mul.Tensor, found, deviation)
         return found if _is_number(mean, 0.0) else emit(aten.add.Tensor, found, mean)
 
+    def normal_of_tensors(self) -> Any:
+        """Normal numbers with tensors for mean, deviation or both, to which no gradient goes, as in PyTorch."""
+        mean, deviation = self.stopped(self.option("mean", 0.0)), self.stopped(self.option("std", 1.0))
+        tensors = [each for each in (mean, deviation) if not isinstance(each, int | float)]
+        like = tensors[0] if len(tensors) == 1 else self.emit(self.aten.add.Tensor, *tensors)  # of the broadcast shape
+        return self.normal(mean, deviation, like)
+
+    def stopped(self, value: Argument) -> Any:
+        """A number as it is, or a tensor to which no gradient goes."""
+        import torch
+
+        return value if isinstance(value, int | float) else self.emit(torch.ops.convgrad.stop_gradient.default, value)
+
     def polynomial(self, coefficients: Sequence[float], x: torch.fx.Node) -> torch.fx.Node:
         """By Horner's rule, the coefficient of the highest power first."""
         value = self.emit(self.aten.full_like.default, x, coefficients[0])
@@ -131,20 +144,23 @@ class _Draw:
         import torch
 
         low, high = self.option("low", 0), self.given["high"]
-        dtype = self.given.get("dtype") or torch.int64
+        dtype = self.given.get("dtype") or (_dtype(self.given["self"]) if "self" in self.given else torch.int64)
         self.given["dtype"] = torch.float64 if high - low > 2**_BITS else torch.float32
         wide = self.emit(self.aten.mul.Tensor, self.bits(self.like()), float(high - low))
         whole = self.emit(self.aten.to.dtype, self.emit(self.aten.floor.default, wide), dtype)
         return self.emit(self.aten.add.Tensor, whole, low) if low else whole
 
-    def bernoulli(self) -> torch.fx.Node:
-        """Ones with the probabilities that a tensor has, otherwise zeros."""
+    def bernoulli(self, probability: float | None = None) -> torch.fx.Node:
+        """Ones with a probability, by default those that a tensor has, otherwise zeros."""
         import torch
 
-        of = self.given.get("p", self.given["self"])
-        like = self.given["self"]
-        stopped = self.emit(torch.ops.convgrad.stop_gradient.default, of)
-        return self.emit(self.aten.to.dtype, self.emit(self.aten.lt.Tensor, self.bits(like), stopped), _dtype(like))
+        of = like = self.given["self"]
+        dtype = _dtype(of)
+        if not dtype.is_floating_point:
+            like = self.emit(self.aten.zeros_like.default, of, dtype=torch.float32)
+        stopped = self.stopped(self.option("p", of) if probability is None else probability)
+        less = self.aten.lt.Scalar if isinstance(stopped, int | float) else self.aten.lt.Tensor
+        return self.emit(self.aten.to.dtype, self.emit(less, self.bits(like), stopped), dtype)
 
     def permutation(self) -> torch.fx.Node:
         """The places that sort random numbers; in order in `predict`."""
@@ -156,10 +172,7 @@ class _Draw:
 
         It divides by -log(u), of one sign, which has the same maximum as the difference of logarithms.
         """
-        import torch
-
-        of = self.given["self"]
-        stopped = self.emit(torch.ops.convgrad.stop_gradient.default, of)
+        stopped = self.stopped(self.given["self"])
         waiting = self.emit(self.aten.neg.default, self.emit(self.aten.log.default, self.inner()))
         return self.emit(self.aten.argmax.default, self.emit(self.aten.div.Tensor, stopped, waiting), -1, True)
 
@@ -190,17 +203,19 @@ _DRAWS: dict[str, Callable[[_Draw], torch.fx.Node]] = {
     "normal_.default": lambda draw: draw.normal(draw.option("mean", 0.0), draw.option("std", 1.0)),
     "normal_functional.default": lambda draw: draw.normal(draw.option("mean", 0.0), draw.option("std", 1.0)),
     "normal.float_float": lambda draw: draw.normal(draw.given["mean"], draw.given["std"]),
-    "normal.Tensor_float": lambda draw: draw.normal(draw.given["mean"], draw.option("std", 1.0), draw.given["mean"]),
-    "normal.float_Tensor": lambda draw: draw.normal(draw.given["mean"], draw.given["std"], draw.given["std"]),
-    "normal.Tensor_Tensor": lambda draw: draw.normal(draw.given["mean"], draw.given["std"], draw.given["mean"]),
+    "normal.Tensor_float": _Draw.normal_of_tensors,
+    "normal.float_Tensor": _Draw.normal_of_tensors,
+    "normal.Tensor_Tensor": _Draw.normal_of_tensors,
     "exponential_.default": _Draw.exponential,
     "exponential.default": _Draw.exponential,
     "randint.default": _Draw.integers,
     "randint.low": _Draw.integers,
     "randint_like.default": _Draw.integers,
     "randint_like.low_dtype": _Draw.integers,
-    "bernoulli.default": _Draw.bernoulli,
-    "bernoulli_.Tensor": _Draw.bernoulli,
+    "bernoulli.default": lambda draw: draw.bernoulli(),
+    "bernoulli_.Tensor": lambda draw: draw.bernoulli(),
+    "bernoulli_.float": lambda draw: draw.bernoulli(draw.option("p", 0.5)),
+    "bernoulli.p": lambda draw: draw.bernoulli(draw.given["p"]),
     "randperm.default": _Draw.permutation,
     "multinomial.default": _Draw.one_of,
     "rrelu.default": _Draw.leaky,

@@ -25,8 +25,15 @@ def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Ten
 
 
 def median_of_all(x: Tensor) -> Tensor:
-    """The median of all elements."""
-    return median(x.flatten(), 0)[0]
+    """The median of all elements, whose gradient goes to all that equal it in equal parts, as in PyTorch."""
+    import torch
+
+    value = median(x.flatten(), 0)[0]
+    if not x.is_floating_point():
+        return value
+    equal = x == value
+    differences = torch.where(equal, x - value, torch.zeros_like(x))  # zeros, with gradients
+    return value + differences.sum() / equal.to(x.dtype).sum()
 
 
 def cumulative_extremum(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:

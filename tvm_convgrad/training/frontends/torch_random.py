@@ -68,7 +68,7 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
         _replace(node, name, lambda call: _alpha(call, node, name.startswith("feature")))
     elif name in ("bernoulli_.float", "bernoulli.p"):
         kept = node.args[1] if len(node.args) > 1 else 0.5
-        if isinstance(kept, float) and 0 < kept <= 1:
+        if isinstance(kept, float) and 0 < kept <= 1 and node.meta["val"].is_floating_point():
             _replace(node, name, lambda call: _bernoulli(call, node.args[0], kept))
     elif name in ("floor.default", "floor_.default"):
         kept = _added_to_uniform(node)
@@ -104,6 +104,8 @@ def _replace(node: torch.fx.Node, name: str, make: Callable[[Callable[..., torch
         result = make(call)
         if name.partition(".")[0].endswith("_"):
             result = call(torch.ops.aten.copy_.default, node.args[0], result)
+        if "val" in node.meta:  # shape and type, which the replacements of later nodes ask for
+            result.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
 
