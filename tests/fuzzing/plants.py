@@ -35,13 +35,13 @@ class Plant:
 
 PLANTS = (
     Plant(
-        "pointwise by equal extents (a fault of 0.1.0's first months)",
+        "pointwise assumed because extents are equal (a bug of 0.1.0)",
         "kernels/wgrad/spec.py",
         "return self.kernel == (1, 1, 1)",
         "return self.kernel == (1, 1, 1) and self.x.extents == self.dy.extents  #",
     ),
     Plant(
-        "the ragged block once more in pieces beyond the last (another one)",
+        "the last, partial block is computed again beyond the end (a bug of 0.1.0)",
         "kernels/depthwise/channels_wgrad.py",
         "splits = -(-self.blocks // per_split)",
         "splits = tiling.channel_splits",
@@ -53,7 +53,7 @@ PLANTS = (
         "valid_range(offset, stride, count, self.x.extents[axis] - 1)",
     ),
     Plant(
-        "a forgotten tail: channels that do not fill a vector",
+        "missing tail: channels that do not fill a vector",
         "kernels/depthwise/channels.py",
         "if self.channels % lanes:",
         "if self.channels % lanes > 1:",
@@ -91,7 +91,7 @@ PLANTS = (
         "_half(y[0] - y[1]), y[1]]",
     ),
     Plant(
-        "odd columns of a stride of two read one too far",
+        "with stride 2, odd columns are read one position too far",
         "kernels/depthwise/row_vectors.py",
         "range(1, 2 * lanes, 2)",
         "[*range(3, 2 * lanes, 2), 1]",
@@ -109,7 +109,7 @@ PLANTS = (
         "block = group * blocks.in_blocks",
     ),
     Plant(
-        "the tile's second row where its second column is",
+        "the second row of a tile is stored in place of its second column",
         "kernels/gemm/kernel.py",
         "i // blocking.tile_w * blocking.step_h +",
         "i // blocking.tile_w * blocking.step_w +",
@@ -137,6 +137,12 @@ PLANTS = (
         "kernels/gemm/tile_sums.py",
         "at = s + (down * blocking.step_h",
         "at = s + (0 * blocking.step_h",
+    ),
+    Plant(
+        "a tile of AMX: zeros behind a row of dY are multiplied with pixels of X",
+        "kernels/wgrad/tile_panels.py",
+        "min(x.extents[2], first + (extent - 1) * stride + 1)",
+        "min(x.extents[2], first + extent * stride + 1)",
     ),
 )
 

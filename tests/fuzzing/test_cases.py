@@ -95,9 +95,9 @@ def test_problems_reach_what_networks_do_not_have():
         ("isa=AVX2 kernel=implicit_GEMM colour=red", "'colour' is unknown"),
         ("isa=AVX2 kernel=implicit_GEMM tiling=tile_m:1", "WgradTiling has the fields tile_m, tile_n"),
         ("isa=AVX2 kernel=implicit_GEMM epilogue=softmax", "epilogue=softmax is unknown; use bias, relu"),
-        ("isa=AVX2 l2=much kernel=implicit_GEMM", "l2=much is no number that a machine has"),
-        ("isa=AVX2 parts=-3 kernel=implicit_GEMM", "parts=-3 is no number that a machine has"),
-        ("isa=AVX2 kernel=implicit_GEMM region=first", "region=first is no number"),
+        ("isa=AVX2 l2=much kernel=implicit_GEMM", "l2=much is not a number that a machine has"),
+        ("isa=AVX2 parts=-3 kernel=implicit_GEMM", "parts=-3 is not a number that a machine has"),
+        ("isa=AVX2 kernel=implicit_GEMM region=first", "region=first is not a number"),
     ],
 )
 def test_a_malformed_string_is_refused(text, words):

@@ -7,6 +7,7 @@ import numpy as np
 import tvm
 
 from relax_ops.compat import SHRINKS_BUFFERS
+from relax_ops.single_run import QUICK_CONFIG
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
@@ -17,7 +18,6 @@ from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.registry import kernel_named
-from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 NATIVE = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}
 TARGET = tvm.target.Target(NATIVE)

@@ -20,11 +20,13 @@ from tvm_convgrad.kernels.epilogue import Epilogue
 FORWARD_AND_DGRAD = ("forward", "backward_data")
 
 COLUMNS = {
+    "strided, the second vector of columns outside": "g7mb2ic7ih3iw17oc7oh3ow8kh1kw4sw2pw1",
     "plain": "g20mb2ic20ih19iw21oc20kh3kw3ph1pw1",
     "strided": "g5mb3ic5ih12iw37oc5kh3kw3sh2sw2ph1pw1",
     "multiplier": "g3mb2ic3ih9iw16oc6kh3kw3ph1pw1",
     "several rows a vector": "g5mb2ic5ih7iw7oc5kh3kw3ph1pw1",
     "several rows a vector, rolled": "g3mb2ic3ih6iw5oc3kh7kw5ph3pw2",
+    "groups of kernel rows": "g5mb2ic5ih17iw23oc5kh5kw6ph2pw2",
     "rolled": "g18mb2ic18ih16iw16oc18kh7kw7ph3pw3",
 }
 CHANNELS = {
@@ -143,7 +145,7 @@ def test_why_planes_do_not_serve():
     for text, direction, reason in (
         ("g20mb2ic20ih9iw9oc20kh3kw3ph1pw1_lay=NHWC:OHWI:NHWC", "forward", ""),
         ("g40mb2ic40ih4iw4oc40kh3kw3ph1pw1", "backward_weight", "estimated to be slower"),
-        ("g40mb2ic40ih19iw19oc40kh5kw5ph2pw2", "backward_weight", "more sums than registers"),
+        ("g40mb2ic40ih19iw19oc40kh1kw17pw8", "backward_weight", "more sums than registers"),
         ("g40mb2ic40ih19iw19oc40kh3kw3sh3sw3ph1pw1", "forward", "strides of more than two"),
         ("g40mb2ic40ih19iw19oc40kh3kw3ph1pw1_dt=f64:f64:f32", "forward", "no masked loads and stores of elements"),
     ):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import MACHINE, TARGET, compiled
+from tests.kernels.harness import MACHINE, TARGET, compiled, forced
 from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS
+from tvm_convgrad.codegen.dot_product import NAME
 from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.cpu_features import local_features
@@ -32,6 +33,26 @@ TYPES = (
     ("bfloat16", "float64", "bfloat16"),
 )
 """Of X, W and dY: one type, or weights in float32, or sums in float64."""
+
+PAIRED = {
+    "7x7": "g3mb2ic3ih17iw21oc3kh7kw7ph3pw3",
+    "7x7, several rows a vector": "g3mb2ic3ih7iw7oc3kh7kw7ph3pw3",
+    "5x5, a multiplier": "g2mb2ic2ih9iw33oc6kh5kw5ph2pw2",
+    "5x5, two phases": "g3mb1ic3ih11iw35oc3kh5kw5sh2sw2ph2pw2",
+    "an even width, padding on one side": "g4mb1ic4ih8iw18oh8ow18oc4kh3kw4ph1pw2",
+    "dilated": "g2mb1ic2ih13iw40oc2kh3kw3dh1dw3ph2pw4",
+    "wider than a vector apart": "g2mb1ic2ih4iw60oc2kh1kw3dw15",
+    "3-D, one tap more than two": "g2mb1ic2id4ih5iw6oc2kd2kh2kw3pd1ph1pw1",
+}
+"""Depthwise problems whose column taps are summed by dot products, two at once."""
+
+PAIRED_CHANNELS = {
+    "7x7": "g40mb2ic40ih9iw17oc40kh7kw7ph3pw3_lay=NHWC:OHWI:NHWC",
+    "5x5, two phases": "g24mb1ic24ih9iw12oc24kh5kw5sh2sw2ph2pw2_lay=NHWC:HWIO:NHWC",
+    "dilated, padding on one side": "g16mb1ic16ih8iw30oc16oh8ow26kh3kw4dh1dw2ph2pw3_lay=NHWC:OHWI:NHWC",
+    "3-D, one and two taps": "g18mb1ic18id3ih5iw6oc18kd2kh2kw3sd1sh2sw2pd1ph1pw1_lay=NDHWC:ODHWI:NDHWC",
+}
+"""The same over vectors of channels, whole and with masks."""
 
 AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake"})
 """A CPU with vectors of 16-bit elements, but no instruction that rounds to bfloat16."""
@@ -102,6 +123,62 @@ def test_machine_code_is_exact(direction, types, target):
         np.testing.assert_array_equal(found.numpy(), wanted, text)
 
 
+PAIRS = pytest.mark.parametrize(
+    "text", [*PAIRED.values(), *PAIRED_CHANNELS.values()], ids=[*PAIRED, *map("NHWC: {}".format, PAIRED_CHANNELS)]
+)
+
+
+def _paired(text: str, direction: str, epilogue: Epilogue = NO_EPILOGUE):
+    """The problem, and the kernel over columns or channels whatever the estimate."""
+    problem = _problem(text, TYPES[0])
+    machine = CPUS["AVX512-BF16"]
+    choice = forced("depthwise" if "C:" in text else "depthwise columns")(problem, direction, machine)
+    return problem, chooser.build(problem, direction, machine, choice, "main", epilogue)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
+@PAIRS
+def test_pairs_of_columns_are_exact(text, direction):
+    """Interpreted, and compiled where this CPU has the instruction; small integers, then one that is not a number."""
+    problem, function = _paired(text, direction)
+    assert NAME in str(function)
+    operands, wanted = numbers_of(problem, direction, 4)
+    operands = [np.array(array) for array in operands]
+    source = operands[0]
+    for place in (None, (0, 1, *(extent // 2 for extent in source.shape[2:-1]), source.shape[-1] - 1)):
+        if place is not None:
+            source[place] = np.nan
+            operands[1][...] = 1  # without zeros: the taps that read it are not numbers
+            wanted = REFERENCES[direction](problem, *operands).astype(wanted.dtype)
+        result = _blank(problem, direction)
+        assert execute(function, [*operands, result]) == ""
+        np.testing.assert_array_equal(result.astype("f4"), wanted.astype("f4"))
+        if "bfloat16" in MACHINE.dots:
+            found = tvm.runtime.tensor(_blank(problem, direction))
+            compiled(function, TARGET)["main"](*map(tvm.runtime.tensor, operands), found)
+            np.testing.assert_array_equal(found.numpy().astype("f4"), wanted.astype("f4"))
+
+
+@PAIRS
+def test_pairs_of_pixels_are_exact(text):
+    """wgrad, whose pairs are neighbouring columns, of an even or odd number; with a bias gradient."""
+    problem, function = _paired(text, "backward_weight", Epilogue(bias_grad=True))
+    is_adjacent = "C:" in text or problem.strides[-1] == 1
+    assert (NAME in str(function)) == is_adjacent, "in a row of contiguous columns those two apart are none"
+    operands, wanted = numbers_of(problem, "backward_weight", 4)
+    axes = tuple(axis for axis, letter in enumerate(problem.grad_layout) if letter != "C")
+    of_bias = operands[0].astype("float64").sum(axes).astype(wanted.dtype)
+    results = _blank(problem, "backward_weight"), np.full_like(of_bias, np.nan)
+    assert execute(function, [*map(np.ascontiguousarray, operands), *results]) == ""
+    np.testing.assert_array_equal(results[0], wanted)
+    np.testing.assert_array_equal(results[1], of_bias)
+    if "bfloat16" in MACHINE.dots:
+        found = [tvm.runtime.tensor(np.full_like(array, np.nan)) for array in results]
+        compiled(function, TARGET)["main"](*map(tvm.runtime.tensor, operands), *found)
+        np.testing.assert_array_equal(found[0].numpy(), wanted)
+        np.testing.assert_array_equal(found[1].numpy(), of_bias)
+
+
 @pytest.mark.parametrize("text", [COLUMNS["strided"], CHANNELS["in place"], CHANNELS["panels"]])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("direction", ["forward", "backward_data"])
@@ -136,9 +213,10 @@ def test_bias_gradients_and_accumulation(dtype, text):
     np.testing.assert_array_equal(bias, (of_bias - 2).astype(sums.dtype))
 
 
+@pytest.mark.parametrize("machine", ["AVX-512", "AVX512-BF16"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_random_floats_are_within_the_bound_of_the_sum(dtype, direction):
+def test_random_floats_are_within_the_bound_of_the_sum(dtype, direction, machine):
     """Products are exact in float32; each of n additions rounds by 2^-24 of the magnitudes at most."""
     result = {"data": 0, "weight": 1, "grad": 2}[DIRECTIONS[direction].result]
     types = tuple("float32" if i == result else dtype for i in range(3))
@@ -149,7 +227,7 @@ def test_random_floats_are_within_the_bound_of_the_sum(dtype, direction):
         generator.standard_normal(problem.tensors[name][0]).astype(narrow) for name in DIRECTIONS[direction].operands
     ]
     found = _blank(problem, direction)
-    assert execute(_function(problem, direction, CPUS["AVX-512"])[1], [*operands, found]) == ""
+    assert execute(_function(problem, direction, CPUS[machine])[1], [*operands, found]) == ""
     wanted = REFERENCES[direction](problem, *operands).astype("float64")
     magnitudes = REFERENCES[direction](problem, *map(np.abs, operands)).astype("float64")
     unit, count = 2.0**-24, reduction_length(problem, direction) + 1

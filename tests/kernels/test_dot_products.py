@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 
+from relax_ops.single_run import QUICK_CONFIG
 from tests.kernels.harness import forced, with_tiling
 from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
@@ -21,7 +22,6 @@ from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.kernels.wgrad.panel_shapes import VectorPanel
 from tvm_convgrad.kernels.wgrad.spec import WgradTiling
-from tvm_convgrad.verify.bulk import QUICK_CONFIG
 from tvm_convgrad.verify.interpreter import execute
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "cooperlake"})
@@ -192,11 +192,11 @@ def test_panels_hold_even_pairs_only(channels_last, changes):
     """With one column tap, always in bounds, a panel has a word for two pixels; each kind of packing is exact."""
     problem = _problem("mb3ic19ih5iw14oc21oh3ow7kh1kw1sh2sw2", channels_last=channels_last)
     choice = forced(NAME)(problem, "backward_weight", MACHINE)
-    spec = choice.kernel.spec(problem)
+    spec = choice.kernel.spec(problem, MACHINE)
     assert spec.even_pairs
     sizes = [VectorPanel.of(each, 3, 1, 16, 1).size for each in (spec, replace(spec, dots=False))]
     assert sizes == [3 * 4 * 16, 3 * 7 * 16]
-    assert not choice.kernel.spec(_problem("mb3ic19ih5oc21kh3ph1")).even_pairs
+    assert not choice.kernel.spec(_problem("mb3ic19ih5oc21kh3ph1"), MACHINE).even_pairs
     own = WgradTiling(3, 1, 3, 1, 1, 1, parallel=False, scalars_packed=True)
     choice = with_tiling(choice, replace(own, **changes))
     assert choice.kernel.invalid(problem, "backward_weight", choice.plan, MACHINE) == ""

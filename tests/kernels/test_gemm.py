@@ -10,6 +10,7 @@ import pytest
 from tests.kernels.harness import MACHINE, TARGET, built, check_choice, compiled, run_in_red_zones, with_tiling
 from tests.kernels.test_exact import SHAPES, _problem
 from tests.threads import run_with_threads
+from tvm_convgrad.codegen.hardware import CPUS
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
@@ -17,6 +18,7 @@ from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.contract import planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gemm.plan import candidates, invalid, regions_of
+from tvm_convgrad.verify.interpreter import execute
 
 GEMMS = ("forward", "backward_data")
 EPILOGUES = [
@@ -35,8 +37,8 @@ FUSED = [
 ]
 
 
-def _tilings(spec, phases, count, seed):
-    every = list(candidates(spec, phases, MACHINE))
+def _tilings(spec, phases, count, seed, machine=MACHINE):
+    every = list(candidates(spec, phases, machine))
     kinds = {(t.vector_axis, t.order, t.unpacked, t.splits > 1, t.block_tiles > 1, t.tile_h > 1): t for t in every}
     return random.Random(seed).sample(list(kinds.values()), min(count, len(kinds)))
 
@@ -50,6 +52,34 @@ def test_every_kind_of_tiling_is_exact(text, channels_last, direction):
     spec = regions_of(problem, direction)[choice.plan.region]
     for tiling in _tilings(spec, spec.phases[0], 3, text):
         check_choice(problem, direction, with_tiling(choice, tiling))
+
+
+@pytest.mark.parametrize("direction", GEMMS)
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("text", ["mb2ic24ih6iw21oc17oh6ow21kh1kw1", "mb1ic19ih7iw18oc20oh7ow18kh3kw3ph1pw1"])
+def test_vectors_of_float16_are_converted_in_registers(text, channels_last, direction):
+    """In all three tensors, in place where vectors run over pixels, and whatever the CPU that the tests run on."""
+    machine = CPUS["AVX-512"]
+    problem = _problem(text, channels_last).with_dtypes("float16", "float16", "float16")
+    choice = chooser.choose(problem, direction, machine)
+    spec = regions_of(problem, direction)[choice.plan.region]
+    tilings = _tilings(spec, spec.phases[0], 3, text, machine)
+    operands, wanted = numbers_of(problem, direction, 0)
+    for tiling in tilings:
+        function = chooser.build(problem, direction, machine, with_tiling(choice, tiling), "main")
+        assert "float16x16" in str(function)
+        result = np.full_like(wanted, np.nan)
+        assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+        np.testing.assert_array_equal(result, wanted, str(tiling))
+
+
+def test_float16_is_read_in_place_by_vectors_only():
+    for channels_last, axis in ((False, "pixels"), (True, "channels")):
+        problem = _problem("mb2ic144ih56iw56oc24oh56ow56kh1kw1", channels_last).with_dtypes(*["float16"] * 3)
+        (spec,) = regions_of(problem, "forward")
+        found = [t for t in candidates(spec, spec.phases[0], CPUS["AVX-512"]) if t.unpacked]
+        assert {t.vector_axis for t in found} <= {"pixels"}
+        assert bool(found) == (axis == "pixels")
 
 
 def _prefetches(tiling, channels_last, pointwise):

@@ -113,6 +113,7 @@ def _emulated(function, arrays: list[np.ndarray], folder: Path) -> np.ndarray:
     return np.frombuffer(ran.stdout, arrays[-1].dtype).reshape(arrays[-1].shape)
 
 
+@pytest.mark.cross
 @needs_emulator
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
@@ -123,6 +124,7 @@ def test_emulated_code_is_exact(channels_last, direction, tmp_path):
     np.testing.assert_array_equal(_emulated(_function(problem, direction), arrays, tmp_path), wanted)
 
 
+@pytest.mark.cross
 @needs_emulator
 def test_emulated_floats_are_within_the_bound_of_the_sum(tmp_path):
     """A sum of n products is rounded to odd 2 n times at most, by 2^-23 of the magnitudes each time."""

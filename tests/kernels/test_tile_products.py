@@ -67,7 +67,7 @@ def _ran(function, problem: ConvProblem, direction: str, operands, tmp_path) -> 
 
 def test_the_target_decides():
     """The permission is asked for by a call of Linux: elsewhere there are dot products."""
-    wanted = {"sapphirerapids": "AMX-BF16", "graniterapids": "AMX-BF16", "cooperlake": "AVX512-BF16"}
+    wanted = {"sapphirerapids": "AMX-BF16", "graniterapids": "AMX-FP16", "cooperlake": "AVX512-BF16"}
     triple = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
     found = {mcpu: machine_of(tvm.target.Target({**triple, "mcpu": mcpu})).name for mcpu in wanted}
     assert found == wanted
@@ -77,7 +77,7 @@ def test_the_target_decides():
     assert machine_of(tvm.target.Target(windows)).name == "AVX512-BF16"
 
 
-@pytest.mark.parametrize("direction", DENSE)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("text", WIDE)
 def test_small_integers_are_exact(text, channels_last, direction):
@@ -190,7 +190,7 @@ def test_machine_code(direction, mcpu):
 
 
 @needs_tiles
-@pytest.mark.parametrize("direction", DENSE)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("text", WIDE)
 def test_executed_instructions_are_exact(text, direction, tmp_path):
     problem = _problem(text, channels_last=True)
@@ -198,7 +198,7 @@ def test_executed_instructions_are_exact(text, direction, tmp_path):
     np.testing.assert_array_equal(_ran(_function(problem, direction), problem, direction, operands, tmp_path), wanted)
 
 
-@pytest.mark.parametrize("direction", DENSE)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_random_floats_are_within_the_bound_of_the_sum(direction):
     """As dot products: two products, each exact, are added one after the other to a sum in float32."""
     problem = _problem("mb1ic34ih6oc18kh3ph1", *_types_with_float32_result(direction))
@@ -231,7 +231,7 @@ def test_refusals_say_why(text, machine, reason):
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("direction", DENSE)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_dense_layers_take_tiles(direction, layout):
     problem = _problem("mb8ic64ih56oc64kh3ph1", channels_last=layout == "NHWC")
     taken = chooser.choose(problem, direction, MACHINE)
@@ -267,7 +267,7 @@ def test_the_interpreter_refuses_what_the_hardware_refuses():
             tile_product.configure(loops, shapes)
         tile_product.load_tile(loops, 0, x, 0, 16)
         tile_product.load_tile(loops, 1, x, 0, 16)
-        tile_product.add_product(loops, 2, 0, 1)
+        tile_product.add_product(loops, 2, 0, 1, "bfloat16")
         tile_product.store_tile(loops, 2, x, 0, 16)
         if releases:
             tile_product.release(loops)

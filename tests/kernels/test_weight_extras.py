@@ -9,12 +9,15 @@ import tvm
 
 from tests.kernels.harness import NATIVE, ZONE, _zoned, compiled
 from tests.threads import run_with_threads
-from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
-from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.registry import kernel_named
+from tvm_convgrad.kernels.wgrad.spec import WgradTiling
+from tvm_convgrad.verify.interpreter import execute
 
 SHAPES = [
     "mb5ic40ih11iw9oc37oh11ow9kh3kw3ph1pw1",
@@ -84,6 +87,29 @@ def test_other_types(dtype):
         problem = problem_of(SHAPES[0], layout).with_dtypes(dtype, dtype, dtype)
         epilogue = Epilogue(bias_grad=True, accumulate=True, bias_accumulate=dtype == "float16")
         check(problem, built(problem, epilogue), epilogue)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", SHAPES[1::2])
+@pytest.mark.parametrize("changes", [{}, {"scalars_packed": True}, {"transposed": True}], ids=str)
+def test_vectors_of_float16_are_converted_in_registers(text, layout, changes):
+    """Panels of X and dY, im2col rows and vectors of dW; without a pass over dY if it is packed."""
+    problem = problem_of(text, layout).with_dtypes("float16", "float16", "float16")
+    machine = CPUS["AVX-512"]
+    kernel = kernel_named("implicit GEMM", "backward_weight")
+    plan = kernel.plan(problem, "backward_weight", machine)
+    if changes:
+        plan = replace(plan, tilings=(replace(WgradTiling(3, 1, 3, 1, 2, 1, parallel=False), **changes),))
+    if kernel.invalid(problem, "backward_weight", plan, machine):
+        pytest.skip("not for this problem")
+    function = kernel.emit(problem, "backward_weight", plan, machine, "main", NO_EPILOGUE)
+    code = str(function)
+    assert "float16x16" in code
+    assert "grad_sums" not in code or not plan.tilings[0].scalars_packed
+    operands, wanted = numbers_of(problem, "backward_weight", 0)
+    result = np.full_like(wanted, np.nan)
+    assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+    np.testing.assert_array_equal(result, wanted)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

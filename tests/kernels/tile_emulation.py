@@ -99,7 +99,26 @@ define linkonce_odr hidden float @half(i32 %word, i1 %high) {
   ret float %v
 }
 
-define linkonce_odr hidden void @multiply(i32 %c, i32 %a, i32 %b) {
+define linkonce_odr hidden float @half16(i32 %word, i1 %high) {
+  %top = lshr i32 %word, 16
+  %bits = select i1 %high, i32 %top, i32 %word
+  %low = trunc i32 %bits to i16
+  %v = bitcast i16 %low to half
+  %r = fpext half %v to float
+  ret float %r
+}
+
+define linkonce_odr hidden float @element_of(i32 %word, i1 %high, i1 %float16) {
+  br i1 %float16, label %half, label %bfloat
+half:
+  %h = call float @half16(i32 %word, i1 %high)
+  ret float %h
+bfloat:
+  %b = call float @half(i32 %word, i1 %high)
+  ret float %b
+}
+
+define linkonce_odr hidden void @multiply(i32 %c, i32 %a, i32 %b, i1 %float16) {
 entry:
   %m = call i32 @rows(i32 %c)
   %n = call i32 @words(i32 %c)
@@ -123,15 +142,15 @@ words:
   %w = phi i32 [ 0, %rows ], [ %w1, %next_word ]
   %ap = call ptr @element(i32 %a, i32 %i, i32 %w)
   %av = load i32, ptr %ap
-  %al = call float @half(i32 %av, i1 false)
-  %ah = call float @half(i32 %av, i1 true)
+  %al = call float @element_of(i32 %av, i1 false, i1 %float16)
+  %ah = call float @element_of(i32 %av, i1 true, i1 %float16)
   br label %columns
 columns:
   %j = phi i32 [ 0, %words ], [ %j1, %columns ]
   %bp = call ptr @element(i32 %b, i32 %w, i32 %j)
   %bv = load i32, ptr %bp
-  %bl = call float @half(i32 %bv, i1 false)
-  %bh = call float @half(i32 %bv, i1 true)
+  %bl = call float @element_of(i32 %bv, i1 false, i1 %float16)
+  %bh = call float @element_of(i32 %bv, i1 true, i1 %float16)
   %cp = call ptr @element(i32 %c, i32 %i, i32 %j)
   %old = load float, ptr %cp
   %first = call float @llvm.fma.f32(float %al, float %bl, float %old)
@@ -168,7 +187,9 @@ BODIES = {
     "store": """
   call void @move(i32 {0}, ptr %at, i64 %stride, i1 true)""",
     "dot": """
-  call void @multiply(i32 {0}, i32 {1}, i32 {2})""",
+  call void @multiply(i32 {0}, i32 {1}, i32 {2}, i1 false)""",
+    "half": """
+  call void @multiply(i32 {0}, i32 {1}, i32 {2}, i1 true)""",
 }
 DEFINED = re.compile(rf"define [^@]*@({PREFIX}_(\w+?)((?:_\d+)*))(\([^)]*\))[^{{]*{{.*?\n}}", re.DOTALL)
 
@@ -180,7 +201,7 @@ def emulated(function: tirx.PrimFunc, *, granted: bool = True) -> tirx.PrimFunc:
 
     def replaced(match: re.Match[str]) -> str:
         name, what, numbers, parameters = match.groups()
-        if what == "ready":
+        if what in ("ready", "ready_half"):
             return f"define linkonce_odr hidden i32 @{name}() {{\n  ret i32 {int(granted)}\n}}"
         body = BODIES[what].format(*numbers.split("_")[1:])
         return f"define linkonce_odr hidden void @{name}{parameters} {{{body}\n  ret void\n}}"

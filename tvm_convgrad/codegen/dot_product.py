@@ -80,8 +80,22 @@ def words(low: Expr, high: Expr) -> Expr:
     lanes = lanes_of(low)
     if lanes > 1:
         return contiguous_words(shuffle(low, high, [lanes * (i % 2) + i // 2 for i in range(2 * lanes)]))
+    return joined_words(low, high)
+
+
+def joined_words(low: Expr, high: Expr) -> Expr:
+    """The same by a shift: vectors that are the first of one word and the second of another are extended once."""
+    lanes = lanes_of(low)
     bits = tir.bitwise_or(_wide(low), tir.shift_left(_wide(high), _number(16, lanes)))
     return tir.reinterpret(_vector(WORD, lanes), bits)
+
+
+def high_halves(low: Expr, high: Expr) -> Expr:
+    """The words of two vectors of float32 that are numbers of bfloat16."""
+    lanes = lanes_of(low)
+    first, second = (tir.reinterpret(_vector("uint32", lanes), each) for each in (low, high))
+    bits = tir.bitwise_and(second, _number(0xFFFF0000, lanes))
+    return tir.reinterpret(_vector(WORD, lanes), tir.bitwise_or(tir.shift_right(first, _number(16, lanes)), bits))
 
 
 def word_at(buffer: Buffer, index: Index) -> Expr:
@@ -159,6 +173,8 @@ __all__ = [
     "contiguous_words",
     "dot_product",
     "halves_apart",
+    "high_halves",
+    "joined_words",
     "low_half",
     "narrowed",
     "widened",

@@ -122,6 +122,15 @@ CPUS = {
             dots=("bfloat16",),
             tiles=("bfloat16",),
         ),
+        Machine(
+            "AMX-FP16",
+            64,
+            32,
+            has_masks=True,
+            has_half_masks=tir.HALF_VECTORS,
+            dots=("bfloat16",),
+            tiles=("bfloat16", "float16"),
+        ),
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),
         Machine("NEON", 16, 32, 1 << 19),
@@ -201,7 +210,8 @@ def _machine(described: str) -> Machine | None:
             halves = tir.HALF_VECTORS and "avx512bw" in features
             # The permission to use tiles is asked for by a call of Linux.
             tiles = dots and {"amx-tile", "amx-bf16"} <= features and "linux" in triple
-            name = "AMX-BF16" if tiles else "AVX512-BF16" if dots else "AVX-512"
+            tile_name = "AMX-FP16" if "amx-fp16" in features else "AMX-BF16"
+            name = tile_name if tiles else "AVX512-BF16" if dots else "AVX-512"
             return replace(CPUS[name], parts=parts, has_half_masks=halves)
         if "avx2" in features and "fma" in features:
             return replace(CPUS["AVX2"], parts=parts)

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of tiles of bfloat16 that are summed in float32: TDPBF16PS of AMX-BF16.
+"""Products of tiles of 16-bit numbers that are summed in float32: TDPBF16PS of AMX-BF16, TDPFP16PS of AMX-FP16.
 
 A CPU with AMX has REGISTERS tile registers of up to ROWS rows of 64 bytes. A row holds up to WORDS words
 (`dot_product`), or as many sums in float32. One instruction does, for all rows m of A and all columns n of B,
 
     C[m, n] += sum over words k of  A[m, k].low * B[k, n].low + A[m, k].high * B[k, n].high
 
-It takes denormals as zero, flushes denormal sums to zero and rounds to nearest even. The shapes of the registers are a
+That of bfloat16 takes denormals as zero, that of float16 does not; both flush denormal sums to zero and round to
+nearest even. The shapes of the registers are a
 state of the thread, which `configure` sets and `release` clears: whoever uses tiles in the same thread later, such as
 another library, sets its own. So a work item of a kernel sets them once, and clears them at its end.
 
 Linux keeps no tiles for a process that has not asked for them. `ready` asks on the first call in a process, with
 arch_prctl(ARCH_REQ_XCOMP_PERM), and keeps the answer. It is no where the CPU has no AMX, and where a hypervisor, Linux
-(before 5.16) or a seccomp filter does not allow it.
+(before 5.16) or a seccomp filter does not allow it. For float16 it asks the CPU as well: code that is made for Granite
+Rapids is also loaded on Sapphire Rapids, which has no such product.
 """
 
 from __future__ import annotations
@@ -37,17 +39,22 @@ PREFIX = "convgrad_tile"
 _CLOBBERED = "~{rcx},~{r11},~{memory}"
 """What a call of Linux changes besides the register of its result."""
 
-READY_CODE = f"""
-@{PREFIX}_granted = linkonce_odr hidden global i32 0
-define linkonce_odr hidden i32 @{PREFIX}_ready() noinline {{
-  %known = load atomic i32, ptr @{PREFIX}_granted monotonic, align 4
+
+def _asked_once(variable: str, function: str, question: str) -> str:
+    """A function of LLVM IR that asks on the first call of a process, and keeps the answer.
+
+    Args:
+        variable: that keeps it: 0 before the first call, then 1 for yes and 2 for no.
+        question: lines, each after a line break, that make `%answer`, 1 or 2.
+    """
+    return f"""
+@{variable} = linkonce_odr hidden global i32 0
+define linkonce_odr hidden i32 @{function}() noinline {{
+  %known = load atomic i32, ptr @{variable} monotonic, align 4
   %asked = icmp ne i32 %known, 0
   br i1 %asked, label %done, label %ask
-ask:
-  %failed = call i64 asm sideeffect "syscall", "={{ax}},{{ax}},{{di}},{{si}},{_CLOBBERED}"(i64 158, i64 4131, i64 18)
-  %none = icmp eq i64 %failed, 0
-  %answer = select i1 %none, i32 1, i32 2
-  store atomic i32 %answer, ptr @{PREFIX}_granted monotonic, align 4
+ask:{question}
+  store atomic i32 %answer, ptr @{variable} monotonic, align 4
   br label %done
 done:
   %found = phi i32 [ %known, %0 ], [ %answer, %ask ]
@@ -56,7 +63,32 @@ done:
   ret i32 %r
 }}
 """
+
+
+READY_CODE = _asked_once(
+    f"{PREFIX}_granted",
+    f"{PREFIX}_ready",
+    f"""
+  %failed = call i64 asm sideeffect "syscall", "={{ax}},{{ax}},{{di}},{{si}},{_CLOBBERED}"(i64 158, i64 4131, i64 18)
+  %none = icmp eq i64 %failed, 0
+  %answer = select i1 %none, i32 1, i32 2""",
+)
 """`ready` as a function: arch_prctl is call 158 of Linux on x86-64, ARCH_REQ_XCOMP_PERM 4131, tile data feature 18."""
+
+READY_HALF_CODE = _asked_once(
+    f"{PREFIX}_granted_half",
+    f"{PREFIX}_ready_half",
+    f"""
+  %words = call {{ i32, i32, i32, i32 }} asm "cpuid", "={{ax}},={{bx}},={{cx}},={{dx}},{{ax}},{{cx}}"(i32 7, i32 1)
+  %word = extractvalue {{ i32, i32, i32, i32 }} %words, 0
+  %bit = and i32 %word, 2097152
+  %has = icmp ne i32 %bit, 0
+  %granted = call i32 @{PREFIX}_ready()
+  %tiles = icmp ne i32 %granted, 0
+  %both = and i1 %has, %tiles
+  %answer = select i1 %both, i32 1, i32 2""",
+)
+"""`ready` for float16: bit 21 of EAX of CPUID's leaf 7, subleaf 1, is AMX-FP16."""
 
 DECLARATIONS = """
 declare void @llvm.x86.ldtilecfg(ptr)
@@ -66,7 +98,10 @@ declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
 """
-"""The intrinsics."""
+"""The intrinsics of AMX-BF16."""
+
+HALF_DECLARATION = "declare void @llvm.x86.tdpfp16ps(i8 immarg, i8 immarg, i8 immarg)\n"
+"""That of AMX-FP16."""
 
 _INTRINSICS = {
     "configure": "ldtilecfg",
@@ -75,6 +110,7 @@ _INTRINSICS = {
     "load": "tileloadd64",
     "store": "tilestored64",
     "dot": "tdpbf16ps",
+    "half": "tdpfp16ps",
 }
 """The intrinsic of each helper."""
 
@@ -82,10 +118,18 @@ _PARAMETERS = {"configure": "ptr %at", "load": "ptr %at, i64 %stride", "store": 
 """The parameters of those helpers that have any."""
 
 
-def ready(loops: Loops) -> Expr:
-    """The condition that the process may use tiles, which is evaluated once, where this is called."""
-    loops.helper(f"{PREFIX}_ready", READY_CODE)
-    return loops.let(tir.call_helper("int32", f"{PREFIX}_ready"), "tiles_granted") > 0
+_PRODUCTS = {"bfloat16": "dot", "float16": "half"}
+"""The helper that multiplies tiles of a type."""
+
+
+def ready(loops: Loops, dtype: str) -> Expr:
+    """The condition that the process may use tiles of a type, which is evaluated once, where this is called."""
+    name = f"{PREFIX}_ready"
+    loops.helper(name, READY_CODE)
+    if dtype == "float16":
+        name = f"{PREFIX}_ready_half"
+        loops.helper(name, READY_HALF_CODE)
+    return loops.let(tir.call_helper("int32", name), "tiles_granted") > 0
 
 
 def configure(loops: Loops, shapes: Sequence[tuple[int, int]]) -> None:
@@ -124,15 +168,17 @@ def store_tile(loops: Loops, register: int, buffer: Buffer, at: Index, stride: i
     _call(loops, "store", (register,), tir.address_of(buffer[expr(at)]), tir.IntImm("int64", 4 * stride))
 
 
-def add_product(loops: Loops, sums: int, a: int, b: int) -> None:
-    """Add the product of registers `a` and `b` to register `sums`."""
-    _call(loops, "dot", (sums, a, b))
+def add_product(loops: Loops, sums: int, a: int, b: int, dtype: str) -> None:
+    """Add the product of registers `a` and `b`, of words of two numbers of a type, to register `sums`."""
+    _call(loops, _PRODUCTS[dtype], (sums, a, b))
 
 
 def _call(loops: Loops, what: str, registers: tuple[int, ...], *arguments: Expr) -> None:
     """Call a helper; the numbers of registers, which are a part of the instruction, are a part of its name."""
     name = "_".join((PREFIX, what, *map(str, registers)))
     loops.helper(PREFIX, DECLARATIONS)
+    if what == _PRODUCTS["float16"]:
+        loops.helper(f"{PREFIX}_half", HALF_DECLARATION)
     passed = ", ".join((*(f"i8 {number}" for number in registers), *_PARAMETERS.get(what, "").split(", ")))
     loops.helper(
         name,

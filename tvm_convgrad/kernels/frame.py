@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from types import MappingProxyType
 
 from tvm_convgrad.codegen.dot_product import HALF, WORD
@@ -69,6 +70,7 @@ class KernelFrame:
             self.batch = self.loops.batch(variable, max(panel, *(sizes[name] for name in batched)))
             for name in batched:
                 sizes[name] = self.batch * sizes[name] if batch_first else sizes[name] * self.batch
+        self._sizes = sizes
         views = {p.name: self._view(p, sizes[p.name], operands.get(p.name, "")) for p in self.parameters}
         self.halves: dict[str, Buffer] = {}
         if operands or halves:
@@ -79,6 +81,14 @@ class KernelFrame:
 
     def _view(self, parameter: Buffer, size: Index, dtype: str) -> Buffer:
         return self.loops.flat(parameter, quotient(size, 2) if dtype == WORD else size, dtype)
+
+    def plain(self) -> KernelFrame:
+        """The same frame in which no tensor is viewed as another type."""
+        other = copy(self)
+        views = {p.name: self._view(p, self._sizes[p.name], "") for p in self.parameters}
+        other.tensors = tuple(view for name, view in views.items() if name not in ("bias", "bias_grad"))
+        other.halves = {}
+        return other
 
     def numbers(self, name: str, buffer: Buffer, dtype: str, machine: Machine) -> Numbers:
         """A result or bias, by the parameter's name and its flat view, as numbers of the type of sums."""
@@ -113,21 +123,23 @@ def conv_frame(
     return KernelFrame(every, epilogue, spec.batch, panel, operands=views, halves=halves)
 
 
-def wgrad_frame(problem: ConvProblem, batch: int, epilogue: Epilogue, *, halves: bool = False) -> KernelFrame:
+def wgrad_frame(
+    problem: ConvProblem, batch: int, epilogue: Epilogue, *, halves: bool = False, dtype: str = "bfloat16"
+) -> KernelFrame:
     """The frame (grad, data, weight's gradient[, bias gradient]) of wgrad, planned for a batch.
 
-    With `halves` tensors of bfloat16 are viewed as HALF.
+    With `halves` operands of type `dtype` and results of bfloat16 are viewed as HALF.
     """
     shapes = {name: problem.tensors[name] for name in ("grad", "data", "weight")}
     if epilogue.bias_grad:
         shapes["bias_grad"] = ((problem.out_channels,), shapes["weight"][1])
-    views = _halves({name: shapes[name] for name in ("grad", "data")}) if halves else {}
+    views = _halves({name: shapes[name] for name in ("grad", "data")}, dtype) if halves else {}
     return KernelFrame(shapes, epilogue, batch, batch_first=True, operands=views, halves=halves)
 
 
-def _halves(operands: Shapes) -> Mapping[str, str]:
-    """The views of operands that are bfloat16, as HALF."""
-    return {name: HALF for name, (_, dtype) in operands.items() if dtype == "bfloat16"}
+def _halves(operands: Shapes, dtype: str = "bfloat16") -> Mapping[str, str]:
+    """The views of operands of a type, as HALF."""
+    return {name: HALF for name, (_, own) in operands.items() if own == dtype}
 
 
 __all__ = ["KernelFrame", "conv_frame", "wgrad_frame"]

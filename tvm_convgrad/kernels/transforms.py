@@ -19,16 +19,16 @@ _allowed: ContextVar[bool] = ContextVar("tvm_convgrad_transforms", default=False
 
 @contextmanager
 def allow_transforms(allowed: bool = True) -> Iterator[None]:
-    """A context in which 3x3 kernels may compute by Winograd's transform, where that is estimated to be faster.
+    """A context manager that allows Winograd's transform for 3x3 kernels, where it is estimated to be faster.
 
-    The transform needs fewer multiplications and rounds more: an element's rounding depends on the other elements of
-    its tile, and an infinite element makes all of its tile NaN. So it is off unless a program is compiled in here.
+    The transform needs fewer multiplications, but rounds more: the rounding error of an element depends on the other
+    elements of its tile, and an infinite element makes the whole tile NaN. It is therefore disabled by default.
 
     Args:
-        allowed: False forbids it again inside an outer block.
+        allowed: False disables it inside an outer block that allows it.
 
     Returns:
-        A context manager; it holds for what this thread (or asyncio task) compiles inside the block.
+        A context manager; it applies to what the current thread (or asyncio task) compiles inside the block.
 
     Example:
         >>> import numpy as np

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from tvm_convgrad.codegen.dot_product import HALF, LANES, as_number, narrowed
+from tvm_convgrad.codegen.dot_product import HALF, LANES, as_number, dot_product, narrowed
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Index, Loops, convert, lanes_of, load, load_masked, zero
 from tvm_convgrad.codegen.tir import Buffer, Expr
@@ -47,6 +47,11 @@ def accumulate(loops: Loops, register: Buffer, value: Expr) -> None:
     loops.store(register, 0, load(register, 0, lanes_of(value)) + value)
 
 
+def accumulate_words(loops: Loops, register: Buffer, a: Expr, b: Expr) -> None:
+    """Add the dot products of two vectors of words to an accumulator."""
+    loops.store(register, 0, dot_product(loops, load(register, 0, lanes_of(a)), a, b))
+
+
 def where(loops: Loops, condition: Expr | None) -> AbstractContextManager[None]:
     """Statements that run only if the condition holds; without a condition, always."""
     return nullcontext() if condition is None else loops.when(condition)
@@ -57,6 +62,11 @@ def moves_vectors(machine: Machine, dtype: str, sums: str) -> bool:
     if dtype == sums:
         return machine.has_masks
     return sums == "float32" and DTYPE_BYTES[dtype] == 2 and machine.has_half_masks
+
+
+def converts_halves(machine: Machine, dtype: str, sums: str) -> bool:
+    """Whether vectors of a tensor's elements are float16, loaded and stored as such, and converted in registers."""
+    return dtype == "float16" and moves_vectors(machine, dtype, sums)
 
 
 def element_bytes(buffer: Buffer) -> int:
@@ -119,6 +129,7 @@ __all__ = [
     "Numbers",
     "accumulate",
     "accumulators",
+    "converts_halves",
     "element_bytes",
     "load_vector",
     "moves_vectors",

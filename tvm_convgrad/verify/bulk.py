@@ -8,13 +8,10 @@ The caller compiles some batches as users compile (`optimised=True`).
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +21,8 @@ from tvm.target import Target
 from tvm_ffi import Function
 
 import tvm_convgrad
-from relax_ops.compat import FUSES_FORMULAS, SHRINKS_BUFFERS
 from relax_ops.program import directions_module
+from relax_ops.single_run import quick_machine
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
@@ -33,9 +30,6 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import forced
 
 Array = np.ndarray[Any, Any]
-
-QUICK_CONFIG = {"tirx.disable_assert": True}
-"""The config of a PassContext in which kernels do not check arguments."""
 
 _PAGE_INTS = 1024  # the runtime's pool hands out memory in pages of 4 KiB
 
@@ -93,44 +87,6 @@ def _compile(
                 tvm.compile(module, native_target() if target == "native" else target), tvm.cpu()
             )
         return quick_machine(module, target)
-
-
-def quick_machine(module: tvm.IRModule, target: str | Target = "llvm") -> relax.VirtualMachine:
-    """A VirtualMachine on this CPU of what `quick_executable` compiles; arguments as there."""
-    return linked(quick_executable(module, target))
-
-
-def linked(executable: relax.VMExecutable) -> relax.VirtualMachine:
-    """A VirtualMachine of an executable, linked and loaded as a library.
-
-    LLVM's compiler in memory takes three times as long to generate code as its writer of objects and a linker.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "linked.so")
-        executable.export_library(path)
-        library = tvm.runtime.load_module(path)
-    return relax.VirtualMachine(library, tvm.cpu())
-
-
-def quick_executable(module: tvm.IRModule, target: str | Target = "llvm") -> relax.VMExecutable:
-    """An executable for this CPU of an IRModule, compiled for a single run: fused, checks and optimiser off.
-
-    Args:
-        module: what to compile.
-        target: of kind llvm, or "native".
-    """
-    described = json.loads(str(native_target() if target == "native" else tvm.target.Target(target)))
-    target = tvm.target.Target({**described, "opt-level": 0})
-    with tvm.transform.PassContext(config=QUICK_CONFIG, disabled_pass=SHRINKS_BUFFERS), target:
-        for make in ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR") if _fuses(module) else ():
-            module = getattr(relax.transform, make)()(module)
-        return tvm.compile(module, target)
-
-
-def _fuses(module: tvm.IRModule) -> bool:
-    """Whether TVM can fuse a module's operators: 0.26 cannot where extents are formulas, such as h - 2."""
-    functions = [function for function in module.functions.values() if isinstance(function, relax.Function)]
-    return FUSES_FORMULAS or not any(relax.analysis.defined_symbolic_vars(function) for function in functions)
 
 
 def _run(function: Function, operands: Sequence[Array], case: Case) -> Array:

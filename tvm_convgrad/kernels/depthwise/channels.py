@@ -34,11 +34,13 @@ from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, Finish, PanelMover, pack_weights, repeat_member
+from tvm_convgrad.kernels.depthwise.channel_words import add_pairs, pack_words
+from tvm_convgrad.kernels.depthwise.column_terms import has_dots
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds, tap_run, valid_taps
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec, Phase
-from tvm_convgrad.kernels.vectors import Numbers, accumulate, accumulators
+from tvm_convgrad.kernels.vectors import Numbers, accumulate, accumulators, load_vector
 
 PREFETCH_TILES = 8
 """Register tiles from what is summed to what is prefetched: some rows of a block of channels."""
@@ -105,6 +107,9 @@ class ChannelsKernel(DepthwiseKernel):
         within = spec.weight_result_stride if self.each > 1 else 0
         channels = ChannelMap(self.channels, self.multiple, spec.weight_group_stride, inner, self.each, within)
         self.packed = pack_weights(loops, self.machine, self.weight, spec.weight, self.kernel, self.dtype, channels)
+        self.words: Buffer | None = None
+        if tiling.in_place and self.each == 1 and has_dots(spec, self.machine):
+            self.words = pack_words(loops, self.packed, spec, self.kernel, self.blocks, self.lanes)
         depths = -(-spec.result.extents[0] // spec.out_step[0])
         splits = -(-self.blocks // self._blocks_per_split()) if tiling.in_place else self.blocks
         with loops.loop(self.frame.batch * (depths * self.slabs * splits), "item", self.kind) as item:
@@ -336,9 +341,9 @@ class ChannelsKernel(DepthwiseKernel):
             w = w + ((run_d.k + td * run_d.k_step) * kernel_h + run_h.k + th * run_h.k_step) * kernel_w
             w = loops.let(expr(weights + w * lanes), "w_row")
 
-            def factor(tap: int, member: int = 0) -> Expr:
+            def factor(tap: int, member: int = 0, packed: Buffer | None = None) -> Expr:
                 place = member * self.taps + run_w.k + tap * run_w.k_step
-                return loops.let(load(self.packed, w + place * lanes, lanes), "factor")
+                return loops.let(load(self.packed if packed is None else packed, w + place * lanes, lanes), "factor")
 
             def read(column: int) -> Expr:
                 return source.tensor.load(at + column * source.column, lanes, mask)
@@ -348,6 +353,17 @@ class ChannelsKernel(DepthwiseKernel):
                 for tap, pixels in enumerate(valid)
                 for i in pixels
             }
+            if self.words is not None:
+                halves, words = source.tensor.buffer, self.words
+                add_pairs(
+                    loops,
+                    tile,
+                    valid,
+                    columns,
+                    lambda column: load_vector(halves, at + column * source.column, lanes, mask),
+                    (factor, lambda tap: factor(tap, packed=words)),
+                )
+                return
             if self.each == 1:
                 for tap, pixels in enumerate(valid):
                     by = factor(tap) if pixels else None

@@ -135,7 +135,9 @@ def _conv_tiling(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> Chan
     # Slabs of equal size.
     count = -(-height // slab_h)
     slab_h = -(-height // (count * step)) * step
-    return ChannelsTiling(in_place, pixels, slab_h, channel_splits, in_place and _from_memory(problem, PREFETCH_FROM))
+    # Smaller elements spread over as many rows and pages, which hardware prefetchers do not follow either.
+    limit = PREFETCH_FROM * DTYPE_BYTES[spec.source.dtype] // element
+    return ChannelsTiling(in_place, pixels, slab_h, channel_splits, in_place and _from_memory(problem, limit))
 
 
 def conv_refusal(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> str:

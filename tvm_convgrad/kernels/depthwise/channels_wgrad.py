@@ -39,6 +39,8 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.channel_panels import PanelMover, repeat_member
+from tvm_convgrad.kernels.depthwise.channel_words import add_pixel_pairs
+from tvm_convgrad.kernels.depthwise.column_terms import has_wgrad_dots
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.vectors import Numbers, accumulate, accumulators, load_vector, moves_vectors
@@ -121,6 +123,7 @@ class ChannelsWgrad(DepthwiseWgrad):
         self.channels = problem.in_channels
         self.multiplier = problem.out_channels // problem.groups
         self.each = problem.in_channels // problem.groups
+        self.dots = self.tiling.in_place and self.each == 1 and has_wgrad_dots(problem, machine)
         self.blocks = -(-self.channels // self.lanes)
         self.block_size = self.multiplier * self.taps * self.lanes
         self.bias = bias_gradient(frame, machine, self.dy_view, self.dtype, problem.out_channels)
@@ -300,6 +303,9 @@ class ChannelsWgrad(DepthwiseWgrad):
                 with loops.loop(repeats, "piece") as piece:
                     place = loops.let(expr(x_at + (start + piece * size) * (step * data.column)), "x_at")
                     grad_place = loops.let(expr(dy_at + (start + piece * size) * grad.column), "dy_at")
+                    if self.dots:
+                        self._add_pairs(tile, data, grad, (place, grad_place), size, valid, slab.mask)
+                        continue
                     for i in range(size):
                         in_bounds = [k for k in range(kernel_w) if i in valid[k]]
                         if not in_bounds:
@@ -316,6 +322,31 @@ class ChannelsWgrad(DepthwiseWgrad):
             for copy in range(copies):
                 total = total + load(tile[copy, m, k], 0, lanes)
             loops.store(sums, sum_at, total)
+
+    def _add_pairs(
+        self,
+        tile: dict[tuple[int, int, int], Buffer],
+        data: _Operand,
+        grad: _Operand,
+        places: tuple[Index, Index],
+        size: int,
+        valid: list[list[int]],
+        mask: Expr | None,
+    ) -> None:
+        """Add a piece's products by dot products; `places` are those of its first pixel in X and dY."""
+        x_place, dy_place = places
+        step, dilation, low, width = self.strides[2], self.dilation[2], self.low[2], self.kernel[2]
+        add_pixel_pairs(
+            self.loops,
+            [{k: tile[copy, 0, k] for k in range(width)} for copy in range(self.tiling.copies)],
+            size,
+            valid,
+            lambda i, k: i * step + k * dilation - low,
+            (
+                lambda i: load_vector(grad.buffer, dy_place + i * grad.column, self.lanes, mask),
+                lambda column: load_vector(data.buffer, x_place + column * data.column, self.lanes, mask),
+            ),
+        )
 
     def _read(self, buffer: Buffer, place: Index, mask: Expr | None) -> Expr:
         """A vector of contiguous channels in the type of sums."""

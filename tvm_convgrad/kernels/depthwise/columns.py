@@ -6,7 +6,8 @@
 Both tensors are read and written in place. The register tile is one vector of columns of some result rows; each vector
 of the source is read once for each column tap and serves all rows of the tile. Rows outside of the source are skipped
 by the code of border tiles, columns outside are zeros of masked loads. Strides of two separate even and odd lanes in
-forward, and interleave those of two phases in dgrad.
+forward, and interleave those of two phases in dgrad. Where the CPU has dot products of bfloat16, two column taps are
+one term: lanes are words of a column and of that of the next tap.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import as_number
+from tvm_convgrad.codegen.dot_product import as_number, word_at, words
 from tvm_convgrad.codegen.loops import (
     Index,
     expr,
@@ -25,17 +26,21 @@ from tvm_convgrad.codegen.loops import (
     smaller,
     splat,
 )
-from tvm_convgrad.codegen.tir import Expr
+from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
+from tvm_convgrad.kernels.depthwise.column_terms import Term, Terms, column_terms, uses_dots
 from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
 from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec
-from tvm_convgrad.kernels.vectors import accumulate, accumulators
+from tvm_convgrad.kernels.vectors import accumulate, accumulate_words, accumulators
 
 UNROLLED_TAPS = 16
 """Taps of a kernel's (h, w) up to which each has code of its own; of more, column taps are a loop."""
+
+UNROLLED_PRODUCTS = 200
+"""The same for the multiply-adds of vectors of several rows, whose masks are constants without a loop."""
 
 
 @dataclass(frozen=True)
@@ -119,26 +124,28 @@ class _Rows:
         spec = self.spec
         self.lanes, self.dtype = kernel.lanes, kernel.dtype
         self.count = max(column.count for column in columns)
-        self.offsets = sorted({offset for column in columns for _, offset in column.taps})
+        self.dots = uses_dots(spec, kernel.machine)
+        self.terms = [column_terms(column.taps, self.dots) for column in columns]
+        self.per_vector = kernel.tiling.rows_per_vector
         taps = len(row.taps) * sum(len(column.taps) for column in columns)
         self.is_rolled = is_rolled(spec, taps)
-        self.per_vector = kernel.tiling.rows_per_vector
+        self.pieces = row_pieces(spec, row, kernel.tiling.tile_h, self.per_vector)
+        self.has_loop = has_loop(self.pieces, self.terms[0], self.per_vector)
         widths = self.count, spec.source.extents[2]
         self.reader = RowReader(self.loops, self.lanes, self.dtype, spec.in_step[2], *widths)
         self.is_single = kernel.inputs == 1 and len(depth.taps) == 1  # then a slice's weights are read once
-        self.is_empty = not (depth.taps and row.taps and self.offsets)
+        self.is_empty = not (depth.taps and row.taps and any(self.terms))
 
     def emit(self, place: _Slice) -> None:
         """Tiles of rows, in runs that have the same code."""
         loops, splits = self.loops, self.kernel.tiling.split_h
-        pieces = row_pieces(self.spec, self.row, self.kernel.tiling.tile_h, self.per_vector)
-        tiles = sum(piece.repeats for piece in pieces)
+        tiles = sum(piece.repeats for piece in self.pieces)
         per_split = -(-tiles // splits)
         before = 0
         factors = None
         if self.is_single and not self.is_rolled and not self.is_empty:
             factors = self._factors(self._weights_at(place.weight, 0, place.taps[0]))
-        for piece in pieces:
+        for piece in self.pieces:
             first, count = 0, piece.repeats
             if splits > 1:
                 first = loops.let(tir.max(expr(place.split * per_split - before), expr(0)), "first_tile")
@@ -152,7 +159,7 @@ class _Rows:
             before += piece.repeats
 
     def _tile(
-        self, q: Index, x: Index, piece: Piece, place: _Slice, factors: dict[tuple[int, int], Expr] | None
+        self, q: Index, x: Index, piece: Piece, place: _Slice, factors: dict[tuple[int, Term], Expr] | None
     ) -> None:
         """The register tile of a piece's rows from q on, at the vector of columns from x on."""
         loops, spec, lanes, kernel = self.loops, self.spec, self.lanes, self.kernel
@@ -190,20 +197,26 @@ class _Rows:
         at = weight + j * spec.weight_source_stride + (run.k + td * run.k_step) * spec.weight.spatial[0]
         return self.loops.let(expr(at), "weights")
 
-    def _factor(self, at: Index, k_h: int, k_w: Index) -> Expr:
-        """A weight in all lanes."""
+    def _factor(self, at: Index, k_h: int, term: Term) -> Expr:
+        """A weight in all lanes, or a word of two."""
         _, height, width = self.spec.weight.spatial
-        value = as_number(load(self.kernel.weight, at + k_h * height + k_w * width), self.dtype)
+        weight, place, step = self.kernel.weight, at + k_h * height + term.k * width, term.k_step * width
+        if not term.apart:
+            value = as_number(load(weight, place), self.dtype)
+        elif step == 1:
+            value = word_at(weight, place)
+        else:
+            value = words(load(weight, place), load(weight, place + step))
         return self.loops.let(splat(value, self.lanes), "factor")
 
-    def _factors(self, at: Index) -> dict[tuple[int, int], Expr]:
-        """All weights of the phase, by the kernel's (h, w)."""
-        return {
-            (k_h, k_w): self._factor(at, k_h, k_w)
-            for k_h, _ in self.row.taps
-            for column in self.columns
-            for k_w, _ in column.taps
-        }
+    def _factors(self, at: Index) -> dict[tuple[int, Term], Expr]:
+        """All weights of the phase, by the kernel's row and the term of columns."""
+        every = {term for column in self._each_term() for term in column}
+        return {(k_h, term): self._factor(at, k_h, term) for k_h, _ in self.row.taps for term in sorted(every)}
+
+    def _each_term(self) -> list[list[Term]]:
+        """The terms of each phase of columns, one by one."""
+        return [[terms.at(i) for terms in column for i in range(terms.number)] for column in self.terms]
 
     def _sum(
         self,
@@ -212,7 +225,7 @@ class _Rows:
         at: Index,
         x: Index,
         weights: Index,
-        factors: dict[tuple[int, int], Expr] | None,
+        factors: dict[tuple[int, Term], Expr] | None,
     ) -> None:
         """Add the products of an input and a depth tap."""
         loops, spec = self.loops, self.spec
@@ -223,36 +236,73 @@ class _Rows:
                 rows.setdefault(i * self.per_vector * spec.in_step[1] + offset, []).append((i, k_h))
         pitch = spec.source.spatial[1]
         if self.is_rolled:
-            (column,) = self.columns
-            run = tap_run(column.taps)
-            with loops.loop(len(column.taps), "kw") as kw:
-                number = run.k + kw * run.k_step
-                of_row = {k_h: self._factor(weights, k_h, number) for k_h, _ in self.row.taps}
-                offset = loops.let(expr(run.offset + kw * run.offset_step), "offset")
-                for s in sorted(rows):
-                    (value,) = self._read(s, at + s * pitch, x, [offset])
-                    value = loops.let(value, "row")
-                    for i, k_h in rows[s]:
-                        accumulate(loops, tile[i, 0], value * of_row[k_h])
+            (of_columns,) = self.terms
+            for terms in of_columns:
+                if self.has_loop:
+                    with loops.loop(terms.number, "kw") as kw:
+                        term = terms.at(kw)
+                        term = term._replace(offset=loops.let(expr(term.offset), "offset"))
+                        self._sum_term(tile, rows, at, x, weights, term)
+                    continue
+                for number in range(terms.number):
+                    self._sum_term(tile, rows, at, x, weights, terms.at(number))
             return
         factors = self._factors(weights) if factors is None else factors
+        columns = self._each_term()
+        read = sorted({(term.offset, term.apart) for column in columns for term in column})
         for s in sorted(rows):
-            values = self._read(s, at + s * pitch, x, self.offsets)
-            for wanted, value in zip(self.offsets, values, strict=True):
-                value = loops.let(value, "row")
-                for number, column in enumerate(self.columns):
-                    for k_w, offset in column.taps:
-                        if offset == wanted:
+            values = self._read(s, at + s * pitch, x, [Term(0, offset, 0, apart) for offset, apart in read])
+            for wanted, value in zip(read, values, strict=True):
+                for number, column in enumerate(columns):
+                    for term in column:
+                        if (term.offset, term.apart) == wanted:
                             for i, k_h in rows[s]:
-                                accumulate(loops, tile[i, number], value * factors[k_h, k_w])
+                                self._add_product(tile[i, number], value, factors[k_h, term], term)
 
-    def _read(self, row: int, at: Index, x: Index, offsets: list[Index]) -> list[Expr]:
-        """A row of the source, or those of a vector, for each offset of columns."""
+    def _sum_term(
+        self,
+        tile: dict[tuple[int, int], Expr],
+        rows: dict[int, list[tuple[int, int]]],
+        at: Index,
+        x: Index,
+        weights: Index,
+        term: Term,
+    ) -> None:
+        """Add the products of a term of columns; `rows` are those of `_sum`."""
+        of_row = {k_h: self._factor(weights, k_h, term) for k_h, _ in self.row.taps}
+        for s in sorted(rows):
+            (value,) = self._read(s, at + s * self.spec.source.spatial[1], x, [term])
+            for i, k_h in rows[s]:
+                self._add_product(tile[i, 0], value, of_row[k_h], term)
+
+    def _add_product(self, register: Buffer, value: Expr, factor: Expr, term: Term) -> None:
+        """Add the product of a term, or its dot product."""
+        loops = self.loops
+        if term.apart:
+            accumulate_words(loops, register, value, factor)
+        else:
+            accumulate(loops, register, value * factor)
+
+    def _read(self, row: int, at: Index, x: Index, terms: list[Term]) -> list[Expr]:
+        """A row of the source, or those of a vector, for each of some terms, in ascending order of offsets."""
+        loops, source = self.loops, self.kernel.source
         if self.per_vector == 1:
-            return self.reader.read(self.kernel.source, at, x, offsets)
-        _, height, width = self.spec.source.extents
-        reader = MultiRowReader(self.lanes, self.dtype, self.per_vector, height, width)
-        return [reader.read(self.kernel.source, at, row, offset) for offset in offsets]
+            offsets = [term.offset for term in terms if not term.apart]
+            singles = iter(self.reader.read(source, at, x, offsets))
+            values = [
+                self.reader.words(source, at, x, term.offset, term.apart) if term.apart else next(singles)
+                for term in terms
+            ]
+        else:
+            _, height, width = self.spec.source.extents
+            reader = MultiRowReader(self.lanes, self.dtype, self.per_vector, height, width)
+            values = [
+                reader.words(source, at, row, term.offset, term.apart)
+                if term.apart
+                else reader.read(source, at, row, term.offset)
+                for term in terms
+            ]
+        return [loops.let(value, "row") for value in values]
 
     # -- the result ---------------------------------------------------------------------------------------------
 
@@ -295,21 +345,33 @@ def rows_per_vector(spec: ConvSpec, lanes: int) -> int:
     return max(1, min(lanes // width, spec.result.extents[1])) if same and joined else 1
 
 
-def products_of(spec: ConvSpec, tile_h: int, per_vector: int) -> tuple[int, int]:
-    """(multiply-adds that the code has, those that a vector of columns takes through a depth slice) of a depth tap."""
+def products_of(spec: ConvSpec, tile_h: int, per_vector: int, dots: bool) -> tuple[int, int]:
+    """(multiply-adds that the code has, those that a vector of columns takes through a depth slice) of a depth tap.
+
+    With `dots`, a dot product is one of them.
+    """
     emitted = run = 0
     for phase in (phase for phases in spec.phases for phase in phases):
         _, row, column = phase
-        columns = len(column.taps)
-        for piece in row_pieces(spec, row, tile_h, per_vector):
+        terms = column_terms(column.taps, dots)
+        columns, rolled = sum(each.number for each in terms), is_rolled(spec, len(row.taps) * len(column.taps))
+        pieces = row_pieces(spec, row, tile_h, per_vector)
+        in_code = len(terms) if rolled and has_loop(pieces, terms, per_vector) else columns
+        for piece in pieces:
             products = sum(map(len, piece.valid))
-            emitted += products * (1 if is_rolled(spec, len(row.taps) * columns) else columns)
+            emitted += products * in_code
             run += products * piece.repeats * columns
     return emitted, run
 
 
+def has_loop(pieces: list[Piece], terms: list[Terms], per_vector: int) -> bool:
+    """Whether the terms of columns are a loop where they follow each other: not in little code of vectors of rows."""
+    products = sum(len(valid) for piece in pieces for valid in piece.valid)
+    return per_vector == 1 or products * sum(each.number for each in terms) > UNROLLED_PRODUCTS
+
+
 def is_rolled(spec: ConvSpec, taps: int) -> bool:
-    """Whether column taps are a loop."""
+    """Whether column taps follow each other, in a loop or without; else rows of the source do."""
     return taps > UNROLLED_TAPS and spec.in_step[2] == spec.out_step[2] == 1
 
 

@@ -11,8 +11,9 @@ from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Plan, not_one_tiling
 from tvm_convgrad.kernels.depthwise.base import GroupedKernel
+from tvm_convgrad.kernels.depthwise.column_terms import uses_dots, uses_wgrad_dots
 from tvm_convgrad.kernels.depthwise.columns import ColumnsKernel, ColumnsTiling, is_rolled, products_of, rows_per_vector
-from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgrad, ColumnsWgradTiling
+from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgrad, ColumnsWgradTiling, row_groups
 from tvm_convgrad.kernels.depthwise.taps import border_pieces
 from tvm_convgrad.kernels.roofline import with_memory
 from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, views
@@ -30,11 +31,11 @@ MAX_TILE_H = 14
 WGRAD_TILE_H = 8
 """Rows of a tile of wgrad where a depth slice takes several tiles: the tiles at borders have code of their own."""
 
-MAX_WGRAD_TAPS = 9
-"""The most taps of (h, w) for wgrad: each has a sum in a register."""
-
 VECTOR_CYCLES = 3.0
 """Cycles of a vector of results besides its multiply-adds: loads that straddle cache lines, and the store."""
+
+READ_CYCLES = {1: 1.6, 2: 2.2}
+"""Cycles to read a vector of X in wgrad, by the stride."""
 
 SUMS_BYTES = Machine.l1_bytes * 3 // 16
 """The most bytes of the sums of a work item of wgrad: a part of the first-level cache."""
@@ -102,7 +103,7 @@ def _conv_refusal(spec: ConvSpec, kernel: DHW, machine: Machine) -> str:
     if spec.out_step[2] > spec.result.extents[2]:
         return "a single column"
     tiling = _conv_tiling(spec, kernel, machine)
-    emitted, _ = products_of(spec, tiling.tile_h, tiling.rows_per_vector)
+    emitted, _ = products_of(spec, tiling.tile_h, tiling.rows_per_vector, uses_dots(spec, machine))
     return f"borders and phases would take {emitted} multiply-adds of code" if emitted > MAX_PRODUCTS else ""
 
 
@@ -110,13 +111,16 @@ def _conv_refusal(spec: ConvSpec, kernel: DHW, machine: Machine) -> str:
 def _conv_tiling(spec: ConvSpec, kernel: DHW, machine: Machine) -> ColumnsTiling:
     """How forward or dgrad over vectors of columns is tiled."""
     height = max(phase[1].count for phases in spec.phases for phase in phases)
-    kept = kernel[1] if is_rolled(spec, kernel[1] * kernel[2]) else kernel[1] * kernel[2]
+    dots = uses_dots(spec, machine)
+    kept = (
+        kernel[1] if is_rolled(spec, kernel[1] * kernel[2]) else kernel[1] * (-(-kernel[2] // 2) if dots else kernel[2])
+    )
     room = machine.registers - min(kept, machine.registers // 2) - 4
     tile_h = min(height, MAX_TILE_H // spec.in_step[2], room) // spec.out_step[2] or 1
     per_vector = rows_per_vector(spec, machine.lanes(spec.dtype))
     if -(-height // per_vector) > tile_h:
         per_vector = 1
-    while per_vector == 1 and products_of(spec, tile_h, per_vector)[0] > MAX_PRODUCTS and tile_h > 1:
+    while per_vector == 1 and products_of(spec, tile_h, per_vector, dots)[0] > MAX_PRODUCTS and tile_h > 1:
         tile_h -= 1
     split_h = min(-(-height // tile_h), -(-4 * machine.parts // _items(spec))) if per_vector == 1 else 1
     return ColumnsTiling(tile_h, split_h, per_vector)
@@ -130,7 +134,7 @@ def _items(spec: ConvSpec) -> int:
 
 def _conv_cycles(spec: ConvSpec, kernel: DHW, tiling: ColumnsTiling, machine: Machine) -> float:
     """Cycles of forward or dgrad on one core, without memory."""
-    _, run = products_of(spec, tiling.tile_h, tiling.rows_per_vector)
+    _, run = products_of(spec, tiling.tile_h, tiling.rows_per_vector, uses_dots(spec, machine))
     columns = max(phase[2].count for phases in spec.phases for phase in phases)
     cycles = (
         run / machine.fmas * kernel[0] * spec.source_channels
@@ -151,14 +155,15 @@ def _wgrad_refusal(problem: ConvProblem, machine: Machine) -> str:
     kernel, strides, _, _ = axes_of(problem)
     if strides[2] > 2:
         return "strides of more than two"
-    return "more sums than registers" if kernel[1] * kernel[2] > min(MAX_WGRAD_TAPS, machine.registers // 2) else ""
+    return "" if row_groups(kernel, machine) else "more sums than registers"
 
 
 def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ColumnsWgradTiling:
     """How wgrad over vectors of columns is tiled."""
     kernel, strides, _, _ = axes_of(problem)
     height = views(problem)[2].extents[1]
-    room = max(1, machine.registers - kernel[1] * kernel[2] - 4)
+    sums_at_once = len(row_groups(kernel, machine)[0]) * kernel[2]
+    room = max(1, machine.registers - sums_at_once - 4)
     limit = MAX_TILE_H // strides[2]
     tile_h = min(height, room, limit if height <= limit else max(1, WGRAD_TILE_H // strides[2]))
     channels = problem.out_channels
@@ -178,10 +183,12 @@ def _wgrad_cycles(problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Mac
     taps = tuple((k, k * dilation[1] - padding[1][0]) for k in range(kernel[1]))
     pieces = border_pieces(height, tiling.tile_h, taps, strides[1], x.extents[1])
     products = sum(sum(map(len, valid)) * repeats for _, _, repeats, valid in pieces)
-    vectors = (
-        int(problem.batch) * problem.out_channels * dy.extents[0] * -(-width // machine.lanes(problem.accumulator))
-    )
-    return vectors * (products * kernel[2] * kernel[0] / machine.fmas + VECTOR_CYCLES * height)
+    columns = machine.lanes(problem.accumulator) * (1 + uses_wgrad_dots(problem, machine))
+    vectors = int(problem.batch) * problem.out_channels * dy.extents[0] * -(-width // columns)
+    groups, sums = len(row_groups(kernel, machine)), products / machine.fmas
+    if groups > 1:  # few sums share a vector of X
+        sums = max(sums, READ_CYCLES[strides[2]] * height * groups)
+    return vectors * (sums * kernel[2] * kernel[0] + VECTOR_CYCLES * height * groups)
 
 
 def invalid_conv(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str:
@@ -194,7 +201,7 @@ def invalid_conv(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str
     height = max(phase[1].count for phases in spec.phases for phase in phases)
     if tiling.rows_per_vector > 1 and (-(-height // tiling.rows_per_vector) > tiling.tile_h or tiling.split_h > 1):
         return "rows_per_vector needs depth slices of one tile, and no split_h"
-    if products_of(spec, tiling.tile_h, tiling.rows_per_vector)[0] > MAX_PRODUCTS:
+    if products_of(spec, tiling.tile_h, tiling.rows_per_vector, uses_dots(spec, machine))[0] > MAX_PRODUCTS:
         return f"the code would have more than {MAX_PRODUCTS} multiply-adds"
     return ""
 

@@ -4,8 +4,10 @@
     dW[tap] = sum over pixels of dY[y, x] * X[y * stride + offset_h(tap), x * stride + offset_w(tap)]
 
 Both tensors are read in place. One vector of columns of some rows of dY stays in registers; each vector of X is read
-once for each column tap and is multiplied with all of them where it is in bounds. Lanes are added at the end of a
-channel's depth slices, for all taps at once.
+once for each column tap and is multiplied with all of them where it is in bounds. Large kernels are summed in groups
+of their rows. Lanes are added at the end of a channel's depth slices, for all taps at once.
+
+Where the CPU has dot products of bfloat16 and columns have no stride, lanes are words of two adjacent columns.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from tvm_convgrad.codegen.dot_product import as_number
+from tvm_convgrad.codegen.dot_product import as_number, contiguous_words
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -33,11 +35,12 @@ from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
+from tvm_convgrad.kernels.depthwise.column_terms import uses_wgrad_dots
 from tvm_convgrad.kernels.depthwise.row_vectors import PREFETCH_BYTES, RowReader, prefetch_rows
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, valid_taps
 from tvm_convgrad.kernels.frame import KernelFrame
-from tvm_convgrad.kernels.spec import View
-from tvm_convgrad.kernels.vectors import accumulate, accumulators, load_vector
+from tvm_convgrad.kernels.spec import DHW, View
+from tvm_convgrad.kernels.vectors import accumulate, accumulate_words, accumulators, load_vector
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class ColumnsWgrad(DepthwiseWgrad):
             adds = frame.epilogue.bias_accumulate
             self.bias = frame.gradient("bias_grad", frame.bias, self.dtype, machine, adds=adds)
         self.multiplier = problem.out_channels // problem.in_channels
+        self.dots = uses_wgrad_dots(problem, machine)
+        self.columns = self.lanes * (1 + self.dots)  # of a vector
         self.sums = self.taps + (self.bias is not None)  # of a channel; the last is the bias gradient's
         widths = self.dy_view.extents[2], self.x_view.extents[2]
         self.reader = RowReader(self.loops, self.lanes, self.dtype, self.strides[2], *widths)
@@ -109,8 +114,7 @@ class ColumnsWgrad(DepthwiseWgrad):
         taps_d, taps_h = (
             tuple((k, k * self.dilation[axis] - self.low[axis]) for k in range(self.kernel[axis])) for axis in (0, 1)
         )
-        pieces = border_pieces(dy.extents[1], self.tiling.tile_h, taps_h, self.strides[1], x.extents[1])
-        vectors = -(-dy.extents[2] // self.lanes)
+        groups = row_groups(self.kernel, self.machine)
         with loops.loop(dy.extents[0], "d") as d:
             first, count = valid_taps(loops, taps_d, dy.extents[0], self.strides[0], x.extents[0], d)
             if self.bias is not None:
@@ -119,50 +123,73 @@ class ColumnsWgrad(DepthwiseWgrad):
                 kd = loops.let(expr(first + number), "kd")
                 z = d * self.strides[0] + kd * self.dilation[0] - self.low[0]
                 into = loops.let(expr(at + kd * (self.kernel[1] * self.kernel[2] * self.lanes)), "into")
-                for begin, size, repeats, valid in pieces:
-                    with loops.loop(repeats, "tile") as tile:
-                        y = loops.let(expr(begin + tile * size), "y")
-                        grad_at = loops.let(expr(grad + d * dy.spatial[0] + y * dy.spatial[1]), "grad_from")
-                        first_row = data + z * x.spatial[0] + y * (self.strides[1] * x.spatial[1])
-                        data_at = loops.let(expr(first_row), "data_from")
-                        self._tile(sums, into, grad_at, data_at, size, vectors, dict(zip(taps_h, valid, strict=True)))
+                for number, rows in enumerate(groups):
+                    taps = taps_h[rows.start : rows.stop]
+                    for piece in border_pieces(dy.extents[1], self.tiling.tile_h, taps, self.strides[1], x.extents[1]):
+                        valid = dict(zip(taps, piece.valid, strict=True))
+                        kernel_rows = [k_h for (k_h, _), positions in valid.items() if positions]
+                        keys = itertools.product(kernel_rows, range(self.kernel[2]))
+                        registers = accumulators(loops, keys, self.lanes, self.dtype)
+                        with loops.loop(piece.repeats, "tile") as tile:
+                            y = loops.let(expr(piece.first + tile * piece.size), "y")
+                            grad_at = loops.let(expr(grad + d * dy.spatial[0] + y * dy.spatial[1]), "grad_from")
+                            first_row = data + z * x.spatial[0] + y * (self.strides[1] * x.spatial[1])
+                            data_at = loops.let(expr(first_row), "data_from")
+                            self._tile(registers, (grad_at, data_at), piece.size, valid, prefetches=number == 0)
+                        self._add_to_sums(sums, into, registers)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
     def _tile(
         self,
-        sums: Buffer,
-        into: Index,
-        grad: Index,
-        data: Index,
+        tile: dict[tuple[int, int], Buffer],
+        origins: tuple[Index, Index],
         size: int,
-        vectors: int,
         valid: dict[tuple[int, int], list[int]],
+        *,
+        prefetches: bool,
     ) -> None:
-        """Add a tile's products; `valid` has the rows where each (kernel row, offset) is in bounds."""
-        loops, lanes, width = self.loops, self.lanes, self.kernel[2]
+        """Add a tile's products to the sums of (kernel row, column).
+
+        Args:
+            origins: where the tile's rows of dY and of X begin.
+            size: rows of dY.
+            valid: the rows where each (kernel row, offset) is in bounds.
+            prefetches: whether the next tiles are prefetched.
+        """
+        loops, width, (grad, data) = self.loops, self.kernel[2], origins
         rows: dict[int, list[tuple[int, int]]] = {}  # a row of X, from the tile's first: (row of dY, kernel row)
         for (k_h, offset), positions in valid.items():
             for i in positions:
                 rows.setdefault(i * self.strides[1] + offset, []).append((i, k_h))
         offsets = [k * self.dilation[2] - self.low[2] for k in range(width)]
-        kernel_rows = sorted({k_h for (k_h, _), positions in valid.items() if positions})
-        tile = accumulators(loops, itertools.product(kernel_rows, range(width)), lanes, self.dtype)
+        vectors = -(-self.dy_view.extents[2] // self.columns)
         with loops.loop(vectors, "v") as v:
-            x = loops.let(expr(v * lanes), "x") if vectors > 1 else 0
+            x = loops.let(expr(v * self.columns), "x") if vectors > 1 else 0
             x_row, step = self.x_view.spatial[1], self.strides[2]
             dy_row, x_rows = self.dy_view.spatial[1], size * self.strides[1]
-            of_dy, of_x = (self._prefetch_distance(view) for view in (self.dy_view, self.x_view))
-            prefetch_rows(loops, self.dy, grad + x, dy_row, size, 1, lanes, distance=of_dy)
-            prefetch_rows(loops, self.x, data + x * step, x_row, x_rows, step, lanes, distance=of_x)
-            grads = [self._grad(grad + i * dy_row, x) for i in range(size)]
+            if prefetches:
+                of_dy, of_x = (self._prefetch_distance(view) for view in (self.dy_view, self.x_view))
+                prefetch_rows(loops, self.dy, grad + x, dy_row, size, 1, self.columns, distance=of_dy)
+                prefetch_rows(loops, self.x, data + x * step, x_row, x_rows, step, self.columns, distance=of_x)
+            grads = [self._grad(grad + i * dy_row, x, words=self.dots) for i in range(size)]
             for s in sorted(rows):
-                values = self.reader.read(self.x, data + s * x_row, x, offsets)
+                at = data + s * x_row
+                if self.dots:
+                    values = [self.reader.pixel_pairs(self.x, at, x, offset) for offset in offsets]
+                else:
+                    values = self.reader.read(self.x, at, x, offsets)
                 for k_w, value in enumerate(values):
                     value = loops.let(value, "row")
                     for i, k_h in rows[s]:
-                        accumulate(loops, tile[k_h, k_w], value * grads[i])
-        self._add_to_sums(sums, into, tile)
+                        self._add_product(tile[k_h, k_w], value, grads[i])
+
+    def _add_product(self, register: Buffer, value: Expr, grad: Expr) -> None:
+        loops = self.loops
+        if self.dots:
+            accumulate_words(loops, register, value, grad)
+        else:
+            accumulate(loops, register, value * grad)
 
     def _prefetch_distance(self, view: View) -> int | None:
         """Elements from an image to the next one, where a work item has few bytes of each; else the default."""
@@ -175,11 +202,12 @@ class ColumnsWgrad(DepthwiseWgrad):
             at = into + (k_h * self.kernel[2] + k_w) * self.lanes
             self.loops.store(sums, at, load(sums, at, self.lanes) + load(register, 0, self.lanes))
 
-    def _grad(self, at: Index, x: Index) -> Expr:
-        """A vector of a row of dY, zeros behind its end."""
-        width, lanes = self.dy_view.extents[2], self.lanes
+    def _grad(self, at: Index, x: Index, *, words: bool = False) -> Expr:
+        """A vector of a row of dY, zeros behind its end: numbers, or words of two columns."""
+        width, lanes = self.dy_view.extents[2], self.columns if words else self.lanes
         mask = lanes_below(x, width, lanes) if width % lanes else None
-        return self.loops.let(as_number(load_vector(self.dy, at + x, lanes, mask), self.dtype), "grad")
+        value = load_vector(self.dy, at + x, lanes, mask)
+        return self.loops.let(contiguous_words(value) if words else as_number(value, self.dtype), "grad")
 
     def _sum_bias(self, sums: Buffer, at: Index, grad: Index) -> None:
         """Add a depth slice of dY to the channel's last sum."""
@@ -251,4 +279,14 @@ class ColumnsWgrad(DepthwiseWgrad):
         self.dw.store(self.loops.let(expr(to), "to"), value)
 
 
-__all__ = ["ColumnsWgrad", "ColumnsWgradTiling"]
+def row_groups(kernel: DHW, machine: Machine) -> list[range]:
+    """The kernel's rows whose sums are in registers at once; none if one row is too many."""
+    _, height, width = kernel
+    most = min(height, machine.registers // 2 // width)
+    if not most:
+        return []
+    size = -(-height // -(-height // most))
+    return [range(first, min(first + size, height)) for first in range(0, height, size)]
+
+
+__all__ = ["ColumnsWgrad", "ColumnsWgradTiling", "row_groups"]

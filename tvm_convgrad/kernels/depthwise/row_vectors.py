@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import HALF, as_number, halves_apart
+from tvm_convgrad.codegen.dot_product import HALF, as_number, contiguous_words, halves_apart
 from tvm_convgrad.codegen.loops import (
     Index,
     Loops,
     expr,
     lanes_below,
+    lanes_of,
     lanes_within,
     load,
     load_masked,
     ramp,
     smaller,
     splat,
+    zero,
 )
 from tvm_convgrad.codegen.packing import shuffle
 from tvm_convgrad.codegen.tir import Buffer, Expr
@@ -74,15 +76,44 @@ class RowReader:
                 values.append(loops.let(shuffle(low, high, range(1, 2 * lanes, 2)), "odd"))
         return values
 
-    def _load(self, buffer: Buffer, at: Index, x: Index, offset: Index, last: Index, vectors: int = 1) -> Expr:
-        """Columns x + offset to x + offset + lanes of so many vectors; `last` is the larger offset that they serve."""
+    def words(self, buffer: Buffer, at: Index, x: Index, offset: Index, apart: int) -> Expr:
+        """Words of bfloat16: the columns that `read` returns for an offset, and those `apart` columns further.
+
+        With steps of two `apart` is 1, else at most the lanes of a vector; `buffer` is of HALF.
+        """
+        value = self._load(buffer, at, x * self.step, offset, offset + apart, 2, ahead=self.step == 1)
+        return contiguous_words(value if self.step == 2 else _pairs(value, apart))
+
+    def pixel_pairs(self, buffer: Buffer, at: Index, x: Index, offset: Index) -> Expr:
+        """Words of bfloat16, each of two positions that follow each other, from x on: twice the lanes of columns.
+
+        Steps are of one column; `buffer` is of HALF.
+        """
+        return contiguous_words(self._load(buffer, at, x, offset, offset, 2))
+
+    def _load(
+        self,
+        buffer: Buffer,
+        at: Index,
+        x: Index,
+        offset: Index,
+        last: Index,
+        vectors: int = 1,
+        ahead: bool = False,
+    ) -> Expr:
+        """Columns x + offset to x + offset + lanes of so many vectors; `last` is the larger offset that they serve.
+
+        `ahead`: whether the last of the vectors is behind the positions.
+        """
         lanes = self.lanes * vectors
         first = x + offset
         limit = smaller((self.count - 1) * self.step + last + 1, self.width)
         place = at + first
         if isinstance(offset, int) and offset >= 0:
-            whole = -(-self.count // self.lanes) * self.lanes * self.step + offset <= limit
-            if whole:
+            # With steps of two a vector of positions has two vectors of columns, which one load or two read.
+            positions = self.lanes if ahead or self.step == 2 else lanes
+            end = -(-self.count // positions) * positions * self.step + ahead * self.lanes + offset
+            if isinstance(limit, int) and end <= limit:
                 return load(buffer, place, lanes)
             return load_masked(buffer, place, lanes_below(first, limit, lanes), lanes)
         return load_masked(buffer, place, lanes_within(first, limit, lanes), lanes)
@@ -112,6 +143,25 @@ class MultiRowReader:
         mask = tir.And(column >= splat(expr(0), lanes), column < splat(expr(width), lanes))
         mask = tir.And(mask, lanes_within(-low * width, (high - low) * width, lanes))
         return as_number(load_masked(buffer, at + offset, mask, lanes), self.dtype)
+
+    def words(self, buffer: Buffer, at: Index, first: int, offset: Index, apart: int) -> Expr:
+        """Words of bfloat16: what `read` returns for an offset, and for one `apart` columns further."""
+        lanes, width = 2 * self.lanes, self.width
+        low, high = max(0, -first), min(self.rows, self.height - first)
+        # The elements that a lane's second column needs are those of other lanes, perhaps of other rows.
+        loaded = lanes_within(expr(offset) - low * width, (high - low) * width, lanes)
+        value = _pairs(load_masked(buffer, at + offset, loaded, lanes), apart)
+        lane = tir.truncdiv(ramp(0, lanes), splat(expr(2), lanes))
+        column = tir.truncmod(lane, splat(expr(width), lanes)) + splat(expr(offset), lanes)
+        column = column + tir.truncmod(ramp(0, lanes), splat(expr(2), lanes)) * splat(expr(apart), lanes)
+        mask = tir.And(column >= splat(expr(0), lanes), column < splat(expr(width), lanes))
+        rows = tir.And(lane >= splat(expr(low * width), lanes), lane < splat(expr(high * width), lanes))
+        return contiguous_words(tir.Select(tir.And(mask, rows), value, zero(HALF, lanes)))
+
+
+def _pairs(value: Expr, apart: int) -> Expr:
+    """From a vector of halves the lower lanes, each followed by that `apart` lanes further."""
+    return shuffle(value, value, [i // 2 + i % 2 * apart for i in range(lanes_of(value))])
 
 
 def interleave(loops: Loops, even: Expr, odd: Expr, lanes: int) -> tuple[Expr, Expr]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of forward and dgrad of bfloat16 by products of tiles, for CPUs with AMX-BF16.
+"""The kernels of forward and dgrad of 16-bit numbers by products of tiles, for CPUs with AMX-BF16 and AMX-FP16.
 
-It is the implicit GEMM over words (`pairs.py`) with sums in tile registers (`tile_sums.py`). A function has two loop
-nests: that one, and the one of dot products (`dot.py`) for processes that may not use tiles. The first call in a
-process finds out which (`codegen.tile_product.ready`).
+They are the implicit GEMM over words (`pairs.py`) with sums in tile registers (`tile_sums.py`). A function has two loop
+nests: that one, and one for processes that may not use tiles: dot products of bfloat16 (`dot.py`), or the implicit GEMM
+of float16 that is converted. The first call in a process finds out which (`codegen.tile_product.ready`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
 from tvm_convgrad.kernels.gemm.cycles import estimate
-from tvm_convgrad.kernels.gemm.dot import DTYPE, DotGemm
+from tvm_convgrad.kernels.gemm.dot import DTYPE, DotGemm, channels_refusal, types_refusal
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.pairs import paired
-from tvm_convgrad.kernels.gemm.plan import blocked, invalid_blocks, regions_of, tilings_of
+from tvm_convgrad.kernels.gemm.plan import ImplicitGemm, blocked, invalid_blocks, regions_of, tilings_of
 from tvm_convgrad.kernels.gemm.tile_sums import TilePhaseGroup, invalid_tile, registers_of, step_cycles, words_of
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, shapes_of
@@ -39,10 +39,8 @@ class TileGemm(DotGemm):
     reason = "multiplies tiles of bfloat16"
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
-        """No tiles, or what dot products refuse."""
-        if DTYPE not in machine.tiles:
-            return f"{machine.name} has no tiles of {DTYPE}"
-        return super().refusal(problem, direction, machine)
+        """No tiles, other types, or channels that have no pairs."""
+        return tiles_refusal(problem, direction, machine, *self.dtypes) or channels_refusal(problem, direction)
 
     def regions(self, problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
         """Those of the implicit GEMM, over words in equal steps of at most WORDS."""
@@ -67,20 +65,37 @@ class TileGemm(DotGemm):
         """The function (source, weight, [bias,] result), with loop nests of tiles and of dot products."""
         known, tilings = planned(problem), tilings_of(plan)
         spec = self.regions(known, direction)[plan.region]
-        otherwise = _DotsInstead()
+        (dtype,) = self.dtypes
+        otherwise = _DotsInstead() if dtype == DTYPE else ImplicitGemm()
         instead = otherwise.plan(known, direction, machine)
         dots = otherwise.regions(known, direction)[instead.region]
         panel = max(largest_panel(spec, tilings, machine), largest_panel(dots, tilings_of(instead), machine))
         frame = conv_frame(spec, shapes_of(problem, direction), epilogue, panel)
         loops = frame.loops
-        ready = tile_product.ready(loops)
+        ready = tile_product.ready(loops, dtype)
         with loops.when(ready):
             for phases, tiling in zip(spec.phases, tilings, strict=True):
-                TilePhaseGroup(frame, spec, phases, tiling, machine).emit()
+                TilePhaseGroup(frame, spec, phases, tiling, machine, dtype).emit()
         with loops.otherwise(ready):
+            frame = frame if dtype == DTYPE else frame.plain()
             for phases, tiling in zip(dots.phases, tilings_of(instead), strict=True):
                 PhaseGroup(frame, dots, phases, tiling, machine).emit()
         return frame.finish(name)
+
+
+class HalfTileGemm(TileGemm):
+    """Forward and dgrad with operands of float16, multiplied in tiles and summed in float32."""
+
+    name = "AMX-FP16 GEMM"
+    dtypes = ("float16",)
+    reason = "multiplies tiles of float16"
+
+
+def tiles_refusal(problem: ConvProblem, direction: str, machine: Machine, dtype: str) -> str:
+    """Why the operands of a direction cannot be multiplied in tiles of a type, or nothing."""
+    if dtype not in machine.tiles:
+        return f"{machine.name} has no tiles of {dtype}"
+    return types_refusal(problem, direction, dtype)
 
 
 class _DotsInstead(DotGemm):
@@ -123,6 +138,6 @@ def _words(spec: ConvSpec) -> int:
     return steps * -(-own // steps)
 
 
-KERNELS = (TileGemm(),)
+KERNELS = (TileGemm(), HalfTileGemm())
 
-__all__ = ["KERNELS", "TileGemm"]
+__all__ = ["KERNELS", "HalfTileGemm", "TileGemm", "tiles_refusal"]

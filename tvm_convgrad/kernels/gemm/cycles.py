@@ -8,6 +8,7 @@ from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.costs import GEMM, overlapped
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, View, WeightView
+from tvm_convgrad.kernels.vectors import converts_halves
 
 FAR_VECTOR_CYCLES = 3.3
 """Cycles to load a vector of pixels of one channel: channels lie far apart, so that no hardware prefetcher predicts it,
@@ -73,6 +74,10 @@ WORD_TRANSPOSE, FAR_WORD = 0.5, 0.6
 a word in the order of memory where channels lie far apart, as each word has two channels."""
 
 
+CONVERT_CYCLES = 0.75
+"""Cycles by which converting a vector of an unpacked source delays a step."""
+
+
 def block_bytes(spec: ConvSpec, blocking: Blocking, tiling: GemmTiling) -> int:
     """Bytes of the source that a spatial block reads, from its panel or in place."""
     element = DTYPE_BYTES[spec.dtype]
@@ -112,7 +117,8 @@ def estimate(
     made = spec.pairs is not None and spec.pairs.source != 0
     if made and spec.source.spatial[2] == 1:
         copied *= FAR_WORD if tiling.over_pixels else WORD_TRANSPOSE
-    if (spec.source.dtype != spec.dtype and not made) or not machine.has_masks:
+    as_numbers = spec.source.dtype == spec.dtype or converts_halves(machine, spec.source.dtype, spec.dtype)
+    if not (as_numbers or made) or not machine.has_masks:
         copied = GEMM.scalar
     splits, copies = (tiling.splits, 1) if tiling.order == "source" else (1, tiling.splits)
     panel = 0 if tiling.unpacked else blocking.panel_size * blocking.packed_share(spec, tiling.block_h)
@@ -183,6 +189,8 @@ def _vector_step(
         step *= 1 + penalty * max(0, accumulators - 16)
     if tiling.over_pixels:
         step = max(step, FAR_VECTOR_CYCLES * tiling.tile_n + tiling.tile_m / machine.fmas + GEMM.step)
+    if tiling.unpacked and spec.source.dtype != spec.dtype:
+        step += CONVERT_CYCLES * tiling.tile_n
     if tiling.over_pixels and tiling.unpacked:
         step += FAR_PAGE_CYCLES * beyond_near_pages(channels, spec.source.channel * element)
         if spec.source.channel * element % machine.line_bytes:

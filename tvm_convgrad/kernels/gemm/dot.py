@@ -23,9 +23,24 @@ def dots_refusal(problem: ConvProblem, direction: str, machine: Machine) -> str:
     """Why the operands of a direction cannot be multiplied by dot products, or nothing."""
     if DTYPE not in machine.dots:
         return f"{machine.name} has no dot product of {DTYPE}"
+    return types_refusal(problem, direction, DTYPE)
+
+
+def types_refusal(problem: ConvProblem, direction: str, dtype: str) -> str:
+    """Why the operands of a direction are no pairs of a type, or nothing."""
     types = [problem.tensors[name][1] for name in DIRECTIONS[direction].operands]
-    if set(types) != {DTYPE} or problem.accumulator != "float32":
-        return f"both operands must be {DTYPE}, summed in float32; they are {' and '.join(types)}"
+    if set(types) != {dtype} or problem.accumulator != "float32":
+        return f"both operands must be {dtype}, summed in float32; they are {' and '.join(types)}"
+    return ""
+
+
+def channels_refusal(problem: ConvProblem, direction: str) -> str:
+    """Why the channels of a direction make no pairs, or nothing."""
+    channels = conv_spec(problem, direction).source_channels
+    if channels == 1:
+        return "one channel a group has no pair"
+    if channels % 2 and problem.groups > 1:
+        return f"{channels} channels a group: pairs would reach into the next group"
     return ""
 
 
@@ -38,15 +53,7 @@ class DotGemm(ImplicitGemm):
 
     def refusal(self, problem: ConvProblem, direction: str, machine: Machine) -> str:
         """No such instruction, other types, or channels that have no pairs."""
-        reason = dots_refusal(problem, direction, machine)
-        if reason:
-            return reason
-        channels = conv_spec(problem, direction).source_channels
-        if channels == 1:
-            return "one channel a group has no pair"
-        if channels % 2 and problem.groups > 1:
-            return f"{channels} channels a group: pairs would reach into the next group"
-        return ""
+        return dots_refusal(problem, direction, machine) or channels_refusal(problem, direction)
 
     def regions(self, problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
         """Those of the implicit GEMM, over words."""
@@ -60,4 +67,4 @@ def _regions(problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
 
 KERNELS = (DotGemm(),)
 
-__all__ = ["DTYPE", "KERNELS", "DotGemm", "dots_refusal"]
+__all__ = ["DTYPE", "KERNELS", "DotGemm", "channels_refusal", "dots_refusal", "types_refusal"]

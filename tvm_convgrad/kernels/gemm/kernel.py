@@ -24,6 +24,7 @@ from tvm_convgrad.codegen.loops import (
     Index,
     LookupTable,
     ceiling,
+    convert,
     expr,
     larger,
     load,
@@ -93,7 +94,7 @@ class PhaseGroup:
         self.spec, self.phases, self.tiling, self.packed_at = spec, phases, tiling, packed_at
         self.panels_of_weights = frame.tensors[1]
         self.batch, self.dtype, self.source = frame.batch, spec.dtype, frame.tensors[0]
-        source, weight = operands_of(spec, *frame.tensors[:2])
+        source, weight = operands_of(spec, frame.tensors[0], frame.tensors[1], machine)
         self.lanes, self.counts = machine.lanes(spec.dtype), tuple(axis.count for axis in phases[0])
         self.over_pixels = tiling.over_pixels
         blocking = self.blocking = blocking_of(spec, phases, tiling, machine)
@@ -305,7 +306,9 @@ class PhaseGroup:
                     w = loops.let(expr(weights + (c * taps + tap) * block), "w")
                     if self.tile_prefetch.of_channels:
                         self.tile_prefetch.channel(panel, s)
-                    tile.add(lambda i: load(packed, w + i), lambda j: load(panel, s + j * lanes, lanes))
+                    tile.add(
+                        lambda i: load(packed, w + i), lambda j: convert(load(panel, s + j * lanes, lanes), self.dtype)
+                    )
             return tile
         offsets = [
             i // blocking.tile_w * blocking.step_h + i % blocking.tile_w * blocking.step_w for i in range(tiling.tile_m)

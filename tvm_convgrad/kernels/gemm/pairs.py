@@ -15,9 +15,11 @@ from dataclasses import replace
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import HALF, WORD, words
+from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Expr, Index, choose, convert, expr, load, load_masked, splat
 from tvm_convgrad.codegen.tir import Buffer
 from tvm_convgrad.kernels.spec import ConvSpec, Pairs, View
+from tvm_convgrad.kernels.vectors import converts_halves, load_vector
 
 
 def paired(spec: ConvSpec, words: int = 0) -> ConvSpec:
@@ -71,10 +73,12 @@ class Operand:
     """Reads an operand's elements as the register tile multiplies them: numbers in the type of the sums, or words.
 
     Attributes:
-        vectors: whether vectors of them can be read.
+        vectors: whether vectors of them can be read; has_numbers: as they are, or converted.
     """
 
-    def __init__(self, buffer: Buffer, dtype: str, pair: int = 0, channels: int = 0, words: int = 0) -> None:
+    def __init__(
+        self, buffer: Buffer, dtype: str, pair: int = 0, channels: int = 0, words: int = 0, *, converts: bool = False
+    ) -> None:
         """Describe an operand.
 
         Args:
@@ -83,9 +87,11 @@ class Operand:
             pair: elements from the first of a word to its second; 0 if elements are not made to words.
             channels: the reduced channels of the tensor, if elements are made to words.
             words: how many words are made of them; those that have no channel are zeros.
+            converts: whether vectors of another type are converted in registers.
         """
         self.buffer, self._dtype, self._pair, self._channels, self._words = buffer, dtype, pair, channels, words
-        self.vectors = pair != 0 or str(buffer.dtype) == dtype
+        self.has_numbers = converts or str(buffer.dtype) == dtype
+        self.vectors = pair != 0 or self.has_numbers
 
     def element(self, at: Index, channel: Index) -> Expr:
         """One element; `channel` is its number among those of the group, words counted as one."""
@@ -102,7 +108,7 @@ class Operand:
     def vector(self, at: Index, lanes: int, channel: Index, mask: Expr | None = None) -> Expr:
         """`lanes` contiguous elements of one channel; with a mask those whose mask is true, and zeros."""
         if not self._pair:
-            return load(self.buffer, at, lanes) if mask is None else load_masked(self.buffer, at, mask, lanes)
+            return convert(load_vector(self.buffer, at, lanes, mask), self._dtype)
         low = self._half(at, lanes, mask, self._first(channel))
         return words(low, self._half(at + self._pair, lanes, mask, self._second(channel)))
 
@@ -125,12 +131,14 @@ class Operand:
         return expr(channel) < self._channels // 2
 
 
-def operands_of(spec: ConvSpec, source: Buffer, weight: Buffer) -> tuple[Operand, Operand]:
+def operands_of(spec: ConvSpec, source: Buffer, weight: Buffer, machine: Machine) -> tuple[Operand, Operand]:
     """The operands (source, W) of a spec, in flat views of them."""
     pairs = spec.pairs or Pairs(0, 0, 0)
+    made = pairs.channels, spec.source_channels
+    of_source, of_weight = (converts_halves(machine, str(each.dtype), spec.dtype) for each in (source, weight))
     return (
-        Operand(source, spec.dtype, pairs.source, pairs.channels, spec.source_channels),
-        Operand(weight, spec.dtype, pairs.weight, pairs.channels, spec.source_channels),
+        Operand(source, spec.dtype, pairs.source, *made, converts=of_source),
+        Operand(weight, spec.dtype, pairs.weight, *made, converts=of_weight),
     )
 
 

@@ -24,6 +24,7 @@ from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of, in_bounds
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
+from tvm_convgrad.kernels.vectors import converts_halves
 
 MAX_PANEL_BYTES = 1 << 26
 """The most bytes of a panel of the whole source."""
@@ -223,7 +224,8 @@ def _invalid_pixels(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTilin
 
 def _invalid_panel(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
     if tiling.unpacked:
-        if spec.source.dtype != spec.dtype:
+        converts = tiling.over_pixels and converts_halves(machine, spec.source.dtype, spec.dtype)
+        if spec.source.dtype != spec.dtype and not converts:
             return f"an unpacked source must have the type of the sums, {spec.dtype}; it is {spec.source.dtype}"
         return "" if in_bounds(spec, phases) else "taps read padding, which an unpacked source does not have"
     blocking = blocking_of(spec, phases, tiling, machine)

@@ -36,7 +36,7 @@ from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES
 from tvm_convgrad.kernels.gemm.source import SpatialBlock
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
 from tvm_convgrad.kernels.spec import ConvSpec, Phase
-from tvm_convgrad.kernels.vectors import where
+from tvm_convgrad.kernels.vectors import converts_halves, where
 
 PREFETCH_STEPS, FAR = 128, 4
 """Steps of a sum long enough for a prefetched cache line to arrive; and how many times the L2 a result has to be for
@@ -95,7 +95,8 @@ class ResultStore:
         self._biases = frame.numbers("bias", self.bias, spec.dtype, machine)
         self._width = phases[0][2].count
         view, steps = spec.result, spec.out_step
-        self._vectors = view.dtype == self.dtype or self._numbers.halves is not None
+        converts = converts_halves(machine, view.dtype, self.dtype)
+        self._vectors = view.dtype == self.dtype or self._numbers.halves is not None or converts
         self._ragged = spec.result_channels % blocking.channel_block != 0
         self._channel_vectors = (
             not tiling.over_pixels and view.channel == 1 and self._vectors and (machine.has_masks or not self._ragged)

@@ -21,7 +21,6 @@ from tvm_convgrad.codegen.loops import (
     lanes_below,
     lanes_within,
     load,
-    load_masked,
     within,
     zero,
 )
@@ -126,7 +125,7 @@ class SourcePanel:
         """Pixel by pixel, all channels of each: by vectors where channels are contiguous in the source."""
         loops, spec, blocking, lanes = self.loops, self.spec, self.blocking, self.lanes
         source, channels = spec.source, spec.source_channels
-        vectors = source.channel == 1 and source.dtype == spec.dtype
+        vectors = source.channel == 1 and self._operand.has_numbers
         whole = channels - channels % lanes if vectors else 0
         with loops.loop(blocking.panel_w, "x") as x:
             column = loops.let(expr(first + x * blocking.panel_step[2]), "column")
@@ -215,7 +214,7 @@ class SourcePanel:
                 inside = tir.And(column >= 0, column < limit)
                 mask = lanes_below(c * lanes, choose(inside, channels, 0), lanes)
                 pixel = base + column * spec.source.spatial[2] + c * lanes
-                rows.append(loops.let(load_masked(self.source, pixel, mask, lanes), "row"))
+                rows.append(loops.let(self._operand.vector(pixel, lanes, c * lanes, mask), "row"))
             to = loops.let(expr(into + c * (lanes * blocking.stride_c) + x * lanes), "to")
             for i, value in enumerate(transpose(loops, rows)):
                 with where(loops, expr(c * lanes + i) < channels if channels % lanes else None):

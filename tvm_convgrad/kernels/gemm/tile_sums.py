@@ -94,9 +94,17 @@ class TilePhaseGroup(PhaseGroup):
     """The loop nest of a group of phases over tile registers, whose shapes a work item sets once."""
 
     def __init__(
-        self, frame: KernelFrame, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine
+        self,
+        frame: KernelFrame,
+        spec: ConvSpec,
+        phases: tuple[Phase, ...],
+        tiling: GemmTiling,
+        machine: Machine,
+        dtype: str,
     ) -> None:
+        """Describe the loop nest; `dtype` is that of the operands."""
         super().__init__(frame, spec, phases, tiling, machine)
+        self._multiplied = dtype
         shape = self.shape = TileShape.of(spec, tiling, self.blocking)
         # The steps of these prefetches are single words: there is nothing to measure others on.
         self.block_prefetch.useful = self.tile_prefetch.of_rows = False
@@ -139,7 +147,7 @@ class TilePhaseGroup(PhaseGroup):
                     at = s + (down * blocking.step_h + right * blocking.step_w)
                     tile_product.load_tile(loops, a, panels.source, at, blocking.step_w)
                     for register, b in zip(self._sums[piece], self._weights, strict=True):
-                        tile_product.add_product(loops, register, a, b)
+                        tile_product.add_product(loops, register, a, b, self._multiplied)
         return TileSums(loops, self._sums, shape.rows, self._stored)
 
 

@@ -27,7 +27,7 @@ class DotWgrad(ImplicitGemmWgrad):
         """No such instruction, or other types."""
         return dots_refusal(problem, direction, machine)
 
-    def spec(self, problem: ConvProblem) -> WgradSpec:
+    def spec(self, problem: ConvProblem, machine: Machine) -> WgradSpec:
         """wgrad in the terms of the kernel, over pairs of pixels."""
         return replace(wgrad_spec(problem), dots=True)
 

@@ -14,6 +14,8 @@ X as m, and their scalars come from a panel with padding.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import low_half
 from tvm_convgrad.codegen.hardware import Machine
@@ -35,13 +37,19 @@ from tvm_convgrad.codegen.register_tile import Tile
 from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.frame import wgrad_frame
+from tvm_convgrad.kernels.frame import KernelFrame, wgrad_frame
 from tvm_convgrad.kernels.vectors import load_vector, where
 from tvm_convgrad.kernels.wgrad.bias import BiasGradient, bias_gradient
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
 from tvm_convgrad.kernels.wgrad.scalars import Scalars, scalars_of
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 from tvm_convgrad.kernels.wgrad.store import DwStore
+
+Place: TypeAlias = "tuple[Index, Index, Index, Index]"
+"""A tap, the first n of a block, and the number of a block of m, among all and among those of the work item."""
+
+Into: TypeAlias = "tuple[Buffer, Index, Index]"
+"""The buffer of sums, where those of a block begin, and the number of the slab in its part."""
 
 
 def wgrad_kernel(
@@ -53,14 +61,31 @@ def wgrad_kernel(
     """
     frame = wgrad_frame(problem, spec.batch, epilogue, halves=spec.dots)
     bias = bias_gradient(frame, machine, spec.dy, spec.dtype, problem.out_channels)
-    dy, x, _ = frame.tensors
-    if tiling.transposed:
-        spec, dy, x = spec.transposed, x, dy
-    _Wgrad(frame, spec, tiling, machine, dy, x).emit(bias)
+    nest_of(frame, spec, tiling, machine).emit(bias)
     return frame.finish(name)
 
 
-class _Wgrad(WgradPanels):
+def nest_of(frame: KernelFrame, spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> WgradNest:
+    """The loop nest of a tiling over vector registers."""
+    dy, x, _ = frame.tensors
+    if tiling.transposed:
+        spec, dy, x = spec.transposed, x, dy
+    return WgradNest(frame, spec, tiling, machine, dy, x)
+
+
+class WgradNest(WgradPanels):
+    """The loop nest of wgrad."""
+
+    def operand(self) -> Scalars:
+        """The operand of scalars."""
+        return scalars_of(self)
+
+    def begin_item(self) -> None:
+        """What is emitted where a work item begins: nothing."""
+
+    def end_item(self) -> None:
+        """What is emitted where a work item ends: nothing."""
+
     def emit(self, bias: BiasGradient | None) -> None:
         """All work items, then the last pass."""
         loops, spec, tiling, frame, blocks = self.loops, self.spec, self.tiling, self.frame, self.blocks
@@ -77,7 +102,7 @@ class _Wgrad(WgradPanels):
         in_items = -(-blocks.in_blocks // tiling.n_blocks)
         block_size = len(blocks.taps) * blocks.tile_size
         part_size = spec.groups * blocks.in_blocks * blocks.out_blocks * block_size
-        scalars = scalars_of(self)
+        scalars = self.operand()
         halves = frame.halves.get("weight")
         store = DwStore(loops, blocks, self.machine, self.dw, frame.epilogue.accumulate, halves)
         if bias is not None:
@@ -91,8 +116,9 @@ class _Wgrad(WgradPanels):
             block_count = loops.let(smaller(blocks.in_blocks - first_block, tiling.n_blocks), "block_count")
             first_out = loops.let(split * per_split, "first_out")
             out_count = loops.let(smaller(blocks.out_blocks - first_out, per_split), "out_count")
-            panel = None if tiling.vectors_in_place else loops.buffer("x_panel", self.panel.size, spec.dtype)
+            panel = None if tiling.vectors_in_place else loops.buffer("x_panel", self.panel_size, spec.dtype)
             scalars.allocate(per_split)
+            self.begin_item()
             once = isinstance(slabs, int) and slabs == 1
             kept = 1 if once else tiling.n_blocks * per_split
             sums = loops.buffer("sums", kept * block_size, spec.dtype) if shared is None else shared
@@ -121,9 +147,8 @@ class _Wgrad(WgradPanels):
                             o = index if numbers is None else loops.let(numbers.at(index), "o")
                             base = loops.let(sums_at(b, o), "sums_at")
                             with loops.loop(len(blocks.taps), "tap") as tap:
-                                out_block = loops.let(first_out + o, "out_block")
-                                tile = self._sum(slab, scalars, offsets, tap, first_in, out_block, o)
-                                self.add_tile(tile, sums, loops.let(base + tap * blocks.tile_size, "tile_at"), s)
+                                place = (tap, first_in, loops.let(first_out + o, "out_block"), o)
+                                self.add_sums(slab, scalars, offsets, place, (sums, base, s))
                             if shared is None:
                                 with loops.when(less(count - 1 - s, 1)):
                                     store.write(sums, base, 1, 0, group, first_out + o, first_in)
@@ -134,6 +159,7 @@ class _Wgrad(WgradPanels):
                         loops.store(sums, base + v * self.lanes, zero(spec.dtype, self.lanes))
                     if shared is None:
                         store.write(sums, base, 1, 0, group, first_out + o, (first_block + b) * self.width)
+            self.end_item()
         if shared is not None:
             with loops.loop(spec.groups * blocks.in_blocks * blocks.out_blocks, "tile", self.kind) as item:
                 out_block, block = remainder(item, blocks.out_blocks), quotient(item, blocks.out_blocks)
@@ -177,6 +203,13 @@ class _Wgrad(WgradPanels):
         return Slab(d, loops.let(slices, "slices"), h, rows, group, panel, to_next)
 
     # -- sums ---------------------------------------------------------------------------------------------------
+
+    def add_sums(self, slab: Slab, scalars: Scalars, offsets: list[int], place: Place, into: Into) -> None:
+        """Add the sums of one tap and block of m over the pixels of a slab; slab 0 sets them."""
+        sums, base, slab_number = into
+        tile = self._sum(slab, scalars, offsets, *place)
+        at = self.loops.let(base + place[0] * self.blocks.tile_size, "tile_at")
+        self.add_tile(tile, sums, at, slab_number)
 
     def _sum(
         self,
@@ -316,4 +349,4 @@ class _Wgrad(WgradPanels):
         return loops.let(expr(at), "vectors"), spec.step_h * panel.row_size, pixel
 
 
-__all__ = ["wgrad_kernel"]
+__all__ = ["Into", "Place", "WgradNest", "nest_of", "wgrad_kernel"]

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import HALF, contiguous_words, words
@@ -83,16 +84,7 @@ class WgradPanels:
         self.blocks = DwBlocks(spec, tiling.tile_m, tiling.tile_n, self.lanes)
         self.width = self.blocks.width
         self.kind = "parallel" if tiling.parallel else "serial"
-        square = self.lanes if self._transposes() else 1
-        self.panel = VectorPanel.of(spec, tiling.slab_h, tiling.slab_d, self.width, square)
-        panel, (depth, height, width) = self.panel, spec.dilation
-        slice_step = depth if panel.shares_slices else 1
-        shifts = [
-            (kd * slice_step * panel.rows + kh * height) * panel.row_size
-            + (kw * width - panel.first_column) * self.width
-            for kd, kh, kw in self.blocks.taps
-        ]
-        self.shifts = LookupTable(self.loops, "tap_shifts", shifts)
+        self.shifts = LookupTable(self.loops, "tap_shifts", self._tap_shifts())
         ranges = list(itertools.product(*spec.valid_ranges))
         if spec.im2col_of is not None:
             slab = (tiling.slab_h, tiling.slab_d)
@@ -107,14 +99,35 @@ class WgradPanels:
         ]
         self.all_valid = [set(each) == {(0, extent)} for each, extent in zip(by_axis, spec.dy.extents, strict=True)]
 
+    @cached_property
+    def panel(self) -> VectorPanel:
+        """The shape of the panel of vectors."""
+        square = self.lanes if self._transposes() else 1
+        return VectorPanel.of(self.spec, self.tiling.slab_h, self.tiling.slab_d, self.width, square)
+
+    @property
+    def panel_size(self) -> int:
+        """Elements of the panel of vectors."""
+        return self.panel.size
+
+    def _tap_shifts(self) -> list[int]:
+        """Where in the panel each tap's vectors begin, from those of the first tap at the first column of X on."""
+        panel, (depth, height, width) = self.panel, self.spec.dilation
+        slice_step = depth if panel.shares_slices else 1
+        return [
+            (kd * slice_step * panel.rows + kh * height) * panel.row_size
+            + (kw * width - panel.first_column) * self.width
+            for kd, kh, kw in self.blocks.taps
+        ]
+
     def _transposes(self) -> bool:
         """Whether vectors are packed by transposing squares of registers."""
         return self.spec.transposes_x and self.machine.has_masks
 
     def convert_grad(self) -> None:
-        """Convert dY of another type once, as its elements are read many times; an im2col panel does so by itself."""
+        """Convert dY of another type once, as its elements are read many times; panels of it do so by themselves."""
         loops, spec = self.loops, self.spec
-        if spec.dy.dtype == spec.dtype or spec.im2col_of is not None or spec.dots:
+        if not spec.converts_all(self.tiling):
             return
         size = self.frame.batch * spec.dy.batch if self.frame.is_symbolic else spec.dy.size
         converted = loops.buffer("grad_sums", size, spec.dtype)
@@ -226,7 +239,9 @@ class WgradPanels:
         if spec.even_pairs:
             return contiguous_words(self._columns(base, first, limit, 2 * lanes))
         low = self._columns(base, first, limit, lanes)
-        return words(low, self._columns(base, first + spec.pair, limit, lanes)) if spec.dots else low
+        if spec.dots:
+            return words(low, self._columns(base, first + spec.pair, limit, lanes))
+        return convert(low, spec.dtype)
 
     def _columns(self, base: Index, first: Index, limit: Index, lanes: int) -> Expr:
         """A vector of columns of a channel, each or each second element from `first` on; zeros outside of X."""

@@ -144,6 +144,7 @@ class PackedScalars(Scalars):
             for first in range(0, tile_m, lanes):
                 mask = lanes_below(0, min(tile_m - first, lanes), lanes)
                 value = load_masked(self.kernel.dy, pixel + first, mask, lanes)
+                value = value if dots else convert(value, self.spec.dtype)
                 if dots:
                     second = mask if following is None else tir.And(mask, splat(following, lanes))
                     value = words(value, load_masked(self.kernel.dy, pixel + dy.spatial[2] + first, second, lanes))
@@ -170,7 +171,7 @@ class PackedScalars(Scalars):
             return contiguous_words(load_masked(dy, at, lanes_below(first, width, 2 * lanes), 2 * lanes))
         value = load_masked(dy, at, lanes_below(first, width, lanes), lanes)
         if not self.spec.dots:
-            return value
+            return convert(value, self.spec.dtype)
         return words(value, load_masked(dy, at + 1, lanes_below(first + 1, width, lanes), lanes))
 
 

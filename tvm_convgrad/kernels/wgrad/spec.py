@@ -20,6 +20,10 @@ VECTOR = 16
 """Rows of a multiple of this many pixels are packed by whole vectors on every machine."""
 
 
+HALF_FLOAT = "float16"
+"""The type whose vectors are converted in registers."""
+
+
 @dataclass(frozen=True)
 class WgradSpec:
     """wgrad in the terms of the kernel; extents, steps and taps over depth, height, width (d, h, w).
@@ -35,8 +39,10 @@ class WgradSpec:
         has_all_taps: whether no tap is left out; the gradients of those that are left out are zero.
         dots: whether pairs of pixels of a row are multiplied by dot products (`codegen.dot_product`). Panels then hold
             the word of each pixel and the next one, or of each second pixel (`even_pairs`).
+        halves: whether vectors of float16 are loaded and stored as such, and converted in registers.
         im2col_of: where this is a 1x1 convolution over the im2col rows of another one, which have the index
             m = (tap, input channel), that one; dy is then a view of its X at the first tap of each pixel.
+        taps_of: where n are pairs (tap along the width, input channel) of another one with few channels, that one.
     """
 
     x: View
@@ -54,7 +60,9 @@ class WgradSpec:
     first: int = 0
     has_all_taps: bool = True
     dots: bool = False
+    halves: bool = False
     im2col_of: WgradSpec | None = None
+    taps_of: WgradSpec | None = None
 
     @property
     def is_pointwise(self) -> bool:
@@ -66,8 +74,17 @@ class WgradSpec:
         return self.kernel == (1, 1, 1) and at_its_place and self.x.extents == self.dy.extents
 
     def has_vectors(self, view: View) -> bool:
-        """Whether vectors of a tensor can be packed as they are, or as words."""
-        return view.dtype == self.dtype or self.dots
+        """Whether vectors of a tensor can be packed as they are, as words, or converted in registers."""
+        return view.dtype == self.dtype or self.dots or self.converts(view)
+
+    def converts_all(self, tiling: WgradTiling) -> bool:
+        """Whether all of dY is converted before the sums, as it is read in place or by single elements."""
+        same = self.dy.dtype == self.dtype or self.dots or self.im2col_of is not None
+        return not same and not (tiling.scalars_packed and self.converts(self.dy))
+
+    def converts(self, view: View | WeightView) -> bool:
+        """Whether vectors of a tensor are converted in registers."""
+        return self.halves and view.dtype == HALF_FLOAT
 
     @property
     def even_pairs(self) -> bool:
@@ -195,6 +212,14 @@ class WgradSpec:
         offsets = [self.offset_in_dw(pair) for pair in pairs]
         step = offsets[1] - offsets[0] if len(offsets) > 1 else 1
         return pairs if offsets == [n * step for n in range(len(offsets))] else []  # type: ignore[return-value]
+
+    @cached_property
+    def column_offsets(self) -> list[int]:
+        """Elements of dW from the first n to each one."""
+        if self.taps_of is None:
+            return [n * self.dw.into for n in range(self.in_channels)]
+        taps, channels = range(self.taps_of.kernel[2]), range(self.taps_of.in_channels)
+        return [self.taps_of.offset_in_dw(((0, 0, k), c)) for k in taps for c in channels]
 
     def offset_in_dw(self, pair: tuple[tuple[int, ...], int]) -> int:
         """Elements from the first one of an output channel of dW to a (tap, input channel) pair."""

@@ -96,7 +96,14 @@ class DwStore:
         self.loops, self.blocks, self.dw = loops, blocks, GradientStore(loops, dw, spec.dtype, adds, machine, halves)
         offsets = tap_offsets(spec.kernel, spec.dw)
         self.offsets = LookupTable(loops, "dw_taps", offsets)
-        vectors, masks = spec.dw.dtype == spec.dtype or halves is not None, machine.has_masks
+        columns = spec.column_offsets
+        # Where n are pairs of tap and channel, they may have no constant step.
+        even = columns == [n * spec.dw.into for n in range(len(columns))]
+        self.columns = None if even else LookupTable(loops, "dw_columns", columns)
+        vectors, masks = (
+            even and (spec.dw.dtype == spec.dtype or halves is not None or spec.converts(spec.dw)),
+            machine.has_masks,
+        )
         self.in_innermost = vectors and spec.dw.into == 1 and (masks or not blocks.ragged)
         self.taps_innermost = vectors and masks and offsets == list(range(len(offsets)))
         self.out_innermost = vectors and masks and spec.dw.out == 1
@@ -112,7 +119,8 @@ class DwStore:
         # Output channels that the block before has too are stored twice, with the same value, but not added twice.
         overlaps = self.dw.adds and spec.out_channels % tile_m != 0
         skip = loops.let(expr(out_block * tile_m - first_out), "skip") if overlaps else 0
-        to = (group * spec.out_channels + first_out) * dw.out + first_in * dw.into + spec.first
+        column = first_in * dw.into if self.columns is None else 0
+        to = (group * spec.out_channels + first_out) * dw.out + column + spec.first
         to = loops.let(expr(to), "to")
 
         def total(index: Index, lanes: int) -> Expr:
@@ -144,7 +152,8 @@ class DwStore:
             with loops.loop(tile_m - skip, "m") as later, loops.loop(count, "i") as i, loops.loop(taps, "tap") as tap:
                 m = later + skip
                 value = total(base + (tap * tile_m + m) * width + i, 1)
-                at = loops.let(expr(to + m * dw.out + i * dw.into + self.offsets.at(tap)), "into")
+                column = i * dw.into if self.columns is None else self.columns.at(first_in + i)
+                at = loops.let(expr(to + m * dw.out + column + self.offsets.at(tap)), "into")
                 self.dw.store(at, value)
 
     def _store_transposed(

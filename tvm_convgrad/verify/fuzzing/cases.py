@@ -130,7 +130,7 @@ def machine_of_words(words: dict[str, str]) -> Machine:
         word = words.get(key, str(getattr(known, field)))
         if not word.isdigit() or (key != "parallel" and int(word) < 1):
             raise ProblemError(
-                f"--tiling: {key}={word} is no number that a machine has; leave it out for {known.name}'s"
+                f"--tiling: {key}={word} is not a number that a machine has; leave it out for {known.name}'s"
             )
         given[field] = int(word)
     return replace(known, **given)  # type: ignore[arg-type]

@@ -148,7 +148,7 @@ def read_case(problem: ConvProblem, direction: str, text: str) -> KernelCase:
         raise ProblemError(f"--tiling: {error}") from error
     region = words.get("region", "0")
     if not region.isdigit():
-        raise ProblemError(f"--tiling: region={region} is no number; leave it out for the whole result")
+        raise ProblemError(f"--tiling: region={region} is not a number; leave it out for the whole result")
     machine = machine_of_words(words)
     any_batch = words.get("batch") == "any"
     plan = Plan(tuple(tiling_of(kernel.tiling_type(direction), each) for each in plain), int(region))

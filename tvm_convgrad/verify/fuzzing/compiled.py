@@ -16,11 +16,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from relax_ops.single_run import QUICK_CONFIG
 from tvm_convgrad import register
 from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.training.compile.targets import required_features
-from tvm_convgrad.verify.bulk import QUICK_CONFIG
 from tvm_convgrad.verify.fuzzing.cases import KernelCase
 from tvm_convgrad.verify.fuzzing.check import differences, kernel_of, numbers_of, read_case
 from tvm_convgrad.verify.fuzzing.guarded import Array, GuardedMemory
@@ -35,6 +35,7 @@ TARGETS: dict[str, dict[str, object]] = {
     "AVX-512": {"kind": "llvm", "mcpu": "skylake-avx512"},
     "AVX512-BF16": {"kind": "llvm", "mcpu": "cooperlake"},
     "AMX-BF16": {"kind": "llvm", "mcpu": "cooperlake", "mattr": ["+amx-tile", "+amx-bf16"]},
+    "AMX-FP16": {"kind": "llvm", "mcpu": "cooperlake", "mattr": ["+amx-tile", "+amx-bf16", "+amx-fp16"]},
     "AVX2": {"kind": "llvm", "mcpu": "haswell"},
     "SSE": {"kind": "llvm", "mcpu": "x86-64"},
 }

@@ -25,16 +25,17 @@ from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgradTiling
 from tvm_convgrad.kernels.depthwise.columns import ColumnsTiling, rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.gemm import plan as gemm_plan
-from tvm_convgrad.kernels.gemm.amx import TileGemm
+from tvm_convgrad.kernels.gemm.amx import HalfTileGemm, TileGemm
 from tvm_convgrad.kernels.gemm.dot import DotGemm
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling
 from tvm_convgrad.kernels.registry import all_kernels
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec
 from tvm_convgrad.kernels.wgrad import plan as wgrad_plan
+from tvm_convgrad.kernels.wgrad.amx import HalfTileWgrad, TileWgrad
 from tvm_convgrad.kernels.wgrad.dot import DotWgrad
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 from tvm_convgrad.kernels.winograd import plan as winograd_plan
-from tvm_convgrad.verify.fuzzing.problems import ANY, DEPTHWISE, PAIRS, SMALL_GROUPS, SQUARE
+from tvm_convgrad.verify.fuzzing.problems import ANY, DEPTHWISE, HALF_PAIRS, PAIRS, SMALL_GROUPS, SQUARE
 
 TRIES = 300
 """Random tilings that are drawn until one is valid; after them a known valid one is taken."""
@@ -173,17 +174,25 @@ def _gemm_tiling(
 def _wgrad(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
     """Every field is drawn independently."""
     assert isinstance(kernel, wgrad_plan.ImplicitGemmWgrad)
-    spec = kernel.spec(problem)
-    swaps = not wgrad_plan.swap_refusal(spec)
+    spec = kernel.spec(problem, machine)
+    in_tiles = isinstance(kernel, TileWgrad)
+    swaps = not in_tiles and not wgrad_plan.swap_refusal(spec)
 
     def draw() -> WgradTiling:
         transposed = swaps and _maybe(rng)
-        return _wgrad_tiling(rng, spec.transposed if transposed else spec, transposed, machine)
+        tiling = _wgrad_tiling(rng, spec.transposed if transposed else spec, transposed, machine)
+        return _in_tiles(rng, spec, tiling) if in_tiles else tiling
 
     def invalid(tiling: WgradTiling) -> str:
-        return wgrad_plan.refusal(spec, tiling, machine)
+        return kernel.tiling_refusal(spec, tiling, machine)
 
-    return Plan((_until_valid(draw, invalid, lambda: next(wgrad_plan.candidates(spec, machine, True))),))
+    return Plan((_until_valid(draw, invalid, lambda: next(kernel.candidates(spec, machine, True))),))
+
+
+def _in_tiles(rng: random.Random, spec: WgradSpec, tiling: WgradTiling) -> WgradTiling:
+    """The tiling with as many sums as tile registers hold, without what is for vector registers."""
+    tile_m = _up_to(rng, min((REGISTERS - tiling.tile_n) // (tiling.tile_n + 1) * ROWS, spec.out_channels))
+    return replace(tiling, tile_m=tile_m, vectors_in_place=False, scalars_packed=False, prefetch=False)
 
 
 def _wgrad_tiling(rng: random.Random, oriented: WgradSpec, transposed: bool, machine: Machine) -> WgradTiling:
@@ -282,8 +291,11 @@ DRAWS: dict[type[Kernel], Draw] = {
     gemm_plan.ImplicitGemm: Draw(ANY, 5, _gemm),
     DotGemm: Draw(PAIRS, 2, _gemm),
     TileGemm: Draw(PAIRS, 2, _gemm),
+    HalfTileGemm: Draw(HALF_PAIRS, 1, _gemm),
     wgrad_plan.ImplicitGemmWgrad: Draw(ANY, 4, _wgrad),
     DotWgrad: Draw(PAIRS, 2, _wgrad),
+    TileWgrad: Draw(PAIRS, 2, _wgrad),
+    HalfTileWgrad: Draw(HALF_PAIRS, 1, _wgrad),
     channels_plan.DepthwiseChannels: Draw(DEPTHWISE, 2, _channels),
     channels_plan.SmallGroups: Draw(SMALL_GROUPS, 2, _channels),
     columns_plan.DepthwiseColumns: Draw(DEPTHWISE, 2, _columns),

@@ -34,10 +34,20 @@ MOST_ELEMENTS = 40_000
 COINCIDING, POINTWISE = 0.1, 0.15
 """The shares of the problems with equal numbers, and with 1x1 kernels over long rows, among those of any kind."""
 
+DEPTHWISE_PAIRS = 0.3
+"""The share of bfloat16 among depthwise problems."""
+
 VECTORS = (4, 8, 16)
 """Lanes of vectors of float32 on the instruction sets that kernels are made for."""
 
-ANY, DEPTHWISE, SMALL_GROUPS, SQUARE, PAIRS = "any", "depthwise", "small groups", "3x3", "bfloat16"
+ANY, DEPTHWISE, SMALL_GROUPS, SQUARE, PAIRS, HALF_PAIRS = (
+    "any",
+    "depthwise",
+    "small groups",
+    "3x3",
+    "bfloat16",
+    "float16",
+)
 """Kinds of problems: all, or those of the kernels that take few of all."""
 
 
@@ -57,8 +67,8 @@ def draw_problem(rng: random.Random, kind: str = ANY) -> ConvProblem:
 
     Args:
         rng: supplies every choice.
-        kind: "any"; "depthwise", "small groups", "3x3" or "bfloat16" (all three tensors, or all but one), of which
-            "any" has too few for the kernels that are made for them.
+        kind: "any"; "depthwise", "small groups", "3x3", "bfloat16" or "float16" (all three tensors, or all but one),
+            of which "any" has too few for the kernels that are made for them.
     """
     while True:
         rank = 2 if kind == SQUARE else rng.choice((2, 2, 2, 1, 3))
@@ -66,7 +76,7 @@ def draw_problem(rng: random.Random, kind: str = ANY) -> ConvProblem:
         axes = [regime(rng, rank) for _ in range(rank)]
         ic, oc, groups = _channels(rng, kind)
         batch = rng.choice((1, 1, 2, 3, rng.randint(1, 9)))
-        special = rng.random() if kind in (ANY, PAIRS) else 1.0
+        special = rng.random() if kind in (ANY, PAIRS, HALF_PAIRS) else 1.0
         if special < COINCIDING:
             axes, batch, ic, oc, groups = _coinciding(rng, axes, groups)
         elif special < COINCIDING + POINTWISE:
@@ -81,7 +91,7 @@ def _problem(
 ) -> ConvProblem | None:
     """The problem of these numbers, with random layouts and types; None if it has no output or is too large."""
     layouts = _layouts(rng, rank, kind)
-    dtypes = _dtypes(rng) if kind != PAIRS else _pairs(rng)
+    dtypes = _pairs(rng, kind) if kind in (PAIRS, HALF_PAIRS) else _dtypes(rng, kind)
     if any(axis.extent + sum(axis.padding) < effective_kernel(axis.kernel, axis.dilation) for axis in axes):
         return None
     try:
@@ -217,7 +227,7 @@ def _channels(rng: random.Random, kind: str) -> tuple[int, int, int]:
         groups = 2 if rng.random() < 0.05 else 1
         ins, outs = (rng.choice(VECTORS) + rng.randint(0, 9) for _ in range(2))
         return ins * groups, outs * groups, groups
-    if kind in (ANY, PAIRS):
+    if kind in (ANY, PAIRS, HALF_PAIRS):
         kind = rng.choice(("dense", "dense", "dense", DEPTHWISE, "groups", SMALL_GROUPS))
     if kind == "dense":
         return _count(rng), _count(rng), 1
@@ -272,9 +282,14 @@ def _shuffled(rng: random.Random, letters: str) -> str:
     return "".join(rng.sample(letters, len(letters)))
 
 
-def _dtypes(rng: random.Random) -> tuple[str, str, str]:
-    """Types of X, W and dY: mostly float32, sometimes one other type, sometimes each its own."""
+def _dtypes(rng: random.Random, kind: str) -> tuple[str, str, str]:
+    """Types of X, W and dY: mostly float32, sometimes one other type, sometimes each its own.
+
+    Depthwise kernels have loops of their own for bfloat16, by dot products, and get it more often.
+    """
     draw = rng.random()
+    if kind == DEPTHWISE and draw > 1 - DEPTHWISE_PAIRS:
+        return PAIRS, PAIRS, PAIRS
     if draw < 0.1:
         first, second, third = (rng.choice(DTYPES) for _ in range(3))
         return first, second, third
@@ -282,12 +297,12 @@ def _dtypes(rng: random.Random) -> tuple[str, str, str]:
     return one, one, one
 
 
-def _pairs(rng: random.Random) -> tuple[str, str, str]:
-    """bfloat16, mostly for all three of X, W and dY, else for two of them."""
-    types = ["bfloat16"] * 3
+def _pairs(rng: random.Random, dtype: str) -> tuple[str, str, str]:
+    """A type of 16 bits, mostly for all three of X, W and dY, else for two of them."""
+    types = [dtype] * 3
     if rng.random() < 0.4:
-        types[rng.randrange(3)] = rng.choice(("float32", "float16"))
+        types[rng.randrange(3)] = rng.choice(("float32", "float16" if dtype == PAIRS else "bfloat16"))
     return types[0], types[1], types[2]
 
 
-__all__ = ["ANY", "DEPTHWISE", "PAIRS", "REGIMES", "SMALL_GROUPS", "SQUARE", "draw_problem"]
+__all__ = ["ANY", "DEPTHWISE", "HALF_PAIRS", "PAIRS", "REGIMES", "SMALL_GROUPS", "SQUARE", "draw_problem"]

@@ -144,7 +144,8 @@ class Execution {
         tiles_.Clear(s.tiles[0]);
         return;
       case Do::kTileDot:
-        tiles_.Multiply(s.tiles[0], s.tiles[1], s.tiles[2]);
+      case Do::kTileHalf:
+        tiles_.Multiply(s.tiles[0], s.tiles[1], s.tiles[2], s.what == Do::kTileHalf);
         return;
       case Do::kTileLoad:
       case Do::kTileStore:

@@ -45,6 +45,14 @@ inline float FromFloat16(uint16_t bits) {
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
+/*! \brief A sum plus the dot product of two words of two float16. */
+inline float HalfDotProduct(float sum, float a, float b) {
+  uint32_t first = BitsAs<uint32_t>(a), second = BitsAs<uint32_t>(b);
+  auto half = [](uint32_t bits) { return FromFloat16(static_cast<uint16_t>(bits)); };
+  sum = std::fma(half(first >> 16), half(second >> 16), sum);
+  return std::fma(half(first), half(second), sum);
+}
+
 inline uint16_t ToFloat16(double value) {
   uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   double magnitude = std::fabs(value);

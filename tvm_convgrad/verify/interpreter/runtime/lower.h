@@ -23,7 +23,7 @@ class Lowering {
   void Function(const ffi::Object* function) {
     for (const ffi::Object* parameter : Children(function, "params")) {
       const ffi::Object* type = Child(parameter, "ty");
-      if (KindOf(type) != "BufferType") Refuse("a parameter that is no buffer");
+      if (KindOf(type) != "BufferType") Refuse("a parameter that is not a buffer");
       program_.parameters.push_back(Buffer(parameter));
       program_.parameter_shapes.push_back(Shape(type));
     }
@@ -175,7 +175,7 @@ class Lowering {
   const Stmt* TileInstruction(const std::vector<Node>& arguments) {
     static const auto& known = *new std::unordered_map<std::string, Do>{
         {"configure", Do::kTileConfigure}, {"release", Do::kTileRelease}, {"zero", Do::kTileZero},
-        {"load", Do::kTileLoad}, {"store", Do::kTileStore}, {"dot", Do::kTileDot}};
+        {"load", Do::kTileLoad}, {"store", Do::kTileStore}, {"dot", Do::kTileDot}, {"half", Do::kTileHalf}};
     const std::string helper = TextField(arguments[0], "value"), prefix = "convgrad_tile_";
     std::string rest = helper.rfind(prefix, 0) == 0 ? helper.substr(prefix.size()) : "";
     auto what = known.find(rest.substr(0, rest.find('_')));
@@ -288,7 +288,7 @@ class Lowering {
     if (name == "reinterpret") return Unary(Op::kReinterpret, type, arguments[0]);
     if (name == "call_extern") {
       std::string helper = TextField(arguments[0], "value");
-      if (helper == "convgrad_tile_ready") {  // the interpreter has tiles
+      if (helper == "convgrad_tile_ready" || helper == "convgrad_tile_ready_half") {  // the interpreter has tiles
         Expr* made = NewExpression(Op::kConst, type);
         made->integer = 1;
         return made;

@@ -49,7 +49,7 @@ struct Expr {
 
 enum class Do : uint8_t {
   kNothing, kSequence, kFor, kParallel, kIf, kStore, kMaskedStore, kAlloc, kDecl, kBind, kAssert,
-  kTileConfigure, kTileRelease, kTileZero, kTileLoad, kTileStore, kTileDot,
+  kTileConfigure, kTileRelease, kTileZero, kTileLoad, kTileStore, kTileDot, kTileHalf,
 };
 
 struct Stmt {

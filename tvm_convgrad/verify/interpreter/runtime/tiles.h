@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile registers of AMX-BF16. What the hardware refuses is a Fault: registers without a shape, or whose shapes do
+// The tile registers of AMX-BF16 and AMX-FP16. What the hardware refuses is a Fault: registers without a shape, or whose shapes do
 // not fit.
 #ifndef CONVGRAD_INTERPRETER_TILES_H_
 #define CONVGRAD_INTERPRETER_TILES_H_
@@ -52,8 +52,8 @@ class Tiles {
     std::memset(values_[n], 0, sizeof(values_[n]));
   }
 
-  /*! \brief Add the product of registers a and b to c. */
-  void Multiply(int c, int a, int b) {
+  /*! \brief Add the product of registers a and b, of words of two bfloat16 or float16, to c. */
+  void Multiply(int c, int a, int b, bool float16) {
     if (rows(c) != rows(a) || words(c) != words(b) || words(a) != rows(b)) {
       throw Fault{"a product of tile registers " + std::to_string(c) + ", " + std::to_string(a) + " and " +
                   std::to_string(b) + ", whose shapes do not fit"};
@@ -62,7 +62,7 @@ class Tiles {
       for (int k = 0; k < words(a); ++k) {
         for (int n = 0; n < words(c); ++n) {
           float& sum = row(c, m)[n];
-          sum = DotProduct(sum, row(a, m)[k], row(b, k)[n]);
+          sum = (float16 ? HalfDotProduct : DotProduct)(sum, row(a, m)[k], row(b, k)[n]);
         }
       }
     }
