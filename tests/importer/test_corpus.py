@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tvm
 
+from relax_ops.single_run import quick_executable
 from tests.importer import corpus
 from tests.linked import linked
 from tvm_convgrad.importer import from_relay, import_relay
-from tvm_convgrad.verify.bulk import quick_executable
 
 ENTRIES = corpus.entries()
 pytestmark = pytest.mark.skipif(not ENTRIES, reason=corpus.ABSENT)

@@ -104,7 +104,7 @@ def test_weight_gradients_are_lifted(problem: ConvProblem, flat: bool, tmp_path:
 
 
 def test_groups_in_between_are_left_as_written(tmp_path: Any) -> None:
-    """Two channels a group, two groups, two samples: the chain is no weight gradient, though its shapes are."""
+    """Two channels a group, two groups, two samples: the chain is not a weight gradient, though its shapes are."""
     problem = ConvProblem(2, 4, 4, (2, 2), (2, 2), padding=((1, 0),) * 2, groups=2)
     path = tmp_path / "chain.relay"
     path.write_text(chain(problem, flat=False))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tvm
 
+from relax_ops.single_run import quick_executable
 from tests.importer import corpus
 from tests.linked import linked
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.importer import from_relay
-from tvm_convgrad.verify.bulk import quick_executable
 
 Array = Any
 PARAMS = "%x: Tensor[(3), float32], %y: Tensor[(3), float32], %c: bool"
@@ -118,8 +118,8 @@ CLOSURES = (
     [
         ("ref(%x)", "a reference is a value here"),
         ("nn.relu(ref(%x))", r"nn\.relu.*a reference"),
-        ("ref_read(%x)", "read that is no reference"),
-        ("let %u = ref_write(%x, %y); %x", "written to that is no reference"),
+        ("ref_read(%x)", "read that is not a reference"),
+        ("let %u = ref_write(%x, %y); %x", "written to that is not a reference"),
         ("ref_write(%x)", "takes 2 operands"),
         (CLOSURES + "%f()", "different functions.*depends on the condition"),
         ("let %u = if (%c) { ref(%x) } else { ref(%y) }; ref_read(%u)", "a reference is a value"),

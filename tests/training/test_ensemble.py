@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.single_run import quick_executable
 from tests.linked import linked, quick_step
 from tests.training.harness import relative_error
 from tests.training.small_models import relax_module, weights
@@ -20,7 +21,6 @@ from tvm_convgrad.training.model.ensemble import ensemble, member
 from tvm_convgrad.training.model.model import Model, from_module
 from tvm_convgrad.training.step.build import build_step
 from tvm_convgrad.training.step.per_sample import per_sample_module
-from tvm_convgrad.verify.bulk import quick_executable
 
 MEMBERS = 3
 

@@ -49,12 +49,12 @@ def test_a_file_adds_a_format(folder: Path) -> None:
     model.write_text("small")
     assert load_model(model, batch=3).inputs[0].shape == (3, 2, 7, 6)
     assert ".new" in shown_formats()
-    with pytest.raises(ModelError, match=r"the ending '\.txt' is not that of a model; give \.json, \.new, \.onnx"):
+    with pytest.raises(ModelError, match=r"the suffix '\.txt' is not that of a model; give \.json, \.new, \.onnx"):
         load_model("net.txt")
     with pytest.raises(ModelError, match="of the format a new one, and only Relay takes a file of parameters"):
         load_model(model, params=model)
     model.write_text("large")
-    with pytest.raises(ModelError, match="is no file of a new one"):
+    with pytest.raises(ModelError, match="is not a file of a new one"):
         load_model(model)
 
 
@@ -64,7 +64,7 @@ def test_formats_share_a_suffix(folder: Path) -> None:
     model.write_text("small")
     assert load_model(model, batch=3).source == str(model)
     model.write_text("{}")
-    with pytest.raises(ModelError, match="is no Relax JSON"):
+    with pytest.raises(ModelError, match="is not Relax JSON"):
         load_model(model)
 
 

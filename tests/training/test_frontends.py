@@ -114,14 +114,14 @@ def test_relax_json(tmp_path):
 
 def test_relax_json_errors(tmp_path):
     good = tvm.ir.save_json(relax_module(2))
-    assert "no Relax JSON" in message(_written(tmp_path / "cut.json", good[: len(good) // 2].encode()))
-    assert "no Relax JSON" in message(_written(tmp_path / "binary.json", b"\xff\xfe\x00"))
+    assert "not Relax JSON" in message(_written(tmp_path / "cut.json", good[: len(good) // 2].encode()))
+    assert "not Relax JSON" in message(_written(tmp_path / "binary.json", b"\xff\xfe\x00"))
     assert "not an IRModule" in message(
         _written(tmp_path / "other.json", tvm.ir.save_json(tvm.tirx.Var("n", "int64")).encode())
     )
     _written(tmp_path / "net.json", good.encode())
     _written(tmp_path / "net.npz", b"PK nonsense")
-    assert "no readable .npz" in message(tmp_path / "net.json")
+    assert "not a readable .npz" in message(tmp_path / "net.json")
     np.savez(tmp_path / "net.npz", **{**weights(), "fc_bias": np.zeros(4, "float32")})
     assert "parameter 'fc_bias' is float32[5], but its value is float32[4]" in message(tmp_path / "net.json")
     np.savez(tmp_path / "net.npz", stranger=np.zeros(3))
@@ -172,10 +172,10 @@ def test_onnx_errors(tmp_path):
     path = tmp_path / "net.onnx"
     model = onnx_model(path)
     content = path.read_bytes()
-    assert "is no valid ONNX file or is truncated" in message(
+    assert "is not a valid ONNX file, or is truncated" in message(
         _written(tmp_path / "cut.onnx", content[: len(content) // 2])
     )
-    assert "is no valid ONNX file or is truncated" in message(_written(tmp_path / "text.onnx", b"hello"))
+    assert "is not a valid ONNX file, or is truncated" in message(_written(tmp_path / "text.onnx", b"hello"))
     helper = onnx.helper
     extra = [
         helper.make_node("NonMaxSuppression", ["y", "y"], ["u"]),
@@ -192,7 +192,7 @@ def test_onnx_errors(tmp_path):
 
 def test_pt2_errors(tmp_path):
     torch = pytest.importorskip("torch")
-    assert "is no .pt2 file" in message(_written(tmp_path / "text.pt2", b"hello"))
+    assert "is not a .pt2 file" in message(_written(tmp_path / "text.pt2", b"hello"))
     np.savez(tmp_path / "other.npz", a=np.zeros(2))
     (tmp_path / "other.npz").rename(tmp_path / "other.pt2")
     assert "cannot be read as a torch.export program" in message(tmp_path / "other.pt2")
@@ -203,13 +203,13 @@ def test_pt2_errors(tmp_path):
             self.fc = torch.nn.Linear(4, 4)
 
         def forward(self, x):
-            return torch.special.bessel_j0(torch.special.bessel_j0(self.fc(x))) + torch.linalg.inv(self.fc(x))
+            return torch.special.bessel_j0(torch.special.bessel_j0(self.fc(x))) + torch.linalg.qr(self.fc(x))[0]
 
     program = torch.export.export(Odd(), (torch.randn(4, 4),))
     torch.export.save(program, tmp_path / "odd.pt2")
     text = message(tmp_path / "odd.pt2")
     assert "aten.special_bessel_j0.default (2x, test_frontends.py:206: return" in text
-    assert "aten.linalg_inv_ex.default (1x, test_frontends.py:206: return" in text
+    assert "aten.linalg_qr.default (1x, test_frontends.py:206: return" in text
 
 
 def test_pt2_file_batch_and_dropout(tmp_path):

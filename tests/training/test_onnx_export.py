@@ -184,5 +184,5 @@ def test_opset_that_onnx_does_not_know(tmp_path):
     newest = onnx.defs.onnx_opset_version()
     proto.opset_import[0].version = newest + 1
     onnx.save(proto, tmp_path / "net.onnx")
-    with pytest.raises(ModelError, match=f"uses opset {newest + 1}, but onnx .* has those up to {newest}"):
+    with pytest.raises(ModelError, match=f"uses opset {newest + 1}, but onnx .* supports opsets up to {newest}"):
         load_model(tmp_path / "net.onnx")

@@ -13,7 +13,9 @@ onnx = pytest.importorskip("onnx")
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
-from tests.training.onnx_operators import REFERENCES, SHAPE, TOPICS, model  # noqa: E402
+from tests.training.onnx_graphs import SHAPE, model  # noqa: E402
+from tests.training.onnx_operators import TOPICS  # noqa: E402
+from tests.training.onnx_references import REFERENCES  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402

@@ -24,16 +24,18 @@ MASKS = {
     "greater": "u = RandomUniformLike(like)  c = Greater(p, u)  mask = Cast<to=1>(c)",
     "floor": "u = RandomUniformLike(like)  c = Add(p, u)  mask = Floor(c)",
     "bernoulli": "e = Shape(like)  q = Expand(p, e)  mask = Bernoulli(q)",
+    "cast_like": "u = RandomUniformLike(like)  q = CastLike(p, u)  c = Less(u, q)  mask = CastLike(c, like)",
+    "constant": "u = RandomUniformLike(like)  v = Constant<value_float=0.75>()  c = Less(u, v)  mask = Cast<to=1>(c)",
     "fixed": "u = RandomUniform<shape=[6,1,1,1]>()  c = Less(u, p)  mask = Cast<to=1>(c)",
 }
 REFUSED = {
     "u = RandomNormalLike(like)  c = Less(u, p)  mask = Cast<to=1>(c)": "its numbers are not uniform",
     "u = RandomUniformLike(like)  c = Less(p, u)  mask = Cast<to=1>(c)": "true where its numbers are above",
     "u = RandomUniformLike<high=2.0>(like)  c = Less(u, p)  mask = Cast<to=1>(c)": "not between 0 and 1",
-    "u = RandomUniformLike(like)  c = Less(u, like)  mask = Cast<to=1>(c)": "the probability is no constant",
+    "u = RandomUniformLike(like)  c = Less(u, like)  mask = Cast<to=1>(c)": "the probability is not a constant",
     "u = RandomUniformLike(like)  mask = Add(u, p)": "not compared with a probability",
     "u = RandomUniformLike(like)  mask = Mul(u, p)": "not compared with a probability",
-    "s = Sigmoid(like)  mask = Bernoulli(s)": "no single constant",
+    "s = Sigmoid(like)  mask = Bernoulli(s)": "not a single constant",
 }
 
 

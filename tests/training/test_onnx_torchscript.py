@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -15,7 +16,7 @@ onnx = pytest.importorskip("onnx")
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 from torch import nn  # noqa: E402
 
-from tvm_convgrad.training.frontends.onnx_names import with_own_parameters  # noqa: E402
+from tvm_convgrad.training.frontends.onnx_names import names_read, with_own_parameters  # noqa: E402
 from tvm_convgrad.training.frontends.onnx_torchscript import with_module_names  # noqa: E402
 
 
@@ -104,8 +105,54 @@ def test_what_others_read_too_keeps_its_values(make):
         np.testing.assert_array_equal(after, before)
 
 
+def test_what_the_body_of_a_branch_reads_stays():
+    x = torch.rand(2, 5, 3)
+    proto = exported(nn.Sequential(nn.Linear(3, 4, bias=False)), x)
+    computed = next(tensor.name for tensor in proto.graph.initializer if tensor.name.startswith("onnx::MatMul"))
+    one = onnx.helper.make_tensor_value_info("body", onnx.TensorProto.FLOAT, None)
+    body = onnx.helper.make_graph([onnx.helper.make_node("Identity", [computed], ["body"])], "body", [], [one])
+    true = onnx.numpy_helper.from_array(np.array(True), "true")
+    proto.graph.initializer.append(true)
+    proto.graph.node.append(onnx.helper.make_node("If", ["true"], ["turned"], then_branch=body, else_branch=body))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("turned", onnx.TensorProto.FLOAT, None))
+    assert {computed, "turned", "true"} <= names_read(proto.graph)
+    named = with_module_names(proto)
+    assert "0.weight" in {tensor.name for tensor in named.graph.initializer}
+    results = [ReferenceEvaluator(each).run(None, {proto.graph.input[0].name: x.numpy()}) for each in (proto, named)]
+    for before, after in zip(*results, strict=True):
+        np.testing.assert_array_equal(after, before)
+
+
 @pytest.mark.parametrize("producer", ["pytorch", "other"])
 def test_graphs_without_such_names_stay(producer):
     proto = exported(nn.Linear(4, 4), torch.rand(2, 4))
     proto.producer_name = producer
     assert with_module_names(proto) is proto
+
+
+def test_weights_are_not_copied_all_at_once():
+    """Of eight weights of 1 MB, with what protobuf gives out and takes, two or three are in memory at a time."""
+    extent, proto = 512, exported(nn.Linear(2, 2), torch.rand(2, 2))
+    graph = proto.graph
+    for field in ("node", "initializer", "input"):
+        graph.ClearField(field)
+    for layer in range(8):
+        weight, bias = np.full((extent, extent), 0.0 + layer, "float32"), np.zeros(extent, "float32")
+        weight[0, 1] = 9
+        name, result = f"onnx::MatMul_{layer}", f"layers.{layer}"
+        graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+        graph.initializer.append(onnx.numpy_helper.from_array(bias, f"{result}.bias"))
+        graph.node.append(onnx.helper.make_node("MatMul", ["x", name], [name + "x"], f"/{result}/MatMul"))
+        graph.node.append(onnx.helper.make_node("Add", [f"{result}.bias", name + "x"], [result], f"/{result}/Add"))
+    del weight, bias
+    graph.output[0].name = result
+    size = proto.ByteSize()
+    tracemalloc.start()
+    named = with_module_names(proto)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < size / 2
+    found = {tensor.name: tensor for tensor in named.graph.initializer}
+    assert found.keys() == {f"layers.{layer}.{kind}" for layer in range(8) for kind in ("weight", "bias")}
+    assert onnx.numpy_helper.to_array(found["layers.3.weight"])[1, 0] == 9
+    assert proto.ByteSize() == size

@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_ops.per_sample import gram
+from relax_ops.single_run import quick_machine
 from tests.linked import quick_module
 from tests.training.harness import Runner, relative_error
 from tests.training.small_models import data, relax_module, weights
@@ -22,7 +23,6 @@ from tvm_convgrad.training.autodiff.per_sample import PerSampleGradients
 from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.step.build import build_step
 from tvm_convgrad.training.step.per_sample import per_sample_module
-from tvm_convgrad.verify.bulk import quick_machine
 
 Make = Callable[..., Any]
 """make(emit, x, *parameters) -> y: a network, without its loss."""

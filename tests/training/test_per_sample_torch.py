@@ -12,12 +12,12 @@ import tvm
 
 torch = pytest.importorskip("torch")
 
+from relax_ops.single_run import quick_machine  # noqa: E402
 from tests.cases import load  # noqa: E402
 from tests.training import networks  # noqa: E402
 from tests.training.harness import relative_error  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.per_sample import per_sample_module  # noqa: E402
-from tvm_convgrad.verify.bulk import quick_machine  # noqa: E402
 
 
 def with_group_norm(network: Any, groups: int) -> Any:

@@ -115,7 +115,7 @@ def test_rows_of_a_symbolic_batch(each, k, n, late):
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_other_symbolic_extents_stay_products(inner):
-    """A sum of two symbolic extents as rows; a symbolic extent that is no rows."""
+    """A sum of two symbolic extents as rows; a symbolic extent that is not a row count."""
     p, q = tvm.tirx.Var("p", "int64"), tvm.tirx.Var("q", "int64")
     left, right = ((32, p), (p, 512)) if inner else ((p + q, 512), (512, 64))
     a, b = relax.Var("a", relax.TensorType(left, "float32")), relax.Var("b", relax.TensorType(right, "float32"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -14,10 +15,12 @@ import tvm
 from tvm import relax
 
 from tests.linked import PLAIN
+from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.kept_objects import KeptObjects
-from tvm_convgrad.training.compile import kernel_pool
+from tvm_convgrad.training.compile import kernel_pool, kernel_worker, separate
 from tvm_convgrad.training.compile.artifact_writer import save_artifact
 from tvm_convgrad.training.compile.kernel_object import Settings, kernel_key, kernel_text, make_object
+from tvm_convgrad.training.compile.kernel_pool import KernelPool
 from tvm_convgrad.training.compile.kernel_worker import Worker
 from tvm_convgrad.training.compile.linking import Linker, linker_for
 from tvm_convgrad.training.compile.lower import compile_module
@@ -52,6 +55,12 @@ def library(
     path = folder / "linked.so"
     executable.export_library(str(path))
     return path, builds
+
+
+def scaled(factor: float) -> tvm.tirx.PrimFunc:
+    """A kernel."""
+    x = tvm.te.placeholder((16,), name="x")
+    return tvm.te.create_prim_func([x, tvm.te.compute((16,), lambda n: x[n] * factor, name="y")])
 
 
 def result(path: Path) -> np.ndarray:
@@ -160,18 +169,17 @@ def test_a_worker_makes_the_same_object(tmp_path: Path, monkeypatch: pytest.Monk
     """Also after a job that it has failed at."""
     target = tvm.target.Target(PLAIN)
     settings = Settings.current(target)
-    i = tvm.te.placeholder((16,), name="x")
-    function = tvm.te.create_prim_func([i, tvm.te.compute((16,), lambda n: i[n] * 2.0, name="y")])
+    function = scaled(2.0)
     text = kernel_text(function)
-    worker = Worker(tmp_path / "worker")
+    worker = Worker()
     try:
-        answer = worker.make(text, "twice", settings)
+        answer = worker.make(text, "twice", settings, tmp_path)
         assert answer == make_object(function, "twice", settings, tmp_path)
-        assert worker.make("{}", "nothing", settings) is None  # it failed, and still serves
-        assert worker.make(text, "twice", settings) == answer
+        assert worker.make("{}", "nothing", settings, tmp_path) is None  # it failed, and still serves
+        assert worker.make(text, "twice", settings, tmp_path) == answer
     finally:
         worker.stop()
-    assert worker.make(text, "twice", settings) is None
+    assert worker.make(text, "twice", settings, tmp_path) is None
 
 
 class Asked(Worker):
@@ -180,16 +188,16 @@ class Asked(Worker):
     asked = 0
     last = 1000
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self) -> None:
+        super().__init__()
         if self.last == 0:
             self.stop()
 
-    def make(self, text: str, name: str, settings: Settings) -> bytes | None:
+    def make(self, text: str, name: str, settings: Settings, folder: Path) -> bytes | None:
         Asked.asked += 1
         if Asked.asked == self.last:
             self._process.kill()
-        return super().make(text, name, settings)
+        return super().make(text, name, settings, folder)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 1000])
@@ -206,15 +214,63 @@ def test_who_makes_a_kernel_does_not_matter(tmp_path: Path, monkeypatch: pytest.
     assert builds.taken == 0
 
 
+class Stopped(Worker):
+    """A worker that never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process.send_signal(signal.SIGSTOP)
+
+
+def test_a_worker_that_does_not_answer_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernel's name, and with no process left; kernels that nobody asks for may take as long as they like."""
+    started: list[Worker] = []
+    monkeypatch.setattr(kernel_worker, "LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(kernel_pool, "LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(kernel_pool, "Worker", lambda: started.append(Stopped()) or started[-1])
+    with KernelPool(Settings.current(tvm.target.Target(PLAIN)), workers=1) as pool:
+        functions = [scaled(factor) for factor in (2.0, 3.0)]
+        pool.expect(functions[0], "twice")
+        pool.start()
+        begun = time.monotonic()
+        while pool._waiting:
+            assert time.monotonic() < begun + 10
+            time.sleep(0.01)
+        wanted = [pool.kernel(function, "twice") for function in functions]
+        assert len(pool.objects(wanted[1:], lambda _: None)) == 1
+        with pytest.raises(SetupError, match=rf"kernel {wanted[0].name}: .* has not answered for 0\.5 s"):
+            pool.objects(wanted, lambda _: None)
+    assert [worker._process.returncode for worker in started] == [-signal.SIGKILL]
+
+
+def test_a_worker_is_started_before_the_module_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes kernels of the first module; without a module it is ended."""
+    own = library(tmp_path, None)[0].read_bytes()
+    monkeypatch.setattr(separate, "Worker", Asked)
+    monkeypatch.setattr(Asked, "asked", 0)
+    builds = KernelBuilds(None, workers=1)
+    with compile_apart(builds):
+        builds.start()
+        (worker,) = builds._started
+        compile_module(module(), PLAIN).export_library(str(tmp_path / "linked.so"))
+        assert worker._process.returncode == -signal.SIGKILL
+    assert Asked.asked > 0
+    assert (tmp_path / "linked.so").read_bytes() == own
+    with compile_apart(builds):
+        builds.start()
+        (worker,) = builds._started
+    assert worker._process.returncode == -signal.SIGKILL
+
+
 class Third(Worker):
     """Workers of which the third cannot be started, and the second is stopped with an error."""
 
     started: ClassVar[list[Worker]] = []
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         if len(self.started) == 2:
             raise OSError("there are too many processes")
-        super().__init__(folder)
+        super().__init__()
         self.started.append(self)
 
     def stop(self) -> None:

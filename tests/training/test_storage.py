@@ -101,7 +101,7 @@ def test_small_integers_train_as_in_float32(dtype, options):
     ]
     y = targets(runners[0].predict(x))
     assert (y != 0).mean() > 0
-    for rate in (2.0**-4, 0.0):  # after the first step weights are no integers any more: only what it has done counts
+    for rate in (2.0**-4, 0.0):  # after the first step weights are not integers any more: only what it has done counts
         (loss, predictions), (other, others) = (runner.step(x, y.astype("float32"), lr=rate) for runner in runners)
         if rate:
             assert loss == other > 0

@@ -58,3 +58,17 @@ def test_a_tensor_with_several_names_is_trained_as_one_under_the_first(saved, tm
         assert relative_error(found[name], (parameter - parameter.grad).detach().numpy()) < 1e-5, name
     for name, buffer in reference.named_buffers():
         assert np.allclose(found[name], buffer.numpy(), rtol=1e-5, atol=1e-6), name
+
+
+def test_an_imported_program_stays_as_it_is_and_shares_no_memory_with_the_model():
+    """The graph is copied for the import, the weights when the model takes them."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 3)
+    ).train()
+    program = torch.export.export(network, (torch.zeros(2, 3, 8, 8),))
+    before, graph = {name: tensor.clone() for name, tensor in program.state_dict.items()}, str(program.graph)
+    model = from_exported_program(program)
+    assert str(program.graph) == graph
+    assert all(torch.equal(tensor, before[name]) for name, tensor in program.state_dict.items())
+    for values in (*model.parameters.values(), *model.states.values()):
+        assert not any(np.shares_memory(values, tensor.detach().numpy()) for tensor in program.state_dict.values())

@@ -12,9 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.training.harness import Runner  # noqa: E402
-from tests.training.torch_operators import SHAPE, TOPICS, Topic  # noqa: E402
+from tests.training.torch_operators import TOPICS  # noqa: E402
+from tests.training.torch_topics import SHAPE, Topic  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
+
+MEANS = {"group_norm_far_from_zero": 1000, "instance_norm_far_from_zero": 3000}
+"""Of operators that normalise data far from zero: the mean, up to its sign."""
 
 UNIT = 2.0**-24
 
@@ -47,7 +51,11 @@ def gradients(topic):
 
 @pytest.mark.parametrize(("topic", "name"), [(topic, name) for topic, names in TOPICS.items() for name in names])
 def test_gradient_is_that_of_pytorch(topic, name):
-    """To rounding: some hundred terms of a few elementary functions each."""
+    """To rounding: some hundred terms of a few elementary functions each.
+
+    Of data far from zero the mean is rounded, by UNIT * mean at most, which is that much of a deviation of 4 in result
+    and gradient.
+    """
     found, wanted = gradients(topic)[f"offsets.{name}"]
     scale = max(float(np.abs(wanted).max()), 1.0)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=400 * UNIT * scale)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=(400 + 2 * MEANS.get(name, 0) / 4) * UNIT * scale)

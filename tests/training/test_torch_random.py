@@ -172,6 +172,7 @@ NOISES = {
     "uniform": (lambda x: torch.empty(3, COUNT).uniform_(-1.0, 3.0), 1.0, 4 * 12**-0.5, (-1.0, 3.0)),
     "randn": (lambda x: torch.randn(len(x), COUNT), 0.0, 1.0, (-6.0, 6.0)),
     "randn_like": (lambda x: torch.randn_like(x.expand(-1, COUNT)), 0.0, 1.0, (-6.0, 6.0)),
+    "randn_bfloat16": (lambda x: torch.randn_like(torch.zeros(3, COUNT).bfloat16()).float(), 0.0, 1.0, (-6.0, 6.0)),
     "normal": (lambda x: torch.normal(torch.full((3, COUNT), 2.0), 0.5), 2.0, 0.5, (-1.0, 5.0)),
     "exponential": (lambda x: torch.empty(3, COUNT).exponential_(2.0), 0.5, 0.5, (0.0, 9.0)),
     "randint": (lambda x: torch.randint(2, 5, (3, COUNT)).float(), 3.0, (2 / 3) ** 0.5, (2.0, 4.0)),
@@ -224,6 +225,22 @@ def test_predictions_take_the_median(name):
         np.testing.assert_allclose(predicted, np.tile(np.arange(COUNT) / COUNT, (3, 1)), rtol=1e-6)
     else:
         np.testing.assert_allclose(predicted, MEDIANS.get(name, NOISES[name][1]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (lambda x: x.half() * torch.randn_like(x.half()), "float16"),
+        (lambda x: x.bfloat16() + torch.rand(4, dtype=torch.bfloat16), "float32"),
+        (lambda x: x.bfloat16() * torch.normal(x.bfloat16(), 0.5), "float32"),
+        (lambda x: F.rrelu(x.half(), training=True), "float16"),
+        (lambda x: torch.cat([torch.randperm(2), torch.tensor([2, 3])]) + 0 * x.sum().long(), "int64"),
+    ],
+)
+def test_random_numbers_have_the_type_that_was_asked_for(make, dtype):
+    """Others could not be joined with numbers of that type, which TVM checks; bfloat16 is kept in float32."""
+    model = from_exported_program(torch.export.export(Noisy(make), (torch.rand(4, 4),)))
+    assert model.module[model.function].ret_ty.fields[0].dtype == dtype
 
 
 def of_replaced(x):

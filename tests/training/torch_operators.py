@@ -3,26 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-SHAPE = (2, 4, 6, 6)
-"""Of the tensor that each function gets: samples, channels, height, width."""
-
-Function = Callable[[Tensor], Tensor]
-
-
-def row(x: Tensor) -> Tensor:
-    """One sample as a sequence: (samples, 6, 24)."""
-    return x.permute(0, 2, 1, 3).flatten(2)
-
-
-def volume(x: Tensor) -> Tensor:
-    """(samples, 4, 2, 3, 6)."""
-    return x.unflatten(2, (2, 3))
+from tests.training.torch_topics import SHAPE, Function, row, volume
 
 
 def _filled(x: Tensor) -> Tensor:
@@ -55,6 +42,32 @@ def _dead(x: Tensor) -> Tensor:
     return x * (torch.arange(6).view(6, 1) % 3 > 0) * (torch.arange(6) > 1) * (torch.arange(4).view(4, 1, 1) != 1)
 
 
+def _whole(x: Tensor) -> Tensor:
+    """Four times x, rounded, with the gradient of x: sums with large integers are exact in float32."""
+    return torch.round(x.detach() * 4) + (x - x.detach())
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Matrices of 4 rows, none of them singular; the largest elements of their columns are off the diagonal."""
+    return x[:, :, :4, :4] * 0.2 + torch.eye(4).roll(1, 0) * 2
+
+
+def _reduced_at(x: Tensor, reduction: str, include_self: bool) -> Tensor:
+    """Three columns, of which two have values reduced into them."""
+    places = torch.arange(6).expand(2, 4, 6, 6) % 2
+    return x[..., :3].scatter_reduce(3, places, x.flip(2), reduction, include_self=include_self)
+
+
+def _index_reduced(x: Tensor, reduction: str, include_self: bool) -> Tensor:
+    places = torch.tensor([0, 2, 0, 0, 2, 2])
+    return x[:, :, :3].index_reduce(2, places, x.flip(3), reduction, include_self=include_self)
+
+
+def _multiples(x: Tensor) -> Tensor:
+    """Whole multiples of a power of two, whose quotients by 7 float32 rounds, with the gradient of x."""
+    return torch.round(x.detach() * 4) * 2**21 + (x - x.detach())
+
+
 def _flow(x: Tensor, reach: float) -> Tensor:
     """Places of a volume, (samples, 2, 3, 4, 3), off the borders of its cells."""
     return torch.tanh(x[:, :, :3, :6].reshape(-1, 2, 3, 4, 3)) * reach
@@ -85,6 +98,10 @@ TOPICS: dict[str, dict[str, Function]] = {
         "unbind": lambda x: torch.stack([part * (k + 1) for k, part in enumerate(x.unbind(1))], 2),
         "chunk": lambda x: x.chunk(2, 1)[0] * x.chunk(2, 1)[1],
         "split_uneven": lambda x: x.split([1, 3], 1)[1],
+        "split_whole": lambda x: x.split([4], 1)[0] * x.split(9, 1)[0] * x.chunk(1, 2)[0],
+        "split_empty": lambda x: x.split([0, 4], 1)[1] * x.split([4, 0], 1)[0],
+        "fmin": lambda x: torch.fmin(x, x * x) * torch.fmax(x, torch.full_like(x, math.nan)),
+        "narrow_copy": lambda x: torch.narrow_copy(x, 1, 1, 2),
         "slice_step": lambda x: x[:, :, 1::2, ::3],
         "slice_negative": lambda x: x[..., -4:-1],
         "narrow": lambda x: x.narrow(2, 1, 3),
@@ -100,12 +117,21 @@ TOPICS: dict[str, dict[str, Function]] = {
         "gather": lambda x: x.gather(3, torch.arange(12).view(1, 1, 6, 2).expand(2, 4, 6, 2) % 6),
         "take_along_dim": lambda x: x.take_along_dim(x.detach().argsort(-1), -1) * torch.arange(1.0, 7.0),
         "diagonal": lambda x: x.diagonal(0, 2, 3),
+        "diagonal_scatter": lambda x: x.diagonal_scatter(x[:, 0, :, :4] * 2, -1, 3, 1),
+        "fill_diagonal": lambda x: (x[:, 0, 0] @ x[:, 0, 0].mT).fill_diagonal_(2.0),
+        "clamp_by_tensors": lambda x: x[:, :1].clamp(x[0] - 0.5, torch.zeros(6)) * x[0, 0].clamp_min(x[0, 0] + 0),
+        "index_fill": lambda x: x.index_fill(-2, torch.tensor([1, 4, 1]), x[0, 0, 0, 0]),
+        "triangle": lambda x: x[(..., *torch.triu_indices(6, 5, 1))] * x[(..., *torch.tril_indices(4, 6))],
+        "angle": lambda x: x * x.angle(),
         "masked_fill": lambda x: x.masked_fill(x > 0.5, -1.0),
         "where": lambda x: torch.where(x > 0, x * x, 0.1 * x),
         "fill_slice": _filled,
         "add_in_place": _added_in_place,
         "masked_put": _masked_put,
         "masked_scatter": lambda x: x.masked_scatter(x > 0.3, x.flip(3) * 2),
+        "as_strided": lambda x: x.as_strided((2, 3, 5), (144, 7, 2), 3),
+        "as_strided_of_columns": lambda x: x.mT.as_strided((4, 3, 6), (36, 1, 6)),
+        "squeeze_of_some": lambda x: x[:, :1].squeeze((0, 1, 2)),
         "one_hot_product": lambda x: x * F.one_hot(torch.tensor([0, 2, 4, 1, 3, 5]), 6),
     },
     "joining": {
@@ -134,9 +160,25 @@ TOPICS: dict[str, dict[str, Function]] = {
         "einsum": lambda x: torch.einsum("nchw,nkhw->nck", x, x),
         "bmm": lambda x: torch.bmm(row(x), row(x).transpose(1, 2)),
         "baddbmm": lambda x: torch.baddbmm(x.mean((1, 2))[:, :, None], row(x), row(x).mT, beta=0.5, alpha=2.0),
+        "block_diagonal": lambda x: torch.block_diag(x[0, 0], x[1, 0, :2], x[0, 1, :, :3]),
+        "cat_of_none": lambda x: torch.cat([x[:, :0], x, x[:, :0], x[:, 1:]], 1),
+        "tensordot": lambda x: x * torch.tensordot(x[:, :2, :1, 0], x[:, :1, :2, 0], ([0, 1], [2, 0])),
+        "scatter_sum_alone": lambda x: _reduced_at(x, "sum", False),
+        "scatter_mean": lambda x: _reduced_at(x, "mean", True),
+        "scatter_mean_alone": lambda x: _reduced_at(x, "mean", False),
+        "scatter_product": lambda x: _reduced_at(x, "prod", True),
+        "scatter_product_of_zeros": lambda x: _reduced_at(_dead(x), "prod", True),
+        "scatter_product_alone": lambda x: _reduced_at(x, "prod", False),
+        "scatter_max": lambda x: _reduced_at(x, "amax", True),
+        "scatter_max_of_ties": lambda x: _reduced_at(torch.round(x.detach()) + x - x.detach(), "amax", True),
+        "scatter_min_alone": lambda x: _reduced_at(x, "amin", False),
+        "index_reduce_max": lambda x: _index_reduced(x, "amax", True),
+        "index_reduce_mean_alone": lambda x: _index_reduced(x, "mean", False),
+        "index_reduce_product": lambda x: _index_reduced(x, "prod", True),
         "scatter_add": lambda x: torch.zeros(2, 4, 6, 3).scatter_add(3, torch.arange(6).expand(2, 4, 6, 6) % 3, x),
     },
     "reductions": {
+        "prod_of_all": lambda x: x * x[0, 0, :2, :3].prod(),
         "amax": lambda x: x.amax((2, 3)),
         "amin": lambda x: x.amin(1, keepdim=True),
         "max_dim": lambda x: x.max(1)[0],
@@ -153,6 +195,8 @@ TOPICS: dict[str, dict[str, Function]] = {
         "cummax": lambda x: x.cummax(3).values * torch.arange(1.0, 7.0),
         "cummin": lambda x: x.cummin(2).values,
         "logcumsumexp": lambda x: x.logcumsumexp(3),
+        "logcumsumexp_of_nothing": lambda x: F.pad(x, (2, 0), value=-math.inf).logcumsumexp(3)[..., 2:],
+        "median_of_infinities": lambda x: x * F.pad(x, (10, 0), value=math.inf).median().clamp(max=2.0),
         "bucketize": lambda x: x * torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.4]), right=True),
         "searchsorted": lambda x: x * torch.searchsorted(x.sort(-1).values, x.flip(3)),
         "sum": lambda x: x.sum((1, 2)),
@@ -167,6 +211,8 @@ TOPICS: dict[str, dict[str, Function]] = {
         "norm_at_zero": lambda x: _dead(x).norm(dim=1),
         "norm_cubic_at_zero": lambda x: _dead(x).norm(p=3, dim=(2, 3)),
         "norm_root_at_zero": lambda x: _dead(x).norm(p=0.5, dim=1),
+        "norm_inverse_at_zero": lambda x: _dead(x).norm(p=-1, dim=1),
+        "norm_inverse": lambda x: (x * x + 0.5).norm(p=-2, dim=(2, 3)),
         "normalize_at_zero": lambda x: F.normalize(_dead(x), dim=1),
         "deviation_at_zero": lambda x: _dead(x).std(1) + torch.std_mean(_dead(x), 1)[0],
         "pairwise_self": lambda x: torch.cdist(row(x), row(x)),
@@ -180,6 +226,13 @@ TOPICS: dict[str, dict[str, Function]] = {
         "cosine_similarity": lambda x: F.cosine_similarity(x[:, :2], x[:, 2:], 1),
         "pairwise": lambda x: torch.cdist(row(x), row(x)[:, :3] + 3.0),
         "any_mask": lambda x: x * (x > 1).any(1, keepdim=True),
+        "mode": lambda x: (torch.round(x.detach()) + x - x.detach()).mode(3).values,
+        "amax_of_infinities": lambda x: torch.tanh(torch.where(torch.arange(6) < 2, -math.inf, x).amax(2)),
+        "amin_of_infinities": lambda x: torch.tanh(torch.where(torch.arange(6) < 2, math.inf, x).amin(2)),
+        "number_along_axis": lambda x: x * (x.mean().cumsum(0) + x.mean().prod(0) + x.std().log_softmax(0)),
+        "number_ordered": lambda x: (
+            x * (x.mean().max(0)[0] + x.mean().sort(0)[0] + x.mean().gather(0, torch.tensor(0)))
+        ),
         "aminmax": lambda x: x.aminmax(dim=1)[1],
     },
     "pools": {
@@ -206,6 +259,13 @@ TOPICS: dict[str, dict[str, Function]] = {
         "avg_divisor_padded": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False, divisor_override=4),
         "avg_1d": lambda x: F.avg_pool1d(row(x), 3, 2, 1),
         "avg_3d": lambda x: F.avg_pool3d(volume(x), 2, 1),
+        "avg_no_batch": lambda x: F.avg_pool2d(x[0], 2),
+        "avg_divisor_no_batch": lambda x: F.avg_pool2d(x[0], 2, divisor_override=3),
+        "avg_1d_no_batch": lambda x: F.avg_pool1d(row(x)[0], 2),
+        "avg_3d_no_batch": lambda x: F.avg_pool3d(volume(x)[0], (1, 3, 2)),
+        "adaptive_avg_no_batch": lambda x: F.adaptive_avg_pool2d(x[0], (2, 4)),
+        "adaptive_avg_1d_no_batch": lambda x: F.adaptive_avg_pool1d(row(x)[0], 5),
+        "max_unpool_no_batch": lambda x: F.max_unpool2d(*F.max_pool2d(x[0], 2, return_indices=True), 2),
         "lp_pool": lambda x: F.lp_pool2d(x, 2.0, 2),
         "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         "max_places": lambda x: F.max_pool2d(x, 3, 2, 1, 1, True, return_indices=True)[0],
@@ -247,6 +307,8 @@ TOPICS: dict[str, dict[str, Function]] = {
         "grid_volume_reflection": lambda x: F.grid_sample(
             volume(x), _flow(x, 2.3), padding_mode="reflection", align_corners=False
         ),
+        "affine_grid_of_a_column": lambda x: F.affine_grid(x[:, 0, :2, :3], (2, 4, 5, 1), align_corners=True),
+        "affine_grid_of_a_volume": lambda x: F.affine_grid(x[:, 0, :3, :4], (2, 4, 2, 5, 3), align_corners=False),
         "affine_grid": lambda x: F.grid_sample(
             x, F.affine_grid(x[:, 0, :2, :3] * 0.4, (2, 4, 5, 5), align_corners=False), align_corners=False
         ),
@@ -299,6 +361,16 @@ TOPICS: dict[str, dict[str, Function]] = {
             x * torch.div(torch.arange(6), 4, rounding_mode="trunc") + torch.div(x, 0.3, rounding_mode="floor") * x
         ),
         "remainder": lambda x: torch.remainder(x, 0.7) + torch.fmod(x, 0.7),
+        "remainder_of_large": lambda x: torch.remainder(_multiples(x), 7.0) + torch.fmod(_multiples(x), -7.0),
+        "remainder_by_infinity": lambda x: torch.remainder(x, torch.tensor(math.inf)).clamp(max=3.0),
+        "remainder_of_divisor": lambda x: torch.remainder(
+            _multiples(x).detach(), x.detach().sign() * 7 + x - x.detach()
+        ),
+        "floor_divide_of_large": lambda x: x * torch.div(_multiples(x), 7.0, rounding_mode="floor").remainder(4.0),
+        "add_to_itself": lambda x: torch.add(x, x, alpha=-3) + torch.sub(x, x, alpha=0.5),
+        "lgamma": lambda x: torch.lgamma(x.abs() * 5 + 0.1) + torch.lgamma(torch.tanh(x) * 0.3 - 1.5),
+        "digamma": lambda x: torch.digamma(x.abs() * 5 + 0.1) + torch.digamma(torch.tanh(x) * 0.3 - 1.5),
+        "polygamma": lambda x: torch.polygamma(1, x.abs() + 0.3) + torch.polygamma(2, torch.tanh(x) * 0.3 - 1.5),
         "round": lambda x: x - x.round() + x.floor() * 0.5 + x.ceil() * x,
         "sign": lambda x: x * x.sign() + x.trunc() * x,
         "maximum": lambda x: torch.maximum(x, x.flip(3)) + torch.minimum(x, x.flip(2)),
@@ -314,13 +386,45 @@ TOPICS: dict[str, dict[str, Function]] = {
         "heaviside": lambda x: x * torch.heaviside(x.detach(), torch.tensor(0.5, dtype=x.dtype)),
         "square": lambda x: x.square() + torch.sinc(x + 0.25),
     },
+    "matrices": {
+        "inverse": lambda x: torch.linalg.inv(_squares(x)),
+        "solve": lambda x: torch.linalg.solve(_squares(x), x[:, :, :4, 4:]),
+        "solve_of_vectors": lambda x: torch.linalg.solve(_squares(x), x[:, :, 4, :4]),
+        "solve_from_the_right": lambda x: torch.linalg.solve(_squares(x), x[:, :, 4:, :4], left=False),
+        "solve_triangular": lambda x: torch.linalg.solve_triangular(
+            x[:, :, :4, :4] * 0.3 + 2 * torch.eye(4), x[:, :, :4, 4:], upper=True
+        ),
+        "solve_triangular_from_the_right": lambda x: torch.linalg.solve_triangular(
+            x[:, :, :4, :4] * 0.3 + 2 * torch.eye(4), x[:, :, 4:, :4], upper=False, left=False
+        ),
+        "determinant": lambda x: torch.linalg.det(_squares(x)),
+        "determinant_of_two": lambda x: torch.linalg.det(x[:, :, :2, :2]),
+        "determinant_of_three": lambda x: torch.linalg.det(x[:, :, :3, :3]),
+        "log_determinant": lambda x: torch.linalg.slogdet(_squares(x))[1],
+        "cholesky": lambda x: torch.linalg.cholesky(_squares(x) @ _squares(x).mT),
+        "cholesky_upper": lambda x: torch.linalg.cholesky(_squares(x) @ _squares(x).mT, upper=True),
+    },
     "layers": {
+        "pairwise_distances": lambda x: F.pdist(x.flatten(2)[0]) * F.pdist(row(x)[:, 0].repeat(2, 1)[:4], 1.0),
+        "layer_norm_statistics": lambda x: torch.cat(
+            [each.flatten(1) for each in torch.native_layer_norm(x, (6, 6), x[0, 0], None, 0.1)], 1
+        ),
+        "group_norm_statistics": lambda x: torch.cat(
+            [
+                each.flatten(1)
+                for each in torch.native_group_norm(x, x[1, :, 2, 3] * 1, x[0, :, 1, 1] * 1, 2, 4, 36, 2, 0.1)
+            ],
+            1,
+        ),
         "layer_norm": lambda x: F.layer_norm(x, (6,)),
         "layer_norm_2d": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,)).permute(0, 3, 1, 2),
         "group_norm": lambda x: F.group_norm(x, 2),
+        "group_norm_far_from_zero": lambda x: F.group_norm(_whole(x) + 1000, 2) * torch.arange(1.0, 7.0),
         "instance_norm": lambda x: F.instance_norm(x),
+        "instance_norm_far_from_zero": lambda x: F.instance_norm(_whole(x) - 3000) * torch.arange(1.0, 7.0),
         "instance_norm_1d": lambda x: F.instance_norm(row(x)),
         "rms_norm": lambda x: F.rms_norm(x, (6,)),
+        "rms_norm_of_all": lambda x: F.rms_norm(x, SHAPE),
         "local_response_norm": lambda x: F.local_response_norm(x, 2),
         "batch_norm_no_stats": lambda x: F.batch_norm(x, None, None, training=True),
         "weight_standard": lambda x: F.conv2d(
@@ -342,9 +446,23 @@ TOPICS: dict[str, dict[str, Function]] = {
         "conv_transpose_3d_grouped": lambda x: F.conv_transpose3d(
             volume(x), x.reshape(4, -1, 1, 2, 3)[:, :3], x.mean((0, 2, 3)).repeat(2)[:6], dilation=(1, 2, 1), groups=2
         ),
+        "conv_transpose_1d_output_padding_of_the_stride": lambda x: F.conv_transpose1d(
+            row(x), row(x).reshape(6, -1, 3)[:, :4], row(x)[0, :4, 0], 1, 1, 2, dilation=3
+        ),
+        "conv_transpose_2d_output_padding_beyond_the_stride": lambda x: F.conv_transpose2d(
+            x, x.reshape(4, -1, 3, 3)[:, :2], stride=(2, 1), padding=(1, 2), output_padding=(2, 1), dilation=3
+        ),
+        "conv_transpose_3d_output_padding_of_the_stride": lambda x: F.conv_transpose3d(
+            volume(x), x.reshape(4, -1, 2, 2, 2)[:, :2], output_padding=(1, 0, 1), padding=(0, 1, 1), dilation=2
+        ),
         "conv_same": lambda x: F.conv2d(x, x[:, :, :3, :4].reshape(2, 4, 3, 4), padding="same"),
         "bilinear": lambda x: F.bilinear(row(x), row(x), row(x)[0, :1, :, None] * row(x)[1, :2, None, :]),
         "linear_3d": lambda x: F.linear(row(x), row(x)[0]),
+        "embedding_of_padding": lambda x: F.embedding(torch.tensor([[0, 2], [2, 5]]), row(x)[0], padding_idx=2),
+        "attention_of_masked_rows": lambda x: F.scaled_dot_product_attention(
+            row(x), row(x), row(x), attn_mask=torch.arange(6).view(6, 1) % 3 < torch.arange(6) - 2
+        ),
+        "linear_of_columns": lambda x: F.linear(row(x).mT, x[0, 0], x[0, 0, 0]),
         "embedding": lambda x: F.embedding(torch.tensor([[3, 0, 3], [1, 2, 3]]), x.permute(1, 0, 2, 3).flatten(1)),
         "cross_entropy_inside": lambda x: x * F.cross_entropy(x.mean((2, 3)), torch.tensor([1, 2])),
         "smooth_l1_inside": lambda x: x * F.smooth_l1_loss(x, x.flip(3), reduction="none"),
@@ -357,60 +475,3 @@ TOPICS: dict[str, dict[str, Function]] = {
         "spectral": lambda x: x / torch.linalg.matrix_norm(x.flatten(2)[0]),
     },
 }
-
-
-class Recurrent(nn.Module):
-    """A recurrent layer over `row`, its output alone."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(row(x))[0]
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.MultiheadAttention(24, 3, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(row(x), row(x), row(x), need_weights=False)[0]
-
-
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(24, 3, 32, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(row(x))
-
-
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "lstm": lambda: Recurrent(nn.LSTM(24, 5, bidirectional=True, batch_first=True)),
-    "lstm_two_layers": lambda: Recurrent(nn.LSTM(24, 5, 2, batch_first=True)),
-    "gru": lambda: Recurrent(nn.GRU(24, 5, batch_first=True)),
-    "rnn": lambda: Recurrent(nn.RNN(24, 5, batch_first=True)),
-    "multihead": Attention,
-    "transformer": Encoder,
-}
-
-
-class Topic(nn.Module):
-    """Functions of one tensor beside each other, each of x plus a parameter of its own; the results put in a row."""
-
-    def __init__(self, functions: dict[str, Function]) -> None:
-        super().__init__()
-        self.functions = functions
-        self.layers = nn.ModuleDict({name: LAYERS[name]() for name in functions if name in LAYERS})
-        self.offsets = nn.ParameterDict({name: nn.Parameter(torch.zeros(SHAPE[1:])) for name in functions})
-
-    def forward(self, x: Tensor) -> Tensor:
-        results = []
-        for name, function in self.functions.items():
-            y = x + self.offsets[name]
-            y = self.layers[name](y) if name in self.layers else function(y)
-            results.append(y.reshape(SHAPE[0], -1))
-        return torch.cat(results, 1)

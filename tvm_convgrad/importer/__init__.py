@@ -57,7 +57,7 @@ def import_relay(source: str | Path, params: str | Path | Mapping[str, ArrayLike
     unknown = sorted(set(loaded.params) - known)
     if unknown and len(unknown) == len(loaded.params):
         raise ModelError(
-            f"{loaded.program.source}: values were given for {', '.join(unknown[:8])}, which are no parameters of it; "
+            f"{loaded.program.source}: values were given for {', '.join(unknown[:8])}, which are not parameters of it; "
             f"it has {', '.join(sorted(known)[:8]) or 'none'}."
         )
     return Imported(converted.module, values, loaded.program.version, dict(Counter(converted.lifted)))
@@ -75,19 +75,20 @@ def _fitting(name: str, value: Array, module: tvm.IRModule) -> Array:
 
 
 def from_relay(source: str | Path, params: str | Path | Mapping[str, ArrayLike] | None = None) -> tvm.IRModule:
-    """A Relay program as a Relax IRModule with the function `main`.
+    """Convert a Relay program to a Relax IRModule with the function `main`.
 
     Args:
-        source: a file: JSON of tvm.ir.save_json, text of mod.astext(), either as .gz, or a .tar of TVMC; or the JSON
-            or text itself.
-        params: a file of relay.save_param_dict, or arrays by name. As in relay.build, those parameters become
-            constants. Constants that a text without metadata lacks can be given here as `meta[relay.Constant][0]`.
+        source: a file, or the text of one: JSON of tvm.ir.save_json or text of mod.astext(). A file may also be either
+            of these as .gz, or a .tar of TVMC.
+        params: a file of relay.save_param_dict, or arrays by name. As in relay.build, these parameters become
+            constants. If a text lacks its metadata section, give its constants here, by names such as
+            `meta[relay.Constant][0]`.
 
     Returns:
-        The module. Parameters keep their order; of several with one name the later ones get numbers.
+        The module. Parameters keep their order; of several parameters with the same name, later ones get a number.
 
     Raises:
-        ModelError: the program cannot be read, holds what is not imported (all of it is named), or is wrong.
+        ModelError: the program cannot be parsed, is not well-typed, or has unsupported operators (all are named).
     """
     imported = import_relay(source, params)
     if not imported.params:

@@ -53,7 +53,7 @@ def _checked(op_name: str, name: str, spec: Spec, value: Any) -> Any:
         value = spec.default
     wanted: dict[str, type] = {"int": int, "int?": int, "bool": bool, "float": float, "str": str, "dtype": str}
     if spec.kind in wanted and not isinstance(value, wanted[spec.kind]):
-        raise ModelError(f"{op_name}: {name} = {str(value)[:60]!r} is no {spec.kind.rstrip('?')}.")
+        raise ModelError(f"{op_name}: {name} = {str(value)[:60]!r} is not of type {spec.kind.rstrip('?')}.")
     return value
 
 
@@ -72,7 +72,7 @@ def integers(what: str, value: Any, *, lowest: int | None = None, count: tuple[i
     if not isinstance(items, tuple | list) or not all(
         isinstance(item, int) and not isinstance(item, bool) for item in items
     ):
-        raise ModelError(f"{what} = {str(value)[:60]} is no list of integers.")
+        raise ModelError(f"{what} = {str(value)[:60]} is not a list of integers.")
     if any(abs(item) > MAX_INTEGER for item in items) or (lowest is not None and any(item < lowest for item in items)):
         raise ModelError(f"{what} = {str(value)[:60]} is out of range.")
     if count and len(items) not in count:

@@ -28,7 +28,7 @@ class Context:
     Attributes:
         builder: Relax's block builder, inside the function.
         lifted: a sentence for each gradient that was recognised.
-        annotation: the type that the program states for the result of the call at hand, or None.
+        annotation: the type that the program states for the result of the call, or None.
     """
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
@@ -96,7 +96,7 @@ class Context:
         return self.dtype(value) in FLOATS
 
     def constant(self, value: relax.Expr) -> Array | None:
-        """What a constant holds, or None if the value is none."""
+        """What a constant holds, or None if the value is not constant."""
         return array_of(value) if isinstance(value, Constant) else None
 
     def const(self, value: relax.Expr, dtype: str) -> relax.Expr:
@@ -109,7 +109,7 @@ class Context:
             try:
                 array = np.asarray(value).astype(numpy_dtype(dtype))
             except (OverflowError, ValueError, TypeError) as error:
-                raise ModelError(f"{str(value)[:60]} is no {dtype}") from error
+                raise ModelError(f"{str(value)[:60]} is not of type {dtype}") from error
         return relax.const(array, dtype)
 
     def scalar_like(self, value: float, like: relax.Expr) -> relax.Expr:
@@ -128,7 +128,7 @@ class Context:
     def permute(self, value: relax.Expr, axes: Sequence[int]) -> relax.Expr:
         """The axes in another order."""
         if sorted(axes) != list(range(self.rank(value))):
-            raise ModelError(f"{list(axes)} is no order of {self.rank(value)} axes")
+            raise ModelError(f"{list(axes)} is not an order of {self.rank(value)} axes")
         return value if list(axes) == sorted(axes) else self.emit(relax.op.permute_dims(value, list(axes)))
 
     def cast(self, value: relax.Expr, dtype: str) -> relax.Expr:

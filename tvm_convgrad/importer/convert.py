@@ -88,7 +88,7 @@ def convert(program: ir.Program) -> Converted:
         try:
             builder.emit_func_output(_expression(result))
         except _NUMBER_ERRORS as error:
-            raise ModelError(f"{program.source}: the result of main is no value ({_last_line(error)}).") from error
+            raise ModelError(f"{program.source}: the result of main is not a value ({_last_line(error)}).") from error
     module = builder.get()
     module = relax.transform.ConvertToDataflow()(module)
     module = relax.transform.DeadCodeElimination(["main"])(module)
@@ -261,7 +261,7 @@ class _Conversion:
     def reference(self, expr: ir.Expr, scope: _Scope, what: str) -> Work:
         found = yield self.evaluate(expr, scope)
         if not isinstance(found, Reference):
-            raise self.fail(f"something is {what} that is no reference")
+            raise self.fail(f"something is {what} that is not a reference")
         return found
 
     def constant(self, expr: ir.Constant) -> relax.Expr:
@@ -276,9 +276,9 @@ class _Conversion:
         """Both branches as blocks of their own: what they compute is not seen outside."""
         condition = yield self.evaluate(expr.condition, scope)
         if isinstance(condition, list | _Closure) or self.context.dtype(condition) != "bool":
-            raise self.fail("the condition of an if is no truth value")
+            raise self.fail("the condition of an if is not a truth value")
         if self.context.shape(condition) != () or self.open_blocks >= MAX_BRANCHES:
-            raise self.fail("the condition of an if is no scalar, or ifs nest too deep")
+            raise self.fail("the condition of an if is not a scalar, or ifs nest too deep")
         sides, written = [], []
         for side in (expr.then, expr.other):
             self.builder._begin_binding_block()
@@ -334,7 +334,7 @@ class _Conversion:
             return self.operator(expr, args)
         callee = yield self.evaluate(expr.op, scope)
         if not isinstance(callee, _Closure):
-            raise self.fail("something is called that is no function")
+            raise self.fail("something is called that is not a function")
         if callee.scope.depth > MAX_CALLS or scope.depth > MAX_CALLS:
             raise self.fail(f"functions call one another deeper than {MAX_CALLS}; {callee.name} may be recursive")
         if len(callee.function.params) != len(expr.args):

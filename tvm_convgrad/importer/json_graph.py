@@ -77,9 +77,9 @@ class Graph:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{source} is no JSON ({error}); write it with tvm.ir.save_json.") from error
+            raise ModelError(f"{source} is not JSON ({error}); write it with tvm.ir.save_json.") from error
         if not isinstance(data, dict) or not isinstance(data.get("nodes"), list) or "root" not in data:
-            raise ModelError(f"{source} is no program of Relay: JSON of tvm.ir.save_json has root and nodes.")
+            raise ModelError(f"{source} is not a program of Relay: JSON of tvm.ir.save_json has root and nodes.")
         self.nodes: list[Any] = data["nodes"]
         if len(self.nodes) > MAX_NODES:
             raise ModelError(f"{source} has {len(self.nodes)} nodes; at most {MAX_NODES} are imported.")
@@ -88,7 +88,7 @@ class Graph:
         self.version = version if isinstance(version, str) else ""
         tensors = data.get("b64ndarrays", [])
         if not isinstance(tensors, list):
-            raise self.damaged("b64ndarrays is no list")
+            raise self.damaged("b64ndarrays is not a list")
         self._texts = tensors
         self._tensors: dict[int, ir.Array] = {}
         self.built: dict[int, Any] = {}
@@ -102,14 +102,14 @@ class Graph:
         if isinstance(value, str) and _NUMBER.fullmatch(value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(self.nodes):
-            raise self.damaged(f"{str(value)[:40]!r} is no number of a node, of which there are {len(self.nodes)}")
+            raise self.damaged(f"{str(value)[:40]!r} is not a number of a node, of which there are {len(self.nodes)}")
         return value
 
     def node(self, index: int) -> Mapping[str, Any]:
         """The node of this number."""
         node = self.nodes[index]
         if not isinstance(node, dict):
-            raise self.damaged(f"node {index} is no object")
+            raise self.damaged(f"node {index} is not an object")
         return node
 
     def kind(self, index: int) -> str:
@@ -124,7 +124,7 @@ class Graph:
         """The fields of a node by name, as they stand in the JSON."""
         fields = self.node(index).get("attrs", {})
         if not isinstance(fields, dict):
-            raise self.damaged(f"the attributes of node {index} are no object")
+            raise self.damaged(f"the attributes of node {index} are not an object")
         return fields
 
     def field(self, index: int, name: str) -> Any:
@@ -138,7 +138,7 @@ class Graph:
         """The numbers of the nodes in a list or map."""
         data = self.node(index).get("data", [])
         if not isinstance(data, list):
-            raise self.damaged(f"the data of node {index} is no list")
+            raise self.damaged(f"the data of node {index} is not a list")
         return [self._index(item) for item in data]
 
     def _children(self, index: int) -> list[int]:
@@ -225,14 +225,14 @@ class Graph:
         if isinstance(value, Other):
             return ir.Unsupported(value.kind.removeprefix("relay."))
         if not isinstance(value, ir.EXPRS):
-            raise self.damaged(f"{what} is no expression")
+            raise self.damaged(f"{what} is not an expression")
         return value
 
     def exprs(self, index: int, name: str) -> tuple[ir.Expr, ...]:
         """The list of expressions in a field."""
         values = self.child(index, name)
         if not isinstance(values, tuple):
-            raise self.damaged(f"{name} of node {index} is no list")
+            raise self.damaged(f"{name} of node {index} is not a list")
         return tuple(self.expr(value, f"{name} of node {index}") for value in values)
 
     def text(self, index: int, name: str) -> str:
@@ -241,7 +241,7 @@ class Graph:
         if self._is_text_node(value):
             value = self.built[int(value)]
         if not isinstance(value, str):
-            raise self.damaged(f"{name} of node {index} is no text")
+            raise self.damaged(f"{name} of node {index} is not a string")
         return value
 
     def tensor(self, index: int) -> ir.Array:
@@ -273,7 +273,9 @@ class Graph:
             try:
                 values[name] = self._value(spec, value)
             except (ValueError, TypeError, OverflowError):
-                return ir.Attributes(kind, {}, f"{PREFIX}{kind}: {name} = {str(value)[:40]!r} is no {spec.kind}")
+                return ir.Attributes(
+                    kind, {}, f"{PREFIX}{kind}: {name} = {str(value)[:40]!r} is not of type {spec.kind}"
+                )
         return ir.Attributes(kind, values)
 
     def _value(self, spec: Spec, value: Any) -> Any:

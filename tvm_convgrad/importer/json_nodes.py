@@ -15,7 +15,7 @@ def parse_json(text: str, source: str) -> ir.Program:
     """The program of a JSON text: of a module, or of one function, which is then called main.
 
     Raises:
-        ModelError: it is no JSON of Relay, is damaged, or holds what is no program.
+        ModelError: it is not JSON of Relay, is damaged, or holds what is not a program.
     """
     graph = relay_graph(text, source)
     root = graph.build(graph.root)
@@ -72,7 +72,7 @@ class _Id:
 def _function(graph: Graph, index: int) -> ir.Function:
     params = graph.exprs(index, "params")
     if not all(isinstance(param, ir.Var) for param in params):
-        raise graph.damaged(f"a parameter of function {index} is no variable")
+        raise graph.damaged(f"a parameter of function {index} is not a variable")
     attributes = graph.child(index, "attrs") if "attrs" in graph.fields(index) else None
     body = graph.expr(graph.child(index, "body"), f"the body of function {index}")
     return ir.Function(
@@ -98,7 +98,7 @@ def _if(graph: Graph, index: int) -> ir.Expr:
 def _tensor_type(graph: Graph, index: int) -> ir.Type:
     shape = graph.child(index, "shape")
     if not isinstance(shape, tuple):
-        raise graph.damaged(f"the shape of type {index} is no list")
+        raise graph.damaged(f"the shape of type {index} is not a list")
     extents: list[int | None] = []
     for extent in shape:
         if isinstance(extent, int) and not isinstance(extent, bool) and extent >= 0:
@@ -114,7 +114,7 @@ def _tensor_type(graph: Graph, index: int) -> ir.Type:
 def _tuple_type(graph: Graph, index: int) -> ir.Type:
     fields = graph.child(index, "fields")
     if not isinstance(fields, tuple):
-        raise graph.damaged(f"the fields of type {index} are no list")
+        raise graph.damaged(f"the fields of type {index} are not a list")
     return ir.TupleType(tuple(field if isinstance(field, ir.TYPES) else None for field in fields))
 
 
@@ -128,7 +128,7 @@ def _map(graph: Graph, index: int) -> dict[Any, Any]:
     if not isinstance(keys, list) or len(keys) != len(values):
         raise graph.damaged(f"map {index} has other keys than values")
     if not all(isinstance(key, str | ir.GlobalRef | int) for key in keys):
-        raise graph.damaged(f"map {index} has keys that are no names")
+        raise graph.damaged(f"map {index} has keys that are not names")
     return dict(zip(keys, values, strict=True))
 
 
@@ -136,7 +136,7 @@ def _string(graph: Graph, index: int) -> str:
     node = graph.node(index)
     value = node.get("repr_str", graph.fields(index).get("value", ""))
     if not isinstance(value, str):
-        raise graph.damaged(f"text {index} is no text")
+        raise graph.damaged(f"text {index} is not a string")
     return value
 
 
@@ -157,13 +157,13 @@ def _float_node(graph: Graph, index: int) -> float:
     try:
         return float(graph.field(index, "value"))
     except (ValueError, TypeError) as error:
-        raise graph.damaged(f"number {index} is none") from error
+        raise graph.damaged(f"number {index} is not a number") from error
 
 
 def _module(graph: Graph, index: int) -> _Module:
     functions = graph.child(index, "functions")
     if not isinstance(functions, dict):
-        raise graph.damaged("the functions of the module are no map")
+        raise graph.damaged("the functions of the module are not a map")
     return _Module(functions)
 
 

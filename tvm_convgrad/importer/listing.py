@@ -23,7 +23,7 @@ def listing() -> str:
 
 
 def updated(text: str) -> str:
-    """A document with the list between its two marks made anew.
+    """A document with the list between its two marks made again.
 
     Raises:
         ModelError: a mark is missing.

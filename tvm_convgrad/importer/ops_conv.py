@@ -50,7 +50,7 @@ def layout_of(what: str, text: str, letters: str, default: str) -> str:
     """
     text = text or default
     if sorted(text) != sorted(letters):
-        raise ModelError(f"{what} {text!r} is no order of {letters}; packed layouts are not imported")
+        raise ModelError(f"{what} {text!r} is not an order of {letters}; packed layouts are not imported")
     return text
 
 
@@ -217,18 +217,18 @@ def backward_data(
 
 
 for _rank in (1, 2, 3):
-    op(f"nn.conv{_rank}d", attributes=f"Conv{_rank}DAttrs", operands=2, note="layouts of plain letters")(
+    op(f"nn.conv{_rank}d", attributes=f"Conv{_rank}DAttrs", operands=2, note="unpacked layouts only")(
         _convolution(_rank)
     )
     op(
         f"nn.conv{_rank}d_transpose",
         attributes=f"Conv{_rank}DTransposeAttrs",
         operands=2,
-        note=f"becomes conv{_rank}d_backward_data where it is the gradient of a convolution",
+        note=f"becomes conv{_rank}d_backward_data where it is the data gradient of a convolution",
     )(_transposed(_rank))
 
 
-@op("nn.conv2d_backward_data", attributes="Conv2DTransposeAttrs", operands=2, note="of this project")
+@op("nn.conv2d_backward_data", attributes="Conv2DTransposeAttrs", operands=2, note="an operator of this project")
 def _backward_data(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     layout = layout_of("data_layout", attrs.data_layout, "NCHW", "NCHW")
     kernel_layout = layout_of("kernel_layout", attrs.kernel_layout, "OIHW", "OIHW")

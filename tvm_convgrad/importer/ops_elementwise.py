@@ -136,7 +136,7 @@ def _trunc_divide(context: Context, args: list[relax.Expr], _attrs: SimpleNamesp
     return context.emit(relax.op.multiply(quotient, signs))
 
 
-@op("log2", "log10", note="as log divided by a constant")
+@op("log2", "log10", note="computed as log divided by a constant")
 def _other_log(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     value = args[0]
     if not context.is_float(value):
@@ -145,10 +145,10 @@ def _other_log(context: Context, args: list[relax.Expr], attrs: SimpleNamespace)
     return context.emit(relax.op.multiply(context.emit(relax.op.log(value)), context.scalar_like(factor, value)))
 
 
-@op("copy", "annotation.stop_fusion", "annotation.checkpoint", note="no operation is needed")
-@op("on_device", attributes="OnDeviceAttrs", note="devices are chosen when compiling")
-@op("device_copy", attributes="DeviceCopyAttrs", note="devices are chosen when compiling")
-@op("annotation.compiler_begin", "annotation.compiler_end", attributes="CompilerAttrs", note="regions are dissolved")
+@op("copy", "annotation.stop_fusion", "annotation.checkpoint", note="removed: the result is the operand")
+@op("on_device", attributes="OnDeviceAttrs", note="ignored: devices are chosen at compile time")
+@op("device_copy", attributes="DeviceCopyAttrs", note="ignored: devices are chosen at compile time")
+@op("annotation.compiler_begin", "annotation.compiler_end", attributes="CompilerAttrs", note="regions are inlined")
 def _same(_context: Context, args: list[relax.Expr], _attrs: SimpleNamespace) -> relax.Expr:
     return args[0]
 
@@ -198,7 +198,7 @@ def filled(context: Context, shape: Any, value: relax.Expr, dtype: str) -> relax
     """A tensor of one value, a Relax scalar."""
     value = context.cast(value, dtype)
     if context.shape(value) != ():
-        raise ModelError(f"the value to fill with has the extents {list(context.shape(value))}, and is no scalar")
+        raise ModelError(f"the value to fill with has the extents {list(context.shape(value))}, and is not a scalar")
     return context.emit(relax.op.full(relax.ShapeExpr(list(shape)), value))
 
 
@@ -206,7 +206,7 @@ def checked_shape(context: Context, what: str, shape: Any) -> tuple[int, ...]:
     """A shape given by an attribute, a constant operand, or the annotated type.
 
     Raises:
-        ModelError: it is given by none of them, or is no shape.
+        ModelError: it is given by none of them, or is not a shape.
     """
     if shape is None and context.annotation is not None and None not in getattr(context.annotation, "shape", (None,)):
         shape = context.annotation.shape
@@ -245,12 +245,12 @@ def _like(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> r
 MAX_RANGE = 1 << 24
 
 
-@op("arange", attributes="ArangeAttrs", operands=(0, 3), note="of constants only")
+@op("arange", attributes="ArangeAttrs", operands=(0, 3), note="the operands must be constants")
 def _arange(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     bounds = [context.constant(value) for value in args]
     if len(bounds) != 3 or any(bound is None or bound.size != 1 for bound in bounds):
         raise ModelError("start, stop and step must be constants")
     start, stop, step = (float(bound.item()) for bound in bounds if bound is not None)
     if not all(map(math.isfinite, (start, stop, step))) or step == 0 or (stop - start) / step > MAX_RANGE:
-        raise ModelError(f"from {start} to {stop} by {step} is no range")
+        raise ModelError(f"from {start} to {stop} by {step} is not a range")
     return context.const(np.arange(start, stop, step), attrs.dtype or "int32")

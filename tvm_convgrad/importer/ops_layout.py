@@ -14,7 +14,11 @@ from tvm_convgrad.importer.shapes import layout_parts
 from tvm_convgrad.importer.table import op
 
 
-@op("layout_transform", attributes="LayoutTransformAttrs", note="packed extents must divide")
+@op(
+    "layout_transform",
+    attributes="LayoutTransformAttrs",
+    note="extents of packed axes must be divisible by their block",
+)
 def _layout_transform(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     source, target = layout_parts(attrs.src_layout), layout_parts(attrs.dst_layout)
     letters = [name for name, _ in target if name.isupper()]

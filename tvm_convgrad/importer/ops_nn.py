@@ -159,7 +159,7 @@ def _lrn(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> re
     shape = context.static(value, "nn.lrn")
     axis = axis_of("nn.lrn", attrs.axis, len(shape))
     if not 1 <= size <= 255 or size % 2 == 0:
-        raise ModelError(f"size {size} is no odd number up to 255")
+        raise ModelError(f"size {size} is not an odd number up to 255")
     square = context.emit(relax.op.multiply(value, value))
     widths = [0] * (2 * len(shape))
     widths[2 * axis] = widths[2 * axis + 1] = size // 2
@@ -201,14 +201,14 @@ def _softmax(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -
     return context.emit(function(args[0], axis))
 
 
-@op("nn.dropout", attributes="DropoutAttrs", note="the identity when predicting; real in training steps")
+@op("nn.dropout", attributes="DropoutAttrs", note="the identity in predict; random in training steps")
 def _dropout(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> list[relax.Expr]:
     if not 0.0 <= attrs.rate < 1.0:
         raise ModelError(f"the rate {attrs.rate} does not lie in [0, 1)")
     return context.fields(relax.op.nn.dropout(args[0], attrs.rate), 2)
 
 
-@op("nn.cross_entropy", "nn.cross_entropy_with_logits", operands=2, note="-sum(x·y)/N, x in logarithms for logits")
+@op("nn.cross_entropy", "nn.cross_entropy_with_logits", operands=2, note="-sum(log(x)·y)/N; with logits -sum(x·y)/N")
 def _cross_entropy(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     """Relay's "logits" are logarithms of probabilities: it takes no log_softmax itself."""
     value, label = args

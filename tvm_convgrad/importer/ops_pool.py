@@ -125,7 +125,7 @@ def _adaptive(kind: str, rank: int) -> Converter:
                 _POOLS[kind, rank](value, pool_size=steps, strides=steps, padding=(0,) * (2 * rank), layout=layout)
             )
         if kind == "max":
-            raise ModelError(f"extents {list(map(str, extents))} are no multiples of {list(sizes)}")
+            raise ModelError(f"extents {list(map(str, extents))} are not multiples of {list(sizes)}")
         return context.emit(getattr(relax.op.nn, f"adaptive_avg_pool{rank}d")(value, sizes, layout))
 
     return convert
@@ -136,7 +136,7 @@ for _rank in (1, 2, 3):
     op(
         f"nn.adaptive_max_pool{_rank}d",
         attributes=f"AdaptivePool{_rank}DAttrs",
-        note="extents that are multiples of the result's",
+        note="input extents must be multiples of the result's",
     )(_adaptive("max", _rank))
 
 _METHODS = {"nearest_neighbor": "nearest_neighbor", "nearest": "nearest_neighbor"}

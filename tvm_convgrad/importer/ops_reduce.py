@@ -45,7 +45,7 @@ def _truth(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> 
     return context.cast(context.emit(reduce(number, axes, keepdims=attrs.keepdims)), "bool")
 
 
-@op("variance", attributes="VarianceAttrs", operands=2, note="of a mean that is given")
+@op("variance", attributes="VarianceAttrs", operands=2, note="the mean is the second operand")
 def _variance(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     axes = reduced_axes(attrs, context.rank(args[0]))
     shape = context.shape(args[0])
@@ -60,7 +60,7 @@ def _variance(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) 
     return context.emit(relax.op.multiply(total, context.scalar_like(1.0 / (count - attrs.unbiased), args[0])))
 
 
-@op("argmax", "argmin", attributes="ArgReduceAttrs", note="along one axis or all; the first of equals")
+@op("argmax", "argmin", attributes="ArgReduceAttrs", note="over one axis or all axes; the first index of equal values")
 def _arg(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     rank = context.rank(args[0])
     axes = reduced_axes(attrs, rank)
@@ -97,7 +97,7 @@ def _collapse_like(context: Context, args: list[relax.Expr], _attrs: SimpleNames
     return collapsed(context, args[0], context.shape(args[1]))
 
 
-@op("collapse_sum_to", attributes="InitOpAttrs", operands=(1, 2), note="to a shape that is known")
+@op("collapse_sum_to", attributes="InitOpAttrs", operands=(1, 2), note="the shape must be static")
 def _collapse_to(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     given = context.constant(args[1]) if len(args) == 2 and args[1] is not None else None
     shape = attrs.shape if given is None else tuple(given.ravel().tolist())
@@ -136,7 +136,7 @@ def _topk(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> r
 
 
 @op("shape_of", attributes="ShapeOfAttrs")
-@op("ndarray_size", attributes="NdarraySizeAttrs", note="of known extents")
+@op("ndarray_size", attributes="NdarraySizeAttrs", note="extents must be static")
 def _shape_of(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     shape = context.shape(args[0])
     dtype = attrs.dtype or "int32"

@@ -17,7 +17,7 @@ from tvm_convgrad.importer.shapes import reshaped, reversed_reshape, slice_bound
 from tvm_convgrad.importer.table import op
 
 
-@op("reshape", "contrib_reverse_reshape", attributes="ReshapeAttrs", note="with the codes 0, -1, -2, -3, -4")
+@op("reshape", "contrib_reverse_reshape", attributes="ReshapeAttrs", note="codes 0, -1, -2, -3, -4 are supported")
 def _reshape(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     codes = integers("newshape", attrs.newshape, lowest=-4)
     backwards = attrs.op_name == "contrib_reverse_reshape" or attrs.reverse
@@ -25,11 +25,11 @@ def _reshape(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -
     return context.reshape(args[0], function(context.shape(args[0]), codes, attrs.allowzero))
 
 
-@op("dyn.reshape", attributes="ReshapeAttrs", operands=2, note="to a constant shape")
+@op("dyn.reshape", attributes="ReshapeAttrs", operands=2, note="the shape must be a constant")
 def _dyn_reshape(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     codes = context.constant(args[1])
     if codes is None:
-        raise ModelError("the shape is no constant")
+        raise ModelError("the shape is not a constant")
     listed = integers("newshape", tuple(codes.ravel().tolist()), lowest=-4)
     return context.reshape(args[0], reshaped(context.shape(args[0]), listed, attrs.allowzero))
 
@@ -126,7 +126,7 @@ def _split(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> 
     else:
         splits = list(integers("indices_or_sections", given, lowest=0))
         if splits != sorted(splits) or (splits and splits[-1] > extent):
-            raise ModelError(f"{splits} are no places to split {extent} at")
+            raise ModelError(f"{splits} are not places to split {extent} at")
     if not splits:
         return [args[0]]
     return context.fields(relax.op.split(args[0], splits, axis), len(splits) + 1)
@@ -249,7 +249,7 @@ def _pad(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> re
     if len(args) == 2:
         constant = context.constant(args[1])
         if constant is None or constant.size != 1:
-            raise ModelError("the value to pad with is no constant")
+            raise ModelError("the value to pad with is not a constant")
         value = float(constant.item())
     if attrs.pad_mode not in ("constant", "edge", "reflect"):
         raise ModelError(f"the mode {attrs.pad_mode!r} is unknown")

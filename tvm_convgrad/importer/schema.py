@@ -2,7 +2,7 @@
 """The attribute types of Relay's operators: field names, kinds and defaults.
 
 JSON writes every field as a string that is either the value itself or the number of a node, depending on the C++
-type of the field; texts leave out fields with their default. So nothing can be read without this table.
+type of the field; texts omit fields with their default value, so this table is needed to read them.
 """
 
 from __future__ import annotations

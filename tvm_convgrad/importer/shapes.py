@@ -110,7 +110,7 @@ Bounds = tuple[list[int], list[Any], list[Any], list[int]]
 
 
 def slice_bounds(shape: tuple[Any, ...], attrs: SimpleNamespace) -> Bounds:
-    """Axes, begins, ends and strides as Relax takes them, with what Relay's attributes leave out filled in.
+    """Axes, begins, ends and strides as Relax takes them, with the defaults of Relay's attributes filled in.
 
     In mode "size" the ends are extents, -1 for all that is left, and there are no strides. Known extents make the
     bounds lie inside; a reversed slice that reaches element 0 ends at -(extent + 1).
@@ -158,10 +158,10 @@ def layout_parts(layout: str) -> list[tuple[str, int]]:
     while at < len(layout):
         match = _PART.match(layout, at)
         if match is None:
-            raise ModelError(f"{layout!r} is no layout")
+            raise ModelError(f"{layout!r} is not a layout")
         parts.append((match[1], 0) if match[1] else (match[3], int(match[2])))
         at = match.end()
     names = [name for name, _ in parts]
     if len(set(names)) != len(names) or any(name.upper() not in names for name in names):
-        raise ModelError(f"{layout!r} is no layout")
+        raise ModelError(f"{layout!r} is not a layout")
     return parts

@@ -59,10 +59,10 @@ def parse(data: bytes, name: str) -> Loaded:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{name} is no text ({error.reason} at byte {error.start}), and no archive.") from error
+        raise ModelError(f"{name} is not text ({error.reason} at byte {error.start}), and no archive.") from error
     if text.lstrip()[:1] == "{" and not text.lstrip()[1:].lstrip().startswith(("%", "let")):
         if not is_relay_json(text):
-            raise ModelError(f"{name} is no JSON of Relay; if newer TVM wrote it, it is no Relay program.")
+            raise ModelError(f"{name} is not JSON of Relay; if newer TVM wrote it, it is not a Relay program.")
         return Loaded(parse_json(text, name), {})
     return Loaded(parse_text(text, name), {})
 
@@ -127,12 +127,14 @@ def _archive(data: bytes, name: str) -> Loaded:
                 if file is not None and member.size <= MAX_BYTES and kind not in found:
                     found[kind] = file.read()
                 if len(members) > 1000:
-                    raise ModelError(f"{name} has more than 1000 members; it is no archive of TVMC.")
+                    raise ModelError(f"{name} has more than 1000 members; it is not an archive of TVMC.")
     except (tarfile.TarError, OSError, ValueError, EOFError) as error:
         raise ModelError(f"{name} is a damaged archive ({error}).") from error
     if ".json" not in found:
         listed = ", ".join(members[:10]) or "nothing"
-        raise ModelError(f"{name} holds no model.json (but {listed}): it is no model of TVMC, but a compiled package?")
+        raise ModelError(
+            f"{name} holds no model.json (but {listed}): it is not a model of TVMC, but a compiled package?"
+        )
     loaded = parse(found[".json"], f"{name}:model.json")
     params = read_params(found[".params"], f"{name}:model.params") if ".params" in found else {}
     return Loaded(replace(loaded.program, source=name), params)

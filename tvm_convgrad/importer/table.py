@@ -23,7 +23,7 @@ Operands are Relax tensors, or lists of them where Relay has tuples.
 class Entry:
     """An operator: its attribute type ("" for none), its number of operands, and its converter.
 
-    `operands` is (fewest, most). `note` is what differs from Relay, or what is left out, in the documentation.
+    `operands` is (fewest, most). `note` is what differs from Relay, or what is omitted, in the documentation.
     """
 
     name: str

@@ -86,12 +86,12 @@ def decode_tensor(text: str, what: str) -> Array:
     """The tensor of a base64 text, as JSON holds it.
 
     Raises:
-        ModelError: it is no base64 text, or no tensor.
+        ModelError: it is not base64 text, or no tensor.
     """
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ModelError(f"{what} is no base64 text ({error}); the file is damaged.") from error
+        raise ModelError(f"{what} is not base64 text ({error}); the file is damaged.") from error
     reader = _Reader(data, what)
     array = _tensor(reader)
     if reader.at != len(data):
@@ -103,18 +103,18 @@ def read_params(data: bytes, what: str) -> dict[str, Array]:
     """The arrays of a file that relay.save_param_dict wrote, by name.
 
     Raises:
-        ModelError: it is none, or a damaged one.
+        ModelError: it is not one, or is damaged.
     """
     reader = _Reader(data, what)
     if len(data) < 16 or reader.count() != PARAMS_MAGIC:
-        raise ModelError(f"{what} is no parameter file of Relay; write it with relay.save_param_dict.")
+        raise ModelError(f"{what} is not a parameter file of Relay; write it with relay.save_param_dict.")
     reader.take(8)
     names: list[str] = []
     for _ in range(_sane(reader, reader.count(), 8)):
         try:
             names.append(bytes(reader.take(reader.count())).decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise ModelError(f"{what} has a parameter name that is no UTF-8 text; the file is damaged.") from error
+            raise ModelError(f"{what} has a parameter name that is not UTF-8 text; the file is damaged.") from error
     count = _sane(reader, reader.count(), _HEADER.size)
     if count != len(names):
         raise ModelError(f"{what} has {len(names)} names and {count} tensors; the file is damaged.")

@@ -37,7 +37,7 @@ def parse_text(text: str, source: str) -> ir.Program:
     """The program of a text: of a module, or of one function or expression `fn (…) {…}`, which is called main.
 
     Raises:
-        ModelError: the text is no program of Relay; the line is named.
+        ModelError: the text is not a program of Relay; the line is named.
     """
     parts = _METADATA.split(text, maxsplit=1)
     metadata = relay_graph(parts[1], f"{source}: metadata") if len(parts) == 2 and parts[1].strip() else None
@@ -239,7 +239,7 @@ class _Parser:
                 return ir.OtherType("RefType")
             if token.kind == "name":
                 return ir.TensorType((), token.text)
-            raise self.fail(f"{token.text[:40]!r} is no type")
+            raise self.fail(f"{token.text[:40]!r} is not a type")
 
     def tensor_type(self) -> ir.Type:
         self.expect("[")
@@ -252,7 +252,7 @@ class _Parser:
             elif token.kind == "number" and token.text.isdecimal() and len(token.text) < 20:
                 shape.append(int(token.text))
             else:
-                raise self.fail(f"{token.text[:40]!r} is no extent")
+                raise self.fail(f"{token.text[:40]!r} is not an extent")
             if not self.accept(","):
                 self.expect(")")
                 break
@@ -299,7 +299,7 @@ class _Parser:
 
     def small(self, text: str) -> int:
         if not text.isdecimal() or len(text) > 7:
-            raise self.fail(f"{text[:40]!r} is no index")
+            raise self.fail(f"{text[:40]!r} is not an index")
         return int(text)
 
     def atom(self) -> ir.Expr:
@@ -384,7 +384,7 @@ class _Parser:
             number = float(digits) if dtype.startswith("float") else int(digits)
             return np.array(-number if negative else number, numpy_dtype(dtype))
         except (ValueError, OverflowError) as error:
-            raise self.fail(f"{text[:40]!r} is no number") from error
+            raise self.fail(f"{text[:40]!r} is not a number") from error
 
     def parenthesis(self) -> ir.Expr:
         self.expect("(")
@@ -448,7 +448,7 @@ class _Parser:
                 return None
             if token.kind in ("graph", "local"):
                 return self.expression()
-            raise self.fail(f"{token.text[:40]!r} is no attribute")
+            raise self.fail(f"{token.text[:40]!r} is not an attribute")
 
     def meta(self) -> tuple[str, int]:
         """`[kind][index]` behind the word meta."""
@@ -479,7 +479,7 @@ class _Parser:
         if found is None:
             return ir.Constant(None, None, name)
         if not isinstance(found, ir.Constant):
-            raise self.fail(f"{name} is no constant")
+            raise self.fail(f"{name} is not a constant")
         return found
 
     def meta_attributes(self) -> ir.Attributes:

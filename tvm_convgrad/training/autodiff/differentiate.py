@@ -3,7 +3,7 @@
 
 The training step does not use TVM's Gradient pass, because that pass (0.27) fails with a KeyError on any symbolic
 extent in an operator's arguments (`reshape(x, [n, 256])`), computes the whole forward function a second time where
-extents are symbolic, and computes gradients of inputs that nobody wants. The rules are the same.
+extents are symbolic, and computes gradients of inputs that are not used. The rules are the same.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _refuse_missing_rules(calls: list[relax.Call], source: str, origins: Mapping
 
 
 def _origin(origins: Mapping[str, str], name: str) -> str:
-    """`: ScatterND 'node_3', net.py:7: y[:, 0] = 1`, or "" where the model's file does not tell."""
+    """`: ScatterND 'node_3', net.py:7: y[:, 0] = 1`, or "" where the model's file does not say."""
     return f": {origins[name]}" if name in origins else ""
 
 

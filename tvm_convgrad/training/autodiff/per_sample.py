@@ -46,18 +46,19 @@ def PerSampleGradients(
     """A pass that adds `<function>_per_sample` to a module, as relax.transform.Gradient adds `<function>_adjoint`.
 
     Args:
-        function: a straight-line Relax function whose (first) result is the vector of the samples' losses.
-        parameters: names of its parameters to differentiate with respect to.
-        samples: names of its parameters that have the samples along axis 0; its other ones are the same for all.
-        result: what the new function returns, after all that `function` returns:
-            "gradients": for each of `parameters` the gradients of the losses, (samples, *shape of the parameter);
-            "norms": a vector of their norms over all of `parameters`, float32;
+        function: name of a Relax function without control flow, whose (first) result is the vector of the samples'
+            losses.
+        parameters: names of the parameters to differentiate with respect to.
+        samples: names of the parameters whose axis 0 is the sample; all other ones are shared by all samples.
+        result: what the new function returns after the results of `function`:
+            "gradients": for each of `parameters` the gradient of each loss: (samples, *shape of the parameter);
+            "norms": a float32 vector: the norm of each sample's gradient over all of `parameters`;
             "clipped": the norms, and for each of `parameters` the sum over the samples of gradient * min(1, clip /
             norm). The new function has one more parameter, `clip`, a float32 scalar.
 
     Raises (when it is applied):
-        ModelError: the function does not fit, uses operators without gradient, or mixes samples: batch norm with batch
-            statistics, for example. The operator and what it does to the samples are named.
+        ModelError: there is no such function or parameter; an operator has no gradient; or an operator mixes samples,
+            such as batch norm with batch statistics. The message names the operator and the reason.
     """
     if result not in get_args(Result):
         raise UnsupportedError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling a step for an NVIDIA GPU: TVM's own pipeline and schedules for what is no call of a library, NVRTC."""
+"""Compiling a step for an NVIDIA GPU: TVM's own pipeline and schedules for what is not a call of a library, NVRTC."""
 
 from __future__ import annotations
 

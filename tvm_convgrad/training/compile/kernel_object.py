@@ -12,12 +12,15 @@ from pathlib import Path
 
 import tvm
 from tvm.target import codegen
+from tvm_ffi import serialization
 
 from relax_ops.compat import SHRINKS_BUFFERS, SBlockRealize
 from tvm_convgrad import __version__
 from tvm_convgrad.training.passes import internal_calls
 
 _OF_THE_MODULE = ("global_symbol", "op_pattern")
+_LEFT_TO_LLVM = ("tirx.RemoveNoOp",)
+"""Passes of TVM that take a seventh of the time before LLVM, for what LLVM removes as well."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def compilers() -> list[str]:
 
 
 def without_name(function: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """A kernel without what tells only where it stands in a module: its name, and what fusion has to know about it."""
+    """A kernel without what tells only where it stands in a module: its name, and what fusion reads of it."""
     for attribute in _OF_THE_MODULE:
         if function.attrs is not None and attribute in function.attrs:
             function = function.without_attr(attribute)
@@ -83,7 +86,7 @@ def kernel_text(function: tvm.tirx.PrimFunc) -> str:
 
 def read_kernel(text: str) -> tvm.tirx.PrimFunc:
     """The kernel of `kernel_text`."""
-    return tvm.ir.load_json(text)
+    return serialization.from_json_graph_str(text)  # tvm.ir.load_json looks for types that older TVMs have written
 
 
 def make_object(function: tvm.tirx.PrimFunc, name: str, settings: Settings, folder: Path) -> bytes:
@@ -94,12 +97,14 @@ def make_object(function: tvm.tirx.PrimFunc, name: str, settings: Settings, fold
     context = tvm.transform.PassContext(
         opt_level=settings.level,
         config=tvm.ir.load_json(settings.context),
-        disabled_pass=() if scheduled else SHRINKS_BUFFERS,
+        disabled_pass=_LEFT_TO_LLVM if scheduled else (*_LEFT_TO_LLVM, *SHRINKS_BUFFERS),
     )
     with context:
         library = tvm.tirx.build(module, tvm.target.Target(settings.target), internal_calls.PIPELINE)
     library.write_to_file(str(path))
-    return path.read_bytes()
+    content = path.read_bytes()
+    path.unlink()  # some file systems write a file to the disk when it is overwritten, which takes milliseconds
+    return content
 
 
 __all__ = ["Settings", "compilers", "kernel_key", "kernel_text", "make_object", "read_kernel", "without_name"]

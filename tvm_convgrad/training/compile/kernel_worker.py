@@ -12,12 +12,18 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from tvm_convgrad.training.compile.start_tvm import PLUGS
+
 if TYPE_CHECKING:
     from tvm_convgrad.training.compile.kernel_object import Settings
+
+LIMIT_SECONDS = 600.0
+"""For one kernel, of which the largest take a second: a process that needs more hangs, or was stopped, and is ended."""
 
 _LENGTH = struct.Struct("<q")  # of the message that follows; -1: the job failed, and nothing follows
 
@@ -25,6 +31,7 @@ _LENGTH = struct.Struct("<q")  # of the message that follows; -1: the job failed
 _START = (
     "import sys; sys.modules['torch'] = None; sys.path[:] = sys.argv[1:]; "
     "from tvm_convgrad.core.rare_collections import rare_collections\nwith rare_collections():\n"
+    "    from tvm_convgrad.training.compile.start_tvm import import_tvm_for_cpus\n    import_tvm_for_cpus()\n"
     "    from tvm_convgrad.training.compile.kernel_worker import serve\n    serve()"
 )
 
@@ -32,28 +39,46 @@ _START = (
 class Worker:
     """A process that makes objects, from the side of who asks. It is being started when this returns."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start it; its files are made in `folder`."""
-        self._folder = folder
-        folder.mkdir()
+    def __init__(self) -> None:
+        """Start it."""
+        self._overdue = threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what fails is done again by the process that asked, whose errors are seen
-            env={**os.environ, "TVM_DEVICE_BACKEND_AUTOLOAD": "0"},
+            env={**os.environ, PLUGS: "0"},
         )
 
-    def make(self, text: str, name: str, settings: Settings) -> bytes | None:
-        """The object of a kernel, given in TVM's JSON; None if the process failed, or has ended."""
+    def make(self, text: str, name: str, settings: Settings, folder: Path) -> bytes | None:
+        """The object of a kernel, given in TVM's JSON; None if the process failed, or has ended.
+
+        Args:
+            folder: where files may be made, by this worker only.
+
+        Raises:
+            TimeoutError: there was no answer for `LIMIT_SECONDS`; the process has been ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"text": text, "name": name, "settings": asdict(settings), "folder": str(self._folder)}
+        job = {"text": text, "name": name, "settings": asdict(settings), "folder": str(folder)}
+        limit = threading.Timer(LIMIT_SECONDS, self._give_up)
+        limit.daemon = True
+        limit.start()
         try:
             send(self._process.stdin, json.dumps(job).encode())
-            return receive(self._process.stdout)
+            answer = receive(self._process.stdout)
         except (OSError, ValueError):  # it has ended, or was stopped meanwhile
-            return None
+            answer = None
+        finally:
+            limit.cancel()
+        if answer is None and self._overdue.is_set():
+            raise TimeoutError
+        return answer
+
+    def _give_up(self) -> None:
+        self._overdue.set()
+        self._process.kill()  # which ends the wait for its answer
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
@@ -72,7 +97,7 @@ def serve() -> None:
     from tvm_convgrad.training.compile.kernel_object import Settings, make_object, read_kernel
 
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what TVM prints is no answer
+    os.dup2(2, 1)  # what TVM prints is not an answer
     while (message := receive(source)) is not None:
         job = json.loads(message)
         try:
@@ -101,4 +126,4 @@ def receive(stream: IO[bytes]) -> bytes | None:
     return message if message is not None and len(message) == length else None
 
 
-__all__ = ["Worker", "receive", "send", "serve"]
+__all__ = ["LIMIT_SECONDS", "Worker", "receive", "send", "serve"]

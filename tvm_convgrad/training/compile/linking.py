@@ -110,7 +110,7 @@ def _words(output: str) -> str:
     lines = [" ".join(line.split()) for line in output.splitlines()]
     telling = [line for line in lines if "error" in line or "undefined" in line or "cannot" in line]
     text = "; ".join(telling or list(filter(None, lines)))
-    return text[:_SHOWN] + ("…" if len(text) > _SHOWN else "") if text else "it says nothing"
+    return text[:_SHOWN] + ("…" if len(text) > _SHOWN else "") if text else "it printed nothing"
 
 
 __all__ = ["Linker", "architecture_of", "linker_for"]

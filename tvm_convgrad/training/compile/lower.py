@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import tvm
@@ -12,15 +12,19 @@ from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 
 from relax_ops.active import rules
-from relax_ops.lowering import Lowered, recorded_choices
+from relax_ops.lowering import Lowered, recorded_choices, recorded_seconds
 from relax_ops.passes.fusion import FuseEpilogues
-from tvm_convgrad.codegen.hardware import native_target
+from tvm_convgrad.codegen.hardware import machine_of, native_target
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.offload.registry import NONE
 from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
 from tvm_convgrad.training.compile.separate import build_apart, builds_in_force, pool_of
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
+from tvm_convgrad.training.ir.recomputation import NONE as NOTHING
+from tvm_convgrad.training.ir.recomputation import recomputation_of
+from tvm_convgrad.training.passes.arena import PlaceInArena
+from tvm_convgrad.training.passes.constants import FoldConstants
 from tvm_convgrad.training.passes.flat_gradients import GradientsInOneBuffer
 from tvm_convgrad.training.passes.gradient_sums import AddGradientsInPlace
 from tvm_convgrad.training.passes.in_place import UpdateStateInPlace
@@ -29,7 +33,9 @@ from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
 from tvm_convgrad.training.passes.order import OrderCalls
 from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.passes.recompute import Recompute
+from tvm_convgrad.training.passes.rematerialise import Rematerialise
 from tvm_convgrad.training.passes.vectorised import VectoriseFunctions
+from tvm_convgrad.training.passes.written_out import WriteOutOperators
 from tvm_convgrad.training.schedule.cpu import ScheduleForCpu
 from tvm_convgrad.training.step.module import StepModule
 from tvm_convgrad.training.step.predictor import PREDICT, Predictor
@@ -40,7 +46,19 @@ _LLVM_OPTIONS = ["-vectorize-slp:bool=0"]
 
 
 def compile_step(step: StepModule, target: tvm.target.Target = "llvm") -> tvm.runtime.Executable:
-    """The executable of a step, for a CPU. Arguments and errors as `compile_with_plan`."""
+    """Compile a training step.
+
+    Args:
+        step: result of `build_step`.
+        target: a tvm Target, its name or its JSON form; "native" means the CPU of this machine.
+
+    Returns:
+        The executable, with the functions step, predict and init, for relax.VirtualMachine.
+
+    Raises:
+        UnsupportedError: the target is neither a CPU nor an NVIDIA GPU; or the target is a GPU and the step is split or
+            recomputes values; or a step with a symbolic batch recomputes values.
+    """
     return compile_with_plan(step, target)[0]
 
 
@@ -56,7 +74,7 @@ def compile_with_plan(
 
     Raises:
         UnsupportedError: the target is not a CPU; or backends are named and refuse every convolution; or a split step
-            for a GPU.
+            for a GPU, or one that recomputes; or a step that recomputes and whose batch is free.
         SetupError: a backend that is named is not installed.
     """
     target = target if is_gpu(target) else _cpu(target)
@@ -64,6 +82,11 @@ def compile_with_plan(
         raise UnsupportedError(
             f"compile_step: a split step puts its gradients into one buffer on CPUs only, but the target is "
             f"{target.attrs['arch']}; leave split out, or use target llvm."
+        )
+    if is_gpu(target) and recomputation_of(step.module["step"]).values != NOTHING:
+        raise UnsupportedError(
+            f"compile_step: values are computed again on CPUs only, but the target is {target.attrs['arch']}; leave "
+            "recompute out, or use target llvm."
         )
     return _compiled(step.module, "step", target, backends)
 
@@ -89,7 +112,18 @@ def _compiled(
 
 @rules()
 def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> tvm.runtime.Executable:
-    """The executable of any module of straight-line Relax functions, compiled as a step is; target and errors alike."""
+    """Compile a module of Relax functions without control flow by the passes that training steps are compiled with.
+
+    Args:
+        module: any such module, such as that of `per_sample_module`.
+        target: a tvm Target, its name or its JSON form; "native" means the CPU of this machine.
+
+    Returns:
+        The executable, for relax.VirtualMachine.
+
+    Raises:
+        UnsupportedError: the target is neither a CPU nor an NVIDIA GPU.
+    """
     if is_gpu(target):
         return compile_for_gpu(module, target)
     target = _cpu(target)
@@ -116,7 +150,7 @@ def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequ
 
 def simplified(module: tvm.IRModule) -> tvm.IRModule:
     """The module without common subexpressions: the one whose convolutions are counted."""
-    passes = [relax.transform.EliminateCommonSubexpr(), relax.transform.CanonicalizeBindings()]
+    passes = [WriteOutOperators(), relax.transform.EliminateCommonSubexpr(), relax.transform.CanonicalizeBindings()]
     return tvm.transform.Sequential(passes)(module)
 
 
@@ -176,21 +210,45 @@ def LowerStep(target: tvm.target.Target) -> tvm.transform.Pass:
 
     @rules()
     def lower(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        with target:
-            return tvm.transform.Sequential(
-                [
-                    *cpu_pipeline.library_dispatch_passes(target),
-                    *_rewrites(),
-                    *cpu_pipeline.legalize_passes(target),
-                    relax.transform.DeadCodeElimination(),
-                    OrderCalls(),
-                    UpdateStateInPlace(),
-                    GradientsInOneBuffer(),
-                    *cpu_pipeline.dataflow_lower_passes(target),
-                    CheckAtEntry(),
-                    ScheduleForCpu(),  # after the pass that finds reshapes, which recognises unscheduled functions only
-                    *cpu_pipeline.finalize_passes(target),
-                ]
-            )(module)
+        module, seconds = ordered(module, target)
+        return finished(module, target, seconds)
 
     return tvm.transform.module_pass(lower, opt_level=0, name="ConvgradLower")
+
+
+def ordered(module: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, dict[str, float]]:
+    """A step's module whose functions call kernels in their final order; the estimates of generated ones by name."""
+    with target, recorded_seconds() as seconds:
+        passes = [
+            *cpu_pipeline.library_dispatch_passes(target),
+            *_rewrites(),
+            relax.transform.LegalizeOps(),
+            FoldConstants(),
+            *cpu_pipeline.legalize_passes(target),
+            relax.transform.DeadCodeElimination(),
+            OrderCalls(),
+        ]
+        return tvm.transform.Sequential(passes)(module), seconds
+
+
+def finished(
+    module: tvm.IRModule, target: tvm.target.Target, seconds: Mapping[str, float], *, scheduled: bool = True
+) -> tvm.IRModule:
+    """A module of `ordered` with its memory.
+
+    Args:
+        scheduled: whether loops are scheduled; a plan of the memory does without.
+    """
+    with target:
+        passes = [
+            Rematerialise(seconds, machine_of(target)),
+            UpdateStateInPlace(),
+            GradientsInOneBuffer(),
+            *cpu_pipeline.dataflow_lower_passes(target),
+            PlaceInArena(),
+            CheckAtEntry(),
+            # Behind the pass that finds reshapes, which recognises unscheduled functions only.
+            *([ScheduleForCpu()] if scheduled else []),
+            *cpu_pipeline.finalize_passes(target),
+        ]
+        return tvm.transform.Sequential(passes)(module)

@@ -22,6 +22,7 @@ from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.threads import available_cores
 from tvm_convgrad.training.compile.kernel_object import Settings
 from tvm_convgrad.training.compile.kernel_pool import Kernel, KernelPool
+from tvm_convgrad.training.compile.kernel_worker import Worker
 from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.passes.internal_calls import PIPELINE
 
@@ -38,7 +39,7 @@ class KernelBuilds:
     Attributes:
         kept: objects of earlier builds; None: none are read or written.
         workers: processes beside this one.
-        progress: is told what is being done, in words.
+        progress: called with a phrase that says what is being done.
         found: how many different kernels there were, for the last module; `taken`: of them from `kept`.
     """
 
@@ -47,6 +48,17 @@ class KernelBuilds:
     progress: Callable[[str], None] = lambda _: None
     found: int = 0
     taken: int = 0
+    _started: list[Worker] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the first worker, which is ready when the first module is; `compile_apart` ends it if none comes."""
+        if self.workers and not self._started:
+            self._started.append(Worker())
+
+    def take_started(self) -> list[Worker]:
+        """What `start` has started; the caller ends it."""
+        started, self._started = self._started, []
+        return started
 
 
 _builds: ContextVar[KernelBuilds | None] = ContextVar("tvm_convgrad_kernel_builds", default=None)
@@ -60,6 +72,8 @@ def compile_apart(builds: KernelBuilds) -> Iterator[None]:
         yield
     finally:
         _builds.reset(token)
+        for worker in builds.take_started():
+            worker.stop()
 
 
 def builds_in_force() -> KernelBuilds | None:
@@ -70,7 +84,8 @@ def builds_in_force() -> KernelBuilds | None:
 @contextmanager
 def pool_of(builds: KernelBuilds, module: tvm.IRModule, target: tvm.target.Target) -> Iterator[KernelPool]:
     """What makes the kernels of a module that is to be lowered: they are prefetched as soon as they are generated."""
-    with KernelPool(Settings.current(target), builds.kept, builds.workers) as pool, generated_kernels_told(pool.expect):
+    made = KernelPool(Settings.current(target), builds.kept, builds.workers, builds.take_started())
+    with made as pool, generated_kernels_told(pool.expect):
         functions = [function for _, function in module.functions_items() if isinstance(function, relax.Function)]
         if sum(len(block.bindings) for function in functions for block in function.body.blocks) > _MANY_CALLS:
             pool.start()
@@ -151,6 +166,7 @@ def _libraries(objects: dict[str, bytes]) -> list[tvm.runtime.Module]:
         for name, content in objects.items():
             path.write_bytes(content)
             found.append(tvm.runtime.load_static_library(str(path), [name]))
+            path.unlink()  # see make_object
     return found
 
 

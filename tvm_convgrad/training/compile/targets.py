@@ -20,6 +20,7 @@ NAMED: dict[str, dict[str, object]] = {
     **{f"x86-64-v{n}-linux": {"mtriple": "x86_64-linux-gnu", "mcpu": f"x86-64-v{n}"} for n in (2, 3, 4)},
 }
 """CPUs by name, whatever machine builds for them: attributes of TVM's target of kind llvm."""
+_OTHER_SYSTEMS = re.compile(r"[\w.+-]*(windows|macos|darwin)[\w.+-]*", re.IGNORECASE)
 _GPU = re.compile(r"cuda:(sm_\d+[af]?)")
 
 
@@ -48,10 +49,12 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
         return native_target()
     if text in NAMED:
         return tvm.target.Target({"kind": "llvm", **NAMED[text]})
+    if _OTHER_SYSTEMS.fullmatch(text):
+        raise _for_another_system(text)
     try:
         described = json.loads(text) if text.lstrip().startswith("{") else {"kind": "cuda" if arch else text}
         kind = str(described["kind"])
-        # Targets that are no CPUs are not even made: TVM would look for their toolkits and complain.
+        # Targets that are not CPUs are not even made: TVM would look for their toolkits and complain.
         known = kind == "llvm" or kind not in tvm.target.Target.list_kinds()
         target = tvm.target.Target(text if described == {"kind": text} else described) if known else None
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
@@ -68,14 +71,25 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
                 else "."
             )
         )
+    if "linux" not in str(target.attrs.get("mtriple") or "linux"):
+        raise _for_another_system(text)
     cores_of(target)  # raises if the number makes no sense
     return target
+
+
+def _for_another_system(text: str) -> UnsupportedError:
+    """The error for a target whose system is not Linux."""
+    return UnsupportedError(
+        f"target {text!r}: steps are built for Linux only. Artifacts are ELF files, and the C library uses Linux's "
+        "functions, although TVM's packages have its runtime for macOS on arm64 and for Windows on amd64; use "
+        f"{', '.join(NAMED)}, or a triple of Linux in TVM's JSON form."
+    )
 
 
 def required_features(target: tvm.target.Target) -> list[str]:
     """The instruction sets beyond the architecture's base that LLVM may use for `target`.
 
-    Those of tiles are not among them: only kernels that ask for tiles use them, and they run without.
+    Those of tiles are not among them: only kernels that request tiles use them, and they run without.
     """
     if target.kind.name == "cuda":
         target = tvm.target.Target("llvm")  # of the host

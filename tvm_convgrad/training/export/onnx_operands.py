@@ -115,7 +115,7 @@ class TrainedOperands:
                 raise ModelError(
                     f"{self._source}: {name!r} shares nodes of the file with other parameters that are trained apart, "
                     "so their values cannot be written back; export the model without optimization, and build the "
-                    "step anew."
+                    "step again."
                 )
             elif each and id(self._made[each]) not in needed:
                 needed[id(self._made[each])] = self._made[each]

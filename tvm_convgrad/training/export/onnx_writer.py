@@ -64,7 +64,7 @@ def with_trained(proto: onnx.ModelProto, trained: Mapping[str, Array], source: s
         raise ModelError(
             f"{source} has no initializer for {_listed(missing)} of the step, such as statistics that are Constant "
             "nodes or that the graph computes; export the model with its parameters as initializers, and build the "
-            "step anew."
+            "step again."
         )
     copy = type(proto)()
     copy.CopyFrom(stages.writable)
@@ -142,7 +142,7 @@ class _Writer:
         if (before.shape, before.dtype) != (value.shape, value.dtype) or name not in self._tensors:
             raise ModelError(
                 f"{self._source}: {name!r} is {value.dtype}{list(value.shape)} in the step, but "
-                f"{before.dtype}{list(before.shape)} in the file; build the step anew."
+                f"{before.dtype}{list(before.shape)} in the file; build the step again."
             )
         if not _equal(before, value):
             doc = self._tensors[name].doc_string
@@ -167,7 +167,7 @@ class _Writer:
             raise ModelError(
                 f"{self._source}: {operand.name!r} shares the initializer {operand.given!r} with other parameters "
                 "inside of a function, and training has made them unequal; export the model without functions, and "
-                "build the step anew."
+                "build the step again."
             )
         if operand.name not in self._own:
             name, number = operand.name, 2

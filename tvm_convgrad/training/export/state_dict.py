@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trained parameters as the `state_dict` of the PyTorch model that a step comes from, in a file of safetensors.
 
-A step holds what its graph reads. What else a `state_dict` has (integer buffers, parameters of parts that are left out,
+A step holds what its graph reads. What else a `state_dict` has (integer buffers, parameters of parts that are omitted,
 the other names of tied parameters) is taken from the model's file. ONNX files have no `num_batches_tracked`; it is set
 to the batches of the run.
 """

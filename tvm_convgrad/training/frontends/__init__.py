@@ -21,22 +21,26 @@ __all__ = ["Batch", "Format", "Request", "all_formats", "load_model", "require_f
 def load_model(
     path: str | Path, *, batch: Batch = None, params: str | Path | None = None, outputs: Outputs | OwnLoss | None = None
 ) -> Model | TrainingProgram:
-    """Read a model file, or a program that computes its own gradients.
+    """Read a model from a file, or a program that computes its own gradients.
 
     Args:
-        path: `.onnx`; `.pt2` (torch.export.save); `.json` (tvm.ir.save_json, parameters in an `.npz` of the same
-            stem, if any), of Relax or Relay; `.relay`, `.ir` (Relay's text), `.tar` (of TVMC), `.gz` of these; or
-            `file.py:function`, a function without required arguments (see `python_function`).
-        batch: extent of axis 0 of every input: an int, "dynamic" for a symbolic one, None for that of the model.
-        params: values of a Relay program's parameters, a file of relay.save_param_dict.
-        outputs: names of the outputs to train, each with the weight of its loss; the first one is the predictions.
-            None takes the only output of the model; a model with several is refused then, and its outputs are listed.
-            OwnLoss: the model takes the target and returns its loss itself.
+        path: an ONNX file (`.onnx`); a program of torch.export.save (`.pt2`); Relax or Relay as JSON of
+            tvm.ir.save_json (`.json`, with values of parameters in an `.npz` file of the same stem); Relay as text
+            (`.relay`, `.ir`) or from TVMC (`.tar`), or one of these compressed (`.gz`); or `file.py:function`, a Python
+            function without required arguments that returns an IRModule.
+        batch: extent of axis 0 of every input: an int, "dynamic" for a symbolic extent, or None for that of the file.
+        params: a file of relay.save_param_dict with the values of a Relay program's parameters.
+        outputs: names of the outputs to train, with the weights of their losses; the first one is the predictions.
+            None means the only output. `OwnLoss`: the model takes the target and returns its loss itself.
 
     Raises:
-        ModelError: the file is missing, damaged or of another format, uses operators that cannot be imported (all of
-            them are named), has a batch that cannot be changed, or several outputs without a choice.
+        ModelError: the file is missing, damaged or of an unknown format; it has unsupported operators (all are named);
+            its batch cannot be changed; or it has several outputs (all are listed) and `outputs` is None.
         SetupError: the package that reads this format is not installed.
+
+    Example:
+        model = load_model("model.onnx", batch="dynamic")
+        step = build_step(model, loss="cross_entropy", optimizer="sgd", lr=0.05)
     """
     text = str(path)
     try:
@@ -74,11 +78,11 @@ def _format_of(text: str) -> tuple[Format, Path, str]:
         suffix = Path(text).suffix.lower()
         candidates = [each for each in known if suffix in each.suffixes]
         if not candidates:
-            raise ModelError(f"{text}: the ending {suffix!r} is not that of a model; give {shown_formats()}.")
+            raise ModelError(f"{text}: the suffix {suffix!r} is not that of a model; give {shown_formats()}.")
         if all(each.takes_function for each in candidates):
             raise ModelError(f"{text} names no function; write {text}:FUNCTION, a function that returns an IRModule.")
     path = require_file(file)
     for each in candidates:
         if each.is_of(path):
             return each, path, function
-    raise ModelError(f"{text} is no file of {' or '.join(each.name for each in candidates)}.")
+    raise ModelError(f"{text} is not a file of {' or '.join(each.name for each in candidates)}.")

@@ -22,6 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relax_ops.active import rules
 from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes, stored_batch, with_free_batch
@@ -50,7 +51,7 @@ def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | 
     """Read an ONNX file.
 
     Raises:
-        ModelError: it is no ONNX file, is truncated or invalid, uses operators that TVM's importer lacks (all of
+        ModelError: it is not an ONNX file, is truncated or invalid, uses operators that TVM's importer lacks (all of
             them are named), or has a batch that cannot be changed.
     """
     import onnx  # optional
@@ -63,7 +64,7 @@ def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | 
     except ModelError:
         raise
     except Exception as error:  # protobuf's DecodeError, onnx's ValidationError and OS errors share no base
-        raise ModelError(f"{source} is no valid ONNX file or is truncated ({first_line(error)}).") from error
+        raise ModelError(f"{source} is not a valid ONNX file, or is truncated ({first_line(error)}).") from error
     return from_onnx(proto, batch=batch, outputs=outputs, source=source)
 
 
@@ -109,7 +110,7 @@ def from_onnx(
         nodes = fixed_shapes(proto) or fixed_shapes(given)
         if not nodes:
             if failed and not isinstance(batch, int) and _imports(proto, onnx_frontend, stored or _TRIED, source):
-                raise ModelError(f"{error} With a number for the batch it is taken, so give --batch N.") from error
+                raise ModelError(f"{error} With a static batch it is supported, so give --batch N.") from error
             raise
         shown = "any batch" if batch == "dynamic" or batch is None else f"batch {batch}"
         raise ModelError(
@@ -169,8 +170,8 @@ def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None
     for entry in proto.opset_import:
         if entry.domain in ONNX_DOMAINS and entry.version > newest:
             raise ModelError(
-                f"{source} uses opset {entry.version}, but onnx {onnx.__version__} has those up to {newest}; export "
-                "the model with an older opset, or install a newer onnx."
+                f"{source} uses opset {entry.version}, but onnx {onnx.__version__} supports opsets up to {newest}; "
+                "export the model with an older opset, or install a newer onnx."
             )
 
 
@@ -257,4 +258,5 @@ def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
             result = replay(builder, function, environment, rewrites)
             output = builder.emit_output(result)
         builder.emit_func_output(output)
-    return masks.released(relax.transform.FoldConstant()(builder.get()))
+    with rules():
+        return masks.released(relax.transform.FoldConstant()(builder.get()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX graphs that fix the batch of their export: reshapes are freed of it, and other nodes are named."""
+"""ONNX graphs that fix the batch of their export: reshapes are generalised, and other nodes are listed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # optional packages, imported where they are needed
 
 _BATCH = "convgrad_batch"
 _SHAPE_ELEMENTS = 64
-"""Tensors of more elements are no shapes; their values are left out of the graph whose shapes are inferred."""
+"""Tensors of more elements are not shapes; their values are omitted from the graph whose shapes are inferred."""
 _END = np.iinfo("int32").max
 """Ends of slices from here on mean the end of the axis."""
 
@@ -95,7 +95,7 @@ def _expand_to_batch(graph: onnx.GraphProto, result: str) -> None:
 
 
 def _drop_zero_states(proto: onnx.ModelProto, stored: int) -> None:
-    """Leave out initial states of recurrent layers that are zeros of the stored batch, which ONNX takes then."""
+    """Remove initial states of recurrent layers that are zeros of the stored batch, ONNX's default."""
     from onnx import numpy_helper
 
     states = {t.name: t for t in proto.graph.initializer if len(t.dims) == 3 and t.dims[1] == stored}
@@ -215,7 +215,7 @@ class _Graph:
             new, uneven = divmod(extent, self.stored)
             is_batch = math.prod(whole[:axis]) == before and new * math.prod(whole[axis + 1 :]) == factor * behind
             if uneven or not is_batch or (self.stored == 1 and new > 1 and wanted[axis] > 0):
-                continue  # of one sample it cannot be told whether an axis has its elements or the batch's
+                continue  # with one sample it is ambiguous whether an axis has its elements or the batch's
             extents: list[Extent] = list(whole)
             extents[axis] = _BATCH if new == 1 else f"{_BATCH}*{new}"
             whole[axis] = 0 if extents[axis : axis + 1] == given[axis : axis + 1] else -1
@@ -269,7 +269,7 @@ class _Graph:
 
 
 def _factor(extent: Extent) -> int | None:
-    """k of an extent that is k times the batch; None of others."""
+    """k of an extent that is k times the batch; None for other extents."""
     name, _, factor = str(extent).partition("*")
     return int(factor or 1) if name == _BATCH else None
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # optional packages, imported where they are needed
 
 _BATCH = "convgrad_batch"
 _STATED = "convgrad"
-"""The domain of nodes of which onnx knows nothing."""
+"""The domain of nodes that onnx does not define."""
 _ROUNDS = 16
 """Rounds of folding and inferring shapes: each gets behind one more reshape to computed extents."""
 
@@ -47,8 +47,8 @@ def with_folded_shapes(
 
     Args:
         proto: a model; its initializers of integers and booleans are constants, those of floats are parameters.
-        shapes: extents of the inputs by name; what is no int, such as a symbolic batch, is not known.
-        constants: initializers of floats that are no parameters.
+        shapes: extents of the inputs by name; what is not an int, such as a symbolic batch, is not known.
+        constants: initializers of floats that are not parameters.
     """
     folded = type(proto)()
     folded.CopyFrom(proto)
@@ -70,7 +70,7 @@ def with_folded_shapes(
 
 
 def _initializers_to_constants(graph: onnx.GraphProto, constants: Collection[str]) -> None:
-    """Write initializers that are no parameters as nodes, which TVM's importer makes constants of."""
+    """Write initializers that are not parameters as nodes, which TVM's importer makes constants of."""
     from onnx import helper
 
     results = {output.name for output in graph.output}
@@ -107,7 +107,7 @@ def known_extents(
 
     Args:
         proto: a model.
-        shapes: extents of its inputs by name; what is no int is the batch.
+        shapes: extents of its inputs by name; what is not an int is the batch.
         stated: extents of tensors of which onnx's inference does not find the batch.
     """
     import onnx
@@ -272,7 +272,7 @@ def _evaluated(
 ) -> dict[str, npt.NDArray[np.generic]]:
     """The values of nodes that read constants only, by onnx's reference implementation.
 
-    A node that this implementation cannot compute is left out, and what reads it.
+    A node that this implementation cannot compute is omitted, and so is what reads it.
     """
     try:
         return _computed(proto, nodes, values)
@@ -289,7 +289,7 @@ def _evaluated(
 def _computed(
     proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], values: Mapping[str, npt.NDArray[np.generic]]
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """The values of nodes, of which each reads only what stands before it."""
+    """The values of nodes in topological order."""
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
@@ -337,7 +337,7 @@ def _free_reshapes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str 
 
 
 def _free_resizes(proto: onnx.ModelProto, extents: Mapping[str, list[int | str | None]]) -> dict[str, list[int | str]]:
-    """Write resizes to computed sizes of which only the batch is not known with constants, whose first counts nowhere.
+    """Give resizes whose computed sizes are known except for the batch constant sizes; their first entry is ignored.
 
     Returns the extents of their results. The sizes are joined, the first one being the batch of some tensor: what
     F.interpolate(size=y.shape[-2:]) exports.
@@ -430,7 +430,7 @@ def _is_batch(name: str, made: Mapping[str, onnx.NodeProto], extents: Mapping[st
 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove nodes whose results nobody reads."""
+    """Remove nodes whose results are not read."""
     read = {output.name for output in graph.output}
     kept = []
     for node in reversed(graph.node):

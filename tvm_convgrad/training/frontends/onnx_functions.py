@@ -37,7 +37,7 @@ def with_written_functions(proto: onnx.ModelProto, source: str) -> onnx.ModelPro
         try:
             proto = inliner.inline_local_functions(proto)
         except Exception as error:  # onnx raises every kind
-            raise ModelError(f"{source}: its functions cannot be written out ({first_line(error)}).") from error
+            raise ModelError(f"{source}: its functions cannot be inlined ({first_line(error)}).") from error
     while any(_is_written(node) for node in proto.graph.node):  # a definition may call another one
         proto = _written(proto)
     return proto
@@ -65,7 +65,7 @@ def _written(proto: onnx.ModelProto) -> onnx.ModelProto:
     del copy.graph.node[:]
     for place, node in enumerate(proto.graph.node):
         if _is_written(node):
-            copy.graph.node.extend(_called(node, _definition(node, opset, types), f"_{node.op_type}_{place}_"))
+            copy.graph.node.extend(_called(node, _definition(node, opset, types), opset, f"_{node.op_type}_{place}_"))
         else:
             copy.graph.node.append(node)
     return copy
@@ -90,20 +90,22 @@ def _definition(node: onnx.NodeProto, opset: int, types: dict[str, onnx.TypeProt
         body.CopyFrom(schema.function_body)
     if not body.node:
         raise ModelError(
-            f"{node.op_type} {node.name!r}: the types of its operands are not known, so that its definition is not "
-            "either; export the model with shapes of its inputs."
+            f"{node.op_type} {node.name!r}: the types of its operands are unknown, and its definition depends on "
+            "them; export the model with shapes of its inputs."
         )
     return body
 
 
-def _called(node: onnx.NodeProto, body: onnx.FunctionProto, prefix: str) -> list[onnx.NodeProto]:
-    """The nodes of a definition, with the node's operands, results, attributes and notes."""
+def _called(node: onnx.NodeProto, body: onnx.FunctionProto, opset: int, prefix: str) -> list[onnx.NodeProto]:
+    """The nodes of a definition, with the node's operands, results, attributes (or their defaults) and notes."""
     import onnx
 
     names = dict(zip(body.input, node.input, strict=False))
     names |= dict.fromkeys(body.input[len(node.input) :], "")
     names |= {name: given for name, given in zip(body.output, node.output, strict=False) if given}
-    stated = {attribute.name: attribute for attribute in (*body.attribute_proto, *node.attribute)}
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    defaults = [each.default_value for each in schema.attributes.values() if each.default_value.type]
+    stated = {attribute.name: attribute for attribute in (*defaults, *body.attribute_proto, *node.attribute)}
     written = []
     for inner in body.node:
         fresh = onnx.NodeProto()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX's selections by places (Gather, GatherND, ScatterElements and others), as operators that have all rules.
+"""ONNX's selections by indices (Gather, GatherND, ScatterElements and others), as operators that have all rules.
 
 TVM's importer reads extents when the program runs, to wrap negative places; here they are known. That of
 ScatterElements leaves negative places as they are, of which the gradient would read out of bounds.
@@ -41,12 +41,12 @@ def gather_nd(node: Node) -> relax.Expr | None:
 
 
 def _flat(node: Node, places: relax.Expr, extents: list[Extent], strides: list[int]) -> relax.Expr:
-    """Places that are computed, along the flattened axis."""
+    """Computed indices along the flattened axis."""
     places = node.emit(op.astype(places, "int64"))
     bounds = []
     for extent in extents:
         if not isinstance(extent, int):
-            raise node.refusal(f"places that are computed need fixed extents, not {extent}")
+            raise node.refusal(f"computed indices need fixed extents, not {extent}")
         bounds.append(extent)
     last = node.emit(op.add(places, relax.const(np.array(bounds, "int64"), "int64")))
     wrapped = node.emit(op.where(op.less(places, relax.const(0, "int64")), last, places))
@@ -74,7 +74,7 @@ def scatter_elements(node: Node) -> relax.Expr:
 
 
 def scatter_nd(node: Node) -> relax.Expr | None:
-    """ScatterND at constant places."""
+    """ScatterND at constant indices."""
     constant, extents = node.places(1), node.extents()
     if constant is None:
         return None
@@ -89,7 +89,7 @@ def scatter_nd(node: Node) -> relax.Expr | None:
 
 
 def _wrapped(node: Node, axis: int) -> relax.Expr | None:
-    """Operand 1, places along an axis of operand 0, counted from the front; None if the extent is not known."""
+    """Operand 1, indices along an axis of operand 0, counted from the front; None if the extent is not known."""
     extent, constant = node.extents()[axis], node.places(1)
     if not isinstance(extent, int):
         return None
@@ -101,7 +101,7 @@ def _wrapped(node: Node, axis: int) -> relax.Expr | None:
 
 
 def gather(node: Node) -> relax.Expr | None:
-    """Gather by constant places."""
+    """Gather by constant indices."""
     places, axis = node.places(1), node.integer("axis", 0)
     operand = node.operands[0]
     if places is None or operand is None or not isinstance(operand.ty, relax.TensorType) or not node.is_float():
@@ -155,6 +155,19 @@ def expand(node: Node) -> relax.Expr | None:
     return op.broadcast_to(data, relax.ShapeExpr(target))
 
 
+def space_to_depth(node: Node) -> relax.Expr:
+    """SpaceToDepth, whose new channels count block positions first ("DCR", the only mode before opset 28) or last."""
+    size, (batch, channels, height, width) = node.integer("blocksize", 1), node.extents()
+    if not isinstance(height, int) or not isinstance(width, int) or height % size or width % size:
+        raise node.refusal(f"the extents {height} and {width} are not multiples of the blocksize, {size}")
+    blocks = node.reshaped(node.tensor(), [batch, channels, height // size, size, width // size, size])
+    order = [0, 1, 3, 5, 2, 4] if node.text("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4]
+    return op.reshape(
+        node.emit(op.permute_dims(blocks, order)),
+        relax.ShapeExpr([batch, channels * size * size, height // size, width // size]),
+    )
+
+
 CONVERTERS: dict[str, Converter] = {
     "Compress": compress,
     "Expand": expand,
@@ -165,5 +178,6 @@ CONVERTERS: dict[str, Converter] = {
     "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
+    "SpaceToDepth": space_to_depth,
 }
 """By operator of ONNX."""

@@ -65,6 +65,16 @@ def with_safe_names(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, 
     return copy, {new: short[name] if uses[short[name]] == 1 else name for name, new in renamed.items()}
 
 
+def names_read(graph: onnx.GraphProto) -> set[str]:
+    """What the nodes of a graph read, those of the bodies of If and Loop among them, and its results."""
+    read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    for node in graph.node:
+        for attribute in node.attribute:
+            bodies = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+            read = read.union(*map(names_read, bodies))
+    return read
+
+
 def _rename_uses(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
     for node in graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of an ONNX graph as converters get it, and what they ask of it."""
+"""A node of an ONNX graph as converters get it, and its queries."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class Node:
         """An operand that the standard demands."""
         operand = self.operands[position] if self.given(position) else None
         if operand is None or not isinstance(operand.ty, relax.TensorType):
-            raise self.refusal(f"operand {position} is no tensor")
+            raise self.refusal(f"operand {position} is not a tensor")
         return operand
 
     def value(self, position: int) -> npt.NDArray[np.generic] | None:
-        """The value of a constant operand; None if there is no such operand or it is no constant."""
+        """The value of a constant operand; None if there is no such operand or it is not a constant."""
         operand = self.operands[position] if self.given(position) else None
         return array_of(operand) if isinstance(operand, Constant) else None
 
     def places(self, position: int) -> npt.NDArray[np.int64] | None:
-        """The value of a constant operand that holds places; None if there is no such operand or it is no constant."""
+        """The value of a constant operand that holds indices; None if there is none, or it is not a constant."""
         value = self.value(position)
         return None if value is None else value.astype("int64")
 
@@ -109,7 +109,7 @@ class Node:
         return self.emit(op.reshape(data, relax.ShapeExpr(extents)))
 
     def refusal(self, reason: str) -> UnsupportedError:
-        """The error of an operator that cannot be served."""
+        """The error of an operator that is not supported."""
         return UnsupportedError(f"{self.kind} ({self.place}): {reason}" if self.place else f"{self.kind}: {reason}")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TVM's importer of ONNX with converters of ours before its own, where its lower to loops, lack modes or are wrong."""
+"""TVM's importer of ONNX, with our converters where TVM's lower to loops, lack modes or are wrong."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def imported_module(
         """TVM's importer with converters of ours."""
 
         def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-            """Nothing: `supported` has been asked before."""
+            """Does nothing: the caller has used `supported`."""
 
         def _convert_operator(
             self, op_name: str, inputs: Sequence[relax.Expr | None], attrs: dict[str, Any], opset: int

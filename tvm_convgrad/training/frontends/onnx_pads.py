@@ -31,18 +31,23 @@ def with_written_pads(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[obje
         if given is None or node.op_type not in (*_WINDOWS, "ConvTranspose"):
             continue
         window = _Window(node, given[2:], extents)
-        pads = window.transposed() if node.op_type == "ConvTranspose" else window.pads()
-        if pads is not None:
-            _replace(node, pads)
+        if node.op_type == "ConvTranspose":
+            found = window.transposed()
+            if found is not None:
+                _replace(node, pads=found[0], output_padding=found[1])
+        else:
+            pads = window.pads()
+            if pads is not None:
+                _replace(node, pads=pads)
     return proto
 
 
-def _replace(node: onnx.NodeProto, pads: list[int]) -> None:
+def _replace(node: onnx.NodeProto, **stated: list[int]) -> None:
     from onnx import helper
 
-    kept = [each for each in node.attribute if each.name not in ("auto_pad", "output_shape", "pads")]
+    kept = [each for each in node.attribute if each.name not in ("auto_pad", "output_shape", *stated)]
     del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+    node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in stated.items())])
 
 
 class _Window:
@@ -62,7 +67,7 @@ class _Window:
         self.wanted = ints.get("output_shape", [])[-len(spatial) :]
 
     def pads(self) -> list[int] | None:
-        """Widths such that there are ceil(extent / stride) windows; None if that is not asked or not known."""
+        """Widths such that there are ceil(extent / stride) windows; None if that is not requested or not known."""
         if self.mode == "VALID":
             return [0] * (2 * len(self.spatial))
         totals = []
@@ -73,13 +78,13 @@ class _Window:
             totals.append(max((windows - 1) * stride + dilation * (size - 1) + 1 - extent, 0))
         return self._split(totals, upper=self.mode == "SAME_UPPER") if self.mode.startswith("SAME") else None
 
-    def transposed(self) -> list[int] | None:
-        """Widths such that the result has `output_shape`, or else stride times the extent."""
+    def transposed(self) -> tuple[list[int], list[int]] | None:
+        """Pads and output padding such that the result has `output_shape`, or else stride times the extent."""
         if self.mode == "VALID" and not self.wanted:
-            return [0] * (2 * len(self.spatial))
+            return [0] * (2 * len(self.spatial)), self.extra
         if not self.wanted and not self.mode.startswith("SAME"):
             return None
-        totals = []
+        totals, extra = [], []
         for axis, extent in enumerate(self.spatial):
             size, stride = self.kernel[axis], self.strides[axis]
             if not isinstance(extent, int) or not isinstance(size, int):
@@ -87,10 +92,11 @@ class _Window:
             wanted = self.wanted[axis] if self.wanted else extent * stride
             whole = stride * (extent - 1) + self.extra[axis] + self.dilations[axis] * (size - 1) + 1
             totals.append(max(whole - wanted, 0))
-        return self._split(totals, upper=self.mode == "SAME_UPPER")
+            extra.append(self.extra[axis] + max(wanted - whole, 0))
+        return self._split(totals, upper=self.mode == "SAME_UPPER"), extra
 
     @staticmethod
     def _split(totals: list[int], upper: bool) -> list[int]:
-        """Half before and half behind, the odd one behind if `upper`."""
+        """Half before and half after, the odd one after if `upper`."""
         before = [total // 2 if upper else total - total // 2 for total in totals]
         return [*before, *(total - width for total, width in zip(totals, before, strict=True))]

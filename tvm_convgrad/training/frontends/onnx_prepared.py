@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ONNX graph on its way to TVM's importer, stage by stage: initializers become the parameters that are trained.
+"""The stages of an ONNX graph before TVM's importer reads it: initializers become the parameters that are trained.
 
 What writes trained parameters back into a file compares the stages (see `training.export.onnx_operands`).
 """
@@ -60,7 +60,7 @@ def prepared(proto: onnx.ModelProto, source: str) -> Prepared:
     """All stages of a model.
 
     Raises:
-        ModelError: a function that cannot be written out, or random numbers that are no mask.
+        ModelError: a function that cannot be written out, or random numbers that are not masks.
     """
     inlined = with_written_functions(proto, source)
     masked = with_dropout(inlined, source)

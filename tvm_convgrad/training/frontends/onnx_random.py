@@ -7,7 +7,8 @@ StochasticDepth) as a comparison of uniform numbers,
     Cast(Less(RandomUniformLike(t), p))                  ones with probability p, then Div by p and Mul
     Floor(Add(RandomUniformLike(t), p))                  the same, as the first EfficientNets write it
 
-or as a Bernoulli node. Each becomes Dropout(ones, ratio = 1 - p) p: ones and zeros in a step, and p in `predict`, so
+or as a Bernoulli node. With optimize=False its casts are CastLike, and the first of them reads the uniform numbers for
+their type. Each becomes Dropout(ones, ratio = 1 - p) p: ones and zeros in a step, and p in `predict`, so
 that the quotient is 1 there.
 """
 
@@ -52,6 +53,7 @@ def with_dropout(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
     """
     if not any(node.op_type in _RANDOM for node in proto.graph.node):
         return proto
+    proto = _with_casts(proto)
     graph = _Graph(proto)
     masks = [graph.mask(node, source) for node in proto.graph.node if node.op_type in _RANDOM]
     copy = type(proto)()
@@ -64,6 +66,27 @@ def with_dropout(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
             copy.graph.node.extend(graph.written(results[node.output[0]]))
         elif not node.output or node.output[0] not in gone:
             copy.graph.node.append(node)
+    return copy
+
+
+def _with_casts(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a Cast for each CastLike whose type is known."""
+    import onnx
+
+    if not any(node.op_type == "CastLike" for node in proto.graph.node):
+        return proto
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    types = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*inferred.value_info, *inferred.input, *inferred.output)
+    }
+    types |= {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for node in copy.graph.node:
+        if node.op_type == "CastLike" and types.get(node.input[1]):
+            node.attribute.append(onnx.helper.make_attribute("to", types[node.input.pop()]))
+            node.op_type = "Cast"
     return copy
 
 
@@ -96,7 +119,7 @@ class HeldMasks:
 
 
 class _Graph:
-    """A graph whose random masks are looked for."""
+    """A graph that is searched for random masks."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._made = {output: node for node in proto.graph.node for output in node.output}
@@ -119,10 +142,10 @@ class _Graph:
         )
 
     def _mask(self, node: onnx.NodeProto) -> _Mask | str:
-        """The mask that a node draws, or why it is none."""
+        """The mask that a node draws, or why it draws none."""
         if node.op_type == "Bernoulli":
             filled = self._filled(node.input[0])
-            return _Mask(node, node, None, filled) if filled else "its probabilities are no single constant"
+            return _Mask(node, node, None, filled) if filled else "its probabilities are not a single constant"
         if not node.op_type.startswith("RandomUniform"):
             return "its numbers are not uniform"
         attributes = {attribute.name: attribute.f for attribute in node.attribute}
@@ -133,7 +156,7 @@ class _Graph:
         if compared is not None and floor is not None and floor.op_type == "Floor":
             added = compared.input[1 if compared.input[0] == node.output[0] else 0]
             constant = self._constant(added) is not None
-            return _Mask(node, floor, compared, added) if constant else "the probability is no constant"
+            return _Mask(node, floor, compared, added) if constant else "the probability is not a constant"
         if compared is None or compared.op_type not in _COMPARISONS:
             return "its numbers are not compared with a probability"
         place = _COMPARISONS[compared.op_type]
@@ -143,7 +166,7 @@ class _Graph:
         if cast is None or cast.op_type != "Cast" or _type_of(cast) not in _FLOATS:
             return "the comparison does not become a number"
         if self._constant(compared.input[place]) is None:
-            return "the probability is no constant"
+            return "the probability is not a constant"
         return _Mask(node, cast, compared, compared.input[place])
 
     def _only_reader(self, name: str) -> onnx.NodeProto | None:
@@ -162,7 +185,10 @@ class _Graph:
         if node is not None and node.op_type in ("Cast", "CastLike", "Identity"):
             return self._constant(node.input[0])
         if node is not None and node.op_type == "Constant":
-            tensor = next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+            (stated,) = node.attribute
+            if stated.name == "value_float":
+                return stated.f
+            tensor = stated.t if stated.name == "value" else None
         value = None if tensor is None else numpy_helper.to_array(tensor)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
@@ -209,7 +235,7 @@ class _Graph:
 
 
 def _type_of(node: onnx.NodeProto) -> int:
-    """The element type that a node is asked for, 0 if it is not."""
+    """The element type that a node names, 0 if it names none."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name in ("to", "dtype")), 0)
 
 

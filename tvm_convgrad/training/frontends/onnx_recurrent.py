@@ -72,7 +72,7 @@ def _refuse(node: Node, length: int) -> None:
             "its sequence_lens differ from the length of the sequence; pad all samples to one length, and mask the loss"
         )
     if node.integer("input_forget", 0):
-        raise node.refusal("input_forget = 1 is not served; export the model without it")
+        raise node.refusal("input_forget = 1 is not supported; export the model without it")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Cell:
         own = tuple(given[number * len(default) :][: len(default)]) or default
         unknown = sorted(set(own) - set(_ACTIVATIONS))
         if unknown:
-            raise node.refusal(f"its activation {unknown[0]!r} is not served; use one of {', '.join(_ACTIVATIONS)}")
+            raise node.refusal(f"its activation {unknown[0]!r} is not supported; use one of {', '.join(_ACTIVATIONS)}")
         return cls(
             node,
             turned(1),

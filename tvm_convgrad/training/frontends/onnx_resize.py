@@ -36,7 +36,7 @@ def resize(node: Node) -> relax.Expr | None:
     if given is None or len(given) != len(axes) or (given is sizes and policy != "stretch"):
         raise node.refusal(
             f"it has {0 if given is None else len(given)} scales or sizes for {len(axes)} axes, and the policy "
-            f"{policy!r}; one number for each axis and 'stretch' are served"
+            f"{policy!r}; one number for each axis and 'stretch' are supported"
         )
     extents, maps = node.extents(), {}
     for axis, number in zip(axes, given.tolist(), strict=True):

@@ -94,7 +94,7 @@ class _Axis:
             low, span = (0.0, float(last)) if self.corners else (-0.5, float(self.extent))
             if span == 0:
                 return node.emit(op.zeros_like(at))
-            # |(x mod 2·span) − span|, turned over, is a triangle wave of period 2·span.
+            # span − |(x mod 2·span) − span| is a triangle wave of period 2·span.
             turned = node.emit(op.subtract(at, self._number(low)))
             wave = node.emit(
                 op.subtract(

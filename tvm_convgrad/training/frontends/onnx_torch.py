@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvm_convgrad.training.frontends.onnx_names import names_read
 from tvm_convgrad.training.frontends.onnx_torch_notes import (
     CALL,
     INTERMEDIATE,
@@ -55,7 +56,7 @@ class Exported:
 
     Attributes:
         proto: the graph.
-        constants: initializers that are no parameters of the model.
+        constants: initializers that are not parameters of the model.
         computed: initializers that the exporter has computed of the model's, which stay as parameters.
         kept: those that it has computed although the graph has all parameters of the model, or of what is none by its
             name; they are constants.
@@ -158,7 +159,7 @@ class _Graph:
         return name in self._arguments or INTERMEDIATE.fullmatch(name) is not None
 
     def is_constant(self, node: onnx.NodeProto, position: int, call: Call) -> bool:
-        """Whether an initializer is one of an operator, which the model knows nothing of: a bound, a scale.
+        """Whether an initializer is one of an operator, which is not in the model: a bound, a scale.
 
         Operators' own have any name (`val_3`, `min_val_cast`). Of a call with parameters an operand may come of them,
         but for group norms, whose nodes tell them apart.
@@ -294,7 +295,7 @@ class _Graph:
         ]
 
     def take_apart(self, uses: list[Use]) -> set[str]:
-        """Give each use the tensor that the model has there; returns the names of those that are no parameters."""
+        """Give each use the tensor that the model has there; returns the names of those that are not parameters."""
         buffers = set()
         for use in uses:
             given = use.node.input[use.position]
@@ -356,7 +357,7 @@ class _Graph:
         nodes = [*self._nodes.values(), *graph.node]
         del graph.node[:]
         graph.node.extend(nodes)
-        read = {name for node in nodes for name in node.input} | {output.name for output in graph.output}
+        read = names_read(graph)
         present = [tensor for tensor in graph.initializer if tensor.name in read]
         names = {tensor.name for tensor in present}
         for name, value in self._made.items():

@@ -3,7 +3,7 @@
 
 PyTorch decomposes an adaptive average pool of channels-last tensors to a mean and `aten.as_strided`, which the exporter
 (dynamo=True) writes as a Gather of the flat tensor at places that it computes from sizes and strides. Where these are
-of a contiguous tensor and no element is left out, it is a reshape, whatever the batch.
+of a contiguous tensor and no element is omitted, it is a reshape, whatever the batch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _extents(proto: onnx.ModelProto) -> dict[str, list[Extent]]:
 
 
 def _strides(node: onnx.NodeProto) -> list[int]:
-    """The strides of the call of PyTorch that a node stands for; none if it is no view by strides, or symbolic ones."""
+    """The strides of a node's call of PyTorch; none if it is not a view by strides, or has symbolic ones."""
     notes = {entry.key: entry.value for entry in getattr(node, "metadata_props", ())}
     found = _STRIDES.search(notes.get(CALL, ""))
     words = found.group(1).split(", ") if found else []

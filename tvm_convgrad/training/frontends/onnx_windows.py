@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows in ONNX that TVM's importer lacks: places of MaxPool, MaxUnpool, Col2Im, LRN of even size."""
+"""Windows in ONNX that TVM's importer lacks: indices of MaxPool, MaxUnpool, Col2Im, LRN of even size."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TRANSPOSED = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose}
 
 
 def max_pool(node: Node) -> relax.Expr | None:
-    """MaxPool with its second result: places in the flattened tensor, for MaxUnpool."""
+    """MaxPool with its second result: indices in the flattened tensor, for MaxUnpool."""
     if node.results == 1:
         return None
     data, extents = node.tensor(), node.extents()
     if not all(isinstance(extent, int) for extent in extents):
-        raise node.refusal("its second result (places) needs fixed extents")
+        raise node.refusal("its second result (indices) needs fixed extents")
     samples, channels, *spatial = [int(extent) for extent in extents]
     rank = len(spatial)
     kernel = node.integers("kernel_shape", ())
@@ -56,7 +56,7 @@ def _windows(
     pads: tuple[int, ...],
     dilations: tuple[int, ...],
 ) -> NDArray[np.int64]:
-    """The place of each element of each window in the flattened image: (windows, elements), -1 in the padding."""
+    """The index of each element of each window in the flattened image: (windows, elements), -1 in the padding."""
     rows = []
     for start in product(*map(range, outputs)):
         row = []
@@ -69,13 +69,13 @@ def _windows(
 
 
 def _column_major(table: NDArray[np.int64], spatial: list[int]) -> NDArray[np.int64]:
-    """Places with the first spatial axis running fastest."""
+    """Indices with the first spatial axis running fastest."""
     at = np.unravel_index(table.clip(0), spatial)
     return np.asarray(np.ravel_multi_index(at[::-1], spatial[::-1]), "int64")
 
 
 def max_unpool(node: Node) -> relax.Expr:
-    """Elements put at the places that MaxPool gave, in zeros."""
+    """Zeros, with elements at the indices that MaxPool gave."""
     data, places, extents = node.tensor(0), node.tensor(1), node.extents(0)
     if not all(isinstance(extent, int) for extent in extents) or not node.is_constant(2):
         raise node.refusal("its extents must be fixed; give --batch N")
@@ -131,7 +131,7 @@ def columns_to_image(node: Node) -> relax.Expr:
 
 
 def local_response_norm(node: Node) -> relax.Expr:
-    """x divided by a power of the sum of squares over channels: (size − 1) // 2 before, size // 2 behind."""
+    """x divided by a power of the sum of squares over channels: (size − 1) // 2 before, size // 2 after."""
     data, size = node.tensor(), node.integer("size", 1)
     before, behind = (size - 1) // 2, size // 2
     channels = node.extents()[1]

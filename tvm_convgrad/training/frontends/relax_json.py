@@ -30,7 +30,7 @@ def load_json(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | 
     except (UnicodeDecodeError, ValueError, RuntimeError, KeyError, TypeError, IndexError, AttributeError) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{path} is no Relax JSON that TVM {tvm.__version__} reads ({line}); "
+            f"{path} is not Relax JSON that TVM {tvm.__version__} can read ({line}); "
             "write it with tvm.ir.save_json(module)."
         ) from error
     if not isinstance(module, tvm.IRModule):
@@ -50,4 +50,6 @@ def _sidecar(path: Path) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, zipfile.BadZipFile, AttributeError) as error:
-        raise ModelError(f"{path} is no readable .npz of parameters ({error}); write it with numpy.savez.") from error
+        raise ModelError(
+            f"{path} is not a readable .npz of parameters ({error}); write it with numpy.savez."
+        ) from error

@@ -32,7 +32,7 @@ def load_relay(
         outputs: as `load_model`; a program with gradients has none to choose.
 
     Raises:
-        ModelError: it cannot be imported, or is no model.
+        ModelError: it cannot be imported, or is not a model.
     """
     beside = path.with_suffix(".params")
     imported = import_relay(path, params or (beside if beside.is_file() else None))

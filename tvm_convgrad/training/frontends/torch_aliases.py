@@ -23,8 +23,7 @@ def with_one_name(program: torch.export.ExportedProgram) -> torch.export.Exporte
     others = _other_names(program)
     if not others:
         return program
-    tensors = (*program.state_dict.values(), *program.constants.values())
-    program = copy.deepcopy(program, {id(tensor): tensor for tensor in tensors})
+    program = with_own_graph(program)
     graph, signature = program.graph, program.graph_signature
     inputs = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     first = {spec.target: inputs[spec.arg.name] for spec in signature.input_specs if spec.target is not None}
@@ -45,6 +44,12 @@ def with_one_name(program: torch.export.ExportedProgram) -> torch.export.Exporte
     return program
 
 
+def with_own_graph(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """A copy of the program, whose graph may be changed; it has the same tensors, which must not be."""
+    tensors = (*program.state_dict.values(), *program.constants.values())
+    return copy.deepcopy(program, {id(tensor): tensor for tensor in tensors})
+
+
 def _other_names(program: torch.export.ExportedProgram) -> dict[str, str]:
     """The first name of the same tensor, by each other name of one that is an input of the program under both."""
     order = list(program.state_dict)
@@ -62,4 +67,4 @@ def _other_names(program: torch.export.ExportedProgram) -> dict[str, str]:
     return others
 
 
-__all__ = ["with_one_name"]
+__all__ = ["with_one_name", "with_own_graph"]

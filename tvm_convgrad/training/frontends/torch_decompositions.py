@@ -7,15 +7,17 @@ equal elements (max, min, sort, topk, the median), so do these: they gather at t
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.frontends import torch_gamma as gamma
+from tvm_convgrad.training.frontends import torch_linalg as linalg
 from tvm_convgrad.training.frontends import torch_ordering as ordering
-from tvm_convgrad.training.frontends.torch_grid import grid_sampler_3d
+from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
+from tvm_convgrad.training.frontends.torch_grid import affine_grid, grid_sampler_3d
 from tvm_convgrad.training.frontends.torch_places import name_of, place_of
 
 if TYPE_CHECKING:  # an optional package
@@ -50,15 +52,43 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.searchsorted.Tensor: ordering.searchsorted,
         aten.heaviside.default: ordering.heaviside,
         aten.masked_scatter.default: ordering.masked_scatter,
+        aten.addmv.default: lambda x, matrix, vector, *, beta=1, alpha=1: x * beta + (matrix @ vector) * alpha,
+        aten.addbmm.default: lambda x, left, right, *, beta=1, alpha=1: x * beta + (left @ right).sum(0) * alpha,
+        aten.dist.default: lambda x, y, p=2.0: _norm(x - y, p),
+        aten._safe_softmax.default: _safe_softmax,
         aten.ldexp.Tensor: lambda x, power: x * torch.pow(2.0, power),
         aten.grid_sampler_3d.default: grid_sampler_3d,
+        aten.affine_grid_generator.default: affine_grid,
+        aten.lgamma.default: gamma.lgamma,
+        aten.digamma.default: gamma.digamma,
+        aten.polygamma.default: gamma.polygamma,
+        aten.mode.default: ordering.mode,
+        aten.linalg_inv.default: lambda x: linalg.inverse(x)[0],
+        aten.linalg_solve.default: lambda x, y, *, left=True: linalg.solve(x, y, left=left)[0],
+        aten.linalg_cholesky.default: lambda x, *, upper=False: linalg.cholesky(x, upper=upper)[0],
+        aten.linalg_inv_ex.default: linalg.inverse,
+        aten._linalg_solve_ex.default: linalg.solve,
+        aten._linalg_det.default: linalg.determinant,
+        aten._linalg_slogdet.default: linalg.log_determinant,
+        aten.linalg_cholesky_ex.default: linalg.cholesky,
+        aten.linalg_solve_triangular.default: linalg.solve_triangular,
         aten.var_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
             aten.var.correction(x, dim, correction=correction, keepdim=keepdim),
             aten.mean.dim(x, dim, keepdim),
         ),
+        aten.split_with_sizes.default: _parts,
+        aten.split.Tensor: _equal_parts,
+        aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length),
+        aten.fmin.default: lambda x, y: _without_nan(torch.minimum, x, y),
+        aten.fmax.default: lambda x, y: _without_nan(torch.maximum, x, y),
         aten.prod.dim_int: _product,
+        aten.prod.default: lambda x, *, dtype=None: _product(x.flatten(), 0, dtype=dtype),
+        aten.index_fill.int_Tensor: _index_fill,
         aten.cumprod.default: _cumulative_product,
         aten.diagonal.default: _diagonal,
+        aten.diagonal_scatter.default: _diagonal_scatter,
+        aten._pdist_forward.default: _distances,
+        aten.angle.default: lambda x: torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype)),
         aten.unfold.default: _unfold,
         aten.adaptive_max_pool2d.default: lambda x, size: _adaptive_max(x, size),
         aten.adaptive_max_pool3d.default: lambda x, size: _adaptive_max(x, size),
@@ -77,13 +107,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.erfc.default: lambda x: 1.0 - torch.erf(x),
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         aten.mish.default: lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
-        aten.logaddexp.default: lambda x, y: torch.maximum(x, y) + torch.log1p(torch.exp(-(x - y).abs())),
+        aten.logaddexp.default: ordering.logaddexp,
         aten.copysign.Tensor: lambda x, y: torch.where(y < 0, -x.abs(), x.abs()),
     }
 
 
 def with_used_places(program: torch.export.ExportedProgram, source: str) -> torch.export.ExportedProgram:
-    """The program with each max pool whose places are used (max_unpool) as an operator that computes them.
+    """The program in which each max pool whose indices are used (max_unpool) is an operator that computes them.
 
     Raises:
         ModelError: an adaptive pool's places are used.
@@ -94,14 +124,14 @@ def with_used_places(program: torch.export.ExportedProgram, source: str) -> torc
         ints = "int[] kernel, int[] stride=[], int[] padding=[0], int[] dilation=[1], bool ceil_mode=False"
         torch.library.define("convgrad::max_pool_with_places", f"(Tensor x, {ints}) -> (Tensor, Tensor)")
         torch.library.impl("convgrad::max_pool_with_places", "CompositeImplicitAutograd", _max_pool_with_places)
-    program = copy.deepcopy(program)
+    program = with_own_graph(program)
     for node in program.graph.nodes:
         used = any(name_of(user) == "getitem" and user.args[1] == 1 and user.users for user in node.users)
         if node.op != "call_function" or "max_pool" not in name_of(node) or not used:
             continue
         if "adaptive" in name_of(node):
             raise ModelError(
-                f"{source} uses the places of an adaptive max pool (aten.{name_of(node)}{place_of(node)}), which is "
+                f"{source} uses the indices of an adaptive max pool (aten.{name_of(node)}{place_of(node)}), which is "
                 "not imported; use a max pool with fixed windows (return_indices=True), or an upsampling."
             )
         node.target = torch.ops.convgrad.max_pool_with_places.default
@@ -116,13 +146,13 @@ def _max_pool_with_places(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and its place in the flattened image, from one slice for each tap."""
+    """The largest element of each window, and its index in the flattened image, from one slice for each tap."""
     import torch
 
-    rank = x.ndim - 2
+    rank = max(x.ndim - 2, len(kernel))  # a tensor without a batch has one axis less
     taps, pads, dilations = ([*given] * (rank // len(given)) for given in (kernel, padding, dilation))
     steps = [*stride] * (rank // len(stride)) if stride else taps
-    extents = x.shape[2:]
+    extents = x.shape[x.ndim - rank :]
     counts, ends = [], []
     for extent, tap, step, pad, dilated in zip(extents, taps, steps, pads, dilations, strict=True):
         free = extent + 2 * pad - dilated * (tap - 1) - 1
@@ -131,7 +161,7 @@ def _max_pool_with_places(
         counts.append(count)
         ends.append(max((count - 1) * step + dilated * (tap - 1) + 1 - extent - pad, 0))
     widths = [width for pair in zip(reversed(pads), reversed(ends), strict=True) for width in pair]
-    places = torch.arange(math.prod(extents)).reshape(1, 1, *extents)
+    places = torch.arange(math.prod(extents)).reshape(*([1] * (x.ndim - rank)), *extents)
     whole, numbers = (torch.nn.functional.pad(each, widths, value=low) for each, low in ((x, -math.inf), (places, 0)))
     windows = [
         (
@@ -179,9 +209,25 @@ def _norm(
         return (x != 0).to(x.dtype).sum(axes, keepdim)
     if p == 1:
         return x.abs().sum(axes, keepdim)
+    if p < 0:  # a zero among the elements makes the norm 0
+        sizes = x.abs()
+        none = (x == 0).to(x.dtype).sum(axes, True) > 0
+        inside = torch.where(none, torch.ones_like(sizes), sizes)
+        total = torch.pow(torch.pow(inside, p).sum(axes, True), 1.0 / p)
+        total = torch.where(none, torch.zeros_like(total), total)
+        return total if keepdim else total.squeeze(axes)
     powers = x * x if p == 2 else _of_nonzero(lambda size: torch.pow(size, p), x.abs())
     root = torch.sqrt if p == 2 else lambda total: torch.pow(total, 1.0 / p)
     return _of_nonzero(root, powers.sum(axes, keepdim))
+
+
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A softmax that is 0 where all elements are -inf, as attention has it for rows that are masked altogether."""
+    import torch
+
+    x = x if dtype is None else x.to(dtype)
+    masked = x.amax(dim, True) <= torch.finfo(x.dtype).min  # the least number is what TVM's amax has in place of -inf
+    return torch.where(masked, torch.zeros_like(x), torch.softmax(torch.where(masked, torch.zeros_like(x), x), dim))
 
 
 def _deviation(
@@ -211,6 +257,27 @@ def _product(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype |
     return parts[0] if keepdim else parts[0].squeeze(dim)
 
 
+def _parts(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    """Slices where TVM's split has one part, which is not a tuple, or an empty one; else what there is."""
+    if len(sizes) > 1 and all(sizes):
+        return NotImplemented
+    starts = accumulate(sizes, initial=0)
+    return [x.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _equal_parts(x: Tensor, size: int, dim: int = 0) -> Any:
+    """The same of parts of one size, of which the last may be smaller."""
+    extent = x.shape[dim]
+    return _parts(x, [extent], dim) if isinstance(extent, int) and size >= extent else NotImplemented
+
+
+def _without_nan(extremum: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """The extremum of two tensors, of which one is NaN only where both are."""
+    import torch
+
+    return torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, extremum(x, y)))
+
+
 def _cumulative_product(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     import torch
 
@@ -229,6 +296,35 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
     return x.flatten(-2)[..., begin : begin + (count - 1) * (width + 1) + 1 : width + 1]
 
 
+def _diagonal_scatter(x: Tensor, values: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """x with other values on a diagonal: each row's value in all of its columns, taken where the diagonal is."""
+    import torch
+
+    matrices = x.movedim((dim1, dim2), (-2, -1))
+    height, width = matrices.shape[-2:]
+    places = torch.arange(height)[:, None] + offset == torch.arange(width)
+    of_rows = (torch.arange(height) + min(offset, 0)).clamp(0, values.shape[-1] - 1)
+    wide = values.index_select(-1, of_rows)[..., None]
+    return torch.where(places, wide, matrices).movedim((-2, -1), (dim1, dim2))
+
+
+def _index_fill(x: Tensor, dim: int, places: Tensor, value: Tensor) -> Tensor:
+    """A value at places of an axis; a place that is named twice counts once in the value's gradient."""
+    import torch
+
+    extent = x.shape[dim]
+    is_filled = (torch.arange(extent)[:, None] == places.flatten() % extent).sum(1) > 0
+    return torch.where(is_filled.reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim)), value, x)
+
+
+def _distances(x: Tensor, p: float = 2.0) -> Tensor:
+    """Distances of all pairs of rows, the first row's first."""
+    import torch
+
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1)
+    return _norm(x.index_select(0, first) - x.index_select(0, second), p, [-1])
+
+
 def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     import torch
 
@@ -239,7 +335,7 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 def _adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Max pools; the places are not computed (see `with_used_places`).
+    """Max pools; the indices are not computed (see `with_used_places`).
 
     Where the windows of an axis differ, one axis after the other, the last one first: so the first of equal elements,
     line by line, has the gradient, as in PyTorch.

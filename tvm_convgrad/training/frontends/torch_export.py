@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tvm import relax
 
 from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
@@ -24,8 +25,10 @@ from tvm_convgrad.training.frontends.torch_aliases import with_one_name
 from tvm_convgrad.training.frontends.torch_converters import converters
 from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
 from tvm_convgrad.training.frontends.torch_names import with_free_names
-from tvm_convgrad.training.frontends.torch_places import listed, name_of, place_of
+from tvm_convgrad.training.frontends.torch_places import listed, name_of, place_of, type_name
+from tvm_convgrad.training.frontends.torch_promotion import as_declared, promoted, with_operands_apart
 from tvm_convgrad.training.frontends.torch_random import with_plain_dropout
+from tvm_convgrad.training.frontends.torch_scalars import with_scalars_as_vectors
 from tvm_convgrad.training.frontends.torch_types import known_types, leaf_names
 from tvm_convgrad.training.model.model import Array, Model, from_module
 from tvm_convgrad.training.model.outputs import Outputs
@@ -72,7 +75,7 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | N
     import torch  # optional
 
     if not zipfile.is_zipfile(path):
-        raise ModelError(f"{path} is no .pt2 file (not an archive) or is truncated; write it with torch.export.save.")
+        raise ModelError(f"{path} is not a .pt2 file (an archive), or is truncated; write it with torch.export.save.")
     try:
         with known_types(path):
             program = torch.export.load(path)
@@ -104,7 +107,13 @@ def from_exported_program(
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
     program, public = with_free_names(with_one_name(program))
-    program = with_used_places(with_plain_dropout(program, source), source).run_decompositions(decompositions())
+    program = with_used_places(with_plain_dropout(program, source), source)
+    with_scalars_as_vectors(program)
+    try:
+        program = program.run_decompositions(decompositions())
+    except _FAILURES as error:
+        raise ModelError(f"{source}: PyTorch cannot decompose its graph: {first_line(error)}") from error
+    with_operands_apart(program)
     _refuse_unsupported(program, source)
     inputs, results = _tensors_only(torch, program, source)
     adapted, mutated = _buffers_as_inputs(torch, program, inputs, results)
@@ -156,7 +165,11 @@ def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node,
 
     def translated(node: torch.fx.Node, importer: Any) -> Any:
         try:
-            return convert(node, importer) if is_own else convert(node)
+            with promoted(node, importer):
+                result = convert(node, importer) if is_own else convert(node)
+            if isinstance(result, relax.Call):  # TVM leaves the last operator of a pool without batch unbound
+                result = importer.block_builder.emit(result)
+            return as_declared(node, result, importer)
         except _FAILURES as error:
             release(error)
             name, place = f"aten.{name_of(node)}", place_of(node).removeprefix(", ")
@@ -171,7 +184,7 @@ def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node,
 def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
     for name, parameter in program.named_parameters():
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
-            dtype = str(parameter.dtype).removeprefix("torch.")
+            dtype = type_name(parameter.dtype)
             raise ModelError(
                 f"{source}: parameter {name!r} is {dtype}; weights are kept in float32, so export the model in float32 "
                 "(model.float()) and choose a narrow type for the step (--dtype)."
@@ -218,8 +231,8 @@ def _tensors_only(
     for spec in (*signature.input_specs, *signature.output_specs):
         if not isinstance(spec.arg, constant | tensor):
             raise ModelError(
-                f"{source}: {spec.arg.name!r} is a number that varies, of which no step is compiled; export the model "
-                "with a fixed number, or give it as a tensor with an entry for each sample."
+                f"{source}: {spec.arg.name!r} is a symbolic number, which a step cannot take or return; export the "
+                "model with a fixed number, or give it as a tensor with an entry for each sample."
             )
     fixed = {spec.arg.name for spec in signature.input_specs if isinstance(spec.arg, constant)}
     for node in list(program.graph.nodes):

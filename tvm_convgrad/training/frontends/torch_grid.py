@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""grid_sample of volumes, written out as reads of corners; PyTorch has no decomposition of its own."""
+"""affine_grid, and grid_sample of volumes written out as reads of corners."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,25 @@ if TYPE_CHECKING:  # an optional package
     from torch import Tensor
 
 _NEAREST, _BORDER, _REFLECTION = 1, 1, 2
+
+
+def affine_grid(theta: Tensor, size: Sequence[int], aligned: bool) -> Tensor:
+    """The places of an image's or volume's pixels under the affine maps theta, in [-1, 1].
+
+    PyTorch's own decomposition makes a constant of an extent of 1, which run_decompositions fails at.
+    """
+    import torch
+
+    count, _, *extents = size
+    rank = len(extents)
+    columns = []
+    for axis in reversed(range(rank)):
+        extent = extents[axis]
+        end = 0.0 if extent == 1 else 1.0 if aligned else (extent - 1) / extent
+        shape = [extent if other == axis else 1 for other in range(rank)]
+        columns.append(torch.linspace(-end, end, extent, dtype=theta.dtype).view(shape).expand(extents))
+    base = torch.stack([*columns, torch.ones(extents, dtype=theta.dtype)], -1).view(-1, rank + 1, 1)
+    return (base * theta.mT.unsqueeze(1)).sum(-2).view(count, *extents, rank)
 
 
 def grid_sampler_3d(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:

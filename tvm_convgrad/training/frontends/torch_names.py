@@ -7,9 +7,10 @@ each tensor as an attribute of a GraphModule.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
 
 if TYPE_CHECKING:  # an optional package
     import torch
@@ -26,7 +27,7 @@ def with_free_names(program: torch.export.ExportedProgram) -> tuple[torch.export
     renamed = {name: _PREFIX + name for name in tensors if hasattr(empty, name.partition(".")[0])}
     if not renamed:
         return program, {}
-    program = copy.deepcopy(program)
+    program = with_own_graph(program)
     signature = program.graph_signature
     mutation = torch.export.graph_signature.OutputKind.BUFFER_MUTATION
     for spec in (*signature.input_specs, *(each for each in signature.output_specs if each.kind is mutation)):

@@ -40,7 +40,14 @@ def noise(emit: Emit, node: torch.fx.Node) -> torch.fx.Node:
         emit: makes a call of an operator with arguments and options.
         node: a call of the exported graph, before it is decomposed, for which `is_noise` holds.
     """
-    return _DRAWS[name_of(node)](_Draw(emit, node))
+    import torch
+
+    draw, wanted = _Draw(emit, node), _dtype(node)
+    half = wanted in (torch.float16, torch.bfloat16)
+    if half:  # 24 bits are drawn in float32 and rounded once
+        draw.given["dtype"] = torch.float32
+    found = _DRAWS[name_of(node)](draw)
+    return emit(torch.ops.aten.to.dtype, found, wanted) if half or name_of(node) == "randperm.default" else found
 
 
 def is_noise(node: torch.fx.Node) -> bool:
@@ -180,6 +187,7 @@ class _Draw:
         """A rectifier whose slope below zero is random."""
         x, low, high = self.given["self"], float(self.option("lower", 1 / 8)), float(self.option("upper", 1 / 3))
         slope = self.affine(self.bits(x), low, high)
+        slope = self.emit(self.aten.to.dtype, slope, _dtype(x))
         positive = self.emit(self.aten.ge.Scalar, x, 0.0)
         return self.emit(self.aten.where.self, positive, x, self.emit(self.aten.mul.Tensor, x, slope))
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:  # an optional package
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The k-th smallest elements along an axis, and their places."""
+    """The k-th smallest elements along an axis, and their indices."""
     places = x.argsort(dim).narrow(dim, k - 1, 1)
     values = x.gather(dim, places)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
 def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The lower one of two medians, and its place."""
+    """The lower one of two medians, and its index."""
     return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
 
 
@@ -32,12 +32,31 @@ def median_of_all(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         return value
     equal = x == value
-    differences = torch.where(equal, x - value, torch.zeros_like(x))  # zeros, with gradients
-    return value + differences.sum() / equal.to(x.dtype).sum()
+    count = equal.to(x.dtype).sum()
+    finite = torch.where(equal & ~x.isinf(), x - value, torch.zeros_like(x)).sum() / count  # zeros, with gradients
+    infinite = torch.where(equal, x, torch.zeros_like(x)).sum() / count
+    return torch.where(value.isinf(), infinite, value + finite)
+
+
+def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The most frequent elements along an axis, the least of equally frequent ones, and their last indices."""
+    import torch
+
+    if x.ndim == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    rows = x.movedim(dim, -1)
+    counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).to(torch.int64).sum(-1)
+    most = counts == counts.amax(-1, keepdim=True)
+    highest = rows.amax(-1, keepdim=True)
+    least = torch.where(most, rows, highest).amin(-1, keepdim=True)
+    numbers = torch.arange(rows.shape[-1]).expand(rows.shape)
+    places = torch.where(rows == least, numbers, torch.zeros_like(numbers)).amax(-1, keepdim=True)
+    values, places = (each.movedim(-1, dim) for each in (rows.gather(-1, places), places))
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
 def cumulative_extremum(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """The largest or smallest elements so far, and their places: the last of equal ones, as in PyTorch."""
+    """The largest or smallest elements so far, and their indices: the last of equal ones, as in PyTorch."""
     import torch
 
     values = [x.narrow(dim, 0, 1)]
@@ -50,14 +69,22 @@ def cumulative_extremum(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Ten
     return torch.cat(values, dim), torch.cat(places, dim)
 
 
+def logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    """The logarithm of a sum of exponentials; two equal infinities are 0 apart."""
+    import torch
+
+    x, y = torch.broadcast_tensors(x, y)
+    apart = torch.where(x == y, torch.zeros_like(x), x - y)
+    return torch.maximum(x, y) + torch.log1p(torch.exp(-apart.abs()))
+
+
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """The logarithms of cumulative sums of exponentials, one after the other."""
     import torch
 
     parts = [x.narrow(dim, 0, 1)]
     for at in range(1, x.shape[dim]):
-        here, before = x.narrow(dim, at, 1), parts[-1]
-        parts.append(torch.maximum(here, before) + torch.log1p(torch.exp(-(here - before).abs())))
+        parts.append(logaddexp(x.narrow(dim, at, 1), parts[-1]))
     return torch.cat(parts, dim)
 
 

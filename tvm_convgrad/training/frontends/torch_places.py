@@ -33,6 +33,11 @@ def listed(nodes: Iterable[torch.fx.Node]) -> str:
     return "; ".join(f"aten.{name} ({len(each)}x{place_of(each[0])})" for name, each in sorted(found.items()))
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """An element type as TVM and numpy call it: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def name_of(node: torch.fx.Node) -> str:
     """An operator's name and overload, such as `mul.Tensor`."""
     return str(getattr(node.target, "__name__", node.target))

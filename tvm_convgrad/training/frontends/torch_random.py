@@ -10,12 +10,12 @@ are made of dropouts, too (`torch_noise`).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
 from tvm_convgrad.training.frontends.torch_noise import is_noise, noise
 from tvm_convgrad.training.frontends.torch_places import name_of, place_of
 
@@ -39,7 +39,7 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
     import torch  # optional
 
     _declare_stop_gradient()
-    program = copy.deepcopy(program)
+    program = with_own_graph(program)
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
@@ -104,7 +104,7 @@ def _replace(node: torch.fx.Node, name: str, make: Callable[[Callable[..., torch
         result = make(call)
         if name.partition(".")[0].endswith("_"):
             result = call(torch.ops.aten.copy_.default, node.args[0], result)
-        if "val" in node.meta:  # shape and type, which the replacements of later nodes ask for
+        if "val" in node.meta:  # shape and type, which the replacements of later nodes read
             result.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
@@ -132,7 +132,7 @@ def _one_of_each_channel(call: Callable[..., torch.fx.Node], node: torch.fx.Node
 def _alpha(call: Callable[..., torch.fx.Node], node: torch.fx.Node, features: bool) -> torch.fx.Node:
     """Alpha dropout (Klambauer et al., 2017): what is dropped becomes -αλ; then mean and variance are restored.
 
-    A dropout of ones is 1 when predicting, and 0 or 1/(1 - rate) when training, so that it tells which of the two is.
+    A dropout of ones is 1 when predicting, and 0 or 1/(1 - rate) when training, so that its value shows the mode.
     """
     import torch
 

@@ -31,7 +31,7 @@ def known_types(path: Path) -> Iterator[None]:
     """All types that a .pt2 file names can be read, under this context; the names themselves stay free after it."""
     import torch.utils._pytree as tree  # optional
 
-    make_tuple: Any = namedtuple  # of fields that only the file knows
+    make_tuple: Any = namedtuple  # of fields that only the file names
     named, tuples = _types_of(path)
     missing = (named | tuples.keys()) - tree.SERIALIZED_TYPE_TO_PYTHON_TYPE.keys()
     for name in missing & tuples.keys():

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator
 
 from relax_ops.compat import Constant
 from tvm_convgrad.core.errors import ModelError
@@ -84,6 +85,15 @@ def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:
     """Every binding of a straight-line function, in order, over all its blocks."""
     for block in function.body.blocks:
         yield from block.bindings
+
+
+def rewritten(module: tvm.IRModule, rewriter: PyExprMutator) -> tvm.IRModule:
+    """The module with all its Relax functions as a mutator, which was made for it, gives them."""
+    for variable in module.get_global_vars():
+        function = module[variable]
+        if isinstance(function, relax.Function):
+            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+    return rewriter.builder_.get()
 
 
 def calls_of(function: relax.Function, name: str | None = None) -> Iterator[relax.Call]:

@@ -14,7 +14,7 @@ from tvm_convgrad.core.quiet import native_stderr_discarded
 from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, function_scope, replay, static_shape
 
 PROBE = 8191
-"""A batch that no model has fixed in its shapes: a large prime, which is no product or quotient of other extents."""
+"""A batch that no model has fixed in its shapes: a large prime, which is not a product or quotient of other extents."""
 
 
 class BatchError(ModelError):
@@ -84,7 +84,7 @@ def _check_result(result: relax.Expr, batch: int, shown: str, source: str) -> No
 
 
 def _with_batch(module: tvm.IRModule, function: str, batch: relax.Expr, source: str) -> Any:
-    """The function with a number for its symbolic batch, all types inferred anew."""
+    """The function with a number for its symbolic batch, all types inferred again."""
     try:
         with native_stderr_discarded():  # where this pass fails, TVM warns of its own builder first
             bound = relax.transform.BindSymbolicVars({batch: tvm.tirx.IntImm("int64", PROBE)}, function)(module)

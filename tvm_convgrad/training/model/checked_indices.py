@@ -1,83 +1,205 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexing that reads no memory out of bounds: an element by an index out of range is NaN.
+"""Indexing that accesses no memory out of bounds: an index out of range reads NaN, and makes what it writes to NaN.
 
-A model that returns its loss itself looks up the scores of labels whose range nobody else knows. TVM reads what lies
-where such an index points, or crashes. Negative indices count from the end, as in ONNX.
+TVM reads what lies where such an index points, writes there, or crashes. Indices are checked where they depend on an
+input of the model, unless an operator such as argmax or clip bounds them. Negative indices count from the end, as in
+ONNX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.compat import Constant
 from tvm_convgrad.training.ir.counting import scalar
-from tvm_convgrad.training.ir.graph import Environment, Extent, Rewrite, element_type, static_shape
+from tvm_convgrad.training.ir.graph import Environment, Extent, Rewrite, element_type, operator_name, static_shape
+
+_BOUNDED = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "clip", "floor_mod"))
+"""Operators whose results are taken for indices in range, whatever their operands are."""
 
 
-def _gather_elements(builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
-    extent = static_shape(call.args[0])[int(call.attrs.axis)]
-    return _checked(builder, call, extent, 0)
-
-
-def _take(builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
-    data, indices = call.args
-    axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
-    shape = static_shape(data)
-    behind = len(shape) - 1 - axis % len(shape)  # axes of the result behind those of the indices
-    if not isinstance(indices.ty, relax.TensorType):
-        return call
-    return _checked(builder, call, shape[axis], behind)
-
-
-def _nll_loss(builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
-    predictions, target, *_ = call.args
-    shape = static_shape(predictions)
-    classes, dtype = shape[1 if len(shape) > 1 else 0], element_type(target)
-    if not isinstance(classes, int):
-        return call
-    valid = op.logical_and(
-        op.greater_equal(target, relax.const(0, dtype)), op.less(target, relax.const(classes, dtype))
-    )
-    ignored = op.equal(target, relax.const(int(call.attrs.ignore_index), dtype))
-    valid = builder.emit(op.logical_or(valid, ignored))
-    safe = builder.emit(op.where(valid, target, relax.const(0, dtype)))
-    loss = builder.emit(relax.Call(call.op, [predictions, safe, *call.args[2:]], call.attrs, list(call.ty_args)))
-    all_valid = op.greater(op.min(op.astype(valid, "float32")), scalar(0.5, "float32"))
-    return builder.emit(op.where(builder.emit(all_valid), loss, scalar(np.nan, element_type(loss))))
-
-
-def _checked(builder: relax.BlockBuilder, call: relax.Call, extent: Extent, behind: int) -> relax.Expr:
-    """The call with its indices in range, and NaN where they were not.
+class CheckedIndices:
+    """Rewrites of the operators that read or write by an index, for `replay`.
 
     Args:
-        extent: of the axis that the indices are of.
-        behind: how many axes the result has behind those of the indices.
+        inputs: variables of the new function whose values nobody knows.
     """
-    data, indices = call.args
-    if isinstance(indices, Constant) or not isinstance(extent, int):
-        return call
+
+    def __init__(self, inputs: Iterable[relax.Var]) -> None:
+        self._unknown: dict[relax.Var, bool] = dict.fromkeys(inputs, True)
+
+    @property
+    def rewrites(self) -> Mapping[str, Rewrite]:
+        """By the operator's name."""
+        return {
+            "relax.take": self._take,
+            "relax.gather_elements": self._gather_elements,
+            "relax.gather_nd": self._gather_nd,
+            "relax.scatter_elements": self._scatter_elements,
+            "relax.scatter_nd": self._scatter_nd,
+            "relax.index_put": self._index_put,
+            "relax.nn.nll_loss": self._nll_loss,
+        }
+
+    def _take(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+        data, indices = call.args
+        shape = static_shape(data)
+        if not isinstance(indices.ty, relax.TensorType):
+            return call
+        axis = None if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
+        extents = [shape[0] if axis is None else shape[axis]]
+        return self._read(builder, call, extents, 0 if axis is None else len(shape) - 1 - axis)
+
+    def _gather_elements(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+        return self._read(builder, call, [static_shape(call.args[0])[int(call.attrs.axis)]], 0)
+
+    def _gather_nd(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+        data, indices = call.args
+        shape, first, count = static_shape(data), int(call.attrs.batch_dims), static_shape(indices)[-1]
+        if not isinstance(count, int):
+            return call
+        return self._read(builder, call, shape[first : first + count], len(shape) - first - count, vectors=True)
+
+    def _scatter_elements(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+        return self._write(builder, call, [static_shape(call.args[0])[int(call.attrs.axis)]])
+
+    def _scatter_nd(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+        count = static_shape(call.args[1])[-1]
+        return self._write(builder, call, static_shape(call.args[0])[:count]) if isinstance(count, int) else call
+
+    def _index_put(self, builder: relax.BlockBuilder, call: relax.Call, environment: Environment) -> relax.Expr:
+        data, indices, values = call.args
+        valid: list[relax.Expr] = []
+        safe: list[relax.Expr] = []
+        for extent, each in zip(static_shape(data), indices.fields, strict=False):
+            if not self._is_unknown(builder, each) or not isinstance(extent, int) or element_type(each) == "bool":
+                safe.append(each)
+                continue
+            in_range, bounded = _in_range(builder, each, [extent])
+            valid.append(in_range)
+            safe.append(bounded)
+        if not valid:
+            return call
+        arguments = [data, relax.Tuple(safe), values]
+        return _all_valid(builder, valid, _again(builder, call, arguments))
+
+    def _nll_loss(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
+        predictions, target, *weights = call.args
+        shape = static_shape(predictions)
+        classes, dtype = shape[1 if len(shape) > 1 else 0], element_type(target)
+        if not isinstance(classes, int) or not self._is_unknown(builder, target):
+            return call
+        valid = op.logical_and(
+            op.greater_equal(target, relax.const(0, dtype)), op.less(target, relax.const(classes, dtype))
+        )
+        ignored = op.equal(target, relax.const(int(call.attrs.ignore_index), dtype))
+        valid = builder.emit(op.logical_or(valid, ignored))
+        safe = builder.emit(op.where(valid, target, relax.const(0, dtype)))
+        return _all_valid(builder, [valid], _again(builder, call, [predictions, safe, *weights]))
+
+    def _read(
+        self,
+        builder: relax.BlockBuilder,
+        call: relax.Call,
+        extents: Sequence[Extent],
+        behind: int,
+        *,
+        vectors: bool = False,
+    ) -> relax.Expr:
+        """The call (data, indices) with its indices in range, and NaN where they were not.
+
+        Args:
+            extents: of the axes that the indices are of.
+            behind: how many axes the result has behind those of the indices.
+            vectors: whether the last axis of the indices has one for each of the extents.
+        """
+        data, indices = call.args
+        numbers = [extent for extent in extents if isinstance(extent, int)]
+        if len(numbers) < len(extents) or not self._is_unknown(builder, indices):
+            return call
+        valid, safe = _in_range(builder, indices, numbers)
+        found = _again(builder, call, [data, safe])
+        if not element_type(found).startswith("float"):
+            return found
+        if vectors:
+            valid = _every(builder, valid, [-1])
+        if behind:
+            valid = builder.emit(op.expand_dims(valid, [-1 - place for place in range(behind)]))
+        return builder.emit(op.where(valid, found, scalar(np.nan, element_type(found))))
+
+    def _write(self, builder: relax.BlockBuilder, call: relax.Call, extents: Sequence[Extent]) -> relax.Expr:
+        """The call (data, indices, values) with its indices in range; all of the result is NaN if one was not."""
+        data, indices, values = call.args
+        numbers = [extent for extent in extents if isinstance(extent, int)]
+        if len(numbers) < len(extents) or not self._is_unknown(builder, indices):
+            return call
+        valid, safe = _in_range(builder, indices, numbers)
+        return _all_valid(builder, [valid], _again(builder, call, [data, safe, values]))
+
+    def _is_unknown(self, builder: relax.BlockBuilder, expr: relax.Expr) -> bool:
+        """Whether an expression depends on an input by other operators than those that bound it."""
+        stack = [expr] if isinstance(expr, relax.Var) else []
+        while stack:
+            variable = stack[-1]
+            operands = _operands(builder, variable)
+            waiting = [operand for operand in operands if operand not in self._unknown]
+            if waiting:
+                stack += waiting
+            else:
+                self._unknown.setdefault(variable, any(self._unknown[operand] for operand in operands))
+                stack.pop()
+        return self._unknown.get(expr, False)
+
+
+def _operands(builder: relax.BlockBuilder, variable: relax.Var) -> list[relax.Var]:
+    """The variables that what is bound to a variable reads, if they decide about its range."""
+    value = builder.lookup_binding(variable)
+    if value is None or (isinstance(value, tvm.ir.Call) and operator_name(value) in _BOUNDED):
+        return []
+    return list(relax.analysis.free_vars(value))
+
+
+def _in_range(
+    builder: relax.BlockBuilder, indices: relax.Expr, extents: Sequence[int]
+) -> tuple[relax.Expr, relax.Expr]:
+    """Whether each index is in range, and the indices from the front, with 0 for those that are not.
+
+    Args:
+        extents: of the axis that the indices are of, or of one axis for each element of a vector of indices.
+    """
     dtype = element_type(indices)
-    low, high, zero = (relax.const(number, dtype) for number in (-extent, extent, 0))
+    low, high = (
+        relax.const(np.asarray(numbers if len(extents) > 1 else numbers[0], dtype), dtype)
+        for numbers in ([-extent for extent in extents], extents)
+    )
+    zero = relax.const(0, dtype)
     valid = builder.emit(op.logical_and(op.greater_equal(indices, low), op.less(indices, high)))
     wrapped = op.where(op.less(indices, zero), op.add(indices, high), indices)
-    safe = builder.emit(op.where(valid, wrapped, zero))
-    found = builder.emit(relax.Call(call.op, [data, safe], call.attrs, list(call.ty_args)))
-    if not element_type(found).startswith("float"):
-        return found
-    if behind:
-        valid = builder.emit(op.expand_dims(valid, [-1 - place for place in range(behind)]))
-    return builder.emit(op.where(valid, found, scalar(np.nan, element_type(found))))
+    return valid, builder.emit(op.where(valid, wrapped, zero))
 
 
-CHECKED_INDICES: Mapping[str, Rewrite] = {
-    "relax.gather_elements": _gather_elements,
-    "relax.take": _take,
-    "relax.nn.nll_loss": _nll_loss,
-}
-"""Rewrites of the operators that read by an index, for `replay`."""
+def _again(builder: relax.BlockBuilder, call: relax.Call, arguments: Sequence[relax.Expr]) -> relax.Var:
+    """The call with other arguments."""
+    return builder.emit(relax.Call(call.op, list(arguments), call.attrs, list(call.ty_args)))
 
-__all__ = ["CHECKED_INDICES"]
+
+def _every(builder: relax.BlockBuilder, valid: relax.Expr, axes: list[int] | None) -> relax.Expr:
+    """Whether all along some axes, or all for None, are true."""
+    least = op.min(op.astype(valid, "float32"), axes)
+    return builder.emit(op.greater(least, scalar(0.5, "float32")))
+
+
+def _all_valid(builder: relax.BlockBuilder, valid: Sequence[relax.Expr], result: relax.Expr) -> relax.Expr:
+    """The result, or NaN throughout where an index is not in range."""
+    if not element_type(result).startswith("float"):
+        return result
+    for each in valid:
+        result = builder.emit(op.where(_every(builder, each, None), result, scalar(np.nan, element_type(result))))
+    return result
+
+
+__all__ = ["CheckedIndices"]

@@ -22,20 +22,24 @@ from tvm_convgrad.training.model.model import Array, Model, schema_of
 
 
 def ensemble(models: Sequence[Model], *, own_data: bool = False) -> Model:
-    """The models as one, for `build_step`.
+    """Combine models of one architecture into one model, whose step trains all of them.
 
     Args:
-        models: of one architecture, each with its own parameters and states.
-        own_data: whether each member has samples of its own: inputs are then (samples, members, ...), and so are
-            targets. Otherwise all members see the same ones.
+        models: the members, which may differ only in the values of parameters and states.
+        own_data: if True, each member has its own samples: inputs and targets are (samples, members, ...). If False,
+            all members are trained on the same samples.
 
     Returns:
-        A model whose parameters and states have the members along axis 0 (see `member`), and whose predictions have
-        them along axis 1.
+        A model for `build_step`. Axis 0 of its parameters and states is the member (see `member`), axis 1 of its
+        predictions likewise.
 
     Raises:
-        ModelError: no models, or of different architectures.
-        UnsupportedError: an operator has no rule for members; it is named.
+        ModelError: `models` is empty, or their architectures differ.
+        UnsupportedError: an operator has no vmap rule; the message names it.
+
+    Example:
+        models = [from_module(module, seed=k) for k in range(5)]
+        step = build_step(ensemble(models), optimizer="adam", lr=1e-3)
     """
     if not models:
         raise ModelError("ensemble: no models were given; give at least one.")
@@ -83,7 +87,15 @@ def ensemble(models: Sequence[Model], *, own_data: bool = False) -> Model:
 
 
 def member(values: Mapping[str, Array], number: int) -> dict[str, Array]:
-    """The parameters and states of one member, from those of the ensemble by name; scalars (counters) are shared."""
+    """Select the parameters or states of one member of an ensemble.
+
+    Args:
+        values: parameters or states of the ensemble by name, such as `Session.state`.
+        number: the member, from 0.
+
+    Returns:
+        Views of the member's arrays by name; scalars (counters), which all members share, as they are.
+    """
     return {name: value[number] if value.ndim else value for name, value in values.items()}
 
 

@@ -49,7 +49,7 @@ def roles_of(function: relax.Function) -> dict[relax.Var, str]:
 
 
 def _fan_in(name: str, position: int, call: relax.Call) -> str:
-    """The number of terms in each sum that the weight takes part in, as a suffix, or nothing where unknown."""
+    """The number of terms in each sum that reads the weight, as a suffix, or nothing where unknown."""
     shape = call.args[position].ty.shape
     if name.startswith("relax.nn.conv") and position == 1:
         letters = zip(shape.values, str(call.attrs.kernel_layout), strict=True)

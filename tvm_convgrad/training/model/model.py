@@ -23,7 +23,8 @@ from tvm_convgrad.training.ir.graph import (
     static_shape,
 )
 from tvm_convgrad.training.model.batch_axis import check_batch
-from tvm_convgrad.training.model.checked_indices import CHECKED_INDICES
+from tvm_convgrad.training.model.checked_indices import CheckedIndices
+from tvm_convgrad.training.model.flat_products import FLAT_PRODUCTS
 from tvm_convgrad.training.model.initialise import initial_value, roles_of
 from tvm_convgrad.training.model.outputs import Outputs, Selected, select_losses, select_outputs
 from tvm_convgrad.training.model.own_loss import OwnLoss
@@ -48,20 +49,28 @@ class TensorSchema:
 
 @dataclass(frozen=True)
 class Model:
-    """A differentiable model: `function` of `module` takes inputs, parameters, states, in this order.
+    """A differentiable model, as `load_model` and `from_module` return it.
 
-    It returns a tuple: each of the `outputs`, then the new value of each state. The first output is the predictions;
-    the loss is the sum of the losses of all outputs, times their weights. `states` are tensors that the forward pass
-    itself updates (running statistics of batch norm and what else the framework's buffers were), and those that are
-    `frozen`: weights that are not trained, whose new value is the old one. `warnings` are sentences about the file
-    that a user should read; `origins` has, by name of an operator of Relax, what in the file it was made of.
+    The function takes inputs, parameters and states, in this order, and returns a tuple: each of the `outputs`, then
+    the new value of each state. The first output is the predictions; the loss is the sum of the losses of all outputs,
+    times their weights.
 
-    A model that returns its loss itself (see `OwnLoss`) has a `target`, which the function takes behind the inputs. The
-    `outputs` are its losses, scalars, with their weights; behind them it returns the predictions, if it has some: their
-    name is `predicted`.
-
-    An ensemble (see `ensemble`) has a number of `members`: parameters and states have them along axis 0, predictions
-    along axis 1, and so have inputs and targets if each member has its `own_data`.
+    Attributes:
+        module, function: the IRModule, and the name of the model's function in it.
+        inputs: name, shape and element type of each input.
+        parameters: initial values of the parameters that are trained, by name.
+        states: initial values of tensors that the forward pass updates (running statistics of batch norms and other
+            buffers) and of frozen weights, by name.
+        source: the file, or another description, for messages.
+        members: the number of members of an ensemble (see `ensemble`), otherwise None.
+        own_data: whether each member of an ensemble has its own samples.
+        outputs: the trained outputs with the weights of their losses, predictions first. If the model returns its loss
+            itself (see `OwnLoss`), its scalar losses with their weights.
+        warnings: sentences about the file for the user.
+        frozen: names of states that are weights which are not trained.
+        origins: for Relax operators, by name, the operator of the file that was converted to it.
+        target: of a model that returns its loss itself: the target, a parameter that follows the inputs.
+        predicted: of a model that returns its loss itself: the name of the predictions, which follow the losses, or "".
     """
 
     module: Any
@@ -81,12 +90,12 @@ class Model:
 
     @property
     def leading(self) -> int:
-        """How many parameters of the function come before its weights."""
+        """Number of parameters of the function that precede its weights."""
         return len(self.inputs) + (self.target is not None)
 
     @property
     def returned(self) -> int:
-        """How many results of the function come before the new states."""
+        """Number of results of the function that precede the new states."""
         return len(self.outputs) + bool(self.predicted)
 
     @property
@@ -117,29 +126,33 @@ def from_module(
     source: str = "IRModule",
     seed: int = 0,
 ) -> Model:
-    """Bring any straight-line Relax function into the form of `Model`.
+    """Make a `Model` of a Relax function without control flow.
 
     Args:
-        module: holds `function`, whose parameters are the inputs, then the weights.
-        num_inputs: how many leading parameters are inputs; default: the function attribute `num_input`, or 1.
-        parameters: initial values by parameter name; missing ones are initialised (see `initialise`, `seed`).
+        module: the module with the function, whose parameters are the inputs, followed by the weights.
+        function: the name of the function.
+        num_inputs: number of leading parameters that are inputs; None means the function attribute `num_input`, or 1.
+        parameters: initial values by parameter name; all others are initialised at random from `seed`.
         state_outputs: names of the parameters whose new values the function returns before its predictions.
-        frozen: names of parameters that are not trained; they become states that stay as they are.
+        frozen: names of parameters that are not trained; they become states that do not change.
         constants: names of parameters that become constants.
-        train_scalars: train parameters of rank 0, too, which otherwise become constants.
-        names: what to call parameters in the result, by their names here (a framework's own dotted names).
-        output_names: what to call the outputs behind the states; default: the names of the returned variables.
-        outputs: the outputs to keep, and the weights of their losses (see `outputs`), or how the model returns its loss
-            itself (`OwnLoss`); None: the only one.
+        train_scalars: whether parameters of rank 0 are trained; otherwise they become constants.
+        names: new names of parameters by their names in the function, such as a framework's dotted names.
+        output_names: names of the outputs that follow the new states; None means those of the returned variables.
+        outputs: names of the outputs to train, with the weights of their losses; or how the model returns its loss
+            itself (`OwnLoss`). None means the only output.
+        source: a description of the module for messages.
+        seed: of the random initial values.
 
-    Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become states, and
-    so do those that `state_outputs` names; integer parameters become constants, frozen or not; parameters that nothing
-    uses are left out.
+    Returns:
+        The model. Parameters (and constants) that a `relax.nn.batch_norm` reads as running mean or variance become
+        states, as do those that `state_outputs` names. Integer parameters become constants; unused ones are dropped.
 
     Raises:
-        ModelError: no such function, no tensor result, several outputs without a choice, unknown extents, a value of
-            the wrong shape or dtype, or predictions whose first extent is not the batch.
-        BatchError: the same, where some shape of a model with a symbolic batch is fixed.
+        ModelError: there is no such function; a result is not a tensor; there are several outputs and `outputs` is
+            None; an extent is unknown; a value has a wrong shape or type; or axis 0 of the predictions is not the
+            batch.
+        BatchError: a shape fixes the batch of a model whose inputs have a symbolic batch.
     """
     count = input_count(_relax_function(module, function, source), num_inputs, source)
     selected = _selected(module, function, count, outputs, state_outputs, output_names, source)
@@ -191,7 +204,8 @@ def from_module(
     builder = builder_with_tir(module)
     with function_scope(builder, function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
         with builder.dataflow():
-            rewrites = {BATCH_NORM: flow.rewrite, **(CHECKED_INDICES if selected.target is not None else {})}
+            checked = CheckedIndices(fresh[param] for param in inputs)
+            rewrites = {BATCH_NORM: flow.rewrite, **FLAT_PRODUCTS, **checked.rewrites}
             results = _fields(builder, replay(builder, original, environment, rewrites))
             for name, result in zip(state_outputs, results, strict=False):
                 if name in state_vars:
@@ -299,7 +313,7 @@ def _values_of(
     """The initial value of each weight: the given one, checked, or one of the initialiser."""
     unknown = sorted(set(given) - {str(weight.name) for weight in weights})
     if unknown:
-        raise ModelError(f"{source}: values were given for {', '.join(unknown)}, which are no parameters of it.")
+        raise ModelError(f"{source}: values were given for {', '.join(unknown)}, which are not parameters of it.")
     roles = roles_of(function)
     values: dict[str, Array] = {}
     for weight in weights:

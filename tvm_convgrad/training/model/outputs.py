@@ -91,7 +91,9 @@ class _Results:
         chosen = [self.outputs[place] for place in places]
         for place, result in zip(places, chosen, strict=True):
             if not isinstance(result.ty, relax.TensorType):
-                raise ModelError(f"{self.source}: output {self.names[place]!r} is no tensor, so it cannot be trained.")
+                raise ModelError(
+                    f"{self.source}: output {self.names[place]!r} is not a tensor, so it cannot be trained."
+                )
         if list(places) == list(range(len(self.outputs))):
             return self.module, self.state_outputs
         kept = _states_of(self.states, chosen, self.definitions, self.module[self.function].params)
@@ -117,7 +119,7 @@ def select_outputs(
 
     Raises:
         ModelError: several outputs and no choice (their names and shapes are listed), a name that is unknown or
-            given twice, a weight that is not a positive number, or an output that is no tensor.
+            given twice, a weight that is not a positive number, or an output that is not a tensor.
     """
     found = _Results.of(module, function, state_outputs, names, source)
     if wanted is None:

@@ -41,7 +41,7 @@ def _in_one_buffer(module: tvm.IRModule, _context: tvm.transform.PassContext) ->
 
 
 class _Flat:
-    """The function with its bindings anew.
+    """The function with its bindings made again.
 
     Attributes:
         roots: for the variable whose memory a gradient is, the gradient's place in the buffer.

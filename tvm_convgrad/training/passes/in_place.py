@@ -2,7 +2,7 @@
 """The optimizer's update in the memory of the state: a step takes its state and gives the same tensors back.
 
 TVM has DataflowUseInplaceCalls, but that leaves parameters of functions alone, since in general a caller may still
-want them. The state of a step is handed over: whoever calls `step` goes on with the state that it returns. `init`
+want them. The step consumes its state: whoever calls `step` goes on with the state that it returns. `init`
 therefore returns copies of the constants that it has.
 """
 

@@ -190,7 +190,7 @@ class _Rewriter(PyExprMutator):
     def _forward(self, variable: relax.Var, call: relax.Call, dtype: str) -> Any:
         x, gamma, beta = call.args
         extents = constant_extents(x)
-        assert extents is not None  # or it were no norm of ours
+        assert extents is not None  # only norms with known extents are matched
         columns, epsilon = extents[-1], float(call.attrs.epsilon)
         operands = [self._rows(x, columns), self.visit_expr(gamma), self.visit_expr(beta)]
         made = self.builder_.emit(
@@ -210,7 +210,7 @@ class _Rewriter(PyExprMutator):
     def _backward(self, gradient: _Gradient, variable: relax.Var, dtype: str) -> Any:
         call = self.norms[gradient.norm]
         extents = constant_extents(call.args[0])
-        assert extents is not None  # or it were no norm of ours
+        assert extents is not None  # only norms with known extents are matched
         if gradient.data not in self.rows:
             # The same views for all partials: with views of its own, which free nothing, the sum would be put off.
             both = call.args[0], gradient.grad

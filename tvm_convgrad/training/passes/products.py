@@ -234,7 +234,7 @@ class _Products(PyExprMutator):
         direction, problem = product.direction, product.problem
         packed = packed_constant(direction, problem, product.choice, self.machine, product.operands[1])
         function = chooser.build(problem, direction, self.machine, product.choice, "", epilogue, packed is not None)
-        kernel = add_generated(self.builder_, function, f"matmul_{direction}_kernel")
+        kernel = add_generated(self.builder_, function, f"matmul_{direction}_kernel", product.choice.estimate)
         arguments = [
             self.builder_.emit(relax.op.reshape(self.visit_expr(operand), product.shape(name)))
             for operand, name in zip(product.operands, DIRECTIONS[direction].operands, strict=True)

@@ -40,7 +40,7 @@ def _recompute(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
 
 
 class _Copies:
-    """Which variables of a function are computed anew for each reader."""
+    """Which variables of a function are computed again for each reader."""
 
     def __init__(self, function: relax.Function) -> None:
         values = {binding.var: binding.value for binding in bindings_of(function)}

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.ir import constant_extents
-from tvm_convgrad.training.ir.graph import element_type, operator_name
+from tvm_convgrad.training.ir.graph import element_type, operator_name, rewritten
 
 SMALL = 4096  # elements; for fewer the C library is quick enough, and rounds better
 
@@ -26,12 +26,7 @@ def VectoriseFunctions() -> tvm.transform.Pass:
 
 
 def _vectorised_functions(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    rewriter = _Rewriter(module)
-    for variable in module.get_global_vars():
-        function = module[variable]
-        if isinstance(function, relax.Function):
-            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
-    return rewriter.builder_.get()
+    return rewritten(module, _Rewriter(module))
 
 
 def _erf(x: te.Tensor) -> te.Tensor:

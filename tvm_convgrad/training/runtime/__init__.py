@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled step at work: artifact, session, data, checkpoints, the training loop."""
+"""The run time of a compiled step: artifact, session, data, checkpoints, the training loop."""

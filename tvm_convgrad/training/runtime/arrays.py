@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that cross between libraries by DLPack, without a copy where that can be."""
+"""Arrays exchanged between libraries by DLPack, without a copy where possible."""
 
 from __future__ import annotations
 

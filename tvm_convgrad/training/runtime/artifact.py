@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # an artifact is read and checked without TVM
     import tvm
 
 ARTIFACT = Kind(magic=b"CVGSTEP\x01", version=1, noun="a compiled training step", maker="convgrad build")
-TILES = "AMX"
-"""What the names of kernels begin with that ask for tiles when they are called."""
+TILES, HALF_TILES = "AMX", "AMX-FP16"
+"""What the names of kernels begin with that request tiles when they are called, and those of float16 among them."""
 
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
@@ -100,7 +100,7 @@ class Artifact:
 
     @property
     def origin(self) -> Origin | None:
-        """The model file that it was built of; None for a model in memory, or an artifact of before there was this."""
+        """The model file of the build; None for a model in memory, or an artifact of an older version."""
         found = self.manifest.get("model")
         return None if found is None else Origin.from_json(found)
 
@@ -164,7 +164,7 @@ def require_versions(artifact: Artifact) -> None:
         if _release(made[package]) != _release(here[package]):
             raise ArtifactError(
                 f"{artifact.path}: compiled with {name} {made[package]}, and {here[package]} is installed; their "
-                "libraries do not fit together, so build the step anew."
+                "libraries do not fit together, so build the step again."
             )
 
 
@@ -200,13 +200,16 @@ def read_artifact(path: Path) -> Artifact:
 
 
 def notices(artifact: Artifact) -> tuple[str, ...]:
-    """What is slower than it was built for in this process, a sentence each: kernels of AMX that get no tiles."""
-    every = (*artifact.manifest["gradients"], *artifact.manifest["forward"])
-    count = sum(str(entry["kernel"]).startswith(TILES) for entry in every)
-    reason = tile_refusal() if count else ""
-    if not reason:
-        return ()
-    return (f"{artifact.path}: {count} of its kernels are built for AMX and use AVX512-BF16 instead: {reason}",)
+    """What is slower here than in the build, a sentence each: AMX kernels to which Linux grants no tiles."""
+    names = [str(entry["kernel"]) for entry in (*artifact.manifest["gradients"], *artifact.manifest["forward"])]
+    of_half = sum(name.startswith(HALF_TILES) for name in names)
+    count = sum(name.startswith(TILES) for name in names) - of_half
+    found = []
+    if count and (reason := tile_refusal()):
+        found.append(f"{count} of its kernels are built for AMX and use AVX512-BF16 instead: {reason}")
+    if of_half and (reason := tile_refusal("amx-fp16")):
+        found.append(f"{of_half} of its kernels are built for AMX-FP16 and convert to float32 instead: {reason}")
+    return tuple(f"{artifact.path}: {text}" for text in found)
 
 
 def is_for_gpu(manifest: Manifest) -> bool:
@@ -218,7 +221,7 @@ def load_module(artifact: Artifact) -> tvm.runtime.Module:
     """Load the code of an artifact that `read_artifact` has checked: a module for `relax.VirtualMachine`.
 
     Raises:
-        SetupError: a vendor's library that the step calls, or the GPU that it is for, cannot be had on this machine.
+        SetupError: a vendor's library that the step calls, or the GPU that it is for, is missing on this machine.
     """
     import tvm  # here: an artifact is read and checked without TVM
 

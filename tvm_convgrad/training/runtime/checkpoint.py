@@ -30,14 +30,23 @@ _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
 @dataclass
 class Progress:
-    """Where a run stands, and all that the rest of it depends on besides the state.
+    """The progress of a run, and all that its continuation depends on besides the state.
 
-    `epoch` counts finished epochs, `position` the batches done of the next one, so the next batch is number
-    `position` of epoch `epoch`, both from 0. `artifact` and `data` are SHA-256 digests. `losses` has one float for
-    each step so far. `schedule` is the text of a `Schedule`; checkpoints of before there were any have none. `planned`
-    is the number of epochs that it was laid out for, 0 if that does not matter, or is that of the run. `best` is the
-    best measure named `monitor` of all validations, found after `best_step` steps, and `stale` the validations
-    since then; without a validation they are as here. A batch of `batch_size` samples is of `micro_batches` parts.
+    Attributes:
+        artifact, data: SHA-256 digests of the artifact and of the training data.
+        seed: seed of the order of samples and of augmentations.
+        batch_size: samples per batch.
+        lr: the learning rate of the next step.
+        schedule: the schedule of the learning rate, as the text of a `Schedule`.
+        epoch: number of completed epochs.
+        position: number of completed batches of the current epoch: the next batch is number `position` from 0.
+        losses: the loss of each step so far.
+        monitor, best, best_step: name and best value of the measure of all validations, and the number of steps after
+            which it was reached; "", None and 0 without validations.
+        stale: number of validations since then.
+        micro_batches: number of micro-batches of a batch.
+        planned: number of epochs that the schedule was laid out for; 0 if it does not depend on that number.
+        step: digest of the step independent of its target ("step" in the manifest), or "".
     """
 
     artifact: str
@@ -58,13 +67,19 @@ class Progress:
     step: str = ""
 
     def is_of(self, artifact: str, step: str) -> bool:
-        """Whether it goes on with an artifact: the same one, or a build of the same step for another machine."""
+        """Whether it can be resumed with an artifact: the same one, or a build of the same step for another machine."""
         return self.artifact == artifact or (step != "" and self.step == step)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been read and checked."""
+    """A checkpoint that has been read and verified.
+
+    Attributes:
+        path: its file.
+        progress: epoch, losses, seed, learning rate and data of the run, and the identity of the artifact.
+        state: the tensors of the state by name.
+    """
 
     path: Path
     progress: Progress
@@ -117,7 +132,7 @@ def _unusable(folder: Path, error: OSError) -> ArtifactError:
 def save(
     folder: Path, progress: Progress, state: dict[str, np.ndarray], keep: Path | None = None, file: str | None = None
 ) -> Path:
-    """Write a checkpoint into `folder` (made if missing) and drop all but the last two, and but `keep`.
+    """Write a checkpoint into `folder` (made if missing) and delete all but the last two and `keep`.
 
     With `file` it is called so, and no other is dropped; `load_latest` does not find it.
 
@@ -216,17 +231,22 @@ def _wrong_field(progress: Progress) -> str:
 
 def _malformed(path: Path, reason: str) -> ArtifactError:
     return ArtifactError(
-        f"{path}: {CHECKPOINT.noun} whose manifest does not describe one ({reason}); remove it, and make it anew with "
+        f"{path}: {CHECKPOINT.noun} whose manifest does not describe one ({reason}); remove it, and make it again with "
         f"`{CHECKPOINT.maker}`."
     )
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint in `folder` that is whole (None if there are none at all), and what was wrong
-    with each newer one that had to be passed over, a sentence each.
+    """Load the newest undamaged checkpoint of a folder.
+
+    Args:
+        folder: the folder of `convgrad run --checkpoint-dir`.
+
+    Returns:
+        The checkpoint (None if the folder has none), and an error message for each newer one that is damaged.
 
     Raises:
-        ArtifactError: there are checkpoints and not one of them is whole.
+        ArtifactError: the folder has checkpoints, and all of them are damaged.
     """
     complaints: list[str] = []
     for path in reversed(_listed(folder)):
@@ -236,7 +256,7 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
             complaints.append(str(error))
     if complaints:
         raise ArtifactError(
-            f"{folder}: none of the checkpoints can be used; remove them to start anew. {' '.join(complaints)}"
+            f"{folder}: none of the checkpoints can be used; remove them to start again. {' '.join(complaints)}"
         )
     return None, []
 

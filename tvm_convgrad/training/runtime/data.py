@@ -57,11 +57,11 @@ class Samples:
             yield Batch(*self.rows(numbers), numbers)
 
     def name(self, number: int) -> str:
-        """Its number."""
+        """The name of a sample: its number."""
         return str(number)
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Nothing needs to be closed."""
 
 
 def load_samples(
@@ -76,8 +76,8 @@ def load_samples(
 ) -> Samples | None:
     """Read the samples of `part` ("train", "val" or "test") from the .npz file at `path`.
 
-    The input named `image` is looked for under `image_train`, then `image` (training only); if it is the only
-    input also under `x_train`, `x`. The target is under `y_train`, `y`, or its own name.
+    The input named `image` is the array `image_train`, or else `image` (training only); the only
+    input may also be called `x_train` or `x`. The target is called `y_train`, `y`, or its own name.
 
     Args:
         plain: whether names without a part, such as `x`, are of this one; default: for "train" only.
@@ -88,7 +88,7 @@ def load_samples(
         The samples; None if `part` is not "train" and the file has no arrays of it at all.
 
     Raises:
-        ArtifactError: the file is missing, is no .npz, is truncated, lacks an array, or an array has no rows or does
+        ArtifactError: the file is missing, is not a .npz, is truncated, lacks an array, or an array has no rows or does
             not fit the model.
     """
     specs = list(inputs)
@@ -102,7 +102,7 @@ def load_samples(
             if part != "train" and not found:
                 return None
             raise ArtifactError(
-                f"{path}: no array for {spec.name!r} of the model; it is looked for under "
+                f"{path}: no array for {spec.name!r} of the model; it is called one of "
                 f"{', '.join(dict.fromkeys(keys))}, and the file has {', '.join(arrays) or 'no array'}."
             )
         found.append(spec.accept(arrays[key], {}, f"{path}: array {key!r}", rows=True))
@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, Array]:
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, ArtifactError):
             raise
-        # of a file that is no archive numpy says how to load it unsafely
+        # of a file that is not an archive numpy says how to load it unsafely
         reason = error if isinstance(error, OSError) or zipfile.is_zipfile(path) else "no zip archive"
         raise ArtifactError(
             f"{path}: not an .npz archive of plain arrays, or a damaged one ({reason}); write it with numpy.savez."

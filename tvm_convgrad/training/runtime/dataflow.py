@@ -22,6 +22,7 @@ _SHAPE = re.compile(r"shapetuple\[([\d, ]*)\]$")
 Shape: TypeAlias = "tuple[int, ...] | None"
 """Extents, or None where they follow at run time."""
 
+_PLACED = "vm.builtin.ensure_zero_offset"  # gives the tensor that it is given, by the address of its data
 _STATE_ONLY_UPDATED = ("optimizer", "counter")
 
 
@@ -32,7 +33,7 @@ class KernelCall:
     Attributes:
         name: of the function in the library, without the hash of its code.
         phase: "forward", "backward" or "optimizer", as in a profile.
-        shapes: of its tensors, of which those are left out that depend on a free batch.
+        shapes: of its tensors, without those that depend on a free batch.
         sources: the numbers of the calls that wrote what it reads, from 0.
     """
 
@@ -109,10 +110,12 @@ def calls_of(
             known.append(tuple(shape for shape in given_shapes if shape is not None))
             found.append((name, tensors, sources))
         elif result != "%void":
-            held = [values[each] for each in given if each in values]
-            values.pop(result, None)
-            if held:  # a view, such as a reshape
-                values[result], shapes[result] = held[0], _shape(given[-1], constants)
+            held = [each for each in given if each in values]
+            if held:  # a view, such as a reshape, or the same tensor at its offset
+                values[result] = values[held[0]]
+                shapes[result] = shapes.get(held[0]) if name == _PLACED else _shape(given[-1], constants)
+            else:
+                values.pop(result, None)
     last = max((place for place, (_, tensors, _) in enumerate(found) if target in tensors), default=-1)
     return tuple(
         KernelCall(

@@ -83,7 +83,7 @@ def _unseal(kind: Kind, path: Path, file: BinaryIO) -> Sealed:
     size = file.seek(0, os.SEEK_END)
     foreign = ArtifactError(
         f"{path}: not {kind.noun}, or a truncated one: its last bytes are not the seal that "
-        f"`{kind.maker}` writes; make it anew."
+        f"`{kind.maker}` writes; make it again."
     )
     if size < FOOTER_BYTES:
         raise foreign
@@ -95,12 +95,12 @@ def _unseal(kind: Kind, path: Path, file: BinaryIO) -> Sealed:
     if version != kind.version:
         raise ArtifactError(
             f"{path}: {kind.noun} of format version {version}, and this tvm-convgrad reads version "
-            f"{kind.version}; make it anew with `{kind.maker}`."
+            f"{kind.version}; make it again with `{kind.maker}`."
         )
     if payload_bytes + manifest_bytes + FOOTER_BYTES != size:
         raise ArtifactError(
             f"{path}: {kind.noun} of {payload_bytes + manifest_bytes + FOOTER_BYTES} bytes according to its seal, "
-            f"but the file has {size}; it was truncated or added to, make it anew with `{kind.maker}`."
+            f"but the file has {size}; it was truncated or added to, make it again with `{kind.maker}`."
         )
     file.seek(0)
     digest = hashlib.sha256()
@@ -116,7 +116,7 @@ def _unseal(kind: Kind, path: Path, file: BinaryIO) -> Sealed:
     digest.update(footer[: _LENGTHS.size])
     if digest.digest() != footer[_LENGTHS.size : _LENGTHS.size + 32]:
         raise ArtifactError(
-            f"{path}: {kind.noun} whose content does not match its SHA-256; it is damaged, make it anew with "
+            f"{path}: {kind.noun} whose content does not match its SHA-256; it is damaged, make it again with "
             f"`{kind.maker}`."
         )
     return Sealed(path, _manifest(kind, path, text), digest.hexdigest(), payload_bytes)
@@ -127,8 +127,10 @@ def _manifest(kind: Kind, path: Path, text: bytes) -> Manifest:
         manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(
-            f"{path}: {kind.noun} whose manifest is no JSON; make it anew with `{kind.maker}`."
+            f"{path}: {kind.noun} whose manifest is not JSON; make it again with `{kind.maker}`."
         ) from error
     if not isinstance(manifest, dict):
-        raise ArtifactError(f"{path}: {kind.noun} whose manifest is no JSON object; make it anew with `{kind.maker}`.")
+        raise ArtifactError(
+            f"{path}: {kind.noun} whose manifest is not a JSON object; make it again with `{kind.maker}`."
+        )
     return manifest

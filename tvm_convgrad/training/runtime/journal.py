@@ -15,7 +15,7 @@ from tvm_convgrad.training.runtime.loop import StepReport
 
 
 class Journal(Protocol):
-    """What is told of each step and each validation."""
+    """What is recorded of each step and each validation."""
 
     def step(self, number: int, epoch: int, report: StepReport) -> None:
         """After step `number`, counted from 1, of an epoch counted from 1."""
@@ -24,7 +24,7 @@ class Journal(Protocol):
         """A validation after step `number`."""
 
     def close(self) -> None:
-        """The run has ended."""
+        """Called at the end of the run."""
 
 
 class JsonLines:
@@ -105,12 +105,12 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what has not been written yet."""
         self._writer.close()
 
 
 def open_journals(log: Path | None, tensorboard: Path | None, resumed: int) -> list[Journal]:
-    """The journals that a run was asked for.
+    """The journals that the options of a run name.
 
     Args:
         log: the file for JSON lines.

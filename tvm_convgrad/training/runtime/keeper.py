@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a run leaves checkpoints, and that none of them holds numbers that are not finite."""
+"""When a run writes checkpoints; none is written with numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Keeper:
         self._good: Path | None = None
 
     def found(self, checkpoint: Checkpoint) -> None:
-        """The run goes on from this checkpoint.
+        """Resume from this checkpoint.
 
         Raises:
             ArtifactError: its state is not finite.
@@ -85,24 +85,24 @@ class Keeper:
         return load(self.folder / BEST)
 
     def told(self, reports: Iterable[StepReport]) -> Iterator[StepReport]:
-        """The reports; a TrainingError among them says how to go on, too."""
+        """The reports; the message of a TrainingError gets a sentence on how to continue."""
         with self.telling():
             yield from reports
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Let a TrainingError inside the block say how to go on, too, such as that another rank has ended."""
+        """Add how to continue to the message of a TrainingError in the block, such as that another rank has ended."""
         try:
             yield
         except DataError as error:
             place = "" if self.folder is None else f", in another folder than {self.folder}"
-            raise DataError(f"{error} A run with mended data starts anew{place}.") from error
+            raise DataError(f"{error} A run with corrected data starts from the beginning{place}.") from error
         except TrainingError as error:
             raise TrainingError(f"{error}{self.kept}") from error
 
     @property
     def kept(self) -> str:
-        """What the end of a message says of the last checkpoint."""
+        """The end of a message: the last checkpoint."""
         if self.folder is None:
             return ""
         if self._good is None:

@@ -21,7 +21,7 @@ from tvm_convgrad.training.runtime.source import Batch, Order, Source
 
 @dataclass(frozen=True)
 class Updated:
-    """What an update tells: loss, part of its batch that was classified rightly (None: no classes), whether to end."""
+    """What an update reports: loss, accuracy in its batch (None: no classes), and whether to end."""
 
     loss: float
     accuracy: float | None
@@ -147,7 +147,7 @@ def train(
             if not math.isfinite(found.loss) and not allow_nonfinite:
                 event = f"the loss became {found.loss} in step {done + 1} (epoch {progress.epoch + 1});"
                 if cause := update.cause(_bad_samples(session, source, batch)):
-                    raise DataError(f"{event} {cause}: mend the data.")
+                    raise DataError(f"{event} {cause}: correct the data.")
                 raise TrainingError(
                     f"{event} train with a smaller learning rate than {rate:g}{_labels(session, batch)}."
                 )
@@ -170,7 +170,7 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
 
 
 def _labels(session: Session, batch: Batch) -> str:
-    """What else may be wrong where a model returns its loss itself: which labels it takes is not known."""
+    """A further possible cause if the model returns its loss itself: the labels that it accepts are unknown."""
     target = batch.target
     if not session.returns_loss or target.dtype.kind not in "iu" or not target.size:
         return ""

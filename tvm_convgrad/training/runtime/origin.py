@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model file that a step was built of, by the digests of its files: what is to be written back must fit it."""
+"""The model file that a step was built of, by the digests of its files, which an export checks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Origin:
         """That of a model as `build` takes it, a file or file.py:function.
 
         Raises:
-            ArtifactError: a file is missing, or is no ONNX file although it is called so.
+            ArtifactError: a file is missing, or is not an ONNX file although it is called so.
         """
         path, function = split_source(source)
         names, producer = [path.name], ""
@@ -60,7 +60,7 @@ class Origin:
 
     @property
     def suffix(self) -> str:
-        """The ending of the model's file, such as `.onnx`."""
+        """The suffix of the model's file, such as `.onnx`."""
         return Path(self.files[0][0]).suffix.lower()
 
     def check(self, source: str, step: Path) -> None:
@@ -80,7 +80,7 @@ class Origin:
             if found != digest:
                 raise ArtifactError(
                     f"{file}: not the file that {step} was built of, or changed since (SHA-256 {digest[:12]}… at the "
-                    f"build, {found[:12]}… now); give the file of the build, or build the step anew."
+                    f"build, {found[:12]}… now); give the file of the build, or build the step again."
                 )
 
 
@@ -114,7 +114,7 @@ def _without_external_data(path: Path) -> onnx.ModelProto:
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's DecodeError and OS errors share no base
-        raise ArtifactError(f"{path}: is missing, or is no valid ONNX file; check the path of the model.") from error
+        raise ArtifactError(f"{path}: is missing, or is not a valid ONNX file; check the path of the model.") from error
 
 
 def _digest(path: Path) -> str:

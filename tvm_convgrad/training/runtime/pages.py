@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving back the memory of a library's constants, which TVM has copied when the library was loaded.
+"""Freeing the pages of a library's constants, of which TVM makes copies when it loads the library.
 
 A library carries the initial state as bytes. They are in memory once more than needed after loading: as pages of the
 mapped file, which the system takes back only when it runs short, and which count as the process's until then.
@@ -19,7 +19,7 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r--p \S+ \S+ \d+ +(.*)\n((?:\w+
 
 
 def give_back(library: Path) -> int:
-    """Drop the resident pages of a loaded library's read-only data; gives the bytes of the mappings. 0 but on Linux.
+    """Drop the resident pages of a loaded library's read-only data; returns the bytes of the mappings (Linux; else 0).
 
     Only mappings that are neither writable nor code, and that nobody has written to, are touched: what the linker has
     relocated is read-only too, but is not in the file.

@@ -25,7 +25,7 @@ from tvm_convgrad.training.runtime.source import Batch
 
 
 class DataParallel:
-    """A session of a split step on each rank, for a training loop of one's own.
+    """A session of a split step on each rank, for the user's own training loop.
 
     The ranks must begin with the same state, as sessions of one artifact do, and make the same calls.
 
@@ -133,7 +133,7 @@ def shares(micro_batches: int, size: int) -> list[range]:
 
 
 def check_split(session: Session, what: str) -> None:
-    """Refuse a step that is not in two.
+    """Refuse a step that is not split.
 
     Raises:
         ArtifactError: it was built without --split.
@@ -143,7 +143,7 @@ def check_split(session: Session, what: str) -> None:
 
 
 def synchronise(session: Session, ranks: Ranks, micro_batches: int, statistics: str = AVERAGE) -> None:
-    """Give all ranks the same running statistics, and see that all else of their states is the same.
+    """Give all ranks the same running statistics, and check that the rest of their states is equal.
 
     Running statistics follow linear recurrences, so that the mean over ranks at the end is that of averaging after each
     step. It is weighted by the micro-batches of each rank.

@@ -49,10 +49,10 @@ class Alone:
     size = 1
 
     def sum(self, array: Array) -> None:
-        """Nothing: it is the sum."""
+        """Leaves the array as it is: one rank's values are the sum."""
 
     def gather(self, value: T) -> list[T]:
-        """The one value."""
+        """A list with the one value."""
         return [value]
 
     def first(self, value: T) -> T:
@@ -83,7 +83,7 @@ def together(ranks: Ranks) -> Iterator[None]:
 
 
 def check_agreement(ranks: Ranks, settings: Mapping[str, object]) -> None:
-    """See that all ranks train the same in the same way.
+    """Check that all ranks have the same step, data and options.
 
     Args:
         ranks: who must agree.

@@ -25,7 +25,7 @@ class Reader:
     Attributes:
         session: of the step that takes the data.
         images: how images are prepared.
-        note: told how far the decoding of images is, before the run.
+        note: called with the progress of decoding the images, before the run.
         opened: what has been read, for `close`.
     """
 
@@ -59,7 +59,7 @@ class Reader:
         return found
 
     def close(self) -> None:
-        """End what sources have started."""
+        """End the processes that sources have started."""
         for source in self.opened:
             source.close()
 

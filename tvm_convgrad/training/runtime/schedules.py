@@ -32,7 +32,7 @@ from tvm_convgrad.core.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Run:
-    """Where a step stands.
+    """The position of a step in the run.
 
     Attributes:
         step: its number from 0, behind the warm-up.

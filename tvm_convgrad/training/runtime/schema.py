@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a compiled step as its manifest names them, and the check of the arrays that are to be fed to it."""
+"""The tensors of a compiled step as its manifest names them, and the check of the arrays that are passed to it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def finite(array: Array) -> Array:
 
 
 def _overflows(found: Array, converted: Array) -> Array | None:
-    """Where `converted` is not `found` because its type does not reach so far; None if nowhere."""
+    """The index where `converted` differs from `found` because its type overflows; None if there is none."""
     if found.dtype == converted.dtype or np.can_cast(found.dtype, converted.dtype):
         return None
     if _family(found.dtype) == "integer":
@@ -114,7 +114,7 @@ def _overflows(found: Array, converted: Array) -> Array | None:
 
 
 def _family(dtype: np.dtype[Any]) -> str:
-    """Element types among which a conversion is harmless; bfloat16 has kind "V" in numpy."""
+    """Groups of element types that are converted to each other implicitly; bfloat16 has kind "V" in numpy."""
     if dtype.name == "bfloat16":
         return "float"
     return {"f": "float", "i": "integer", "u": "integer", "b": "boolean"}.get(dtype.kind, dtype.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled step or inference library at work: it holds the state, takes arrays of any library, gives numpy arrays."""
+"""A loaded step or inference library: it holds the state, takes arrays of any library, gives numpy arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.core.state_names import LEFT_OUT_UPDATES, LOSS_SCALE
-from tvm_convgrad.threads import use_threads
+from tvm_convgrad.threads import limit_thread, use_threads
 from tvm_convgrad.training.runtime.arrays import array_of, as_array, tensor_of
 from tvm_convgrad.training.runtime.artifact import Artifact, is_for_gpu, load_module, read_artifact
 from tvm_convgrad.training.runtime.data import check_classes
@@ -25,7 +25,7 @@ Instrument: TypeAlias = Callable[..., int]
 
 
 class Gradients(NamedTuple):
-    """What `Session.gradients` gives: the loss, the predictions, and all gradients in one flat float32 array."""
+    """The result of `Session.gradients`: the loss, the predictions, and all gradients in one flat float32 array."""
 
     loss: float
     predictions: Array
@@ -33,26 +33,32 @@ class Gradients(NamedTuple):
 
 
 class Session:
-    """One artifact loaded on the CPU, or the GPU that it was compiled for, with its state.
+    """A library of `convgrad build`, loaded on the CPU or GPU that it was compiled for, with its training state.
 
-    Arrays may be those of numpy, PyTorch, JAX or TVM, and cross by DLPack. One is copied if it is of another element
-    type or not contiguous, if it begins at no multiple of 64 bytes (as numpy's may), or if it is a read-only array of
-    numpy. What a method returns is in memory of its own, except for `tensors` and `statistics`.
+    Arrays of numpy, PyTorch, JAX or TVM are accepted and passed by DLPack without a copy. An array is copied if it has
+    another element type, is not contiguous, is not aligned to 64 bytes, or is a read-only numpy array. Results are new
+    arrays, except for `tensors` and `statistics`, which are views of the state.
 
     Attributes:
-        artifact: the checked file with its manifest.
-        inputs, prediction: what a step takes and gives; `shape[0]` is the batch.
-        batch: the fixed number of samples of a step, or None if any number will do.
-        threads: how many threads steps run on: those of TVM's pool, which a process has one of.
+        artifact: the verified file with its manifest.
+        inputs, prediction: name, shape and element type of each input and of the predictions; `shape[0]` is the batch.
+        batch: the number of samples of a step, or None if it is not fixed.
+        threads: the number of threads of TVM's thread pool, of which a process has one.
 
     Args:
-        path: the library.
-        threads: None is TVM_NUM_THREADS or, without it, all cores, which the processes of a torchrun share; where TVM's
-            pool exists already, what it has. Results do not depend on it.
+        path: the file that `convgrad build` or `convgrad export --inference` wrote.
+        threads: number of threads. None means the size of TVM's pool if it exists already, else TVM_NUM_THREADS, else
+            the number of cores (divided among the processes of one torchrun). Results do not depend on it.
 
     Raises:
-        ArtifactError: the file is missing, foreign, truncated, damaged, or made for other versions or another CPU.
-        SetupError: TVM's pool exists with another number than `threads`, or there are fewer cores.
+        ArtifactError: the file is missing, damaged, no library of this package, or built for other versions or a CPU
+            with other instruction sets.
+        SetupError: TVM's pool exists with a number of threads other than `threads`, or there are fewer cores.
+
+    Example:
+        session = Session("step.so")
+        loss, scores = session.step(images, labels, lr=0.05)
+        classes = session.predict(images).argmax(axis=1)
     """
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:
@@ -75,12 +81,16 @@ class Session:
 
     @property
     def target(self) -> TensorSpec:
-        """The target of the loss that a step takes; raises ArtifactError if this is an inference library."""
+        """Name, shape and element type of the target of the loss.
+
+        Raises:
+            ArtifactError: this is an inference library.
+        """
         return self.artifact.target
 
     @property
     def classes(self) -> int | None:
-        """The number of classes of the model, or None if the targets are not class numbers that a loss is known of."""
+        """The number of classes, or None if targets are not class numbers or the model returns its loss itself."""
         if self.returns_loss or not self.target.dtype.startswith("int"):
             return None
         classes = self.prediction.shape[1]  # [batch, classes, ...], as cross_entropy has it
@@ -88,12 +98,12 @@ class Session:
 
     @property
     def returns_loss(self) -> bool:
-        """Whether the model returns its loss itself (build --loss model): what its target means is not known then."""
+        """Whether the model returns its loss itself (build --loss model), so that its target has no known meaning."""
         return bool(self.artifact.options.get("loss") == "model")
 
     @property
     def ignored(self) -> int | None:
-        """The class number whose positions have no loss (`ignore_index`), or None."""
+        """The class number that the loss ignores (`ignore_index`), or None."""
         found = self.artifact.options.get("ignore_index")
         return None if found is None else int(found)
 
@@ -101,7 +111,8 @@ class Session:
     def state(self) -> dict[str, Array]:
         """A copy of the state by name: parameters, running statistics, optimizer state, counters.
 
-        Setting it takes the same names, shapes and element types, or raises ArtifactError and changes nothing.
+        Assigning a dict with the same names, shapes and element types replaces the state; any other dict raises
+        ArtifactError and changes nothing.
         """
         pairs = zip(self.artifact.state, self._state, strict=True)
         return {spec.name: np.array(tensor.numpy()) for spec, tensor in pairs}
@@ -115,28 +126,28 @@ class Session:
             missing = sorted({spec.name for spec in specs} - set(values))
             extra = sorted(set(values) - {spec.name for spec in specs})
             raise ArtifactError(
-                f"this is no state of this model: missing {missing or 'nothing'}, unknown {extra or 'nothing'}."
+                f"this is not a state of this model: missing {missing or 'nothing'}, unknown {extra or 'nothing'}."
             )
         arrays = [self._array(spec, values[spec.name], {}, f"state {spec.name!r}") for spec in specs]
         self._state = tuple(tvm.runtime.tensor(array, device=self._device) for array in arrays)  # steps overwrite it
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors of the state by name, as TVM has them, without a copy; the next update overwrites them.
+        """The TVM tensors of the state by name, not copied: the next update overwrites them.
 
-        `numpy.from_dlpack` and `torch.from_dlpack` read them where they lie.
+        `numpy.from_dlpack` and `torch.from_dlpack` give arrays of the same memory.
         """
         return {spec.name: tensor for spec, tensor in zip(self.artifact.state, self._state, strict=True)}
 
     @property
     def statistics(self) -> dict[str, Array]:
-        """The running statistics by name, in the memory of the state; what is written there is in force."""
+        """The running statistics by name, as views of the state: writing to them changes the state."""
         tensors = self.tensors
         return {spec.name: array_of(tensors[spec.name]) for spec in self.artifact.state if spec.role == "running_stat"}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Predict and evaluate by the moving averages of the parameters inside the block; do not train there.
+        """A context manager in which `predict` and `evaluate` use the moving averages; do not train inside it.
 
         Raises:
             ArtifactError: the step was built without --ema.
@@ -150,7 +161,7 @@ class Session:
 
     @property
     def scaling(self) -> dict[str, float]:
-        """The present `loss_scale` of a step that adapts it, and its `left_out_updates`; empty for others."""
+        """The current `loss_scale` and the number of `left_out_updates` with a dynamic loss scale, else empty."""
         tensors = self.tensors
         if LOSS_SCALE not in tensors:
             return {}
@@ -158,7 +169,7 @@ class Session:
         return {"loss_scale": float(scale.numpy()), "left_out_updates": int(left_out.numpy())}
 
     def reset(self) -> None:
-        """Go back to the initial state that the artifact carries; an inference library has none."""
+        """Restore the initial state that is stored in the artifact; does nothing for an inference library."""
         if self.artifact.trains:
             self._state = self._vm["init"]()
 
@@ -166,15 +177,15 @@ class Session:
         """Train on one batch.
 
         Args:
-            x: the input, or a tuple of them, with `batch` samples.
+            x: the input, or a tuple of the inputs, with `batch` samples.
             y: the targets: class numbers or values.
-            lr: the learning rate; default: the one given to `build`.
+            lr: the learning rate; None means that of `build`.
 
         Returns:
-            The loss of the batch before the update, and the predictions (the loss again if there are none).
+            The loss of the batch before the update, and the predictions (the loss again if the model returns none).
 
         Raises:
-            ArtifactError: an array of the wrong shape, element type or range.
+            ArtifactError: an array has a wrong shape or element type, or labels are out of range.
         """
         arguments, rate = self._batch(x, y), self._rate(lr)
         self._given = (arguments[-1], rate)
@@ -183,11 +194,12 @@ class Session:
 
     @contextmanager
     def instrumented(self, note: Instrument, given: list[Any]) -> Iterator[None]:
-        """Have `note` called before and after each function that the virtual machine calls, inside the block.
+        """A context manager in which `note` is called before and after each function that the virtual machine calls.
 
         Args:
-            note: called with the function, its name, whether it is before the call, the result, and the arguments.
-            given: at the end of the block, the target and the learning rate of the last step are added.
+            note: receives the function, its name, whether this is before the call, the result (None before the call),
+                and the arguments; it returns 0.
+            given: a list to which the target and the learning rate of the last step are appended at the end.
         """
         self._vm.set_instrument(note)
         try:
@@ -197,18 +209,19 @@ class Session:
             given += self._given
 
     def gradients(self, x: Any, y: Any, number: int | None = None) -> Gradients:
-        """The first half of a step: the loss of a batch, its predictions and gradients; `apply` is the second.
+        """The first half of a split step: loss, predictions and gradients of a batch; `apply` is the second half.
 
-        Running statistics move here, as in a forward pass of PyTorch; all else of the state stays. `artifact.flat`
-        has the place of each gradient. Of a step with micro-batches it is the gradient of their mean loss.
+        Running statistics are updated, as in a forward pass of PyTorch; the rest of the state is unchanged.
+        `artifact.flat` has the offset of each gradient. With micro-batches they are gradients of the mean loss.
 
         Args:
             x, y: as for `step`.
-            number: of the batch, from 0, from which dropout draws its masks; default: the updates so far. Processes
-                that share a step, and batches before one `apply`, take different ones.
+            number: the number of the batch, from 0, which seeds the masks of dropout; None means the number of updates
+                so far. Give different numbers to batches that are averaged before one `apply`.
 
         Raises:
-            ArtifactError: an array of the wrong shape, element type or range; or the step was not built with --split.
+            ArtifactError: an array has a wrong shape or element type, labels are out of range, or the step was not
+                built with --split.
         """
         self._check_split()
         arguments = self._batch(x, y)
@@ -221,14 +234,14 @@ class Session:
         return Gradients(float(loss.numpy()), array_of(predictions), array_of(flat))
 
     def apply(self, flat: Any, lr: float | None = None) -> None:
-        """The second half of a step: update the parameters by gradients, bounded as the step was built to.
+        """The second half of a split step: clip the gradients if the step was built so, and update the parameters.
 
         Args:
-            flat: of `gradients`, or in that layout.
-            lr: the learning rate; default: the one given to `build`.
+            flat: the flat gradients, in the layout of `gradients`, such as their mean over several processes.
+            lr: the learning rate; None means that of `build`.
 
         Raises:
-            ArtifactError: an array of the wrong shape or element type; or the step was not built with --split.
+            ArtifactError: the array has a wrong shape or element type, or the step was not built with --split.
         """
         layout = self._check_split()
         spec = TensorSpec("gradients", (layout.size,), "float32")
@@ -236,11 +249,14 @@ class Session:
         self._state = self._call("apply", tensor, self._rate(lr), tuple(self._state))
 
     def evaluate(self, x: Any, y: Any) -> tuple[float, Array]:
-        """The loss and the predictions of a batch, with running statistics and without dropout; arguments as `step`.
+        """The loss and the predictions of a batch, with running statistics and without dropout.
+
+        Args:
+            x, y: as for `step`.
 
         Raises:
-            ArtifactError: an array of the wrong shape, element type or range; or the step was not built with --split
-                (one whose model returns its loss itself need not be).
+            ArtifactError: an array has a wrong shape or element type, labels are out of range, or the step was not
+                built with --split (not needed if the model returns its loss itself).
         """
         if not self.returns_loss:
             self._check_split()
@@ -287,11 +303,16 @@ class Session:
     def predict(self, x: Any, batch_size: int = 256) -> Array:
         """The predictions for any number of samples.
 
-        They are computed in batches of the model's fixed batch, or of `batch_size` if that is free. The last batch
-        is filled up with copies of its last sample where the batch is fixed, and what they give is dropped.
+        Args:
+            x: the input, or a tuple of the inputs, with any number of samples.
+            batch_size: samples per call, if the model's batch is not fixed. If it is, the last batch is padded with
+                copies of its last sample, and their predictions are dropped.
+
+        Returns:
+            One row per sample.
 
         Raises:
-            ArtifactError: an array of the wrong shape or element type, or a step that does not give one row a sample.
+            ArtifactError: an array has a wrong shape or element type, or the model does not return one row per sample.
         """
         if not self.prediction.shape:
             raise ArtifactError(
@@ -315,13 +336,13 @@ class Session:
             if found.shape[:1] != (len(piece[0]),):
                 raise ArtifactError(
                     f"{self.artifact.path}: predict gave {list(found.shape)} for {len(piece[0])} samples, so a shape "
-                    "of the model fixes another batch; build it anew from a model with a free batch."
+                    "of the model fixes another batch; build it again from a model with a free batch."
                 )
             parts.append(found[:given])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _inputs(self, x: Any) -> list[Any]:
-        """What was given for each input."""
+        """The array for each input."""
         return list(x) if isinstance(x, tuple | list) and len(self.inputs) > 1 else [x]
 
     def _array(self, spec: TensorSpec, given: Any, extents: dict[str, int], what: str, *, rows: bool = False) -> Array:
@@ -344,6 +365,7 @@ class Session:
         return arrays
 
     def _call(self, function: str, *arguments: Any) -> Any:
+        limit_thread(self.threads)  # methods may be called in another thread than the one that made the session
         try:
             return self._vm[function](*arguments)
         except Exception as error:  # TVM raises many types here; each means that the compiled function refused

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where batches come from: the order of an epoch, the contract of a source of samples, and batches of user code."""
+"""Sources of batches: the order of an epoch, the contract of a source of samples, and batches of user code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvm_convgrad.training.runtime.schema import Array
 
 
 class Batch(NamedTuple):
-    """Inputs and targets with one sample a row, and the numbers of these samples; good until the next is asked for."""
+    """Inputs and targets with one sample a row, and the numbers of these samples; valid until the next is requested."""
 
     inputs: tuple[Array, ...]
     target: Array
@@ -50,7 +50,7 @@ class Order:
         return self.size * self.count
 
     def steps(self, samples: int) -> int:
-        """The updates of the epoch; the samples that do not fill one are left out."""
+        """The updates of the epoch; the samples that do not fill one are omitted."""
         return samples // (self.size * self.total)
 
     def numbers(self, samples: int) -> Array:
@@ -72,8 +72,8 @@ class Order:
 def batches_of_epoch(seed: int, epoch: int, samples: int, batch_size: int) -> Array:
     """The sample numbers of each batch of an epoch, shape [samples // batch_size, batch_size].
 
-    The order is a permutation drawn from `seed` and `epoch`; the samples that do not fill a batch are left out, and
-    since every epoch is shuffled anew these are others each time.
+    The order is a permutation drawn from `seed` and `epoch`; the samples that do not fill a batch are omitted, and
+    since every epoch is shuffled again these are others each time.
     """
     order = np.random.default_rng([seed, epoch]).permutation(samples)
     steps = samples // batch_size
@@ -81,11 +81,11 @@ def batches_of_epoch(seed: int, epoch: int, samples: int, batch_size: int) -> Ar
 
 
 class Source(Protocol):
-    """Samples of a run. The same order gives the same batches, bit for bit, wherever in the epoch one begins."""
+    """Samples of a run. The same order gives the same batches, bit for bit, from any position in the epoch."""
 
     @property
     def digest(self) -> str:
-        """What tells it from other data; runs resume with the same only."""
+        """A digest of the data; a run resumes only with equal data."""
 
     def steps(self, size: int, total: int = 1) -> int:
         """The updates of an epoch, each of `total` batches of `size` samples."""
@@ -100,10 +100,10 @@ class Source(Protocol):
         """
 
     def name(self, number: int) -> str:
-        """What messages call a sample."""
+        """The name of a sample in messages."""
 
     def close(self) -> None:
-        """End what it has started, such as processes."""
+        """End the processes that it has started."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class IterableSource:
     Attributes:
         make: what is iterated in each epoch, or a function of the epoch's number, from 0, that gives it.
         count: the batches of an epoch; None: its len().
-        digest: tells these data from others, for runs that resume.
+        digest: of the data; a run resumes only with equal data.
 
     Raises:
         ArtifactError: an iterator, which would be used up after one epoch; or no number of batches.
@@ -143,7 +143,7 @@ class IterableSource:
             )
 
     def steps(self, size: int, total: int = 1) -> int:
-        """The updates of an epoch; `size` is the user's affair."""
+        """The updates of an epoch; `size` is not used, as the user's program makes the batches."""
         count = len(self.make) if self.count is None else self.count  # type: ignore[arg-type]
         return count // total
 
@@ -152,7 +152,7 @@ class IterableSource:
 
         Raises:
             DataError: there are fewer than announced.
-            ArtifactError: one is no tuple of arrays.
+            ArtifactError: one is not a tuple of arrays.
         """
         steps, total = self.steps(order.size, order.total), order.total
         rows = islice(self._of_epoch(order.epoch), start * total, None)
@@ -175,7 +175,7 @@ class IterableSource:
         return f"{number} of its batch"
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Nothing needs to be closed."""
 
     def _of_epoch(self, epoch: int) -> Iterable[Sequence[Any]]:
         return self.make(epoch) if callable(self.make) else self.make

@@ -4,7 +4,7 @@
 The virtual machine calls the same functions in the same order in each step of one batch size, so a call is known by its
 place. What a call belongs to follows from what it is given: those of the optimizer take the learning rate or the
 optimizer's state, those up to the one that reads the target are the forward pass and the loss, and all others the
-backward pass, also what it computes anew of the forward pass.
+backward pass, also what it computes again of the forward pass.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Timeline:
 
 @dataclass
 class _Seen:
-    """What is noted of a call in one step, where pointers are looked at."""
+    """The record of a call in the step whose pointers are read."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]

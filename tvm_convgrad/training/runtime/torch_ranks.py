@@ -81,7 +81,7 @@ def joined(timeout: float = TIMEOUT) -> Iterator[TorchRanks]:
     Raises:
         SetupError: PyTorch is missing, no launcher has named the ranks, or they cannot be reached.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what ends a run is told in one sentence
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # the error that ends a run is one sentence
     try:
         import torch.distributed as distributed
     except ModuleNotFoundError as error:
@@ -96,7 +96,7 @@ def joined(timeout: float = TIMEOUT) -> Iterator[TorchRanks]:
         distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         raise SetupError(
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: the ranks did not meet at "
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: the ranks did not connect at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout:g} s ({first_line(error)})."
         ) from error
     try:

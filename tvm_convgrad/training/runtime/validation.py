@@ -40,7 +40,7 @@ class Quality:
 
     @property
     def mean_loss(self) -> float:
-        """The loss of all samples, NaN of none."""
+        """The loss of all samples, NaN if there are none."""
         return self.loss / self.count if self.count else math.nan
 
     def measures(self, classes: int | None, pixels: bool) -> dict[str, float]:

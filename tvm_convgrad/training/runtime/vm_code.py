@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of a step as TVM's virtual machine has it: a list of calls with numbered registers, read from its text."""
+"""The code of a step for TVM's virtual machine: a list of calls with numbered registers, read from its text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tvm_convgrad.core.errors import UnsupportedError
 _CALL = re.compile(r"^ +call +(\S+) +in: *(.*?) +dst: (\S+)$")
 _BUILTIN = re.compile(r"vm\.builtin\.|convgrad_entry|shape_func")
 """Calls of the virtual machine's own functions, and those that check arguments or compute extents."""
+_NUMBER = re.compile(r"(?<=[a-z_])\d+(?=_|$)")  # no conv2d
 _HASH = re.compile(r"_*[0-9a-f]{16}$")
 
 
@@ -39,6 +40,11 @@ def without_hash(name: str) -> str:
     return _HASH.sub("", name)
 
 
+def without_numbers(name: str) -> str:
+    """The name of a kernel without the numbers of its operators: fused_add_multiply for fused_add2_multiply1."""
+    return _NUMBER.sub("", name)
+
+
 def step_calls(code: str) -> Iterator[VmCall]:
     """The calls of the function `step`, in their order.
 
@@ -59,12 +65,12 @@ def step_calls(code: str) -> Iterator[VmCall]:
             continue
         name, arguments, result = match.groups()
         if f"\n@{name}:" in code:
-            raise unknown_form(f"the step calls {name}, which is no kernel")
+            raise unknown_form(f"the step calls {name}, which is not a kernel")
         yield VmCall(name, tuple(each.strip() for each in arguments.split(",")), result)
 
 
 def constants_of(statistics: str) -> list[str]:
-    """The constants of an executable as TVM writes them; texts are among them, with quotes inside of parentheses.
+    """The constants of an executable as TVM writes them; some are texts with quotes inside of parentheses.
 
     Raises:
         UnsupportedError: there are not as many as it says.
@@ -97,4 +103,4 @@ def unknown_form(what: str) -> UnsupportedError:
     return UnsupportedError(f"TVM's executable is written in an unknown form: {what}; use TVM 0.26 or 0.27")
 
 
-__all__ = ["VmCall", "constants_of", "is_kernel", "step_calls", "unknown_form", "without_hash"]
+__all__ = ["VmCall", "constants_of", "is_kernel", "step_calls", "unknown_form", "without_hash", "without_numbers"]

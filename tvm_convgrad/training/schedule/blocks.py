@@ -29,7 +29,7 @@ def opened(function: tirx.PrimFunc) -> s_tir.Schedule:
 
 
 def root_blocks(schedule: s_tir.Schedule) -> list[s_tir.schedule.SBlockRV] | None:
-    """The blocks under the root, or None if the function is no sequence of plain loop nests."""
+    """The blocks under the root, or None if the function is not a sequence of plain loop nests."""
     function = schedule.mod["main"]
     body = function.body
     if not isinstance(body, SBlockRealize):

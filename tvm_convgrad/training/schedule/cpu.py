@@ -23,6 +23,7 @@ from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, buffer_of
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, opened, parallelise, root_blocks, work_of
 from tvm_convgrad.training.schedule.memory_bound import emitted, may_overwrite
+from tvm_convgrad.training.schedule.padding import pad_products
 from tvm_convgrad.training.schedule.reductions import choose_tile, tile_reduction
 from tvm_convgrad.training.schedule.stages import Stage, itemsize, stage_of
 
@@ -59,6 +60,7 @@ def scheduled(function: tirx.PrimFunc) -> tirx.PrimFunc:
         loops = _as_memory_bound(schedule)
         if loops is not None:
             return loops.with_attr(_kept_attributes(function))
+        pad_products(schedule)
         for block in root_blocks(schedule) or []:
             _schedule_block(schedule, block)
     except ScheduleError:

@@ -199,7 +199,7 @@ class _Emitter:
     def _inner_loop(self, group: list[Stage], bases: Any, order: LoopOrder, first: Any, count: Any) -> None:
         """`count` iterations of the inner loop, in vectors where that is possible."""
         loops, vectors = self.loops, 0
-        if order.is_contiguous:
+        if order.is_contiguous and not any(_repeats_bfloat16(stage, order.run) for stage in group):
             vectors = quotient(count, self.lanes)
             with loops.loop(vectors, "v") as v, loops.loop(self.lanes, "l", "vectorized") as lane:
                 self._store(group, bases, order.run, first + v * self.lanes + lane)
@@ -381,3 +381,9 @@ def _combined(stage: Stage, a: Any, b: Any) -> Any:
 
 def _half(value: tirx.Expr, width: int, part: int) -> Any:
     return shuffle(value, value, range(part * width, (part + 1) * width))
+
+
+def _repeats_bfloat16(stage: Stage, run: Sequence[int]) -> bool:
+    """Whether one number of bfloat16 is stored along a whole run: TVM cannot make a vector of it."""
+    moving = any(address.coefficients[axis] for _, address in stage.loads for axis in run)
+    return str(stage.store.buffer.dtype) == "bfloat16" and not moving

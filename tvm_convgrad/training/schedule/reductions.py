@@ -51,9 +51,15 @@ def _strides(region: tirx.BufferRegion, variables: list[tirx.Var]) -> list[int |
     return strides
 
 
-def choose_tile(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> Tile | None:
-    """The tile of a reduction, or None where no axis is contiguous in all operands."""
-    statement, kinds, extents = schedule.get(block), kinds_of(schedule, block), extents_of(schedule, block)
+def choose_tile(
+    schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, extents: Sequence[int | None] | None = None
+) -> Tile | None:
+    """The tile of a reduction, or None where no axis is contiguous in all operands.
+
+    Args:
+        extents: those of its iterators, if they were others than they are.
+    """
+    statement, kinds, extents = schedule.get(block), kinds_of(schedule, block), extents or extents_of(schedule, block)
     if len(statement.writes) != 1 or "S" not in kinds:
         return None
     variables = [iterator.var for iterator in statement.iter_vars]
@@ -85,7 +91,7 @@ def choose_tile(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> Til
 
 
 def _choose_rows(
-    kinds: str, extents: list[int | None], operands: list[list[int | None]], lanes_axis: int, lanes: int
+    kinds: str, extents: Sequence[int | None], operands: list[list[int | None]], lanes_axis: int, lanes: int
 ) -> dict[int, int]:
     """Up to two axes of the result to unroll, with factors: each lets the tile share the loads of another operand.
 
@@ -107,7 +113,7 @@ def _choose_rows(
 
 
 def _strided_candidates(
-    kinds: str, extents: list[int | None], operands: list[list[int | None]], result: list[int | None]
+    kinds: str, extents: Sequence[int | None], operands: list[list[int | None]], result: list[int | None]
 ) -> list[tuple[int, int, bool]]:
     """The contiguous axis of the result, where one operand is loaded with strides, if another operand does not move."""
     return [

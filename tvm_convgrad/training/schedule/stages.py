@@ -2,7 +2,7 @@
 """The loop nests of a TIR function as stages: iterators, one store, a value, and the addresses of all accesses.
 
 An address is linear: constant + sum of coefficient * iterator, in elements from the start of a contiguous tensor. What
-is not of this kind (symbolic extents, padding, gathers) is no stage.
+is not of this kind (symbolic extents, padding, gathers) is not a stage.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from relax_ops.active import rules
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.ir.recomputation import Recomputation, with_recomputation
 from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.model.program import TrainingProgram
 from tvm_convgrad.training.step.from_model import step_of_model
@@ -17,22 +19,32 @@ from tvm_convgrad.training.step.options import StepOptions
 
 @rules()
 def build_step(model: Model | TrainingProgram, options: StepOptions | None = None, /, **fields: Any) -> StepModule:
-    """The training step of a model, or of a program that computes its own gradients (whose loss, bn and dropout stay).
+    """Build the training step of a model: loss, gradients and update in one module.
 
     Args:
-        model: of `frontends.load_model` or `model.from_module`.
-        options: see `StepOptions`.
-        fields: fields of `StepOptions` as keywords, in place of `options` or to replace some of its fields:
+        model: result of `load_model` or `from_module`; a program that computes its own gradients keeps its loss, batch
+            norms and dropout.
+        options: the settings of the step; None means the defaults of `StepOptions`.
+        fields: fields of `StepOptions` as keywords, which replace those of `options`:
             `build_step(model, optimizer="adam")` is `build_step(model, StepOptions(optimizer="adam"))`.
 
     Returns:
-        One IRModule with the functions step, predict and init, and the schemas of what they take and give.
+        An IRModule with the functions step, predict and init, and the schemas of their arguments and results.
 
     Raises:
-        UnsupportedError: an option that does not exist, or that the model does not take.
-        ModelError: operators without gradient (all of them are named), or a shape that the loss does not fit.
+        UnsupportedError: an option is unknown, out of range or not supported by the model, such as `recompute` with a
+            symbolic batch.
+        ModelError: operators have no gradient (all are named), or the loss does not support the shape of the outputs.
     """
     chosen = StepOptions(**fields) if options is None else replace(options, **fields)
-    if isinstance(model, TrainingProgram):
-        return step_of_program(model, chosen)
-    return step_of_model(model, chosen)
+    step = step_of_program(model, chosen) if isinstance(model, TrainingProgram) else step_of_model(model, chosen)
+    if chosen.recompute == "none":
+        return step
+    symbolic = [schema for schema in step.inputs if not all(isinstance(extent, int) for extent in schema.shape)]
+    if symbolic:
+        raise UnsupportedError(
+            f"build_step: recompute = {chosen.recompute} needs sizes that are known, but an input is "
+            f"{symbolic[0].describe()}; build with a batch, such as --batch 8."
+        )
+    # Not among the step's options, which say what is trained.
+    return replace(step, module=with_recomputation(step.module, Recomputation.of(chosen.recompute)))

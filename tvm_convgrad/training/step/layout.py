@@ -10,7 +10,7 @@ from relax_ops.passes.layout import ConvertLayout
 _GRADIENTS = ("conv2d_backward_weight", "conv2d_backward_data")
 KERNEL_LAYOUTS = {"NHWC": "OIHW", "NHWC:OHWI": "OHWI"}
 """With "NHWC" kernels stay as the parameters are: the generated ones pack their weight anyway, and wgrad writes what
-the optimizer updates in place. With OHWI, which CUTLASS wants, each step transposes every weight, and its
+the optimizer updates in place. With OHWI, which CUTLASS requires, each step transposes every weight, and its
 gradient back.
 """
 

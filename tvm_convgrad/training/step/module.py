@@ -33,7 +33,7 @@ SPLIT_FUNCTIONS = ("gradients", "apply", "evaluate")
 
 @dataclass(frozen=True)
 class StateSchema:
-    """One tensor of the state: its name, its fixed extents, its dtype and what it is for."""
+    """Name, extents, element type and role of one tensor of the state."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,17 +43,17 @@ class StateSchema:
 
 @dataclass(frozen=True)
 class StepModule:
-    """A training step: `module` has the functions step, predict and init (see `tvm_convgrad.training`).
-
-    In `module`, the function `gradients` of a split step gives a tuple of gradients; that puts them into one buffer
-    is a pass of the compiler (`passes.flat_gradients`).
+    """A training step before compilation, as `build_step` returns it.
 
     Attributes:
-        inputs, target, prediction: the tensors that step takes and gives.
-        state: the tensors of the state in order, `initial_state` their values.
-        options: those that the step was built with, plain enough for JSON.
-        gradients: every backward convolution of the step in order: operator name and problem descriptor.
-        flat: the layout of the buffer of all gradients; None: the step is not split.
+        module: IRModule with the functions step, predict and init, and, of a split step, gradients, apply and evaluate
+            (signatures: docs/ARTIFACT.md). Before compilation, `gradients` returns a tuple instead of one flat buffer.
+        inputs, target, prediction: name, shape and element type of inputs, target and predictions.
+        state: name, shape, element type and role of each tensor of the state, in order.
+        initial_state: the initial values of these tensors.
+        options: the options that the step was built with, as JSON values.
+        gradients: operator name and problem descriptor of each backward convolution of the step, in order.
+        flat: the layout of the flat gradient buffer of a split step, otherwise None.
     """
 
     module: tvm.IRModule

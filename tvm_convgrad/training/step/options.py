@@ -20,6 +20,7 @@ from tvm_convgrad.training.step.names import (
     LOSSES,
     OPTIMIZER_DEFAULTS,
     OPTIMIZERS,
+    RECOMPUTED,
     RESULTS,
     LossName,
     OptimizerName,
@@ -30,14 +31,14 @@ _DEFAULT_SCALE = {"float32": 1.0, "float16": 1024.0, "bfloat16": 1.0}
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of losses, with the meaning of torch.nn.functional; None: the loss does without.
+    """Settings of losses, with the semantics of torch.nn.functional; None means that a setting is not used.
 
     Attributes:
-        label_smoothing: the part of each label that is spread over all classes.
+        label_smoothing: the share of each label that is distributed over all classes.
         class_weights: a weight for each class.
-        ignore_index: a class number whose positions have no loss.
-        positive_weight: for each class of `bce`, the weight of where it is.
-        delta: of `huber`, where it becomes linear; 1 by default.
+        ignore_index: the class number of positions that the loss ignores.
+        positive_weight: for each class of `bce`, the weight of positive targets.
+        delta: the absolute error at which `huber` becomes linear; 1 by default.
     """
 
     label_smoothing: float | None = None
@@ -49,41 +50,47 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What `build_step` makes of a model; every field has a default.
+    """The options of `build_step`; every field has a default.
 
     Attributes:
         loss: "cross_entropy" of class scores, "nll" of their logarithms (int64 class labels); "bce" of scores, "mse",
             "l1" and "huber" (values).
         label_smoothing, class_weights, ignore_index, positive_weight, delta: settings of the loss, see `LossSettings`.
         optimizer: "sgd", "adam", "adamw" or "lamb".
-        lr, momentum, weight_decay, nesterov, betas, eps: settings of the optimizer, with torch.optim's meaning; None
-            takes the optimizer's default.
-        decayed: "all" parameters have weight decay, or "matrices" only, those of two axes and more.
-        clip_norm: the largest norm of all gradients together, beyond which they are scaled to it, as by
-            torch.nn.utils.clip_grad_norm_; clip_value: the largest size of each number in them. None: no bound.
-        ema: a step also keeps a moving average of each parameter, which begins with its initial value and becomes
-            ema * average + (1 - ema) * parameter after each update; None: none.
+        lr, momentum, weight_decay, nesterov, betas, eps: settings of the optimizer, with the semantics of torch.optim;
+            None means the optimizer's default.
+        decayed: the parameters that have weight decay: "all", or "matrices" (those with at least two axes).
+        clip_norm: upper bound of the norm of all gradients together, as in torch.nn.utils.clip_grad_norm_; None: no
+            bound.
+        clip_value: upper bound of the absolute value of each gradient element; None: no bound.
+        ema: decay of moving averages of the parameters, which start with the initial values and become
+            ema * average + (1 - ema) * parameter after each update; None: no averages.
         dtype: "float32", or "float16"/"bfloat16" for the operands of convolutions and matrix products, which
             accumulate in float32; weights and everything else stay float32.
-        results: what these are stored in: "float32", or "operands" for the type of their operands, as PyTorch's
-            autocast does and cuDNN demands; with "activations" all that is made of them is stored in it, too, but for
-            gradients of weights, statistics and losses (see `storage`).
-        loss_scale: factor on the loss during the backward pass, undone before the optimizer; None: 1024 for float16,
-            else 1. "dynamic": one that adapts, and updates whose gradients are not finite are left out (`scaling`).
-        layout: "NCHW"; "NHWC" converts the data of convolutions to it; "NHWC:OHWI" their kernels too.
-        bn: "train" normalises with batch statistics, whatever mode the model was exported in, except for layers whose
-            scale and shift are frozen with their running statistics, which stay; "train-all" takes batch statistics
-            for those, too; "frozen" for none.
-        dropout_mode: "train" makes every dropout real (seeded by `seed` and the step counter); "off" drops nothing.
-        accumulate: micro-batches of the model's batch in one step, which then takes that many times the samples and
-            updates once, by the gradient of the mean loss (see `micro_batches`).
-        seed: of dropout.
-        split: the step has the functions gradients, apply and evaluate, too (see `split`).
-        mean, std: normalisation of the images that the step is for, one number for all channels or one for each, where
-            pixels are from 0 to 1; kept in the manifest for `convgrad run`, whose data it is applied to.
+        results: the type in which results of convolutions and matrix products are stored: "float32"; "operands" for
+            that of their operands, as in PyTorch's autocast and as cuDNN requires; "activations" for the same, and for
+            all tensors computed from them except gradients of weights, statistics and losses (see `storage`).
+        loss_scale: factor by which the loss is multiplied in the backward pass; gradients are divided by it before the
+            update. None: 1024 for float16, else 1. "dynamic": a factor that adapts; updates with gradients that are
+            not finite are skipped (`scaling`).
+        layout: "NCHW"; "NHWC": convert the data of convolutions to NHWC; "NHWC:OHWI": convert their weights, too.
+        bn: which batch norms use batch statistics, whatever mode the model was exported in: "train", all except those
+            with frozen scale and shift; "train-all", all; "frozen", none. The others use their running statistics,
+            which then do not change.
+        dropout_mode: "train" enables every dropout (seeded by `seed` and the step counter); "off" disables all.
+        accumulate: number of micro-batches of one step. A step takes that many times the model's batch, and updates
+            once by the gradient of the mean loss (see `micro_batches`).
+        seed: seed of dropout.
+        split: whether the step also has the functions gradients, apply and evaluate (see `split`).
+        recompute: which values of the forward pass are computed again in the backward pass instead of being kept, to
+            save memory: "none", "cheap" (no convolution or matrix product is computed twice) or "all". A number is a
+            budget in bytes for the tensors of a step without its state and inputs: as little as possible is recomputed
+            to meet it, or to come as close as possible. Results are bit-identical in all cases.
+        mean, std: normalisation of images with pixels from 0 to 1, one number for all channels or one for each. They
+            are stored in the manifest; `convgrad run` applies them to its data.
 
     Raises:
-        UnsupportedError: a value that does not exist, or is out of range.
+        UnsupportedError: a value is unknown or out of range.
     """
 
     loss: str = "cross_entropy"
@@ -112,6 +119,7 @@ class StepOptions:
     accumulate: int = 1
     seed: int = 0
     split: bool = False
+    recompute: str | int = "none"
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
@@ -137,6 +145,10 @@ class StepOptions:
         if self.ema is not None and not 0 < self.ema < 1:
             raise UnsupportedError(f"build_step: ema must be between 0 and 1, such as 0.999, but is {self.ema}.")
         check_normalisation(self.mean, self.std)
+        if isinstance(self.recompute, str):
+            check_choice("recompute", self.recompute, RECOMPUTED)
+        elif self.recompute < 1:
+            raise UnsupportedError(f"build_step: recompute = {self.recompute}; a budget is a positive number of bytes.")
         if self.accumulate < 1:
             raise UnsupportedError(f"build_step: accumulate = {self.accumulate}; a step takes at least 1 micro-batch.")
 
@@ -207,7 +219,7 @@ def check_loss(name: str, settings: LossSettings) -> None:
 
 
 def check_clipping(norm: float | None, value: float | None) -> None:
-    """Refuse bounds of gradients that are no positive numbers, and both at once.
+    """Refuse bounds of gradients that are not positive numbers, and both at once.
 
     Raises:
         UnsupportedError: with the sentence of the rule.
@@ -220,7 +232,7 @@ def check_clipping(norm: float | None, value: float | None) -> None:
 
 
 def check_normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
-    """Refuse means that are not finite, and deviations that are no positive numbers.
+    """Refuse means that are not finite, and deviations that are not positive numbers.
 
     Raises:
         UnsupportedError: with the sentence of the rule.

@@ -23,17 +23,23 @@ from tvm_convgrad.training.step.precision import narrow
 def per_sample_module(
     model: Model, *, loss: str = "cross_entropy", result: Result = "clipped", dtype: str = "float32"
 ) -> tvm.IRModule:
-    """An IRModule whose `main_per_sample` takes (inputs, target, parameters, states[, clip]) of a model.
+    """A module with the function `main_per_sample`, which computes the gradients of each sample of a model.
 
-    It returns the losses, the predictions, and then what the pass PerSampleGradients adds. Batch norm keeps its running
-    statistics and dropout drops nothing, as samples must stay independent of each other.
+    The function takes (inputs, target, parameters, states[, clip]) and returns the loss of each sample, the
+    predictions, and the results that the pass `PerSampleGradients` adds. As samples must be independent of each other,
+    batch norms use their running statistics, and dropout is disabled.
 
     Args:
+        model: result of `load_model` or `from_module`.
         loss, dtype: as in `build_step`; 16-bit operands of convolutions and matrix products are summed in float32.
-        result: see PerSampleGradients.
+        result: "gradients", "norms" or "clipped", as in `PerSampleGradients`.
+
+    Returns:
+        The module, for `compile_module`.
 
     Raises:
-        ModelError, UnsupportedError: as PerSampleGradients; an unknown loss or dtype.
+        ModelError: as `PerSampleGradients`.
+        UnsupportedError: the loss or the element type is unknown, or the model returns its loss itself.
     """
     check_choice("dtype", dtype, DTYPES)
     module, samples = _losses_module(model, loss)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scale of the loss that adapts: it falls when gradients overflow, and grows when they have not for long.
 
-The rule is that of torch.amp.GradScaler: an update whose gradients are not all finite is left out and halves the scale;
-INTERVAL updates in a row that are not left out double it. What it needs is three scalars of the state.
+The rule is that of torch.amp.GradScaler: an update whose gradients are not all finite is skipped and halves the scale;
+INTERVAL updates in a row that are not skipped double it. What it needs is three scalars of the state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm_convgrad.training.ir.counting import scalar
 from tvm_convgrad.training.ir.graph import element_type
 
 NAMES = (LOSS_SCALE, GOOD_UPDATES, LEFT_OUT_UPDATES)
-"""Its tensors: the scale (float32), updates since it changed or one was left out, updates left out (int64)."""
+"""Its tensors: the scale (float32), updates since it changed or one was skipped, skipped updates (int64)."""
 
 INITIAL, INTERVAL = 65536.0, 2000
 _LEAST, _MOST = 2.0**-24, 2.0**40

@@ -117,7 +117,7 @@ _OF_IMAGES: Mapping[str, Callable[[Image, Settings, np.random.Generator], Image]
 
 
 def is_quick(change: Augmentation) -> bool:
-    """Whether a change takes about as long as to copy the images, so that no process need do it ahead."""
+    """Whether a change takes about as long as to copy the images, so that no process does it in advance."""
     return change.kind in _OF_BATCHES
 
 

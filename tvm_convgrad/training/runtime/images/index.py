@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images there are: where the bytes of each are, and its target."""
+"""The index of images: where the bytes of each are, and its target."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ImageIndex:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """The first texts, and how many more there are.
+    """The first of some texts, and the number of the others.
 
     >>> listed(["a", "b", "c", "d", "e", "f", "g"])
     'a, b, c, d, e and 2 more'
@@ -84,9 +84,9 @@ def accept_targets(
         if rows:
             first = accepted[rows[0]][wrong[rows[0]]].flat[0]
             raise ArtifactError(
-                f"{index.origin}: {len(rows)} of {len(index)} samples have {what} that the model has not, such as "
-                f"{first} ({listed([index.names[row] for row in rows])}); it predicts {classes} classes, numbered 0 to "
-                f"{classes - 1}."
+                f"{index.origin}: {len(rows)} of {len(index)} samples have {what} that the model does not have, such "
+                f"as {first} ({listed([index.names[row] for row in rows])}); it predicts {classes} classes, "
+                f"numbered 0 to {classes - 1}."
             )
     return ImageIndex(index.origin, index.files, index.place, index.names, accepted, index.classes)
 

@@ -94,7 +94,7 @@ class Augmentation:
         """
         kind, _, rest = text.partition(":")
         if kind not in KINDS:
-            raise UnsupportedError(f"the augmentation {text!r} is none of {', '.join(KINDS)}.")
+            raise UnsupportedError(f"the augmentation {text!r} is not one of {', '.join(KINDS)}.")
         limits = KINDS[kind].values
         values = {name: default for name, (default, _, _) in limits.items()}
         for word in filter(None, rest.split(",")):
@@ -124,13 +124,12 @@ def parse_augmentations(texts: Sequence[str]) -> tuple[Augmentation, ...]:
     """Several, in the order in which they are applied.
 
     Raises:
-        UnsupportedError: as `Augmentation.parse`; or `resized` does not stand first.
+        UnsupportedError: as `Augmentation.parse`; or `resized` is not first.
     """
     found = tuple(map(Augmentation.parse, texts))
     if RESIZED in [each.kind for each in found[1:]]:
         raise UnsupportedError(
-            "the augmentation 'resized' stands behind another one; give it first, and once, since it takes the place "
-            "of the fit."
+            "the augmentation 'resized' is not the first one; give it first and once, since it replaces the fit."
         )
     return found
 

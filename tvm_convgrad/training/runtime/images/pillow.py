@@ -91,7 +91,7 @@ def read_image(content: bytes, channels: int, convert: bool) -> Image:
 
 
 def image_of(pixels: Array) -> Image:
-    """The image of uint8 [height, width, channels]."""
+    """The image as uint8 [height, width, channels]."""
     found: Image = pillow().image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return found
 

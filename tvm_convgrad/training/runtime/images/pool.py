@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that decode images ahead of who uses them, from the side of who starts them."""
+"""Processes that decode images in advance: the side of the process that starts them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of an image: size, channels, layout, element type and normalisation of a model's input."""
+"""How an image becomes an input: size, channels, layout, element type and normalisation of a model's input."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Recipe:
 
     @classmethod
     def of(cls, inputs: Sequence[TensorSpec], target: TensorSpec, options: ImageOptions, manifest: Any) -> Recipe:
-        """That of a step.
+        """The recipe for a step.
 
         Args:
             inputs, target: of the step.
-            options: what the user wants.
+            options: the user's options.
             manifest: the options of the build, of which `mean` and `std` are used.
 
         Raises:
@@ -123,7 +123,7 @@ def _extents(spec: TensorSpec) -> tuple[int, int, int, bool]:
     first, middle, last = (int(extent) for extent in shape)
     if (first in _CHANNELS) == (last in _CHANNELS):
         raise UnsupportedError(
-            f"which axis of the input {spec.name!r}, {spec}, has the channels cannot be told: one of axes 1 and 3 has "
+            f"which axis of the input {spec.name!r}, {spec}, has the channels is ambiguous: one of axes 1 and 3 has "
             "to have 1, 3 or 4; give an .npz, or batches from Python."
         )
     return (middle, last, first, False) if first in _CHANNELS else (first, middle, last, True)

@@ -69,7 +69,7 @@ def index_shards(pattern: Path) -> ImageIndex:
     """
     shards = expand(str(pattern))
     if not shards:
-        raise ArtifactError(f"{pattern}: the braces stand for no shard; give them as {{first..last}}.")
+        raise ArtifactError(f"{pattern}: the braces expand to no shard; give them as {{first..last}}.")
     missing = [shard for shard in shards if not Path(shard).is_file()]
     if missing:
         raise ArtifactError(f"{pattern}: {len(missing)} of {len(shards)} shards are not there: {listed(missing)}.")
@@ -103,7 +103,7 @@ def index_shards(pattern: Path) -> ImageIndex:
 
 @dataclass
 class _Sample:
-    """What has been found of a key."""
+    """The files of a key that have been found."""
 
     images: list[tuple[int, int]] = field(default_factory=list)
     targets: list[Array] = field(default_factory=list)
@@ -111,7 +111,7 @@ class _Sample:
 
     @property
     def fault(self) -> str:
-        """Why it is no sample, or ""."""
+        """Why it is not a sample, or ""."""
         if self.wrong:
             return self.wrong
         if not self.images:
@@ -122,7 +122,7 @@ class _Sample:
 
 
 def _samples(shard: str) -> dict[str, _Sample]:
-    """The samples of a shard by key, the path up to the first dot of the file's name; members of other kinds pass."""
+    """The samples of a shard by key, the path up to the first dot of the file's name; other members are ignored."""
     found: dict[str, _Sample] = {}
     for member, content in _members(shard):
         folder, _, file = member.name.rpartition("/")
@@ -160,7 +160,7 @@ def _members(shard: str) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ArtifactError(
             f"{shard}: the shard cannot be opened as a tar file that is not compressed ({first_line(error)}); write it "
-            "anew, or remove it from the range."
+            "again, or remove it from the range."
         ) from error
 
 

@@ -51,7 +51,9 @@ class SharedArrays:
             return cls.attach(descriptor, shapes)
         except OSError as error:
             os.close(descriptor)
-            raise SetupError(f"{size:,} bytes of shared memory for images cannot be had ({error.strerror}).") from error
+            raise SetupError(
+                f"{size:,} bytes of shared memory for images cannot be allocated ({error.strerror})."
+            ) from error
 
     @classmethod
     def attach(cls, descriptor: int, shapes: Shapes) -> SharedArrays:

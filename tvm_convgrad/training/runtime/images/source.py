@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexed images as a `Source`: decoded once if they fit into memory, else by processes that are ahead of the step."""
+"""Indexed images as a `Source`: decoded once if they fit into memory, else in advance by other processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ImageSource:
 
     @property
     def digest(self) -> str:
-        """That of the index, and the recipe."""
+        """A digest of the index and the recipe."""
         return f"{self.index.digest} {self.recipe}"
 
     def name(self, number: int) -> str:
@@ -127,7 +127,7 @@ class ImageSource:
             ahead.close()
 
     def close(self) -> None:
-        """End the processes and give the memory back."""
+        """End the processes and free the memory."""
         self._stop()
         self._decoder.close()
         if self._shared.arrays:
@@ -183,7 +183,7 @@ class ImageSource:
         return Batch((out,), self.index.targets[numbers], numbers)
 
     def _jobs(self, order: Order, start: int) -> Iterator[tuple[Place, Array, Seeds]]:
-        """The batches from a place on, for ever: those of the next epoch are decoded while this one ends."""
+        """The batches from a position on, without end: those of the next epoch are decoded while this one ends."""
         while True:
             numbers = order.numbers(len(self))
             for number in range(start, len(numbers)):
@@ -201,7 +201,7 @@ class ImageSource:
 
 
 class _Ahead:
-    """Batches that processes make before they are asked for, each in a slot that is used again."""
+    """Batches that processes make before they are requested, each in a slot that is used again."""
 
     def __init__(self, source: ImageSource, size: int) -> None:
         self.size = size

@@ -20,7 +20,7 @@ def ensemble_loss(loss: Loss, count: int, own_data: bool) -> Loss:
     A sum, so that each member's gradients are those of its own loss.
 
     Raises:
-        UnsupportedError: a weighted mean, which is none of the samples' own losses.
+        UnsupportedError: a weighted mean, which is not a mean of the samples' own losses.
     """
     if not loss.of_samples:
         raise UnsupportedError(

@@ -37,5 +37,5 @@ def find_loss(name: str, settings: LossSettings | None = None) -> Loss:
     settings = settings or LossSettings()
     check_loss(name, settings)
     if name not in LOSS_FUNCTIONS:
-        raise UnsupportedError(f"loss = {name!r} is no function; choose one of {', '.join(LOSS_FUNCTIONS)}.")
+        raise UnsupportedError(f"loss = {name!r} is not a function; choose one of {', '.join(LOSS_FUNCTIONS)}.")
     return LOSS_FUNCTIONS[name](settings)

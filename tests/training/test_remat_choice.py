@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is repeated: random programs with overwriting calls and views compute the same, in less memory; and offsets."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tvm_convgrad.training.passes.arena import ALIGNMENT, Span, offsets_of
+from tvm_convgrad.training.passes.remat_choice import Call, Program, Schedule
+
+LAYERS = 24
+
+
+def chain(layers: int = LAYERS) -> Program:
+    """Forward calls of 100 bytes, and backward calls that read the one before and the forward call of their layer."""
+    forward = [Call((place - 1,) if place else (), 100, None, 1.0, True) for place in range(layers)]
+    backward = [Call((layers + n - 1, layers - 1 - n) if n else (layers - 1,), 10, None, 2.0) for n in range(layers)]
+    return Program([*forward, *backward], [2 * layers - 1])
+
+
+def results(program: Program, schedule: Schedule) -> dict[int, int]:
+    """What the calls of a program compute, where each memory is really overwritten by those that do so.
+
+    A call gives a number that depends on its place and on what it reads at that moment.
+    """
+    memory: dict[tuple[int, bool], list[int]] = {}
+    found = {}
+    for entry in schedule.entries:
+        call = program.calls[entry.call]
+        value = hash((entry.call, tuple(memory[read][0] for read in entry.reads)))
+        if call.view is None:
+            memory[entry.call, entry.again] = [value]
+        else:
+            cell = memory[entry.reads[call.view]]
+            if call.overwrites:
+                cell[0] = value
+            memory[entry.call, entry.again] = cell
+        if not entry.again:
+            found[entry.call] = memory[entry.call, False][0]
+    return found
+
+
+def random_program(seed: int) -> Program:
+    draw = random.Random(seed)
+    calls: list[Call] = []
+    gone: set[int] = set()  # overwritten, or views of what is
+    root: list[int] = []
+    for place in range(draw.randrange(5, 60)):
+        there = [n for n in range(place) if root[n] not in gone and calls[n].until >= place]
+        reads = tuple(draw.sample(there, min(len(there), draw.randrange(4))))
+        size, seconds = draw.choice((0, 10, 100, 1000)), draw.random()
+        kind = draw.random() if reads else 1.0
+        if kind < 0.1:
+            calls.append(Call(reads, 0, 0, seconds, False, overwrites=(0,)))
+            gone.add(root[reads[0]])
+            root.append(place)  # what is behind it is a value of its own
+            root[-1] = place
+        elif kind < 0.2:
+            calls.append(Call(reads[:1], 0, 0, 0.0, True))
+            root.append(root[reads[0]])
+        else:
+            until = place + draw.randrange(1, 40) if draw.random() < 0.1 else 1 << 60
+            calls.append(Call(reads, size, None, seconds, draw.random() < 0.8, until=until))
+            root.append(place)
+    return Program(calls, [len(calls) - 1])
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_programs_compute_the_same(seed: int) -> None:
+    program = random_program(seed)
+    plain = program.schedule({})
+    assert plain is not None
+    wanted = results(program, plain)
+    for schedule in (program.least()[1], program.within(plain.peak * 2 // 3)[1]):
+        assert results(program, schedule) == wanted
+        assert schedule.peak <= plain.peak
+        repeated = schedule.repeated
+        assert len(set(repeated)) == len(repeated), "each at most once"
+        assert all(program.calls[call].repeatable for call in repeated)
+        for entry in schedule.entries:
+            assert all(again or program.calls[read].until >= entry.place for read, again in entry.reads)
+
+
+def test_a_chain_takes_little_of_its_memory() -> None:
+    """A budget is kept, for the price of one forward pass at most."""
+    program = chain()
+    plain = program.schedule({})
+    assert plain is not None
+    assert plain.peak == LAYERS * 100 + 10
+    for budget in (plain.peak * 3 // 4, plain.peak // 2):
+        schedule = program.within(budget)[1]
+        assert schedule.peak <= budget
+        dropped = (plain.peak - budget + 99) // 100
+        assert dropped <= len(schedule.repeated) <= LAYERS
+    least = program.least()[1]
+    assert least.peak < plain.peak // 2
+    assert program.seconds(least.repeated) <= LAYERS
+
+
+def test_nothing_is_repeated_without_need() -> None:
+    program = chain()
+    schedule = program.within(LAYERS * 100 + 10)[1]
+    assert not schedule.repeated
+    assert program.within(LAYERS * 100 + 9)[1].repeated, "one byte less, and something is"
+
+
+def test_the_cheaper_of_two_values_is_repeated() -> None:
+    slow, fast, between = Call((), 100, None, 5.0, True), Call((), 100, None, 1.0, True), Call((), 100, None, 1.0)
+    program = Program([slow, fast, between, Call((0,), 1), Call((1,), 1)], [])
+    schedule = program.within(250)[1]
+    assert schedule.repeated == [1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_tensors_that_live_at_the_same_time_do_not_overlap(seed: int) -> None:
+    draw = random.Random(seed)
+    spans = []
+    for _ in range(draw.randrange(1, 60)):
+        first = draw.randrange(100)
+        spans.append(Span(draw.choice((1, 64, 100, 4096, 70000)), first, draw.randrange(first, 101)))
+    offsets, total = offsets_of(spans)
+    taken = np.full((101, total), False)
+    for offset, (size, first, last) in zip(offsets, spans, strict=True):
+        assert offset % ALIGNMENT == 0
+        place = taken[first : last + 1, offset : offset + size]
+        assert not place.any()
+        place[:] = True
+    assert taken[:, -1].any(), "nothing behind the last tensor"
+    assert total <= sum(-(-span.bytes // ALIGNMENT) * ALIGNMENT for span in spans)
+
+
+def test_tensors_after_each_other_share_their_place() -> None:
+    offsets, total = offsets_of([Span(64, 0, 1), Span(128, 2, 3), Span(64, 2, 2), Span(192, 4, 5)])
+    assert (offsets, total) == ([0, 0, 128, 0], 192)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions; TVM's importer lacks transposed ones of rank 3, and output padding that is as wide as the stride."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tvm import relax
+from tvm.relax import op
+
+from tvm_convgrad.training.ir.graph import static_shape
+
+if TYPE_CHECKING:  # optional packages
+    import torch
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+_TRANSPOSED = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose}
+
+
+def convolution(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """A convolution or a transposed one, with a bias or None.
+
+    Output padding extends the result at its end. What is added is first what the padding crops there, then zeros.
+    """
+    x, weight, bias, strides, padding, dilation, transposed, output_padding, groups = importer.retrieve_args(node)
+    rank = len(static_shape(x)) - 2
+    low, steps, more = (_each(given, rank) for given in (padding, strides, output_padding))
+    is_wide = any(extent >= step for extent, step in zip(more, steps, strict=True))
+    if not transposed or (rank < 3 and not is_wide):
+        return importer._convolution(node)
+    emit, zeros = importer.block_builder.emit, [0] * rank
+    high = low
+    if is_wide:
+        zeros = [max(extent - cropped, 0) for extent, cropped in zip(more, low, strict=True)]
+        high = [max(cropped - extent, 0) for extent, cropped in zip(more, low, strict=True)]
+        more = [0] * rank
+    space = "DHW"[-rank:]
+    y = emit(
+        _TRANSPOSED[rank](
+            x,
+            weight,
+            strides=steps,
+            padding=[*low, *high],
+            output_padding=more,
+            dilation=_each(dilation, rank),
+            groups=groups,
+            data_layout=f"NC{space}",
+            kernel_layout=f"IO{space}",
+        )
+    )
+    if any(zeros):
+        y = emit(op.nn.pad(y, [0] * 4 + [width for after in zeros for width in (0, after)]))
+    return y if bias is None else emit(op.add(y, emit(op.reshape(bias, (1, -1, *[1] * rank)))))
+
+
+def _each(given: Sequence[int], rank: int) -> list[int]:
+    """One number for each axis, of a list that may have one for all."""
+    return [*given] * (rank // len(given))
+
+
+__all__ = ["convolution"]
