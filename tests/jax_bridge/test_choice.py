@@ -19,6 +19,7 @@ bridge = pytest.importorskip("tvm_convgrad.jax")
 import jax.numpy as jnp  # noqa: E402
 
 from tvm_convgrad.bridge import choice as choices  # noqa: E402
+from tvm_convgrad.core.errors import ConvGradError  # noqa: E402
 from tvm_convgrad.jax import choice, patching  # noqa: E402
 
 
@@ -70,7 +71,7 @@ def test_it_is_really_measured(fresh, store: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_patches_nest_and_end(fresh, store: Path) -> None:
-    """A function that was jitted is traced anew under another patch, and under the same one is not."""
+    """A function that was jitted is traced again under another patch, and under the same one is not."""
     traced = []
 
     @jax.jit
@@ -89,6 +90,15 @@ def test_patches_nest_and_end(fresh, store: Path) -> None:
     assert patching._policy.value is None
     function(*operands())
     assert [each and each.always for each in traced] == [None, True]
+
+
+@pytest.mark.parametrize("given", [{"always": "no"}, {"always": 1}, {"folder": ""}, {"folder": 3}])
+def test_wrong_arguments_are_refused(given) -> None:
+    """What was patched stays so."""
+    before = patching._policy.get_global()
+    with pytest.raises(ConvGradError, match=f"patch: {next(iter(given))} is"):
+        bridge.patch(**given)
+    assert patching._policy.get_global() == before
 
 
 def test_threads(fresh, store: Path) -> None:

@@ -18,7 +18,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """It has the entries in C++, too."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "torch_store"
-    kernels(folder).request_library(TORCH_ENTRIES).result()
+    kernels(folder).request_library(TORCH_ENTRIES, bytes).result()
     return folder
 
 

@@ -140,6 +140,15 @@ def test_a_store_of_others_is_not_used(fresh, tmp_path: Path) -> None:
     assert not list(folder.rglob("*.object"))
 
 
+def test_a_store_that_cannot_be_written_is_told(fresh) -> None:
+    """It is the process that compiles which finds that out."""
+    choice._warned.clear()
+    folder = Path("/proc/nothing")  # no folder can be made there, by no user
+    with bridge.enable(wait=True, always=True, folder=folder), pytest.warns(RuntimeWarning, match="cannot be written"):
+        calls(3)
+    assert bridge.stats().kernel_calls == 2
+
+
 def test_without_a_compiler_training_goes_on(fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One warning says why, however many calls there are."""
     monkeypatch.setattr(sys, "executable", "/bin/false")

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,12 +18,28 @@ bridge = pytest.importorskip("tvm_convgrad.torch")
 
 from tvm_convgrad.bridge import choice  # noqa: E402
 from tvm_convgrad.bridge.job import TORCH_ENTRIES, library_key  # noqa: E402
-from tvm_convgrad.bridge.store import Kernels  # noqa: E402
-from tvm_convgrad.core.errors import ProblemError  # noqa: E402
+from tvm_convgrad.bridge.store import Kernels, kernels  # noqa: E402
+from tvm_convgrad.core.errors import ConvGradError  # noqa: E402
 from tvm_convgrad.torch import override  # noqa: E402
 
 F = torch.nn.functional
 ALL = (True, True, True)
+DAMAGED = b"\x7fELF and nothing more"
+
+
+class Made:
+    """A process that compiles, which always gives one library, and keeps it."""
+
+    def __init__(self, kept, content: bytes) -> None:
+        self.kept, self.content, self.problem = kept, content, ""
+
+    def make(self, job, refused=None) -> bytes:
+        assert refused == DAMAGED
+        self.kept.put(library_key(job), self.content)
+        return self.content
+
+    def stop(self) -> None:
+        """There is nothing to end."""
 
 
 @pytest.fixture
@@ -163,22 +182,70 @@ def test_memory_of_freed_results_is_kept(fresh, store: Path) -> None:
     assert bridge.stats().kept_bytes == 0
 
 
-def test_a_negative_number_of_bytes_is_refused() -> None:
-    with pytest.raises(ProblemError, match="kept_memory is -1"):
-        bridge.enable(kept_memory=-1)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kept_memory": -1}, "kept_memory is -1; give bytes from 0"),
+        ({"kept_memory": 2**64}, "kept_memory is 18446744073709551616; give bytes from 0"),
+        ({"kept_memory": 1e9}, "kept_memory is 1000000000.0, a float; give a number of bytes"),
+        ({"kept_memory": float("nan")}, "kept_memory is nan, a float"),
+        ({"kept_memory": True}, "kept_memory is True, a bool"),
+        ({"kept_memory": None}, "kept_memory is None"),
+        ({"wait": "no"}, "wait is 'no', a str; give True or False"),
+        ({"always": 1}, "always is 1, a int"),
+        ({"forward": None}, "forward is None"),
+        ({"folder": ""}, "folder is ''"),
+        ({"folder": "a\0b"}, "folder is 'a"),
+        ({"folder": b"a"}, "folder is b'a', a bytes; give a path"),
+        ({"folder": 3}, "folder is 3"),
+    ],
+)
+def test_wrong_arguments_are_refused(given, words: str, fresh) -> None:
+    """What was enabled stays so."""
+    with pytest.raises(ConvGradError, match=re.escape(f"enable: {words}")):
+        bridge.enable(**given)
+    assert override.BRIDGE.native
+    assert override.BRIDGE.kept_memory == override.KEPT_MEMORY
 
 
-def test_a_damaged_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls go through Python, with a warning where the loader refuses it; where bytes are missing, it is removed."""
+def test_numbers_and_paths_of_other_kinds_are_taken(fresh, store: Path) -> None:
+    with bridge.enable(kept_memory=np.int64(5), always=np.True_, folder=os.path.relpath(store)):
+        assert override.BRIDGE.kept_memory == 5
+        assert override.BRIDGE.folder.samefile(store)
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_damaged_library_is_made_anew(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    """By who calls often; until then calls go through Python. A second one that is refused is one warning."""
     monkeypatch.setattr(override, "BRIDGE", override.Bridge())
-    kept = Kernels(tmp_path).kept
-    kept.put(library_key(TORCH_ENTRIES), b"\x7fELF and nothing more")
+    monkeypatch.setattr(override, "WORTH_COMPILING", 2)
+    key, whole = library_key(TORCH_ENTRIES), Kernels(store).kept.get(library_key(TORCH_ENTRIES))
+    used = kernels(tmp_path)
+    used.kept.put(key, DAMAGED)
+    monkeypatch.setattr(used, "_worker", Made(used.kept, whole if is_loaded else DAMAGED + b"?"))
     choice._warned.clear()
-    with pytest.warns(RuntimeWarning, match="cannot be loaded"):
-        bridge.enable(folder=tmp_path)
-    assert not override.BRIDGE.native
-    F.conv2d(*operands())
-    bridge.disable()
+    with bridge.enable(folder=tmp_path), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert not override.BRIDGE.native
+        for _ in range(3):
+            F.conv2d(*operands(torch.float64))
+        wait = override.BRIDGE._asked
+        if wait is not None:
+            wait.exception()
+        for _ in range(3):
+            F.conv2d(*operands(torch.float64))
+    said = [str(each.message) for each in warned if "tvm_convgrad.torch" in str(each.message)]
+    assert len(said) == (not is_loaded), said
+    assert is_loaded or "cannot be loaded" in said[0]
+    with bridge.enable(folder=tmp_path):
+        assert override.BRIDGE.native == is_loaded
+
+
+def test_a_library_of_which_bytes_are_missing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(override, "BRIDGE", override.Bridge())
+    Kernels(tmp_path).kept.put(library_key(TORCH_ENTRIES), DAMAGED)
     path = next(tmp_path.rglob("*.object"))
     path.write_bytes(path.read_bytes()[:-1])
     with bridge.enable(folder=tmp_path):

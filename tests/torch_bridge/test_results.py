@@ -106,3 +106,49 @@ def test_only_what_is_wanted_is_given(wanted, transposed: bool, kernels_always: 
         for one, other in zip(results, own, strict=True):
             if one is not None:
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+@in_both
+def test_nothing_that_is_wanted_is_refused_all_the_same(kernels_always: None) -> None:
+    """By PyTorch, which checks the call in any case, in each of the calls."""
+    x, w, dy = torch.ones(1, 2, 3), torch.ones(1, 3, 1), torch.ones(1, 3, 6)
+    for dtype in (torch.float32, torch.float64):
+        tensors = [each.to(dtype) for each in (dy, x, w)]
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="to have 1 channels"):
+                torch.ops.aten.convolution_backward(*tensors, [3], [2], [0], [1], True, [1], 1, [False] * 3)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_lost(bad: float, groups: int, last: bool, kernels_always: None) -> None:
+    """It is in each result that reads it; where a tap reads padding, zero times it may be left out."""
+    kind = torch.channels_last if last else torch.contiguous_format
+    shapes = (2, 8, 8, 8), (2, 8, 8, 8), (8, 8 // groups, 3, 3)
+    dy, x, w = (torch.rand(shape).add(1).to(memory_format=kind) for shape in shapes)
+    dy[0, 2, 0, 3], x[1, 3, 5, 6], x[0, 0, 0, 0], w[5, 0, 0, 2] = bad, bad, bad, bad
+
+    def results(dy, x, w):
+        call = (w, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, [True, True, False])
+        dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, *call)
+        return torch.conv2d(x, w, padding=1, groups=groups), dx, dw
+
+    ones = [torch.ones_like(each, dtype=torch.float64) for each in (dy, x, w)]
+    marks = [(~each.isfinite()).double() for each in (dy, x, w)]
+    of_dy, of_x, of_w = (results(*ones[:place], mark, *ones[place + 1 :]) for place, mark in enumerate(marks))
+    must = of_x[0] + of_w[0], of_dy[1] + of_w[1], of_dy[2] + of_x[2]
+    in_dy, in_x = (mark.amax((0, 2, 3)) for mark in marks[:2])
+    in_w = marks[2].view(groups, 8 // groups, -1, 9).amax(-1)  # of a group's outputs and inputs
+    may = (
+        in_w.amax(2).view(1, 8, 1, 1),
+        in_w.amax(1).view(1, 8, 1, 1),
+        in_dy.view(8, 1, 1, 1) + in_x.view(groups, 1, -1).expand(-1, 8 // groups, -1).reshape(8, -1, 1, 1),
+    )
+    results(dy, x, w)
+    before = bridge.stats().kernel_calls
+    found = results(dy, x, w)
+    assert bridge.stats().kernel_calls == before + 2
+    for each, read, padding in zip(found, must, may, strict=True):
+        assert not each[read > 0.5].isfinite().any()
+        assert each[read + padding < 0.5].isfinite().all()

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
 
+from tvm_convgrad.bridge.given import store_folder
 from tvm_convgrad.bridge.job import Job
 from tvm_convgrad.bridge.library import Kernel
 from tvm_convgrad.bridge.store import kernels
@@ -62,20 +63,20 @@ class CompiledOperator:
     def __call__(
         self, first: DLPack, second: DLPack, *, out: Tensor | None = None, threads: int | None = None
     ) -> Tensor:
-        """Compute, in the arrays' own memory.
+        """Compute the operator on the given arrays, without copying them.
 
         Args:
-            first, second: the operands, contiguous, of the shapes and types in `operands`.
-            out: what the result is written to; it shares no memory with the operands. None: a new PyTorch tensor if
+            first, second: the operands: contiguous arrays with the shapes and types in `operands`.
+            out: array for the result, which must not overlap the operands. None: a new PyTorch tensor if
                 `first` is one, otherwise a new numpy array.
-            threads: None is PyTorch's number if PyTorch is loaded, otherwise all cores.
+            threads: number of threads; None means PyTorch's number if PyTorch is loaded, otherwise all cores.
 
         Returns:
             `out`, or the new array.
 
         Raises:
-            ProblemError: a shape is another one, an array is not contiguous, or `out` overlaps an operand.
-            DTypeError: an element type is another one.
+            ProblemError: an array has another shape or is not contiguous, or `out` overlaps an operand.
+            DTypeError: an array has another element type.
             UnsupportedError: an array is not in the CPU's memory.
         """
         held = []
@@ -129,27 +130,30 @@ class _Memory:
         self.end = self.address + int(np.prod(shape, dtype=np.int64)) * DTYPE_BYTES[dtype]
 
 
-def compile_operator(operator: str, problem: str | ConvProblem, *, folder: Path | None = None) -> CompiledOperator:
-    """One operator, compiled for this CPU, as a function of numpy arrays, PyTorch tensors or others with DLPack.
+def compile_operator(
+    operator: str, problem: str | ConvProblem, *, folder: str | os.PathLike[str] | None = None
+) -> CompiledOperator:
+    """Compile one operator for this CPU: a function of numpy arrays, PyTorch tensors or other DLPack arrays.
 
-    The process needs no TVM: another one compiles, once, and keeps the machine code in the user's cache folder
-    (CONVGRAD_CACHE names another), from which it is loaded in about a millisecond. Kernels run on the OpenMP threads
-    that the process has: PyTorch's, if it is loaded first.
+    TVM is not loaded into this process: another process compiles the operator once and stores the machine code in the
+    user's cache folder (or CONVGRAD_CACHE), from which it is loaded in about a millisecond. Kernels run on the OpenMP
+    threads of the process: PyTorch's, if PyTorch is loaded first.
 
     Args:
         operator: conv{1,2,3}d(data, weight), conv{1,2,3}d_backward_weight(grad, data) or
             conv{1,2,3}d_backward_data(grad, weight); or conv{1,2,3}d_transpose(data, weight) and, with the operands of
             the others, conv{1,2,3}d_transpose_backward_weight and conv{1,2,3}d_transpose_backward_data.
-        problem: the convolution, or its descriptor; of a transposed one the convolution whose gradient it is, so that
-            its data is the problem's grad.
-        folder: of compiled objects; None is the default one.
+        problem: the convolution, or its descriptor. For a transposed operator, the convolution whose dgrad it is: its
+            data then has the shape of the problem's grad.
+        folder: where compiled objects are stored; None means the default folder.
 
     Returns:
         A function (first, second, *, out=None, threads=None).
 
     Raises:
-        DescriptorError, ProblemError: there is no such convolution; the operator is of another rank.
-        UnsupportedError: there is no such operator, or no kernel computes this problem.
+        DescriptorError, ProblemError: the problem is not valid, or its rank is not that of the operator.
+        DTypeError: `folder` is not a path.
+        UnsupportedError: the operator is unknown, or no kernel supports this problem.
         SetupError: TVM, a C++ compiler or OpenMP is missing.
 
     Example:
@@ -164,7 +168,9 @@ def compile_operator(operator: str, problem: str | ConvProblem, *, folder: Path 
     rank, direction, names, swapped = _operator(operator)
     if rank != known.rank:
         raise ProblemError(f"{operator}: {known.descriptor} has {known.rank} spatial axes, not {rank}")
-    kernel = kernels(folder).request(Job(direction.name, known.descriptor)).result()
+    store = kernels(store_folder("compile: folder", folder))
+    store.compile_here()
+    kernel = store.request(Job(direction.name, known.descriptor)).result()
     return CompiledOperator(operator, known, kernel, names, swapped)
 
 

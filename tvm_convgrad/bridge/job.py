@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import tvm_convgrad
+from tvm_convgrad.bridge.compiler import compiler_identity
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.entries import default_path
 from tvm_convgrad.core.problem import ConvProblem
@@ -27,7 +29,7 @@ SYMBOL = "kernel"
 """The name that every kernel has in its library."""
 
 HOST, XLA_HOST, TORCH_ENTRIES = "host", "xla", "torch"
-"""The jobs that are no kernels: what kernels call, on OpenMP's threads and on XLA's (JAX); PyTorch's entries."""
+"""The jobs that are not kernels: what kernels call, on OpenMP's threads and on XLA's (JAX); PyTorch's entries."""
 
 HEADERS = {XLA_HOST: "jaxlib", TORCH_ENTRIES: "torch"}
 """The packages whose headers those jobs need."""
@@ -95,7 +97,7 @@ def digest(parts: list[object]) -> str:
 
 @lru_cache(maxsize=1)
 def surroundings() -> list[object]:
-    """What kernels depend on beside the job: this CPU, its cores, our sources, TVM, and the tuned plans."""
+    """What kernels depend on beside the job: CPU, cores, C library, our sources, TVM, and the tuned plans."""
     sources, root = hashlib.sha256(), Path(tvm_convgrad.__file__).parent
     for name in _SOURCES:
         found = [root / name] if (root / name).is_file() else (root / name).rglob("*")
@@ -110,14 +112,20 @@ def surroundings() -> list[object]:
         platform.machine(),
         _cpu(),
         available_cores(),
+        _c_library(),
         _tunings(),
     ]
 
 
-def library_key(name: str) -> str:
-    """The key of the library of a job that is no kernel."""
+def library_key(name: str, any_compiler: bool = False) -> str:
+    """The key of the library of a job that is not a kernel.
+
+    Such a library is C++, so that it depends on the compiler. Where there is none, one that any compiler made serves.
+    """
     package = HEADERS.get(name)
-    return digest([name] if package is None else [name, installed_version(package), _states(package)])
+    made_by = [] if any_compiler else compiler_identity()
+    headers = [] if package is None else [installed_version(package), _states(package)]
+    return digest([name, *headers, made_by])
 
 
 def package_folder(package: str) -> Path | None:
@@ -148,6 +156,14 @@ def _cpu() -> list[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = ("model", "vendor_id", "cpu family", "flags", "Features", "CPU part", "CPU implementer")
     return list(dict.fromkeys(line for line in lines if line.startswith(names)))
+
+
+def _c_library() -> str:
+    """The C library and its version: what is linked against a newer one is not loaded."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (OSError, ValueError):  # of another C library than GNU's
+        return "-".join(platform.libc_ver())
 
 
 def _tunings() -> str:

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import itertools
 import os
+import resource
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from tvm_convgrad.bridge.job import Job
 from tvm_convgrad.core.errors import SetupError
@@ -21,6 +24,8 @@ _CONTEXT = {
 
 _CODES = {"float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "bfloat16": (4, 16)}
 _CPU = 1
+_MOST_FILES = 16384  # a higher number makes the system's table of files larger
+_AT_ONCE = 16  # threads that load libraries
 _numbers = itertools.count(1)
 
 
@@ -41,6 +46,10 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class LoadError(SetupError):
+    """The system's loader refuses a library, or it lacks what it should have: another one has to be made."""
+
+
 class Host:
     """What kernels call: parallel loops on the OpenMP pool that this process has, and scratch memory.
 
@@ -54,11 +63,12 @@ class Host:
         """Load it.
 
         Raises:
-            SetupError: the system's loader refuses it, or there is no OpenMP.
+            LoadError: the system's loader refuses it.
+            SetupError: there is no OpenMP.
         """
         self._library = load(content, "the functions that kernels call")
+        self.call = function_of(self._library, "convgrad_call")
         self._use_threads()
-        self.call = self._library.convgrad_call
         self.call.argtypes = (
             ctypes.c_void_p,
             ctypes.c_void_p,
@@ -91,7 +101,7 @@ class XlaHost(Host):
     launch = "convgrad_xla_launch"
 
     def _use_threads(self) -> None:
-        self.handler = self._library.convgrad_xla_run
+        self.handler = function_of(self._library, "convgrad_xla_run")
         self._library.convgrad_xla_register.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
         self._library.convgrad_xla_register.restype = None
         self._library.convgrad_xla_calls.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))
@@ -142,7 +152,7 @@ class Kernel:
         """Load it.
 
         Raises:
-            SetupError: the system's loader refuses it.
+            LoadError: the system's loader refuses it.
         """
         self.job, self._host = job, host
         self._library = load(content, f"{job.direction} of {job.descriptor}")
@@ -159,10 +169,7 @@ class Kernel:
                 for (shape, dtype), kept in zip(tensors, self._shapes, strict=True)
             )
         )
-        try:
-            entry = ctypes.cast(self._library[f"__tvm_ffi_{symbol}"], ctypes.c_void_p).value
-        except AttributeError as error:
-            raise SetupError(f"{job.direction} of {job.descriptor}: the library has no kernel ({error})") from error
+        entry = ctypes.cast(function_of(self._library, f"__tvm_ffi_{symbol}"), ctypes.c_void_p).value
         self._call, self._entry, self._described = host.call, entry, ctypes.addressof(self._tensors)
         self._count, self._last = len(tensors), (None,) * (4 - len(tensors))
 
@@ -190,17 +197,45 @@ def load(content: bytes, what: str) -> ctypes.CDLL:
     """A library from memory: what was checked is what runs, and no file is left behind. `what` it is, for errors.
 
     Raises:
-        SetupError: the system's loader refuses it.
+        LoadError: the system's loader refuses it.
+        SetupError: there is no memory for it, or no more file can be open.
     """
-    descriptor = os.memfd_create("convgrad")
     try:
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            file.write(content)
-        return ctypes.CDLL(_unique_path(descriptor), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        descriptor = os.memfd_create("convgrad")
+        try:
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(content)
+            high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _highest())
+        finally:
+            os.close(descriptor)
+        try:
+            return ctypes.CDLL(_unique_path(high), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        finally:
+            os.close(high)
     except OSError as error:
-        raise SetupError(f"{what}: the library cannot be loaded ({error})") from error
-    finally:
-        os.close(descriptor)
+        kind = LoadError if error.errno is None else SetupError  # the loader's errors have words, and no number
+        raise kind(f"{what}: the library cannot be loaded ({error})") from error
+
+
+def _highest() -> int:
+    """From which on a file's number is not taken by another file later, as the least free number is.
+
+    Who writes stack traces, as TVM does for each error, opens the paths of all libraries, and maps what it finds there.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(0, (min(limit, _MOST_FILES) if limit >= 0 else _MOST_FILES) - _AT_ONCE)
+
+
+def function_of(library: ctypes.CDLL, name: str) -> Any:
+    """A function of a library.
+
+    Raises:
+        LoadError: it has none of that name.
+    """
+    try:
+        return getattr(library, name)
+    except AttributeError as error:
+        raise LoadError(f"the library has no function {name} ({error})") from error
 
 
 def _unique_path(descriptor: int) -> str:
@@ -209,4 +244,4 @@ def _unique_path(descriptor: int) -> str:
     return f"/proc/self/{written}/fd/{descriptor}"
 
 
-__all__ = ["Host", "Kernel", "XlaHost", "load", "openmp"]
+__all__ = ["Host", "Kernel", "LoadError", "XlaHost", "function_of", "load", "openmp"]

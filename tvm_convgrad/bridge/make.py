@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tvm
-from tvm.support import cc
 
+from tvm_convgrad.bridge.compiler import compiler_command
 from tvm_convgrad.bridge.job import EXTRA, HEADERS, HOST, SYMBOL, TORCH_ENTRIES, XLA_HOST, Job, package_folder
 from tvm_convgrad.codegen.hardware import cores_of, machine_of, native_target
 from tvm_convgrad.core.entries import default_path
@@ -22,6 +23,9 @@ from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.tuning.store import Store
 
 HOST_SOURCES = {HOST: "host.cc", XLA_HOST: "xla.cc", TORCH_ENTRIES: "torch.cc"}
+
+_COMPILED = ("-shared", "-fPIC", "-O2", "-std=c++17", "-DNDEBUG")
+"""How a library is compiled. PyTorch's headers have checks without NDEBUG that PyTorch itself is built without."""
 
 _OPTIONS: Mapping[str, Callable[[Path], Sequence[str]]] = {
     XLA_HOST: lambda folder: [f"-I{folder / 'include'}"],
@@ -57,7 +61,7 @@ def make_kernel(job: Job) -> bytes:
 
 
 def make_host(name: str) -> bytes:
-    """The library of a job that is no kernel; HEADERS has the package whose headers it needs.
+    """The library of a job that is not a kernel; HEADERS has the package whose headers it needs.
 
     Raises:
         SetupError: there is no C++ compiler, or not that package.
@@ -74,16 +78,27 @@ def make_host(name: str) -> bytes:
 
 
 def _linked(source: Path, folder: Path, options: Sequence[str] = ()) -> bytes:
-    compiler = cc.get_cc()
-    if compiler is None:
+    compiler = compiler_command()
+    if not compiler:
         raise SetupError("there is no C++ compiler, which links kernels: install g++ or clang++, or set CXX")
-    library = folder / "library.so"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", "-o", str(library), str(source), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    library, named = folder / "library.so", shlex.join(compiler)
+    command = [*compiler, *_COMPILED, "-o", str(library), str(source), *options]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise SetupError(
+            f"the C++ compiler {named} cannot be started ({error.strerror}): install g++ or clang++, or set CXX"
+        ) from error
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise SetupError(f"the C++ compiler {compiler} cannot make {source.name} a library: {said}")
+        raise SetupError(f"the C++ compiler {named} cannot make {source.name} a library: {_complaint(done)}")
     return library.read_bytes()
+
+
+def _complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """What a compiler says of its failure: the first error, not the last line, which is often a caret or a count."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return next(iter(errors or lines[-1:]), f"exit code {done.returncode}")
 
 
 __all__ = ["HOST_SOURCES", "make_host", "make_kernel"]

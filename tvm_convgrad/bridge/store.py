@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar
 
-from tvm_convgrad.bridge.job import HOST, SYMBOL, XLA_HOST, Job
-from tvm_convgrad.bridge.library import Host, Kernel, XlaHost
+from tvm_convgrad.bridge.compiler import compiler_identity
+from tvm_convgrad.bridge.failures import keep_failure, kept_failure
+from tvm_convgrad.bridge.job import HOST, SYMBOL, XLA_HOST, Job, library_key
+from tvm_convgrad.bridge.library import Host, Kernel, LoadError, XlaHost
 from tvm_convgrad.bridge.worker import LIBRARY, Worker, answer_error, key_of
 from tvm_convgrad.core.errors import ConvGradError, SetupError
 from tvm_convgrad.core.kept_objects import KeptObjects
@@ -20,13 +23,17 @@ from tvm_convgrad.core.kept_objects import KeptObjects
 _IDLE_SECONDS = 10.0
 """After which the process that compiles is ended; it holds some hundreds of MB."""
 
+Loaded = TypeVar("Loaded")
+Source = Callable[[Job | str], bytes | None]
+"""The library of a job, an error in its place, or None."""
+
 
 class Kernels:
     """The kernels of one store.
 
     Attributes:
         kept: the store.
-        compiled: how many libraries this process has had compiled; those that another process has kept are none.
+        compiled: how many libraries this process has had compiled; those that another process has stored do not count.
     """
 
     def __init__(self, folder: Path | None = None, host: str = HOST) -> None:
@@ -35,12 +42,14 @@ class Kernels:
         self.kept = KeptObjects(folder)
         self.compiled = 0
         self._forked = False
+        self._refused: dict[str, bytes] = {}  # libraries that the system's loader has refused, by key
+        self._unloadable: dict[str, LoadError] = {}  # and its errors where it refuses what was made again, too
         self._reset()
         os.register_at_fork(after_in_child=self._reset_in_child)
 
     def _reset(self) -> None:
         self._loaded: dict[Job, Future[Kernel]] = {}
-        self._jobs: queue.Queue[tuple[Job, Future[Kernel]] | tuple[str, Future[bytes]]] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Future[Any], Callable[[], object]]] = queue.Queue()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._worker: Worker | None = None
@@ -52,6 +61,10 @@ class Kernels:
         self._reset()
         self._loaded = {job: found for job, found in loaded.items() if found.done()}
         self._host, self._forked = host, True
+
+    def compile_here(self) -> None:
+        """Let a forked child compile, where it asks for that itself. Workers of a loader do not: there may be many."""
+        self._forked = False
 
     def request(self, job: Job, build: bool = True) -> Future[Kernel]:
         """The kernel of a job: loaded at once if it is kept, otherwise compiled in the background.
@@ -68,36 +81,111 @@ class Kernels:
             if found is not None:
                 return found
             found = Future()
-            content, host = self.kept.get(job.key), b"" if self._host is not None else self._kept_host()
-            if content is not None and host is not None:
-                self._finish(job, found, content, host)
-            elif not build or self._forked:
-                found.set_exception(SetupError(f"{job.direction} of {job.descriptor} is not compiled"))
-                return found
-            else:
-                self._ask((job, found))
+            if not _resolved(found, partial(self._kernel, job, self._kept)):
+                if not build or self._forked:
+                    found.set_exception(SetupError(f"{job.direction} of {job.descriptor} is not compiled{self._child}"))
+                    return found
+                self._ask(found, partial(self._kernel, job, self._made))
             self._loaded[job] = found
             return found
 
-    def request_library(self, name: str) -> Future[bytes]:
-        """A library that is no kernel, as `request` gives kernels: kept, or compiled in the background."""
+    def request_library(self, name: str, load: Callable[[bytes], Loaded]) -> Future[Loaded]:
+        """A loaded library that is not a kernel, from the store or compiled in the background (see `request`)."""
         with self._lock:
-            found: Future[bytes] = Future()
-            content = self.kept_library(name)
-            if content is not None:
-                found.set_result(content)
-            elif self._forked:
-                found.set_exception(SetupError(f"the library {name!r} is not compiled"))
-            else:
-                self._ask((name, found))
+            found: Future[Loaded] = Future()
+            if not _resolved(found, partial(self._load, name, self._kept, load)):
+                if self._forked:
+                    found.set_exception(SetupError(f"the library {name!r} is not compiled{self._child}"))
+                else:
+                    self._ask(found, partial(self._compiled_library, name, load))
             return found
 
-    def kept_library(self, name: str) -> bytes | None:
-        """A library that is no kernel, if it is kept."""
-        return self.kept.get(key_of(name))
+    def kept_library(self, name: str, load: Callable[[bytes], Loaded]) -> Loaded | None:
+        """A library that is not a kernel, if it is stored and loadable; `request_library` raises why it is not."""
+        with self._lock:
+            try:
+                return self._load(name, self._kept, load)
+            except ConvGradError:
+                return None
 
-    def _ask(self, asked: tuple[Job, Future[Kernel]] | tuple[str, Future[bytes]]) -> None:
-        self._jobs.put(asked)
+    def _kernel(self, job: Job, source: Source) -> Kernel | None:
+        """A kernel, and what kernels call; None if the source has not both."""
+        if self._host is None:
+            self._host = self._load(self._host_name, source, partial(_loaded_host, self._host_name))
+        host = self._host
+        return None if host is None else self._load(job, source, lambda content: Kernel(job, content, SYMBOL, host))
+
+    def _compiled_library(self, name: str, load: Callable[[bytes], Loaded]) -> Loaded | None:
+        """A library that is not a kernel, made. A failure to load is kept: making it takes long, and it is optional."""
+        try:
+            return self._load(name, self._made, load)
+        except LoadError as error:
+            keep_failure(self.kept, key_of(name), error)
+            raise
+
+    def _load(self, job: Job | str, source: Source, load: Callable[[bytes], Loaded]) -> Loaded | None:
+        """The library of a job, loaded; None if the source has none.
+
+        What the loader refuses, such as for a version of another system's C++ library, is removed and made again, once.
+
+        Raises:
+            ConvGradError: it cannot be made, or what was made again cannot be loaded either.
+        """
+        key = key_of(job)
+        while True:
+            if key in self._unloadable:
+                raise self._unloadable[key]
+            is_retry = key in self._refused
+            content = source(job)
+            if content is None:
+                return None
+            if not content.startswith(LIBRARY):
+                raise answer_error(content)
+            try:
+                return load(content)
+            except LoadError as error:
+                if is_retry:
+                    self._unloadable[key] = error
+                else:
+                    self._refused[key] = content
+                    self.kept.drop(key)
+
+    def _kept(self, job: Job | str) -> bytes | None:
+        """What is kept: a library that was not refused, or the failure to make it."""
+        key = key_of(job)
+        content = self.kept.get(key)
+        if content is None and isinstance(job, str) and not compiler_identity():
+            content = self.kept.get(library_key(job, any_compiler=True))
+        if key in self._refused:
+            return None if content == self._refused[key] else content
+        return content if content is not None else kept_failure(self.kept, key)
+
+    def _made(self, job: Job | str) -> bytes:
+        """What is kept or made by another process; for the thread that waits for it.
+
+        Raises:
+            SetupError: that process cannot be used.
+        """
+        kept = self._kept(job)
+        if kept is not None:
+            return kept
+        try:
+            if self._worker is None:
+                self._worker = Worker(self.kept.folder)
+            content = self._worker.make(job, self._refused.get(key_of(job)))
+        except Exception:
+            self._stop()
+            raise
+        self.kept.problem = self.kept.problem or self._worker.problem
+        self.compiled += isinstance(job, Job)
+        return content
+
+    @property
+    def _child(self) -> str:
+        return ": a forked process has nothing compiled unless it calls enable() itself" if self._forked else ""
+
+    def _ask(self, found: Future[Any], make: Callable[[], object]) -> None:
+        self._jobs.put((found, make))
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="convgrad-compile", daemon=True)
             self._thread.start()
@@ -112,7 +200,7 @@ class Kernels:
         """Have jobs compiled, one by one, until none has come for a while."""
         while True:
             try:
-                job, found = self._jobs.get(timeout=_IDLE_SECONDS)
+                found, make = self._jobs.get(timeout=_IDLE_SECONDS)
             except queue.Empty:
                 with self._lock:
                     if not self._jobs.empty():
@@ -120,51 +208,26 @@ class Kernels:
                     self._thread = None
                     self._stop()
                     return
-            try:
-                if self._worker is None:
-                    self._worker = Worker(self.kept.folder)
-                host = b"" if self._host is not None else self._kept_host() or self._worker.make(self._host_name)
-                content = self._worker.make(job)
-            except ConvGradError as error:
-                self._stop()
-                found.set_exception(error)
-                continue
-            except Exception as error:  # of any kind: who waits for the kernel must hear of it
-                self._stop()
-                found.set_exception(SetupError(f"the process that compiles kernels cannot be used: {error!r}"))
-                continue
-            with self._lock:
-                if isinstance(job, Job):
-                    self.compiled += 1
-                    self._finish(job, cast("Future[Kernel]", found), content, host)
-                elif content.startswith(LIBRARY):
-                    cast("Future[bytes]", found).set_result(content)
-                else:
-                    found.set_exception(answer_error(content))
-
-    def _kept_host(self) -> bytes | None:
-        return self.kept_library(self._host_name)
+            _resolved(found, make)
 
     def _stop(self) -> None:
         if self._worker is not None:
             self._worker.stop()
         self._worker = None
 
-    def _finish(self, job: Job, found: Future[Kernel], content: bytes, host: bytes) -> None:
-        """Load what was made or kept."""
-        try:
-            for answer in (host, content):
-                if answer and not answer.startswith(LIBRARY):
-                    raise answer_error(answer)
-            if self._host is None:
-                self._host = _loaded_host(self._host_name, host)
-            kernel = Kernel(job, content, SYMBOL, self._host)
-        except ConvGradError as error:
-            found.set_exception(error)
-        except Exception as error:  # the same here
-            found.set_exception(SetupError(f"{job.direction} of {job.descriptor}: not loaded: {error!r}"))
-        else:
-            found.set_result(kernel)
+
+def _resolved(found: Future[Any], make: Callable[[], object]) -> bool:
+    """Whether a future now has what a function gives or raises; None is neither."""
+    try:
+        result = make()
+    except ConvGradError as error:
+        found.set_exception(error)
+    except Exception as error:  # of any kind: who waits for the kernel must hear of it
+        found.set_exception(SetupError(f"the kernels of the store or the process that compiles them failed: {error!r}"))
+    else:
+        if result is not None:
+            found.set_result(result)
+    return found.done()
 
 
 @lru_cache(maxsize=8)

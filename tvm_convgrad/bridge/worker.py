@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that makes libraries, with TVM in it: jobs come through its standard input, libraries through its output.
 
-It keeps what it makes, under a lock for each key, so that processes that start together compile each kernel once.
+It keeps what it makes, under a lock for each key, so that processes that start together compile each kernel once, and
+it keeps failures, so that processes that start later do not repeat them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from tvm_convgrad.bridge.failures import answer_of, keep_failure, kept_failure
 from tvm_convgrad.bridge.job import Job, library_key
 from tvm_convgrad.core.errors import FAMILY, ConvGradError, SetupError, UnsupportedError, first_line
 from tvm_convgrad.core.kept_objects import KeptObjects
@@ -26,8 +29,10 @@ LIBRARY = b"\x7fELF"
 
 _LOCKS = 64  # files of the store's folder; two keys of one lock wait for each other
 
-# PyTorch is not imported: tvm-ffi does so where it can, which takes a second and serves nothing here.
+# A terminal's interrupt comes to this process, too, and is meant for the other one, which may go on. PyTorch is not
+# imported: tvm-ffi does so where it can, which takes a second and serves nothing here.
 _START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "import sys; sys.modules['torch'] = None; sys.path[:] = sys.argv[2:]; "
     "from tvm_convgrad.bridge.worker import serve; serve(sys.argv[1])"
 )
@@ -39,10 +44,15 @@ def key_of(job: Job | str) -> str:
 
 
 class Worker:
-    """A process that makes libraries, from the side of who asks. It is being started when this returns."""
+    """A process that makes libraries, from the side of who asks. It is being started when this returns.
+
+    Attributes:
+        problem: why it cannot keep what it makes, in a sentence; or nothing.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Start it; it keeps what it makes in `folder`."""
+        self.problem = ""
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, str(folder), *sys.path],
             stdin=subprocess.PIPE,
@@ -51,8 +61,12 @@ class Worker:
             env={**os.environ, "TVM_DEVICE_BACKEND_AUTOLOAD": "0"},
         )
 
-    def make(self, job: Job | str) -> bytes:
+    def make(self, job: Job | str, refused: bytes | None = None) -> bytes:
         """The library of a job, or its error as `answer_error` reads it.
+
+        Args:
+            job: what to make.
+            refused: a library that could not be loaded; if it is the one that is kept, it is made again.
 
         Raises:
             SetupError: the process has ended, such as for lack of memory, or because TVM cannot be imported.
@@ -60,17 +74,22 @@ class Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         words = job if isinstance(job, str) else [job.direction, job.descriptor, job.extra]
-        answer = None
+        answer = problem = None
         with suppress(OSError, ValueError):  # it has ended, or is being stopped
-            send(self._process.stdin, json.dumps(words).encode())
-            answer = receive(self._process.stdout)
-        if answer is None:
+            digest = "" if refused is None else hashlib.sha256(refused).hexdigest()
+            send(self._process.stdin, json.dumps([words, digest]).encode())
+            answer, problem = receive(self._process.stdout), receive(self._process.stdout)
+        if answer is None or problem is None:
             code = self._process.poll()
             raise SetupError(
                 f"the process that compiles kernels has ended (exit code {code}) at {words}; "
                 "`convgrad env` tells whether TVM and a C++ compiler are there"
             )
-        return answer
+        key = key_of(job).encode()
+        if not answer.startswith(key):  # such as where a forked child has written to the same pipe
+            raise SetupError(f"the process that compiles kernels has not answered what was asked, {words}")
+        self.problem = problem.decode()
+        return answer.removeprefix(key)
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
@@ -92,33 +111,51 @@ def answer_error(answer: bytes) -> ConvGradError:
 def serve(folder: str) -> None:
     """Make libraries until the input ends."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what TVM prints is no answer
+    os.dup2(2, 1)  # what TVM prints is not an answer
     kept = KeptObjects(Path(folder))
     while (message := receive(source)) is not None:
-        words = json.loads(message)
+        words, refused = json.loads(message)
         job = words if isinstance(words, str) else Job(*words)
         with _locked(kept.folder, key_of(job)):
-            answer = kept.get(key_of(job)) or _made(job, kept)
-        send(sink, answer)
+            answer = _kept(kept, key_of(job), refused) or _made(job, kept)
+        send(sink, key_of(job).encode() + answer)
+        send(sink, kept.problem.encode())
+
+
+def _kept(kept: KeptObjects, key: str, refused: str) -> bytes | None:
+    """What another process has made meanwhile, or failed to make; not the library of the digest that is refused."""
+    library = kept.get(key)
+    if library is not None and hashlib.sha256(library).hexdigest() != refused:
+        return library
+    return None if refused else kept_failure(kept, key)
 
 
 def _made(job: Job | str, kept: KeptObjects) -> bytes:
-    """The library of a job, or its error. What this version cannot compute is kept, too: it is asked once."""
+    """The library of a job, or its error. What this version cannot compute is kept like a library; failures, for a day.
+
+    A library in C++ is kept for machines without a compiler, too.
+    """
     from tvm_convgrad.bridge.make import make_host, make_kernel  # loads TVM, which who reads this file does not want
 
-    lasting = True
+    keys = [key_of(job)]
     try:
-        answer = make_host(job) if isinstance(job, str) else make_kernel(job)
+        if isinstance(job, str):
+            answer = make_host(job)
+            keys.append(library_key(job, any_compiler=True))
+        else:
+            answer = make_kernel(job)
+    except UnsupportedError as error:
+        answer = answer_of(error)
     except ConvGradError as error:
-        lasting = isinstance(error, UnsupportedError)
-        answer = json.dumps({"error": type(error).__name__, "text": str(error)}).encode()
+        keep_failure(kept, key_of(job), error)
+        return answer_of(error)
     except Exception as error:  # of any kind, from TVM: who asked goes on without this kernel
-        lasting = False
-        text = f"{job}: TVM cannot compile it: {type(error).__name__}: {first_line(error)}"
-        answer = json.dumps({"error": UnsupportedError.__name__, "text": text}).encode()
-    if lasting:
-        kept.put(key_of(job), answer)
-        kept.trim()
+        failure = UnsupportedError(f"{job}: TVM cannot compile it: {type(error).__name__}: {first_line(error)}")
+        keep_failure(kept, key_of(job), failure)
+        return answer_of(failure)
+    for key in keys:
+        kept.put(key, answer)
+    kept.trim()
     return answer
 
 

@@ -7,9 +7,9 @@ served like those that look it up.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import cast
 
@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from tvm_convgrad.bridge.given import flag, store_folder
 from tvm_convgrad.jax.choice import CHOICES, Choice
 from tvm_convgrad.jax.lowering import is_aside
 from tvm_convgrad.jax.primitive import Policy, bind
@@ -24,7 +25,7 @@ from tvm_convgrad.jax.signature import Parameters, describe, served
 
 _convolution_p = jax.lax.conv_general_dilated_p
 _policy = jax.make_user_context(None)
-"""The policy of `patch`, None where JAX is as it was. Functions that were traced under another one are traced anew."""
+"""The policy of `patch`, None where JAX is as it was. Functions that were traced under another one are traced again."""
 
 _own_bind = _convolution_p.bind
 """JAX's: a method of the primitive's class, which an attribute of the primitive itself hides."""
@@ -32,14 +33,14 @@ _own_bind = _convolution_p.bind
 
 @dataclass(frozen=True)
 class Explanation:
-    """Who computes one convolution, or a gradient of one.
+    """What computes one convolution, or one gradient of it: a kernel of this package, or XLA.
 
     Attributes:
-        call: the direction and the problem's descriptor; where it has none, JAX's arguments.
-        where: "kernel", or "XLA".
-        why: in a sentence.
-        programs: in how many compiled programs it is, or how often it was traced if it has no descriptor.
-        calls, seconds: of the kernel; XLA's are not known.
+        call: the direction and the problem's descriptor; JAX's arguments if there is no descriptor.
+        where: "kernel" or "XLA".
+        why: the reason, as a sentence.
+        programs: number of compiled programs with this call; without a descriptor, the number of times it was traced.
+        calls, seconds: number and total time of the kernel's calls; 0 for XLA, whose calls are not counted.
     """
 
     call: str
@@ -56,13 +57,13 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Stats:
-    """What programs of this process compute.
+    """Counts of calls and times of this process.
 
     Attributes:
-        kernel_calls, kernel_seconds: of all kernels, by all programs.
-        kernels: different calls that kernels compute.
-        xla: different calls that XLA computes.
-        compiled: kernels that this process has had compiled; those that were kept on disk are none.
+        kernel_calls, kernel_seconds: number and total time of the calls of all kernels.
+        kernels: number of distinct calls that kernels compute.
+        xla: number of distinct calls that XLA computes.
+        compiled: number of kernels compiled for this process; kernels that were loaded from the store do not count.
     """
 
     kernel_calls: int
@@ -86,22 +87,22 @@ def conv_general_dilated(
     preferred_element_type: DTypeLike | None = None,
     out_sharding: object = None,
 ) -> jax.Array:
-    """`jax.lax.conv_general_dilated` by kernels where these are faster, with gradients of any order and vmap.
+    """`jax.lax.conv_general_dilated` by this package's kernels where these are faster; all derivatives and vmap work.
 
-    It may be called inside of `jax.jit`, `grad`, `jvp`, `vmap`, `checkpoint` and `scan`, and outside of them. What
-    kernels do not compute goes to JAX; `explain` tells what, and why.
+    It can be called inside and outside of `jax.jit`, `grad`, `jvp`, `vmap`, `checkpoint` and `scan`. JAX computes what
+    the kernels do not support; `explain` lists it with the reason.
 
     Args:
-        lhs, rhs: data and weight, as of JAX's function, and so are all others.
-        window_strides, padding, lhs_dilation, rhs_dilation: of the axes.
+        lhs, rhs: data and weight. These and all other arguments are those of JAX's function.
+        window_strides, padding, lhs_dilation, rhs_dilation: the geometry, per spatial axis.
         dimension_numbers, feature_group_count, batch_group_count: layouts and groups.
-        precision, preferred_element_type, out_sharding: of the result.
+        precision, preferred_element_type, out_sharding: properties of the result.
 
     Returns:
-        The convolution, in the layout that `dimension_numbers` says.
+        The convolution, in the layout given by `dimension_numbers`.
 
     Raises:
-        TypeError, ValueError: JAX's own, of what is no convolution.
+        TypeError, ValueError: JAX's own errors, if the arguments describe no convolution.
 
     Example:
         >>> import jax.numpy as jnp
@@ -148,7 +149,7 @@ def _install() -> None:
 
 
 class Patched:
-    """What `patch` returns: leaving it as a context restores what was before."""
+    """The result of `patch`: a context manager that restores the previous setting on exit."""
 
     def __init__(self, before: Policy | None) -> None:
         self._before = before
@@ -162,19 +163,24 @@ class Patched:
         _policy.set_global(self._before)
 
 
-def patch(*, always: bool = False, folder: Path | None = None) -> Patched:
-    """Compute JAX's convolutions and their gradients on CPUs by kernels where these are faster than XLA's own.
+def patch(*, always: bool = False, folder: str | os.PathLike[str] | None = None) -> Patched:
+    """Compute JAX's CPU convolutions and their gradients by this package's kernels where these are faster.
 
-    `jax.lax.conv_general_dilated`, and so Flax, Equinox and all else that calls it, is served in functions that are
-    traced from now on; what was jitted before is traced anew. Kernels are compiled, and timed beside XLA, when a
-    program is; both are kept on disk (CONVGRAD_CACHE names the folder). They run on XLA's own threads.
+    This affects `jax.lax.conv_general_dilated`, and so Flax, Equinox and all other callers, in functions that are
+    traced from now on; functions that are jitted already are traced again. When a program is compiled, its kernels are
+    compiled and timed beside XLA. Kernels and choices are stored on disk (folder: CONVGRAD_CACHE). Kernels run on XLA's
+    threads.
 
     Args:
-        always: take every kernel there is, without measuring; results are then the same in every run.
-        folder: of compiled kernels; None is the default one.
+        always: use every available kernel without measuring; results are then the same in every run.
+        folder: where compiled kernels are stored; None means the default folder.
 
     Returns:
-        A context: `with patch(): ...` restores what was before.
+        A context manager: `with patch(): ...` restores the previous setting on exit.
+
+    Raises:
+        DTypeError: an argument has a wrong type.
+        ProblemError: `folder` is empty.
 
     Example:
         >>> import jax
@@ -186,19 +192,20 @@ def patch(*, always: bool = False, folder: Path | None = None) -> Patched:
         ...     jax.jit(jax.grad(loss))(jnp.ones((1, 1, 3, 3)))[0, 0].tolist()
         [[9.0, 12.0, 9.0], [12.0, 16.0, 12.0], [9.0, 12.0, 9.0]]
     """
+    policy = Policy(flag("patch: always", always), store_folder("patch: folder", folder))
     before = _policy.get_global()
     _install()
-    _policy.set_global(Policy(always, folder))
+    _policy.set_global(policy)
     return Patched(before)
 
 
 def unpatch() -> None:
-    """Let JAX compute its convolutions itself again. What was compiled and measured stays for a later `patch`."""
+    """Restore JAX's own convolutions. Compiled kernels and choices are kept for a later `patch`."""
     _policy.set_global(None)
 
 
 def explain() -> list[Explanation]:
-    """Who computes each convolution of the programs that were compiled, and why, in the order of their compilation."""
+    """For each convolution of the compiled programs: whether a kernel or XLA computes it, and why; in that order."""
     with CHOICES.lock:
         made = [*CHOICES.made.values(), *CHOICES.left_over.values()]
     return [_explanation(choice) for choice in made]
@@ -209,7 +216,7 @@ def _explanation(choice: Choice) -> Explanation:
 
 
 def stats() -> Stats:
-    """How many calls kernels have computed, how long they took, and how many different calls XLA computes."""
+    """Number and total time of the kernels' calls, and the number of distinct calls that XLA computes."""
     with CHOICES.lock:
         made = [*CHOICES.made.values(), *CHOICES.left_over.values()]
     kernels = {choice.kernel.job.key: choice for choice in made if choice.kernel is not None}

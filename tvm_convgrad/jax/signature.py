@@ -194,7 +194,7 @@ def _transposed(lhs: jax.core.ShapedArray, rhs: jax.core.ShapedArray, parameters
         grad_dtype=lhs.dtype.name,
     )
     if problem.grad_shape != lhs.shape:
-        return f"it is no dgrad of {problem}, whose result has the shape {problem.grad_shape}"
+        return f"it is not the dgrad of {problem}, whose result has the shape {problem.grad_shape}"
     return Served(problem, BACKWARD_DATA.name, rhs_layout)
 
 

@@ -8,17 +8,16 @@ Without them calls go through Python, which takes some microseconds more.
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures import Future
 from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tvm_convgrad.bridge.choice import warn_once
 from tvm_convgrad.bridge.job import TORCH_ENTRIES
-from tvm_convgrad.bridge.library import Kernel, load
+from tvm_convgrad.bridge.library import Kernel, function_of, load
 from tvm_convgrad.bridge.store import Kernels
-from tvm_convgrad.bridge.worker import LIBRARY
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.torch.plan import BACKWARD_NAMES, FORWARD_NAMES, PLACES, Plan, Results
 from tvm_convgrad.torch.signature import Part
@@ -93,7 +92,7 @@ class Native:
         """Load the library.
 
         Raises:
-            SetupError: it does not fit the PyTorch that is loaded.
+            LoadError: it does not fit the PyTorch that is loaded.
         """
         self.bridge: Installed | None = None
         self._kernels: list[Kernel] = []  # the library has their addresses for ever
@@ -107,8 +106,8 @@ class Native:
             ("settle", (ctypes.c_int64, ctypes.POINTER(_Choice)), None),
             ("drain", (ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)), None),
         ):
-            function = getattr(self._library, f"convgrad_torch_{name}")
-            function.argtypes, function.restype = arguments, result
+            found = function_of(self._library, f"convgrad_torch_{name}")
+            found.argtypes, found.restype = arguments, result
         _define()
 
     def new_table(self) -> int:
@@ -175,15 +174,13 @@ def _step(part: Part, kernel: Kernel, names: tuple[str, ...]) -> _Step:
 
 
 def native(kernels: Kernels) -> Native | None:
-    """The entries that a store has, or None: they are not compiled yet, or cannot be, of which is warned once."""
-    content = kernels.kept_library(TORCH_ENTRIES)
-    if content is None or not content.startswith(LIBRARY):
-        return None
-    try:
-        return _loaded(content)
-    except SetupError as error:
-        warn_once("tvm_convgrad.torch", f"calls go through Python, in some microseconds: {error}")
-        return None
+    """The entries that a store has, or None: they are not compiled yet, or cannot be, which `request_native` tells."""
+    return kernels.kept_library(TORCH_ENTRIES, _loaded)
+
+
+def request_native(kernels: Kernels) -> Future[Native]:
+    """The entries, which are compiled in the background where the store does not have them."""
+    return kernels.request_library(TORCH_ENTRIES, _loaded)
 
 
 @cache
@@ -210,4 +207,4 @@ def _backward(*arguments: Any) -> Results:
     return _CALLED.bridge.backward(*arguments)
 
 
-__all__ = ["Installed", "Native", "native"]
+__all__ = ["Installed", "Native", "native", "request_native"]

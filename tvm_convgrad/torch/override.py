@@ -7,7 +7,9 @@ quantized, on other devices, of subclasses with their own dispatch, or fake ones
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,16 +20,16 @@ import torch
 from torch import Tensor
 
 from tvm_convgrad.bridge.choice import warn_once
-from tvm_convgrad.bridge.job import TORCH_ENTRIES
+from tvm_convgrad.bridge.given import byte_count, flag, store_folder
 from tvm_convgrad.bridge.store import Kernels, kernels
-from tvm_convgrad.core.errors import ProblemError, SetupError
-from tvm_convgrad.torch.native import Native, native
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.torch.native import Native, native, request_native
 from tvm_convgrad.torch.plan import Plan, Policy, Results, form_of
 from tvm_convgrad.torch.report import Explanation, Stats, explanation
 from tvm_convgrad.torch.signature import BACKWARD, FORWARD, Signature
 
 MOST_PLANS = 4096
-"""Signatures for which there are plans; a program of more shapes than that has new ones all the time."""
+"""Number of signatures for which there are plans; later signatures are computed by PyTorch."""
 
 WORTH_COMPILING = 500
 """Calls of a choice that is made, after which the entries in C++ are compiled for the next `enable`."""
@@ -50,11 +52,13 @@ class Bridge:
         self._library: torch.library.Library | None = None
         self._native: Native | None = None
         self._table = 0
-        self._asked: Future[bytes] | None = None
+        self._asked: Future[Native] | None = None
         self._calls = 0
         self._lock = threading.RLock()
         self._kernels: Kernels | None = None
         self._policy, self._kept_memory = Policy(), KEPT_MEMORY
+        forked = weakref.WeakMethod(self._forked)
+        os.register_at_fork(after_in_child=lambda: (method := forked()) is not None and method())
 
     @property
     def installed(self) -> bool:
@@ -71,6 +75,7 @@ class Bridge:
         with self._lock:
             self.remove()
             chosen = kernels(folder)
+            chosen.compile_here()
             if policy != self._policy or chosen is not self._kernels:
                 self._plans, self._table = {}, 0
             self._policy, self._kernels, self._kept_memory = policy, chosen, kept_memory
@@ -86,6 +91,12 @@ class Bridge:
             if policy.forward:
                 library.impl(FORWARD, self.forward, "CPU")
             self._library = library
+
+    def _forked(self) -> None:
+        """In a forked child no thread gives a lock back, and none compiles."""
+        self._lock, self._asked = threading.RLock(), None
+        for plan in list(self._plans.values()):
+            plan.forked()
 
     def prepare(self) -> None:
         """Make plans possible without installing anything, for who calls `backward` itself."""
@@ -255,7 +266,7 @@ class Bridge:
         asked = self._asked  # which another thread may set to None
         if calls == WORTH_COMPILING:
             assert self._kernels is not None
-            self._asked = self._kernels.request_library(TORCH_ENTRIES)
+            self._asked = request_native(self._kernels)
         elif asked is not None and asked.done():
             self._asked = None
             if asked.exception() is not None:
@@ -324,7 +335,7 @@ BRIDGE = Bridge()
 
 
 class Enabled:
-    """What `enable` returns: leaving it as a context restores what was before."""
+    """The result of `enable`: a context manager that restores the previous setting on exit."""
 
     def __init__(self, before: tuple[bool, Policy, Path | None, int]) -> None:
         self._before = before
@@ -347,36 +358,42 @@ def enable(
     wait: bool = False,
     always: bool = False,
     forward: bool = True,
-    folder: Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     kept_memory: int = KEPT_MEMORY,
 ) -> Enabled:
-    """Compute convolutions and their gradients on CPUs by kernels where these are faster than PyTorch's own.
+    """Compute PyTorch's CPU convolutions and their gradients by this package's kernels where these are faster.
 
-    PyTorch computes until a kernel is compiled, in the background, and both have been timed by turns on the first
-    calls. Kernels and choices are kept on disk (CONVGRAD_CACHE names the folder). What kernels do not compute goes to
-    PyTorch; `explain` tells why. Kernels run on PyTorch's own threads.
+    Kernels are compiled in the background; until then PyTorch computes. The first calls after that alternate between
+    both and are timed, and the faster one is chosen. Kernels and choices are stored on disk (folder: CONVGRAD_CACHE).
+    PyTorch computes what the kernels do not support; `explain` gives the reason. Kernels run on PyTorch's threads.
 
     Args:
-        wait: compile at the first call of each shape, which waits.
-        always: take every kernel there is, without measuring. With `wait` results are the same in every run, as
-            `torch.use_deterministic_algorithms` demands.
-        forward: serve the convolution itself, too, and not its gradients alone.
-        folder: of compiled kernels; None is the default one.
-        kept_memory: bytes that results of kernels may leave behind for the next ones when they are freed, so that
-            these need no new pages of the operating system; 0 keeps none.
+        wait: compile during the first call of each signature instead of in the background.
+        always: use every available kernel without measuring. Together with `wait`, results are the same in every run,
+            as `torch.use_deterministic_algorithms` requires.
+        forward: whether to replace the convolution itself as well as its gradients.
+        folder: where compiled kernels are stored; None means the default folder.
+        kept_memory: bytes of freed results that may be kept for later results, which then need no new pages of the
+            operating system; 0 keeps none.
 
     Returns:
-        A context: `with enable(): ...` restores what was before.
+        A context manager: `with enable(): ...` restores the previous setting on exit.
 
     Raises:
-        ProblemError: `kept_memory` is negative.
-        SetupError: this PyTorch is of a version whose operators cannot be replaced.
+        DTypeError: an argument has a wrong type.
+        ProblemError: `kept_memory` is negative or exceeds the address space; or `folder` is empty.
+        SetupError: the operators of the installed PyTorch version cannot be replaced.
+
+    Example:
+        with tvm_convgrad.torch.enable():
+            loss = model(images).square().sum()
+            loss.backward()
     """
-    if kept_memory < 0:
-        raise ProblemError(f"enable: kept_memory is {kept_memory}; give bytes, or 0")
+    policy = Policy(flag("enable: wait", wait), flag("enable: always", always), flag("enable: forward", forward))
+    chosen, count = store_folder("enable: folder", folder), byte_count("enable: kept_memory", kept_memory)
     before = (BRIDGE.installed, BRIDGE.policy, BRIDGE.folder, BRIDGE.kept_memory)
     try:
-        BRIDGE.install(Policy(wait, always, forward), folder, kept_memory)
+        BRIDGE.install(policy, chosen, count)
     except (AttributeError, RuntimeError) as error:
         with suppress(RuntimeError):
             BRIDGE.remove()
@@ -385,18 +402,18 @@ def enable(
 
 
 def disable() -> None:
-    """Let PyTorch compute its convolutions itself again. What was compiled and measured stays for a later `enable`."""
+    """Restore PyTorch's own convolutions. Compiled kernels and choices are kept for a later `enable`."""
     BRIDGE.remove()
     BRIDGE.release()
 
 
 def explain() -> list[Explanation]:
-    """Who computes the calls of each signature, and why, in the order of first calls."""
+    """For each signature: whether kernels or PyTorch compute its calls, and why; in the order of first calls."""
     return BRIDGE.explain()
 
 
 def stats() -> Stats:
-    """How many calls kernels and PyTorch have computed, and how long they took."""
+    """Number and total time of the calls that kernels and that PyTorch computed since `enable`."""
     return BRIDGE.stats()
 
 

@@ -116,6 +116,12 @@ class Plan:
             self._advance(results)
         return results
 
+    def forked(self) -> None:
+        """In a forked child: another thread may have had a turn, and kernels that were asked for do not come."""
+        self._measuring = threading.Lock()
+        if not all(future.done() for future in self._futures):
+            self._futures = ()
+
     @property
     def parts(self) -> tuple[Part, ...]:
         """The results that kernels could compute, once PyTorch has answered; none where no kernel is tried."""
@@ -235,7 +241,7 @@ class Plan:
 
     def _decide(self, reasons: dict[str, str], taken: tuple[tuple[Part, Kernel], ...]) -> None:
         self.reasons, self.taken, self._ready = reasons, taken, ()
-        if not any(self.rest):
+        if taken and not any(self.rest):
             self.direct = self._without_detours()
         self.decided = True
 

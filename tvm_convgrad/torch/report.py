@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `explain` and `stats` tell of plans."""
+"""The results of `explain` and `stats`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tvm_convgrad.torch.signature import BACKWARD
 
 @dataclass(frozen=True)
 class Explanation:
-    """Who computes the calls of one signature.
+    """What computes the calls of one signature: this package's kernels, PyTorch, or both.
 
     Attributes:
-        call: the operator, the shapes and its arguments, in words.
-        where: "kernels", "PyTorch", "both" (some results each), "compiling" or "measuring".
-        why: for each result, or for all.
-        by_kernels, by_pytorch: calls.
+        call: the operator with its shapes and arguments.
+        where: "kernels", "PyTorch", "both" (some results by each), or "compiling" or "measuring" before the choice.
+        why: the reason, for each result or for all.
+        by_kernels, by_pytorch: number of calls so far that kernels and that PyTorch computed.
     """
 
     call: str
@@ -33,14 +33,14 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Stats:
-    """What has been computed since `enable`.
+    """Counts of calls and times since `enable`.
 
     Attributes:
-        kernel_calls, kernel_seconds: calls in which kernels computed at least one result.
-        pytorch_calls, pytorch_seconds: all other calls.
-        signatures: different calls.
-        compiled: kernels that this process has had compiled; those that were kept on disk are none.
-        kept_bytes: memory of freed results, which is kept for the next ones.
+        kernel_calls, kernel_seconds: number and total time of calls in which kernels computed at least one result.
+        pytorch_calls, pytorch_seconds: number and total time of all other calls.
+        signatures: number of distinct signatures.
+        compiled: number of kernels compiled for this process; kernels that were loaded from the store do not count.
+        kept_bytes: bytes of freed results that are kept for later results.
     """
 
     kernel_calls: int

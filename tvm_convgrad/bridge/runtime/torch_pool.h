@@ -5,6 +5,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -18,9 +19,13 @@ constexpr size_t kPoolAlignment = 64;
 
 class Pool final : public c10::Allocator {
  public:
-  // It is never destroyed: tensors may outlive any static object.
+  // It is never destroyed: tensors may outlive any static object. A fork waits for its lock, so that the child has no
+  // lock that another thread held, and no list that was being changed.
   static Pool& Get() {
-    static Pool* pool = new Pool;
+    static Pool* pool = [] {
+      pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
+      return new Pool;
+    }();
     return *pool;
   }
 
@@ -58,8 +63,8 @@ class Pool final : public c10::Allocator {
     size_t bytes;
   };
 
-  // The smallest free block that is not much too large, or null. A lock that another thread has is not waited for:
-  // in a process that was forked meanwhile nobody would give it back.
+  // The smallest free block that is not much too large, or null. A call waits for no other thread: who has the lock
+  // may be giving much memory back to the operating system.
   Block* Take(size_t bytes) {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock) return nullptr;
