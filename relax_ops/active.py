@@ -17,15 +17,15 @@ _active: ContextVar[bool] = ContextVar("tvm_convgrad_rules", default=False)
 
 @contextmanager
 def rules() -> Iterator[None]:
-    """A context in which TVM's passes use this package's rules for all operators that it has rules for.
+    """A context manager in which TVM's passes use this package's rules for every operator that has one.
 
-    They are gradients (relax.transform.Gradient), layouts (ConvertLayout) and legalizations (LegalizeOps) as training
-    steps want them: relu's gradient is taken from its result and is 0 at 0, as PyTorch's, where TVM's own is 1; sums of
-    broadcast operands keep their layout; maxima and pools keep NaN. It holds for the thread and task that entered it,
-    may be nested, and ends with the block.
+    The rules are the gradients (relax.transform.Gradient), layout rules (ConvertLayout) and legalizations (LegalizeOps)
+    that training steps are built with. The gradient of relu is computed from its result and is 0 at 0, as in PyTorch
+    (TVM's own is 1); sums of broadcast operands keep their layout; maxima and pools propagate NaN. The context applies
+    to the thread or asyncio task that entered it, and may be nested.
 
     Returns:
-        The context; as a decorator it holds for each call.
+        A context manager; it can also be used as a decorator.
 
     Example:
         >>> import tvm_convgrad

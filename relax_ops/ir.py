@@ -90,7 +90,7 @@ def shape_values(shape: relax.Expr) -> tuple[Size, ...] | None:
 
 
 def constant_extents(expr: relax.Expr) -> tuple[int, ...] | None:
-    """The shape of a tensor expression; None if it is not known, an extent is symbolic, or it is no tensor."""
+    """The shape of a tensor expression; None if it is not known, an extent is symbolic, or it is not a tensor."""
     shape = getattr(expr.ty, "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
         return None

@@ -81,6 +81,7 @@ class Lowered(NamedTuple):
 
 
 _record: ContextVar[list[Lowered] | None] = ContextVar("tvm_convgrad_log", default=None)
+_seconds: ContextVar[dict[str, float] | None] = ContextVar("tvm_convgrad_seconds", default=None)
 _listener: ContextVar[Callable[[tvm.tirx.PrimFunc, str], None] | None] = ContextVar(
     "tvm_convgrad_listener", default=None
 )
@@ -128,6 +129,17 @@ def recorded_choices() -> Iterator[list[Lowered]]:
         yield record
     finally:
         _record.reset(token)
+
+
+@contextmanager
+def recorded_seconds() -> Iterator[dict[str, float]]:
+    """A dict that gets, for every kernel that is generated inside the block, its estimated seconds by its name."""
+    seconds: dict[str, float] = {}
+    token = _seconds.set(seconds)
+    try:
+        yield seconds
+    finally:
+        _seconds.reset(token)
 
 
 @contextmanager
@@ -216,7 +228,7 @@ def add_kernel(
     packed = packed_constant(direction, problem, choice, machine, operands[1])
     function = chooser.build(problem, direction, machine, choice, "", epilogue, packed is not None)
     name = f"conv{problem.rank}d_{direction}_kernel"
-    variable = add_generated(block_builder, function, name)
+    variable = add_generated(block_builder, function, name, choice.estimate)
     return variable, operands if packed is None else [operands[0], packed]
 
 
@@ -228,9 +240,15 @@ def packed_constant(direction: str, problem: ConvProblem, choice: Choice, machin
     return None if packed is None else relax.const(packed, str(packed.dtype))
 
 
-def add_generated(block_builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: str) -> Any:
-    """The variable of a generated kernel in the builder's module, where it has a name that begins with `name`."""
-    variable, listener = block_builder.add_func(function, name), _listener.get()
+def add_generated(block_builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: str, seconds: float) -> Any:
+    """The variable of a generated kernel in the builder's module, where it has a name that begins with `name`.
+
+    Args:
+        seconds: the estimate of a call.
+    """
+    variable, listener, estimates = block_builder.add_func(function, name), _listener.get(), _seconds.get()
+    if estimates is not None:
+        estimates[variable.name_hint] = seconds
     if listener is not None:
         listener(function, variable.name_hint)
     return variable
@@ -278,7 +296,7 @@ def with_kernels(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """FLegalize of a stock convolution: our kernel where one covers it, else what `stock` does.
 
     A transposed convolution is dgrad of the convolution that it transposes. Packed layouts, integer types, symbolic
-    kernels and unknown shapes are no ConvProblem; they go to `stock`, and so does what a composition is made of.
+    kernels and unknown shapes are not ConvProblems; they go to `stock`, and so does what a composition is made of.
     """
 
     def legalize_stock(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -91,7 +91,7 @@ class Verdict:
 
     Attributes:
         op: the operator.
-        direction, problem: what it computes; the problem's descriptor, empty if it is none.
+        direction, problem: what it computes; the problem's descriptor, empty if it is not a convolution.
         backend: that takes it; empty if the strategy keeps it.
         engine: what that backend uses, in words.
         refused: the reason of each backend that was tried before, or that there is besides.

@@ -81,7 +81,7 @@ def refuses_data(attrs: tvm.ir.Attrs) -> str | None:
     stated = attributes_of(DATA, attrs)
     layouts = (stated.grad_layout, stated.data_layout, stated.kernel_layout)
     if layouts != ("NHWC", "NHWC", "OHWI"):
-        return f"layouts are {', '.join(layouts)} of grad, data and weight; TVM's pattern wants NHWC, NHWC, OHWI"
+        return f"layouts are {', '.join(layouts)} of grad, data and weight; TVM's pattern takes NHWC, NHWC, OHWI"
     if stated.groups != 1:
         return f"groups is {stated.groups}; TVM's generator of CUTLASS kernels ignores groups"
     if any(step != 1 for step in stated.dilation):

@@ -64,7 +64,7 @@ def make_call(
 
     Raises:
         ProblemError, DTypeError: an argument or operand breaks a rule.
-        UnsupportedError: the type of an operand is not known, or an extent is none.
+        UnsupportedError: the type of an operand is not known, or an extent is not a number.
     """
     specs = {}
     for name, operand in zip(entry.direction.operands, (first, second), strict=True):

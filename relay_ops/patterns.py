@@ -97,7 +97,7 @@ LABELS = {
 
 
 def match_of(expr: relay.Call, name: str, form: Form) -> Match | str:
-    """What an expression of a form computes, or why it is none that a region can have.
+    """What an expression of a form computes, or why a region cannot have it.
 
     Args:
         expr: typed, and matched by `pattern_of(name, form)`.
@@ -105,7 +105,7 @@ def match_of(expr: relay.Call, name: str, form: Form) -> Match | str:
         form: what follows it.
 
     Raises:
-        ConvGradError: its convolution is none that this package knows.
+        ConvGradError: its convolution is not one of this package's.
     """
     value, bias, summand, axis = expr, None, None, 0
     chain = []
@@ -160,7 +160,7 @@ def matched(call: relay.Call) -> Match:
         name, form = LABELS.get(str(call.op.attrs["Composite"]).partition(".")[2], ("", ()))
     elif isinstance(call.op, tvm.ir.Op):
         name = str(call.op.name)
-    found = match_of(body, name, form) if name in OPS else f"{name or call.op} is no convolution"
+    found = match_of(body, name, form) if name in OPS else f"{name or call.op} is not a convolution"
     if isinstance(found, str):
         raise UnsupportedError(f"a region of tvm_convgrad: {found}; make regions with relay_ops.partition.partition")
     if body is call:

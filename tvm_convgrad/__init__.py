@@ -100,12 +100,13 @@ __all__ = [
 
 
 def register() -> None:
-    """Register operators, gradients, layout rules and legalizations with the TVM in use; repeating is harmless.
+    """Register operators, gradients, layout rules and legalizations with the installed TVM; further calls do nothing.
 
-    A TVM that has Relay gets the Relay binding (relay_ops), any other one that of Relax (relax_ops).
+    In a TVM with Relay (up to 0.19) this is the Relay binding (relay_ops), otherwise the Relax binding (relax_ops).
+    `import tvm` calls this function, unless TVM_DEVICE_BACKEND_AUTOLOAD=0 is set.
 
     Raises:
-        SetupError: TVM is missing, or its Relax is not of a version that this package supports.
+        SetupError: TVM is not installed, or its version is not supported.
     """
     binding = "relay_ops" if _tvm_has_relay() else "relax_ops"
     importlib.import_module(f"{binding}.register").register_all()

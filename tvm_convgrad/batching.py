@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vmap of convolutions and their gradients in Relax and Relay: `vmap_rule("conv2d_backward_weight", (0, 0))`.
 
-The rules are data (tvm_convgrad.core.batch_rules): each is the one unbatched call that computes the whole vmap. Nothing
-falls back to a loop. docs/BATCHING.md has the table and examples.
+Each rule computes the whole vmap by one unbatched call (table: tvm_convgrad.core.batch_rules); there is no fallback to
+a loop. docs/BATCHING.md has the table and examples.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Dims = tuple["int | None", ...]
 
 @dataclass(frozen=True)
 class VmapRule:
-    """A function on expressions of Relax or Relay: an operator under one or more vmaps. Made by `vmap_rule`.
+    """An operator under one or more vmaps, as a function of Relax or Relay expressions. Created by `vmap_rule`.
 
     Attributes:
         op: the operator's name.
-        levels: batch axes of its operands for each vmap, outermost first; None is not batched.
+        levels: the batch axis of each operand, for each vmap, the outermost first; None means that it has none.
     """
 
     op: str
@@ -41,26 +41,26 @@ class VmapRule:
         return OPERANDS[self.op]
 
     def __call__(self, *arguments: relax.BlockBuilder | Expr, **attributes: Any) -> Any:
-        """The call of the operator under its vmaps.
+        """Emit the call that computes the operator under its vmaps.
 
         Args:
-            arguments: in Relax a BlockBuilder that has a dataflow block open, then the operands: tensors of known
-                shape, whose batch axes, N and spatial extents may be symbolic. In Relay the operands: expressions of
-                known types, whose extents are numbers.
-            attributes: the operator's (see tvm_convgrad.op), as for one call: batch axes are in none of them. Of
-                `conv{r}d`: strides, padding, dilation, groups, data_layout, kernel_layout, grad_layout, out_dtype. Of
-                `conv{r}d_transpose`: those of relax.op.nn. Of `…_backward`: those of the convolution, and
-                `output_mask`, three truth values.
+            arguments: in Relax, a BlockBuilder with an open dataflow block, then the operands: tensors of known shape,
+                whose batch axes, N and spatial extents may be symbolic. In Relay, the operands: expressions of known
+                type with static extents.
+            attributes: the attributes of one unbatched call (see tvm_convgrad.op): shapes and layouts do not include
+                batch axes. For `conv{r}d`: strides, padding, dilation, groups, data_layout, kernel_layout, grad_layout,
+                out_dtype. For `conv{r}d_transpose`: those of relax.op.nn. For `…_backward`: those of the convolution,
+                and `output_mask`, three bools.
 
         Returns:
-            The result, one batch axis a vmap first, the outermost foremost. Of `…_backward` a tuple (dX, dW, dbias),
-            None where masked; a result that depends on no batched operand is broadcast.
+            The result; its leading axes are the batch axes, the outermost vmap first. For `…_backward` a tuple (dX, dW,
+            dbias), None where masked. A result that depends on no batched operand is broadcast.
 
         Raises:
-            ProblemError: the convolutions do not exist, or the operands have different numbers of entries.
+            ProblemError: the convolution is not valid, or the operands' batch axes differ in extent.
             DTypeError: an element type is not float16, bfloat16, float32 or float64.
-            UnsupportedError: a shape is not known at compile time; in Relay `…_backward`, for which there are the two
-                gradients.
+            UnsupportedError: a shape is unknown at compile time; or `…_backward` in Relay, where dX and dW have a rule
+                each.
         """
         relay = checked_ir(self.op) == "Relay"
         operands: tuple[Any, ...] = arguments if relay else arguments[1:]
@@ -117,22 +117,22 @@ class VmapRule:
 
 
 def vmap_rule(op: str | VmapRule, in_dims: Sequence[int | None]) -> VmapRule:
-    """The rule of an operator under vmap: a function that emits one unbatched call for all entries of the batch.
+    """The vmap rule of an operator: a function that emits one unbatched call for the whole batch.
 
     Args:
         op: "conv{1,2,3}d" (data, weight), "conv{1,2,3}d_backward_weight" (grad, data), "conv{1,2,3}d_backward_data"
             (grad, weight), "conv{1,2,3}d_transpose" (data, weight), "conv{1,2,3}d_backward" and
-            "conv{1,2,3}d_transpose_backward" (grad, data, weight), or a rule, for a vmap around it.
-        in_dims: for each operand where its batch axis is (negative counts from the end), None if it has none; at
-            least one has.
+            "conv{1,2,3}d_transpose_backward" (grad, data, weight); or a rule, to add an outer vmap to it.
+        in_dims: the position of the batch axis of each operand (negative positions count from the end), None for an
+            operand without one. At least one operand must have one.
 
     Returns:
-        A function of a relax.BlockBuilder (none in Relay), the operands and the operator's attributes; see
-        `VmapRule.__call__`.
+        The rule, to be called with a relax.BlockBuilder (not in Relay), the operands and the operator's attributes;
+        see `VmapRule.__call__`.
 
     Raises:
-        UnsupportedError: no such operator.
-        ProblemError: `in_dims` does not fit the operator.
+        UnsupportedError: the operator is unknown.
+        ProblemError: `in_dims` does not match the operator's operands.
 
     Example:
         >>> from tvm import relax

@@ -78,7 +78,7 @@ def evaluate(
 def evaluate(
     op: str, *arrays: npt.ArrayLike, impl: str = "auto", target: TargetLike = "llvm", **attributes: Any
 ) -> Array | Gradients:
-    """Compute one operator of the family, or all gradients of a convolution, on numpy arrays.
+    """Compute a convolution, one of its gradients, or all of them, on numpy arrays.
 
     For rank d = 1, 2 or 3, with data of the shape [N, C, *extents], weight [O, C / groups, *kernel] and grad (the
     gradient of the convolution's result) [N, O, *result extents], all in the layouts that the attributes name:
@@ -92,28 +92,29 @@ def evaluate(
 
     Args:
         op: the name of the operator.
-        arrays: its operands, of the types float16, bfloat16 (of ml_dtypes), float32 and float64.
-        impl: what computes it:
+        arrays: the operands, of type float16, bfloat16 (from ml_dtypes), float32 or float64.
+        impl: the implementation:
 
-            - "auto": what a compiled program takes, that is the best generated kernel unless all refuse the problem;
-            - "kernel": the best generated kernel; "kernel:implicit-gemm" and others: one by name; "winograd": the one
-              by Winograd's transform, for 3x3;
-            - "composition": stock operations of TVM, in the first form that the direction has, or "composition:tiled"
-              and others for one by name (see `COMPOSITIONS`);
-            - a vendor library by its backend, such as "onednn".
-        target: a TVM target that this machine runs. "llvm" uses no more than the baseline of the instruction set; a
-            CPU's whole one is named by {"kind": "llvm", "mcpu": "..."}.
-        attributes: those of the operator in `tvm_convgrad.op`: strides, padding, dilation, groups, grad_layout,
+            - "auto": the one that a compiled program uses: the generated kernel with the least estimated time, or the
+              composition if no kernel supports the problem;
+            - "kernel": the generated kernel with the least estimated time; "kernel:implicit-gemm" and the like: the
+              named one; "winograd": the kernel that uses Winograd's transform (3x3 only);
+            - "composition": stock operators of TVM; "composition:tiled" and the like: a named composition (see
+              `COMPOSITIONS`);
+            - "onednn" or another backend: a vendor library.
+        target: a TVM target that this machine can run. "llvm" uses only the baseline instruction set of the
+            architecture; {"kind": "llvm", "mcpu": "..."} names a CPU.
+        attributes: attributes of the operator as in `tvm_convgrad.op`: strides, padding, dilation, groups, grad_layout,
             data_layout, kernel_layout, out_dtype, and kernel_size or data_shape; for "convolution_backward" those of
             `tvm_convgrad.convolution_backward`.
 
     Returns:
-        The result as an array, of the layout and type that the attributes name. For "convolution_backward" the
+        The result as an array, with the layout and type given by the attributes. For "convolution_backward" the
         gradients of data, weight and bias; None where `output_mask` is False.
 
     Raises:
-        ProblemError, DTypeError: the operands and attributes are not of one convolution.
-        UnsupportedError: no such operator or implementation, or the implementation refuses the problem.
+        ProblemError, DTypeError: operands and attributes do not belong to one convolution.
+        UnsupportedError: the operator or implementation is unknown, or does not support the problem.
         SetupError: the vendor library is not installed, or there is no GPU for the target.
 
     Example:
@@ -288,7 +289,7 @@ def _problem(entry: OpEntry, operands: Sequence[Array], attributes: dict[str, An
     """The problem of a call on arrays, which the operator's own type relation checks.
 
     Raises:
-        ProblemError, DTypeError: the operands and attributes are not of one convolution.
+        ProblemError, DTypeError: operands and attributes do not belong to one convolution.
     """
     tvm_convgrad.register()
     for name, array in zip(entry.direction.operands, operands, strict=True):

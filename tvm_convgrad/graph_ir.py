@@ -17,7 +17,7 @@ def checked_ir(name: str, *operands: object) -> str:
 
     Raises:
         SetupError: this TVM has neither.
-        UnsupportedError: an operand is no expression of its IR.
+        UnsupportedError: an operand is not an expression of its IR.
     """
     ir = "Relay" if hasattr(tvm, "relay") else "Relax"
     if not hasattr(tvm, ir.lower()):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators conv{1,2,3}d_backward_weight and conv{1,2,3}d_backward_data as functions on Relax or Relay expressions.
 
-`convolution_backward` is built on them: all three gradients of a convolution, with PyTorch's contract. The functions
-make calls; arguments are checked at once, operands when the call's type is inferred.
+`convolution_backward` returns all three gradients of a convolution, with the arguments of PyTorch's operator. Each
+function creates a call expression. Attributes are checked immediately, the operands when the type of the call is
+inferred.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ filter) with respect to W, where X is 0 outside of its extents:
 Args:
     grad: dY, the gradient of the convolution's result: a tensor (N, O, {axes}).
     data: X, the data of the convolution: a tensor (N, C, {axes}).
-    kernel_size: extents of the kernel, ({axes}), or one int for all; with strides beyond 1 the operands leave it open.
+    kernel_size: extents of the kernel, ({axes}), or one int for all axes. It is required because with strides above 1
+        several kernel sizes fit the same operands.
 {common}
 Returns:
     dW, a call of type `out_dtype` and shape (O, I, {axes}) in `kernel_layout`.
@@ -91,24 +93,25 @@ Example:
 """
 
 _COMMON = """\
-    strides: of the convolution, one int for all axes or one for each of ({axes}); at least 1.
-    padding: zeros around X: an int; one int an axis; all lows, then all highs (in 2-d top, left, bottom, right); pairs
-        (low, high), one an axis; "SAME" (TensorFlow's formula) or "VALID" (none). Never negative.
-    dilation: distance of the kernel's elements in X, as `strides`; 1 is a dense kernel.
-    groups: divides C and O; the output channels of a group see the input channels of that group only.
+    strides: of the convolution, one int for all axes, or one per axis ({axes}); at least 1.
+    padding: zeros around X, not negative: an int; one int per axis; all lows, then all highs (in 2-d top, left, bottom,
+        right); pairs (low, high), one per axis; "SAME" (TensorFlow's formula) or "VALID" (none).
+    dilation: distance between the kernel's elements in X, in the form of `strides`; 1 is a dense kernel.
+    groups: number of groups; it divides C and O. Output channels depend on the input channels of their group only.
     grad_layout: the order of the axes of dY, a permutation of {data_layout}.
-    data_layout: the same of X and dX.
+    data_layout: the order of the axes of X and dX, a permutation of {data_layout}.
     kernel_layout: the order of the axes of W and dW, a permutation of {kernel_layout}.
-    out_dtype: type of the result: float16, bfloat16, float32 or float64. None is the operands' common type, or the
-        wider one of two. Products are summed in float32, or in float64 if an operand is float64.
+    out_dtype: element type of the result: float16, bfloat16, float32 or float64. None means that of the operands; if
+        these differ, float64 if one of them is float64, else float32. Products are summed in float32, or in float64 if
+        an operand is float64.
 """
 
 _RAISES = """
 Raises:
-    ProblemError: an argument breaks a rule, or the operands do not belong to one convolution.
-    DTypeError: an element type is not one of the four.
-    UnsupportedError: an operand is no expression of the IR (for numpy arrays there is `tvm_convgrad.evaluate`).
-    SetupError: this TVM has neither Relax nor Relay of a known version.
+    ProblemError: an attribute is invalid, or operands and attributes do not belong to one convolution.
+    DTypeError: an element type is not float16, bfloat16, float32 or float64.
+    UnsupportedError: an operand is not a Relax (or Relay) expression. For numpy arrays use `tvm_convgrad.evaluate`.
+    SetupError: the installed TVM has neither Relax nor Relay in a supported version.
 """
 
 
@@ -266,41 +269,43 @@ def convolution_backward(
 ) -> Gradients:
     """Gradients of a convolution's data, weight and bias as Relax expressions: PyTorch's aten::convolution_backward.
 
-    The rank, 1 to 3, is that of the tensors. For Y = conv(X, W) + b the gradients are
+    The rank, 1 to 3, follows from the tensors. For Y = conv(X, W) + b the gradients are
 
         dX = dgrad(dY, W)    dW = wgrad(dY, X)    db[o] = sum over n, y of  dY[n, o, y]
 
-    and those of a transposed convolution, which is itself a dgrad, are the forward convolution of dY and a wgrad whose
-    operands have changed places (aten/src/ATen/native/Convolution.cpp). 16-bit floats are summed in float32.
+    For a transposed convolution, which is a dgrad, dX is the forward convolution of dY, and dW is a wgrad with
+    exchanged operands (aten/src/ATen/native/Convolution.cpp). 16-bit floats are summed in float32.
 
     Letters: N batch, C channels of X, O channels of Y, and spatial axes D, H, W.
 
     Args:
         grad: dY, the gradient of the convolution's result: (N, O, ...).
         data: X, the data of the convolution: (N, C, ...).
-        weight: W: (O, C / groups, ...); of a transposed convolution (C, O / groups, ...).
-        bias_sizes: (O,), or None where there was no bias; its gradient does not depend on that. Not read if masked.
-        stride: of the convolution, one int, or one an axis.
-        padding: an int, one an axis, all lows then all highs, pairs (low, high), or, of a convolution that is not
-            transposed, "SAME" or "VALID".
-        dilation: as `stride`; 1 is a dense kernel.
-        transposed: whether the convolution was a transposed one.
-        output_padding: of a transposed convolution; less than the stride or the dilation of its axis.
-        groups: divides both channel counts.
-        output_mask: which of the gradients of data, weight and bias are wanted.
-        grad_layout: the order of grad's axes, a permutation of NCW, NCHW or NCDHW; None is that order.
-        data_layout: the same of data.
-        kernel_layout: a permutation of OIW, OIHW or OIDHW; None is that order, and IO... of a transposed convolution.
+        weight: W: (O, C / groups, ...); for a transposed convolution (C, O / groups, ...).
+        bias_sizes: (O,), the shape of the bias, or None. It is only checked: the bias gradient does not depend on it.
+        stride: of the convolution, one int, or one per axis.
+        padding: an int, one per axis, all lows then all highs, pairs (low, high), or, if `transposed` is False, "SAME"
+            or "VALID".
+        dilation: distance between the kernel's elements, in the form of `stride`; 1 is a dense kernel.
+        transposed: whether the convolution is a transposed one.
+        output_padding: of a transposed convolution, per axis less than the stride or the dilation.
+        groups: number of groups; it divides both channel counts.
+        output_mask: whether to compute the gradients of data, weight and bias.
+        grad_layout: the order of the axes of grad, a permutation of NCW, NCHW or NCDHW; None means that order.
+        data_layout: the order of the axes of data, likewise.
+        kernel_layout: the order of the axes of weight, a permutation of OIW, OIHW or OIDHW. None means that order, or
+            IOW, IOHW or IODHW for a transposed convolution.
 
     Returns:
-        Three expressions: of the shape, layout and type of `data`, of those of `weight`, and of shape (O,) and weight's
-        type; None where `output_mask` is False. They are nested: emit each.
+        The gradients of data, weight and bias, None where `output_mask` is False. The first two have the shape, layout
+        and type of their tensor, the third has the shape (O,) and the type of weight. They are not bound to variables:
+        emit each one.
 
     Raises:
         ProblemError: the tensors and arguments do not belong to one convolution.
         DTypeError: an element type is not float16, bfloat16, float32 or float64.
-        UnsupportedError: an operand is no Relax expression, or its shape or type is not known. For numpy arrays there
-            is `tvm_convgrad.evaluate("convolution_backward", ...)`.
+        UnsupportedError: an operand is not a Relax expression, or its shape or type is unknown. For numpy arrays use
+            `tvm_convgrad.evaluate("convolution_backward", ...)`.
 
     Example:
         >>> from tvm import relax

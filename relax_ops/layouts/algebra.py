@@ -53,7 +53,7 @@ def position(layout: str, axis: int) -> int:
 
 
 def without(layout: str, removed: Iterable[int]) -> str:
-    """The layout that is left when these logical axes are gone and the rest are counted anew."""
+    """The layout that is left when these logical axes are gone and the rest are counted again."""
     gone = set(removed)
     kept = [axis for axis in storage_order(layout) if axis not in gone]
     rank = {axis: i for i, axis in enumerate(sorted(kept))}

@@ -26,18 +26,18 @@ _PERMUTE = "relax.permute_dims"
 
 
 def ConvertLayout(desired: Mapping[str, Sequence[str]]) -> tvm.transform.Pass:
-    """The pass that converts layouts: relax.transform.ConvertLayout(desired) and the simplifications around it.
+    """A pass that converts layouts: relax.transform.ConvertLayout(desired), with simplifications before and after it.
 
     Args:
         desired: layouts by operator name, such as {"relax.nn.conv2d": ["NHWC", "OHWI"], ...}; see
             relax_ops.rules.convolution_backward for what they mean for the six operators.
 
     Returns:
-        The pass. Parameters and results of a function keep their layouts: it transposes where they differ.
+        The pass. Parameters and results of functions keep their layouts; transposes are inserted where they differ.
 
     Raises:
         UnsupportedError: when the pass runs, if layouts of one of the six operators are too few, too many or packed.
-        ProblemError: when the pass runs, if they are no permutations of the tensors' axes.
+        ProblemError: when the pass runs, if a layout is not a permutation of the tensor's axes.
 
     Example:
         >>> from tvm import relax

@@ -8,14 +8,18 @@ power is NaN at 0⁰.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from relax_ops.compat import Constant
 from relax_ops.gradients.common import dtype_of, fit, scalar
-from relax_ops.rules.contract import GradientRule
-from relax_ops.rules.elementwise import broadcast_rules, no_gradients
+from relax_ops.rules.contract import Legalization, LegalizationRule
+from relax_ops.rules.elementwise import broadcast_rules, emit_elementwise, no_gradients
+
+Combine: TypeAlias = "Callable[[tirx.Expr, tirx.Expr, str], tirx.Expr]"
+"""Combines two elements of a type."""
 
 
 def add(
@@ -63,16 +67,62 @@ def power(
     return [fit(ctx, dx, x), fit(ctx, op.where(flat, zero, dy), y)]
 
 
-def _remainder(rounded: Callable[[relax.Expr], relax.Expr]) -> GradientRule:
-    def rule(
-        _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
-    ) -> list[relax.Expr]:
-        x, y = orig_call.args
-        quotient = ctx.emit(rounded(ctx.emit(op.divide(x, y))))
-        return [fit(ctx, output_grad, x), fit(ctx, op.negative(op.multiply(output_grad, quotient)), y)]
+def floor_modulo(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = x − y·⌊x/y⌋: dx = dz, dy = −dz·⌊x/y⌋, the quotient from the exact remainders, as PyTorch rounds it."""
+    x, y = orig_call.args
+    towards_zero = ctx.emit(op.mod(x, y))
+    quotient = op.round(op.divide(op.subtract(x, towards_zero), y))
+    below = op.astype(op.not_equal(orig_var, towards_zero), dtype_of(x))
+    quotient = ctx.emit(op.subtract(quotient, below))
+    return [fit(ctx, output_grad, x), fit(ctx, op.negative(op.multiply(output_grad, quotient)), y)]
 
-    rule.__doc__ = """z = x − y·round(x/y), rounded down or to zero: dx = dz, dy = −dz·round(x/y)."""
-    return rule
+
+def _floored(combine: Combine) -> LegalizationRule:
+    """Legalization of what rounds the quotient of two floats down, by the exact remainder; TVM divides first.
+
+    Of 1e9 and 0.3 in float32 ⌊x/y⌋·y is larger than x, and of 1 and inf x − y·⌊x/y⌋ is NaN.
+    """
+
+    def make(stock: Legalization) -> Legalization:
+        def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+            dtype = dtype_of(call)
+            if dtype not in ("float32", "float64") or getattr(call.ty.shape, "values", None) is None:
+                return stock(block_builder, call)
+            return emit_elementwise(block_builder, call, call.args, lambda x, y: combine(x, y, dtype))
+
+        return legalize
+
+    return make
+
+
+def _is_below(remainder: tirx.Expr, y: tirx.Expr, zero: tirx.Expr) -> tirx.Expr:
+    """Whether a remainder with the sign of x has not that of y, so that the quotient rounded down is one less."""
+    return tirx.Or(tirx.And(y < zero, remainder > zero), tirx.And(y > zero, remainder < zero))
+
+
+def _floored_remainder(x: tirx.Expr, y: tirx.Expr, dtype: str) -> tirx.Expr:
+    """The remainder that has the sign of y."""
+    remainder = tirx.Mod(x, y)
+    return tirx.Select(_is_below(remainder, y, tirx.const(0, dtype)), remainder + y, remainder)
+
+
+def _floored_quotient(x: tirx.Expr, y: tirx.Expr, dtype: str) -> tirx.Expr:
+    """⌊x/y⌋; x less its remainder is a multiple of y. The plain quotient where y is 0, as in PyTorch."""
+    zero, remainder = tirx.const(0, dtype), tirx.Mod(x, y)
+    quotient = tirx.round((x - remainder) / y)
+    quotient = tirx.Select(_is_below(remainder, y, zero), quotient - tirx.const(1, dtype), quotient)
+    return tirx.Select(tirx.EQ(y, zero), x / y, quotient)
+
+
+def modulo(
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """z = x − y·trunc(x/y): dx = dz, dy = −dz·trunc(x/y)."""
+    x, y = orig_call.args
+    quotient = ctx.emit(op.trunc(ctx.emit(op.divide(x, y))))
+    return [fit(ctx, output_grad, x), fit(ctx, op.negative(op.multiply(output_grad, quotient)), y)]
 
 
 def atan2(
@@ -94,9 +144,9 @@ RULES = (
     broadcast_rules("multiply", gradient=multiply, linear=((0,), (1,))),
     broadcast_rules("divide", gradient=divide, linear=((0,),)),
     broadcast_rules("power", gradient=power, stock_fails=_exponent_varies),
-    broadcast_rules("floor_mod", gradient=_remainder(op.floor)),
-    broadcast_rules("mod", gradient=_remainder(op.trunc)),
+    broadcast_rules("floor_mod", gradient=floor_modulo, legalize=_floored(_floored_remainder)),
+    broadcast_rules("mod", gradient=modulo),
     broadcast_rules("atan2", gradient=atan2),
-    broadcast_rules("floor_divide", gradient=no_gradients),
+    broadcast_rules("floor_divide", gradient=no_gradients, legalize=_floored(_floored_quotient)),
     broadcast_rules("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", gradient=no_gradients),
 )

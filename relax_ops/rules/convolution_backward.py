@@ -67,7 +67,7 @@ def family_layout(site: Site) -> Decision:
 
     Raises:
         UnsupportedError: the wanted layouts are too few or too many, or packed.
-        ProblemError: they are no permutations of the tensors' axes.
+        ProblemError: they are not permutations of the tensors' axes.
     """
     entry = entry_of(site.call)
     direction = entry.direction

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from relax_ops.gradients.common import dtype_of, elementwise_gradient, is_float, no_grads, scalar
@@ -22,6 +23,33 @@ def unary_rules(*names: str, **rules: Any) -> OperatorRules:
 def broadcast_rules(*names: str, **rules: Any) -> OperatorRules:
     """Rules of element-wise operators whose operands broadcast against each other. `rules` are those besides."""
     return OperatorRules(named(*names), layout=broadcast_layout, mapped_axis=broadcast_axis, vmap=elementwise, **rules)
+
+
+def emit_elementwise(
+    builder: relax.BlockBuilder, call: relax.Call, operands: Sequence[relax.Expr], combine: Callable[..., tirx.Expr]
+) -> relax.Expr:
+    """Emit a TIR function named after the call's operator.
+
+    Args:
+        call: its shape is known.
+        operands: broadcast to that shape.
+        combine: makes an element of the result from one of each operand.
+    """
+    name, shape = str(call.op.name).rpartition(".")[2], call.ty.shape.values
+
+    def compute(*tensors: te.Tensor) -> te.Tensor:
+        return te.compute(shape, lambda *place: combine(*(_element_at(each, place) for each in tensors)), name=name)
+
+    return builder.call_te(compute, *operands, primfunc_name_hint=name)
+
+
+def _element_at(operand: relax.Expr, place: Sequence[Any]) -> relax.Expr:
+    """The element of a tensor that is broadcast to the result's shape; a scalar of the program is its own element."""
+    if not hasattr(operand, "shape"):
+        return operand
+    last = list(place)[len(place) - len(operand.shape) :]
+    is_one = [isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in operand.shape]
+    return operand(*(0 if one else index for one, index in zip(is_one, last, strict=True)))
 
 
 def no_gradients(

@@ -8,16 +8,16 @@ the legalization here keeps it. Integers, which have no NaN, go to TVM's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 from tvm.relax import op
 
 from relax_ops.compat import Constant, array_of
 from relax_ops.gradients.common import FLOATS, dtype_of, fit, scalar
 from relax_ops.rules.contract import GradientRule, Legalization, LegalizationRule
-from relax_ops.rules.elementwise import broadcast_rules
+from relax_ops.rules.elementwise import broadcast_rules, emit_elementwise
 from tvm_convgrad.codegen.extrema import at_least, at_most, maximum, minimum
 
 Combine: TypeAlias = "Callable[[tirx.Expr, tirx.Expr], tirx.Expr]"
@@ -47,23 +47,14 @@ def _legalization(against: Combine, both: Combine) -> LegalizationRule:
 
     def make(stock: Legalization) -> Legalization:
         def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-            shape = getattr(call.ty.shape, "values", None)
-            if dtype_of(call) not in FLOATS or shape is None:
+            if dtype_of(call) not in FLOATS or getattr(call.ty.shape, "values", None) is None:
                 return stock(block_builder, call)
             given = [_number(argument) for argument in call.args]
             tensors = [argument for argument, number in zip(call.args, given, strict=True) if number is None]
             if len(tensors) == 1:
                 number = next(number for number in given if number is not None)
-
-                def with_number(x: te.Tensor) -> te.Tensor:
-                    return te.compute(shape, lambda *place: against(_at(x, place), number), name="choice")
-
-                return block_builder.call_te(with_number, *tensors, primfunc_name_hint=_name(call))
-
-            def with_tensor(x: te.Tensor, y: te.Tensor) -> te.Tensor:
-                return te.compute(shape, lambda *place: both(_at(x, place), _at(y, place)), name="choice")
-
-            return block_builder.call_te(with_tensor, *call.args, primfunc_name_hint=_name(call))
+                return emit_elementwise(block_builder, call, tensors, lambda x: against(x, number))
+            return emit_elementwise(block_builder, call, call.args, both)
 
         return legalize
 
@@ -76,19 +67,6 @@ def _number(argument: relax.Expr) -> relax.Expr:
         value = float(array_of(argument))
         return None if math.isnan(value) else tirx.const(value, dtype_of(argument))
     return None
-
-
-def _at(operand: relax.Expr, place: Sequence[Any]) -> relax.Expr:
-    """The element of a tensor that is broadcast to the result's shape; a scalar of the program is its own element."""
-    if not hasattr(operand, "shape"):
-        return operand
-    last = list(place)[len(place) - len(operand.shape) :]
-    is_one = [isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in operand.shape]
-    return operand(*(0 if one else index for one, index in zip(is_one, last, strict=True)))
-
-
-def _name(call: relax.Call) -> str:
-    return str(call.op.name).rpartition(".")[2]
 
 
 RULES = (

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
 from relax_ops.compat import Constant, array_of
 from relax_ops.expressions import ndim_of
-from relax_ops.gradients.common import dtype_of, fit, no_grads, scalar, shape_of
+from relax_ops.gradients.common import cast, dtype_of, fit, no_grads, scalar, shape_of, widened
 from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted
-from relax_ops.rules.contract import OperatorRules, named
+from relax_ops.rules.contract import Legalization, OperatorRules, named
 from relax_ops.rules.elementwise import no_gradients
 from relax_ops.rules.slicing import put_back
 from relax_ops.vmap.emitter import Vmap
@@ -74,6 +74,32 @@ def _inside(ctx: relax.BlockBuilder, places: relax.Expr, extent: Any, mode: str)
     return ctx.emit(op.floor_mod(places, scalar(extent, dtype)))
 
 
+def _take_legalization(stock: Legalization) -> Legalization:
+    """Lowering of `take` as stock's, but without the warning that it writes for each call in the mode "fast".
+
+    That mode does not check whether places are in bounds.
+    """
+
+    def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        x, places = call.args
+        extents = getattr(call.ty.shape, "values", None)
+        is_served = str(call.attrs.mode) == "fast" and call.attrs.axis is not None
+        if not is_served or not is_tensor(places.ty) or extents is None:
+            return stock(block_builder, call)
+        axis, ndim = int(call.attrs.axis) % ndim_of(x), ndim_of(places)
+
+        def take(data: te.Tensor, at: te.Tensor) -> te.Tensor:
+            def element(*place: Any) -> Any:
+                chosen = at(*place[axis : axis + ndim])
+                return data(*place[:axis], chosen, *place[axis + ndim :])
+
+            return te.compute(extents, element, name="take")
+
+        return block_builder.call_te(take, x, places, primfunc_name_hint="take")
+
+    return legalize
+
+
 def take_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[bool]) -> relax.Expr:
     """Elements of the same places for all indices."""
     axis = int(call.attrs.axis) % m.own_ndim(args[0], True) + 1
@@ -99,21 +125,63 @@ def gather_elements_axis(call: relax.Call, axes: Axes) -> int | str:
 
 
 def scatter_elements(
-    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
     """y = x with values written ("update") or added at places: dv is dy there, dx is dy, 0 where it is overwritten.
+
+    Products ("mul") and extrema ("max", "min") of x and values: see the functions below.
 
     Raises:
         UnsupportedError: another reduction.
     """
     _, places, values = orig_call.args
     mode, axis = str(orig_call.attrs.reduction), int(orig_call.attrs.axis)
+    if mode in ("max", "min"):
+        return _scattered_extremum(orig_var, orig_call, output_grad, ctx)
+    if mode == "mul":
+        return _scattered_product(orig_call, output_grad, ctx)
     if mode not in ("update", "add"):
-        raise UnsupportedError(f"relax.scatter_elements: the gradient is of 'update' and 'add', not of {mode!r}")
+        raise UnsupportedError(
+            f"relax.scatter_elements: the gradient is of 'update', 'add', 'mul', 'max' and 'min', not of {mode!r}"
+        )
     dx = output_grad
     if mode == "update":
         dx = ctx.emit(op.scatter_elements(output_grad, places, ctx.emit(op.zeros_like(values)), axis))
     return [dx, *no_grads([places]), op.gather_elements(output_grad, places, axis)]
+
+
+def _scattered_extremum(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """dy is divided evenly among x and the values that reach y at a place, as torch.scatter_reduce does."""
+    x, places, values = orig_call.args
+    axis = int(orig_call.attrs.axis)
+    (grad,) = widened(ctx, output_grad)
+    best = ctx.emit(op.gather_elements(orig_var, places, axis))
+    own, reached = (ctx.emit(op.astype(op.equal(*pair), dtype_of(grad))) for pair in ((x, orig_var), (values, best)))
+    share = ctx.emit(op.divide(grad, op.scatter_elements(own, places, reached, axis, "add")))
+    dv = op.multiply(op.gather_elements(share, places, axis), reached)
+    dx = op.multiply(share, own)
+    return [cast(dx, dtype_of(x), ctx), *no_grads([places]), cast(dv, dtype_of(values), ctx)]
+
+
+def _scattered_product(orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder) -> list[relax.Expr]:
+    """A factor's slope is the product of the others: of all that are not 0, over itself, and 0 if another one is 0."""
+    x, places, values = orig_call.args
+    axis = int(orig_call.attrs.axis)
+    grad, *factors = widened(ctx, output_grad, x, values)
+    one, zero = (scalar(number, dtype_of(grad)) for number in (1, 0))
+    zeros = [ctx.emit(op.astype(op.equal(factor, zero), dtype_of(grad))) for factor in factors]
+    filled = [ctx.emit(op.where(op.equal(factor, zero), one, factor)) for factor in factors]
+    product = ctx.emit(op.scatter_elements(filled[0], places, filled[1], axis, "mul"))
+    count = ctx.emit(op.scatter_elements(zeros[0], places, zeros[1], axis, "add"))
+
+    def partial(number: int, grad: relax.Expr, product: relax.Expr, count: relax.Expr) -> relax.Expr:
+        others = op.where(op.equal(count, zeros[number]), op.divide(product, filled[number]), zero)
+        return cast(op.multiply(grad, others), dtype_of((x, values)[number]), ctx)
+
+    there = [ctx.emit(op.gather_elements(each, places, axis)) for each in (grad, product, count)]
+    return [partial(0, grad, product, count), *no_grads([places]), partial(1, *there)]
 
 
 def index_tensor(
@@ -166,7 +234,13 @@ def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:
 
 RULES = (
     OperatorRules(
-        named("take"), gradient=take_gradient, layout=take_layout, mapped_axis=take_axis, vmap=take_vmap, linear=((0,),)
+        named("take"),
+        gradient=take_gradient,
+        layout=take_layout,
+        mapped_axis=take_axis,
+        vmap=take_vmap,
+        linear=((0,),),
+        legalize=_take_legalization,
     ),
     OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
     OperatorRules(named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis),

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from relax_ops.expressions import ndim_of
@@ -30,22 +32,48 @@ def stack_gradient(
 
 
 def concat_gradient(
-    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, _ctx: relax.BlockBuilder
+    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
     """y = the tensors of a tuple behind each other: each one's gradient is its part of dy.
 
-    All of dy is that of one tensor alone: a split in one part has the type of a tensor, not that of a tuple.
+    All of dy is that of one tensor alone: a split in one part has the type of a tensor, not that of a tuple. An empty
+    tensor gets an empty gradient beside the split, whose parts have one element at least.
     """
     fields = orig_call.args[0].ty.fields
-    if len(fields) == 1:
-        return [relax.Tuple([output_grad])]
     axis = int(orig_call.attrs.axis or 0)
+    filled = [place for place, field in enumerate(fields) if not _is_empty(field, axis)]
+    if len(filled) == len(fields) > 1:
+        return [op.split(output_grad, _borders(fields, axis), axis)]
+    parts = [output_grad if filled == [place] else None for place in range(len(fields))]
+    if len(filled) > 1:
+        apart = ctx.emit(op.split(output_grad, _borders([fields[place] for place in filled], axis), axis))
+        for number, place in enumerate(filled):
+            parts[place] = ctx.emit(relax.TupleGetItem(apart, number))
+    empty = [
+        ctx.emit(op.zeros(field.shape, field.dtype)) if part is None else part
+        for field, part in zip(fields, parts, strict=True)
+    ]
+    return [relax.Tuple(empty)]
+
+
+def _borders(fields: Sequence[relax.TensorType], axis: int) -> list[Any]:
+    """Where along an axis each tensor but the first begins."""
     *inner, _ = accumulate(field.shape.values[axis] for field in fields)
-    return [op.split(output_grad, inner, axis)]
+    return inner
 
 
-def _is_concat_of_one(call: relax.Call) -> str:
-    return "TVM's rule splits in one part, which is no tuple" if len(call.args[0].ty.fields) == 1 else ""
+def _is_empty(field: relax.TensorType, axis: int) -> bool:
+    extent = field.shape.values[axis]
+    return isinstance(extent, tirx.IntImm) and int(extent) == 0
+
+
+def _stock_splits_wrongly(call: relax.Call) -> str:
+    fields = call.args[0].ty.fields
+    if len(fields) == 1:
+        return "TVM's rule splits in one part, which is not a tuple"
+    if any(_is_empty(field, int(call.attrs.axis or 0)) for field in fields):
+        return "TVM's rule splits off an empty part, which its split refuses"
+    return ""
 
 
 def concat_layout(site: Site) -> Decision:
@@ -58,7 +86,7 @@ def concat_layout(site: Site) -> Decision:
 
 
 def stack_layout(site: Site) -> Decision:
-    """The new axis comes first in storage, the others as they are. (Stock names it by a letter that is no axis.)"""
+    """The new axis comes first in storage, the others as they are. (Stock names it by a letter that is not an axis.)"""
     layouts = site.layout(site.call.args[0])
     assert isinstance(layouts, list)
     layout = most_common(layouts)
@@ -108,7 +136,7 @@ RULES = (
     OperatorRules(
         named("concat"),
         gradient=concat_gradient,
-        stock_fails=_is_concat_of_one,
+        stock_fails=_stock_splits_wrongly,
         layout=concat_layout,
         mapped_axis=concat_axis,
         vmap=concat_vmap,

@@ -25,7 +25,9 @@ from relax_ops.vmap.common import channelwise, separate_channels
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
 
-_BATCH_NORM = "relax.nn.batch_norm"
+_BATCH_NORM, _GROUP_NORM = "relax.nn.batch_norm", "relax.nn.group_norm"
+WRITTEN_OUT = (_GROUP_NORM, "relax.nn.instance_norm")
+"""Operators that `written_out` takes."""
 
 
 def _reshape(ctx: relax.BlockBuilder, expr: relax.Expr, shape: Sequence[Extent]) -> relax.Expr:
@@ -104,17 +106,22 @@ def instance_norm(
     return _normalisation(ctx, orig_call, output_grad, axes, [int(orig_call.attrs.channel_axis) % ndim])
 
 
+def _groups(call: relax.Call) -> tuple[list[Extent], list[int]]:
+    """The shape of a group_norm's data with the channels of a group as an axis, and the axes of its statistics."""
+    attrs, shape = call.attrs, shape_of(call.args[0], _GROUP_NORM)
+    channel, groups = int(attrs.channel_axis) % len(shape), int(attrs.num_groups)
+    split = [*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :]]
+    return split, sorted([a if a < channel else a + 1 for a in axes_of(attrs.axes, len(shape))] + [channel + 1])
+
+
 def group_norm(
     _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
     """Statistics over `axes` and the channels of one group, with one gamma and beta for each channel."""
     x, gamma, beta = orig_call.args
-    attrs, shape = orig_call.attrs, shape_of(x, "relax.nn.group_norm")
-    channel, groups = int(attrs.channel_axis) % len(shape), int(attrs.num_groups)
-    split = [*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :]]
-    axes = sorted([a if a < channel else a + 1 for a in axes_of(attrs.axes, len(shape))] + [channel + 1])
+    attrs, shape, (split, axes) = orig_call.attrs, shape_of(x, _GROUP_NORM), _groups(orig_call)
     wide_x, wide_gamma, wide_grad = widened(ctx, x, gamma, output_grad)
-    affine = _affine(x, [channel])
+    affine = _affine(x, [int(attrs.channel_axis) % len(shape)])
     n, inverse = _standardised(ctx, _reshape(ctx, wide_x, split), axes, float(attrs.epsilon))
     e = op.multiply(wide_grad, _reshape(ctx, wide_gamma, affine))
     dx = _reshape(ctx, _through(ctx, _reshape(ctx, e, split), n, inverse, axes), shape)
@@ -123,6 +130,24 @@ def group_norm(
         _parameter(ctx, op.multiply(wide_grad, _reshape(ctx, n, shape)), affine, gamma),
         _parameter(ctx, wide_grad, affine, beta),
     ]
+
+
+def written_out(ctx: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A group_norm or instance_norm as sums and products, the same ones as in its gradient.
+
+    TVM's lowering takes the variance as mean(x²) − m², which loses the digits of data far from zero.
+    """
+    x, gamma, beta = call.args
+    wide_x, wide_gamma, wide_beta = widened(ctx, x, gamma, beta)
+    shape, affine = shape_of(x, call.op.name), _affine(x, [int(call.attrs.channel_axis) % len(shape_of(x))])
+    epsilon = float(call.attrs.epsilon)
+    if call.op.name == _GROUP_NORM:
+        split, axes = _groups(call)
+        n = _reshape(ctx, _standardised(ctx, _reshape(ctx, wide_x, split), axes, epsilon)[0], shape)
+    else:
+        n, _ = _standardised(ctx, wide_x, axes_of(call.attrs.axes, len(shape)), epsilon)
+    scaled = ctx.emit(op.multiply(n, _reshape(ctx, wide_gamma, affine)))
+    return cast(op.add(scaled, _reshape(ctx, wide_beta, affine)), dtype_of(x), ctx)
 
 
 def rms_norm(
@@ -198,7 +223,7 @@ def channel_norm_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped:
     data, *vectors = (m.everywhere(arg, own) for arg, own in zip(args, mapped, strict=True))
     attrs, name = call.attrs, str(call.op.name)
     channel = int(attrs.channel_axis if hasattr(attrs, "channel_axis") else attrs.axis) % m.own_ndim(data, True)
-    changes = {"num_groups": int(attrs.num_groups) * m.count} if name == "relax.nn.group_norm" else {}
+    changes = {"num_groups": int(attrs.num_groups) * m.count} if name == _GROUP_NORM else {}
     found = channelwise(m, call, data, vectors, channel, **changes)
     if name != _BATCH_NORM:
         return separate_channels(m, found, channel)

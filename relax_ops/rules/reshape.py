@@ -15,6 +15,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
+from legalize.builder import Extent
 from relax_ops.expressions import known_extents, known_shape, ndim_of, same_extent
 from relax_ops.gradients.common import no_grads, shape_of
 from relax_ops.ir import AnalyzerProver
@@ -49,11 +50,16 @@ def squeeze_gradient(
     """y = x without axes of extent 1: dx = dy with these axes put back."""
     x = orig_call.args[0]
     shape = shape_of(x, "relax.squeeze")
-    if orig_call.attrs.axis is None:
-        axes = [i for i, extent in enumerate(shape) if same_extent(extent, 1)]
-    else:
-        axes = sorted({int(a) % len(shape) for a in orig_call.attrs.axis})
+    axes = _removed(shape, orig_call.attrs.axis)
     return [op.expand_dims(output_grad, axes) if axes else output_grad]
+
+
+def _removed(shape: Sequence[Extent], given: Sequence[int] | None) -> list[int]:
+    """The axes that a squeeze removes: those of one element; TVM leaves others among the given ones as they are."""
+    if given is None:
+        return [axis for axis, extent in enumerate(shape) if same_extent(extent, 1)]
+    axes = sorted({int(axis) % len(shape) for axis in given})
+    return [axis for axis in axes if not isinstance(shape[axis], int) or shape[axis] == 1]
 
 
 def reshape_layout(site: Site) -> Decision:
@@ -103,12 +109,12 @@ def expand_dims_layout(site: Site) -> Decision:
 def squeeze_layout(site: Site) -> Decision:
     """The axes that stay keep their order in storage."""
     shape, ndim = site.shape(0), len(site.initial(0))
-    if site.attrs.axis is None:
-        if shape is None:
+    if shape is None:
+        if site.attrs.axis is None:
             return Decision([site.initial(0)], initial(int(site.call.ty.ndim)))
-        gone = [axis for axis, extent in enumerate(shape) if same_extent(extent, 1)]
-    else:
         gone = [int(axis) % ndim for axis in site.attrs.axis]
+    else:
+        gone = _removed(shape, site.attrs.axis)
     layout = site.tensor(0)
     axes = [storage_order(layout).index(axis) for axis in gone]
     return Decision([layout], without(layout, gone), site.changed_attrs(axis=axes))
@@ -142,10 +148,7 @@ def expand_dims_axis(call: relax.Call, axes: Axes) -> int | str:
 def squeeze_axis(call: relax.Call, axes: Axes) -> int | str:
     """Axes of one element go away."""
     axis, shape = axes.first, known_extents(call.args[0])
-    if call.attrs.axis is None:
-        gone = [place for place, extent in enumerate(shape) if isinstance(extent, int) and extent == 1]
-    else:
-        gone = [int(a) % len(shape) for a in call.attrs.axis]
+    gone = _removed(shape, call.attrs.axis)
     return "it removes the axis of the samples" if axis in gone else axis - sum(other < axis for other in gone)
 
 

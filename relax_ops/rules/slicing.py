@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from legalize.builder import Extent
@@ -15,7 +15,7 @@ from relax_ops.gradients.common import no_grads, shape_of, slice_axis
 from relax_ops.ir import extents_of
 from relax_ops.layouts.algebra import position
 from relax_ops.layouts.site import Decision, Site
-from relax_ops.rules.contract import OperatorRules, named
+from relax_ops.rules.contract import Legalization, OperatorRules, named
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
 from tvm_convgrad.core.errors import UnsupportedError
@@ -134,6 +134,39 @@ def slice_scatter_gradient(
     return [dx, part, *no_grads([begin, end, stride])]
 
 
+def _slice_scatter_legalization(stock: Legalization) -> Legalization:
+    """Lowering of slice_scatter to one loop that reads inside of the slice.
+
+    TVM's own reads up to the extent of the tensor, which is more than the slice has, and writes a warning each time.
+    """
+
+    def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        x, written, *bounds = call.args
+        shape, axis = shape_of(x), int(call.attrs.axis) % ndim_of(x)
+        numbers = extents_of(bounds)
+        if not all(isinstance(number, int) for number in (*numbers, shape[axis])) or numbers[2] < 1:
+            return stock(block_builder, call)
+        places = range(shape[axis])[slice(*numbers)]
+        if not places:
+            return x
+
+        def write(whole: te.Tensor, part: te.Tensor) -> te.Tensor:
+            def element(*place: Any) -> Any:
+                at = place[axis]
+                row = tirx.floordiv(at - places.start, places.step)
+                inside = tirx.all(at >= places.start, at <= places[-1])
+                if places.step != 1:
+                    inside = tirx.all(inside, tirx.floormod(at - places.start, places.step) == 0)
+                # A select would read the slice at all places, out of bounds, too.
+                return tirx.if_then_else(inside, part(*place[:axis], row, *place[axis + 1 :]), whole(*place))
+
+            return te.compute(whole.shape, element, name="slice_scatter")
+
+        return block_builder.call_te(write, x, written, primfunc_name_hint="slice_scatter")
+
+    return legalize
+
+
 def slice_scatter_axis(call: relax.Call, axes: Axes) -> int | str:
     """Tensor and slice have the samples on the same axis, which is not the one that is sliced."""
     if axes[0] != axes[1]:
@@ -153,5 +186,6 @@ RULES = (
         gradient=slice_scatter_gradient,
         layout=slice_scatter_layout,
         mapped_axis=slice_scatter_axis,
+        legalize=_slice_scatter_legalization,
     ),
 )

@@ -16,7 +16,7 @@ def split(call: relay.Call, output_grad: relay.Expr) -> list[relay.Expr]:
 
 
 def pad(call: relay.Call, output_grad: relay.Expr) -> list[relay.Expr]:
-    """The part of the gradient that is no padding, and for the value that was padded with the sum of the rest.
+    """The part of the gradient that is not padding, and for the value that was padded with the sum of the rest.
 
     Raises:
         UnsupportedError: the padding repeats elements of the data, or that of an axis of extent Any.
@@ -73,7 +73,7 @@ def reverse(call: relay.Call, output_grad: relay.Expr) -> list[relay.Expr]:
 
 
 def dilate(call: relay.Call, output_grad: relay.Expr) -> list[relay.Expr]:
-    """The elements that are no filling.
+    """The elements that are not padding of a packed layout.
 
     Raises:
         UnsupportedError: an axis of extent Any is dilated.

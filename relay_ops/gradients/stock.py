@@ -2,7 +2,7 @@
 """Gradients that stock Relay has, where they raise or are wrong; elsewhere stock's own are called.
 
 sum, mean                      an extent is Any: stock raises
-take                           stock makes a loop, which is no graph that Relay builds, and takes no matrix of indices
+take                           stock makes a loop, which Relay's graph executor cannot run; no matrix of indices
 nn.max_pool2d, nn.avg_pool2d   dilation: stock ignores it and is silently wrong, so it is refused
 """
 

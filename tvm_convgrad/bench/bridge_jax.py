@@ -35,7 +35,7 @@ WARM_STEPS = 2
 Step = Callable[[list[jax.Array]], list[jax.Array]]
 
 
-def _step(request: Request) -> tuple[Step, list[jax.Array]]:
+def training_step(request: Request) -> tuple[Step, list[jax.Array]]:
     """A step of stochastic gradient descent as a function of the parameters, and these."""
     network, extent = JAX_NETWORKS[request.model]
     generator = np.random.default_rng(0)
@@ -59,12 +59,12 @@ def _step(request: Request) -> tuple[Step, list[jax.Array]]:
 
 def _measure(request: Request) -> BridgeMeasurement:
     """In a process of its own: pairs of steps, with the patch and without."""
-    step, parameters = _step(request)
+    step, parameters = training_step(request)
     patched = partial(bridge.patch, folder=Path(request.folder))
-    own = _compiled(step, parameters)
+    own = compiled_step(step, parameters)
     begin = time.perf_counter()
     with patched():
-        kernels = _compiled(step, parameters)
+        kernels = compiled_step(step, parameters)
     warm = time.perf_counter() - begin
     told, chosen = bridge.explain(), dict(CHOICES.made)
     pairs = in_turns(
@@ -103,7 +103,7 @@ def _program(step: Step, parameters: list[jax.Array]) -> jax.stages.Compiled:
     return jax.jit(step).lower(parameters).compile()
 
 
-def _compiled(step: Step, parameters: list[jax.Array]) -> Step:
+def compiled_step(step: Step, parameters: list[jax.Array]) -> Step:
     """The program of a step as it is patched now, warm."""
     program = _program(step, parameters)
     for _ in range(WARM_STEPS):

@@ -36,7 +36,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 Step = Callable[[], None]
 
 
-def _step(request: Request) -> Step:
+def training_step(request: Request) -> Step:
     """A step of stochastic gradient descent of a network."""
     torch.manual_seed(0)
     make, shape = BRIDGE_NETWORKS[request.model]
@@ -60,7 +60,7 @@ def _step(request: Request) -> Step:
 def _measure(request: Request) -> BridgeMeasurement:
     """In a process of its own: pairs of steps, with the bridge and without."""
     torch.set_num_threads(request.threads)
-    step = _step(request)
+    step = training_step(request)
     enabled = partial(bridge.enable, wait=True, folder=Path(request.folder))
     begin = time.perf_counter()
     with enabled():
@@ -110,7 +110,7 @@ def _uses(step: Step, enabled: Callable[[], bridge.Enabled]) -> list[int]:
 
 
 def _flop(plan: Plan) -> int:
-    """Of a call; 0 of one that is none of the family's."""
+    """Of a call; 0 of one that is not in the family."""
     return sum(2 * part.job.problem.macs for part in plan.parts)
 
 

@@ -102,7 +102,7 @@ class Results:
         """The results that an earlier run left in `path`, to go on with; None if there is no such file.
 
         Raises:
-            ArtifactError: it is no file of measurements, or one of another format or environment.
+            ArtifactError: it is not a file of measurements, or one of another format or environment.
         """
         try:
             content = json.loads(path.read_text())
@@ -265,11 +265,16 @@ def _mean(members: list[Measurement], roofline: Roofline) -> dict[str, Any]:
     }
 
 
-def cpu_name() -> str:
-    """The model of the CPU from /proc/cpuinfo, else what `platform` names."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
+    """The model of the CPU from /proc/cpuinfo, else what `platform` names.
+
+    A hypervisor may hide the model's number (`AMD EPYC`); family and model of the CPUID instruction are then added.
+    """
+    lines = info.read_text().splitlines() if info.is_file() else []
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    name = fields.get("model name")
+    if name is None:
+        return platform.processor() or platform.machine()
+    if any(letter.isdigit() for letter in name) or "cpu family" not in fields:
+        return name
+    return f"{name}, family {fields['cpu family']} model {fields.get('model', '?')}"

@@ -234,7 +234,7 @@ def _training(name: str, library: Path, step: StepModule, training: TrainingOpti
     """What both contenders train.
 
     Raises:
-        UnsupportedError: several inputs, or one that is no float32 of fixed extents.
+        UnsupportedError: several inputs, or one that is not a float32 of fixed extents.
     """
     if len(step.inputs) != 1 or step.inputs[0].dtype != "float32":
         raise UnsupportedError(f"bench --step {name}: only models with one float32 input are measured.")

@@ -151,7 +151,7 @@ def bench(
         _bench_bridge(context, bridge, step, _batches(batch), layout, seconds, threads, calls, json)
         return
     if calls:
-        raise typer.BadParameter("--calls goes with --bridge; single layers are measured without --step.")
+        raise typer.BadParameter("--calls is for --bridge; without --bridge leave --calls out.")
     _refuse_what_means_nothing(context, step=step is not None, per_sample=per_sample, problem=bool(problem))
     directions = option_values.parse_directions(direction, DIRECTIONS)
     only = ENTRIES[impl].layout if step is not None and impl is not None and impl in ENTRIES else None
@@ -205,7 +205,7 @@ def _bench_bridge(
         check_destination(path)
     if threads is not None and bridge == "jax":
         raise UnsupportedError(
-            "--threads is not of --bridge jax: XLA takes the cores of the process (taskset limits them)"
+            "--threads has no effect on --bridge jax: XLA uses all cores of the process; limit them by taskset."
         )
     models = framework.default_models if step is None else _names("--step", step, framework.models)
     layouts = _names("--layout", layout or "NCHW,NHWC", LAYOUTS)
@@ -252,7 +252,7 @@ def _configuration(target: str, impl: str | None, dtype: str, per_sample: bool) 
     from tvm_convgrad.training.compile import targets
 
     if len(_names("--impl", impl or KERNEL, (KERNEL, TRANSFORMS, *NAMES))) > 1:
-        raise typer.BadParameter(f"--impl {impl}: give one.")
+        raise typer.BadParameter(f"--impl {impl}: give one implementation.")
     _names("--dtype", dtype, DTYPES)
     if not per_sample:
         if target != "cuda":  # this machine's GPU, which `configuration_of` looks for
@@ -269,7 +269,7 @@ def _batches(text: str | None) -> list[int]:
     """The numbers of --batch; none without it.
 
     Raises:
-        typer.BadParameter: one is no positive number.
+        typer.BadParameter: one is not a positive number.
     """
     sizes = text.split(",") if text is not None else []
     if not all(size.isdecimal() and int(size) for size in sizes):
@@ -296,7 +296,7 @@ def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample
         typer.BadParameter: with the first kind of them.
     """
     if per_sample and not step:
-        raise typer.BadParameter("--per-sample goes with --step, the network.")
+        raise typer.BadParameter("--per-sample needs --step, which names the network.")
     of_steps = "of whole training steps: give --step MODEL, or leave out"
     of_layers = "of layers, and --step measures whole steps beside PyTorch: leave out --step, or"
     kinds = [

@@ -64,6 +64,7 @@ def build(
     dropout: options.Dropout = "train",
     accumulate: options.Accumulate = 1,
     memory: options.Memory = None,
+    recompute: options.Recompute = None,
     split: options.Split = False,
     mean: image_options.Mean = None,
     std: image_options.Std = None,
@@ -115,11 +116,12 @@ def build(
         "accumulate": accumulate,
         "seed": seed,
         "split": split,
+        "recompute": recompute or "none",
         "mean": option_values.parse_numbers("--mean", mean),
         "std": option_values.parse_numbers("--std", std),
     }
     chosen: dict[str, object] = {"target": target, "linker": linker, "offload": backends, "memory": limit}
-    chosen |= {"tuned": tuned, "transforms": transforms}
+    chosen |= {"tuned": tuned, "transforms": transforms, "recomputed": recompute}
     check_destination(output)
     kept = KeptObjects() if cache else None
     with stages(f"reading {model}") as enter:
@@ -133,7 +135,7 @@ def build(
             option_values.check_loss(loss, loss_settings)
             option_values.check_clipping(clip_norm, clip_value)
             image_options.check_normalisation(step["mean"], step["std"])
-            built = _build(source, step, compilation, linker, limit, kept, output, enter)
+            built = _build(source, step, compilation, linker, limit, recompute, kept, output, enter)
             if earlier is not None and compilation.target.kind.name == "llvm":
                 earlier.keep(built)
         else:
@@ -166,6 +168,7 @@ def _build(
     compilation: CompileOptions,
     linker: str | None,
     limit: int | None,
+    recompute: str | None,
     kept: KeptObjects | None,
     output: Path,
     enter: Callable[[str], None],
@@ -178,10 +181,13 @@ def _build(
     from tvm_convgrad.training.compile.linking import linker_for
     from tvm_convgrad.training.compile.lower import compile_with_plan
     from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
+    from tvm_convgrad.training.ir.recomputation import ALL
+    from tvm_convgrad.training.passes.in_place import STEP
+    from tvm_convgrad.training.passes.rematerialise import recorded_repetitions
     from tvm_convgrad.training.runtime.origin import Origin
     from tvm_convgrad.training.step.build import build_step
 
-    target = compilation.target
+    target, values = compilation.target, recompute or ALL
     links = linker_for(target, linker)  # a missing one is said before the work
     results = {"results": option_values.results_for(step_options["results"], target, step_options["dtype"])}
     warnings: list[str] = []
@@ -190,21 +196,27 @@ def _build(
         loaded = model.load()
         warnings[:] = loaded.warnings
         enter("differentiating")
-        return build_step(loaded, **step_options | results | {"accumulate": accumulate})
+        chosen = {"accumulate": accumulate} | ({} if limit is None else {"recompute": "none"})
+        return build_step(loaded, **step_options | results | chosen)
 
-    with compilation.in_force() as winners:
+    builds = KernelBuilds(kept, progress=enter)
+    with compile_apart(builds), compilation.in_force() as winners:
+        if target.kind.name == "llvm":
+            builds.start()  # while the model is read
         fitted = None
         if limit is None:
             step = make(source, step_options["accumulate"])
         else:
-            fitted = fit(source, step_options["accumulate"], limit, make, target, compilation.backends)
+            fitted = fit(source, step_options["accumulate"], limit, make, target, compilation.backends, values)
             step = fitted.step
         origin = Origin.of(source.source)
         enter("compiling")
-        with compile_apart(KernelBuilds(kept, progress=enter)):
+        with recorded_repetitions() as repeated:
             executable, plan = compile_with_plan(step, target, compilation.backends)
         described = describe_convolutions(plan)
         manifest = make_manifest(step, target, described, origin)
+        if STEP in repeated and repeated[STEP].calls:
+            manifest["recompute"] = repeated[STEP].to_json()
         if fitted is not None and limit is not None:
             manifest["memory"] = {"limit": limit, **fitted.memory.to_json(), "choice": fitted.in_words(limit)}
         enter(f"writing {output}")
@@ -237,6 +249,19 @@ def _summary(artifact: Artifact, seconds: float, size: str) -> list[tuple[str, o
         ("options", ", ".join(f"{name}={artifact.options[name]}" for name in settings)),
         ("parameters", f"{weights:,} in {sum(spec.role == 'parameter' for spec in state)} tensors"),
         ("gradient operators", len(artifact.gradients)),
-        *([("planned memory", artifact.manifest["memory"]["choice"])] if "memory" in artifact.manifest else []),
+        *_memory(artifact.manifest),
         ("libraries called", ", ".join(artifact.manifest["runtimes"]) or "none"),
     ]
+
+
+def _memory(manifest: dict[str, Any]) -> list[tuple[str, object]]:
+    """What --memory has chosen, or what --recompute costs."""
+    from tvm_convgrad.report.tables import byte_count
+
+    if "memory" in manifest:
+        return [("planned memory", manifest["memory"]["choice"])]
+    if "recompute" not in manifest:
+        return []
+    entry = manifest["recompute"]
+    cost = f"a step takes {1 + entry['share']:.2f} times as long (estimated)"
+    return [("computed again", f"{entry['calls']} values ({byte_count(entry['bytes'])}); {cost}")]

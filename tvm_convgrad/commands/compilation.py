@@ -56,7 +56,7 @@ class ModelOptions:
         if not self.trained:
             return loaded
         if not isinstance(loaded, Model):
-            raise ModelError(f"{self.source} computes its own gradients; choose in it which parameters have some.")
+            raise ModelError(f"{self.source} computes its own gradients; select the trained parameters in the program.")
         return train_only(loaded, self.trained)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from tvm_convgrad.commands import options
 from tvm_convgrad.offload.registry import ENTRIES, NAMES, backend, packages_of
@@ -23,7 +25,17 @@ _EXTRAS = {
 }
 
 
-def env(json: options.Json = False) -> None:
+def env(
+    json: options.Json = False,
+    forget_failures: Annotated[
+        bool,
+        typer.Option(
+            "--forget-failures",
+            help="Let kernels of the bridges to PyTorch and JAX whose compilation failed within the last day be "
+            "compiled again.",
+        ),
+    ] = False,
+) -> None:
     """Show versions, CPU, compilation target, cache folder, extras, backends, and what this TVM lacks."""
     import platformdirs
 
@@ -37,8 +49,11 @@ def env(json: options.Json = False) -> None:
     report |= _compiler()
     report["cache"] = platformdirs.user_cache_dir("tvm-convgrad")
     kept = KeptObjects()
+    forgotten = _forget_failures() if forget_failures else 0
     count, size = kept.size()
     report["compiled objects"] = {"folder": str(kept.folder), "count": count, "bytes": size, "limit": kept.limit}
+    if forget_failures:
+        report["failures forgotten"] = forgotten
     report["extras"] = {extra: all(map(installed_version, packages)) for extra, packages in _EXTRAS.items()}
     report["backends"] = {name: backend(name).unavailable(None) or "ready" for name in NAMES}
     report["gradient rules left out"] = _left_out()
@@ -47,6 +62,8 @@ def env(json: options.Json = False) -> None:
         print_json(report)
         return
     report["compiled objects"] = f"{kept.folder} ({count}, {byte_count(size)} of {byte_count(kept.limit)})"
+    if forget_failures:
+        report["failures forgotten"] = str(forgotten)
     report["gradient rules left out"] = report["gradient rules left out"] or "none"
     for in_force, names in report.pop("over TVM's own rules").items():
         report[f"over TVM's own, {in_force}"] = names
@@ -56,6 +73,13 @@ def env(json: options.Json = False) -> None:
         (name, ", ".join(value) if isinstance(value, list) else value or "missing") for name, value in report.items()
     ]
     print_pairs("tvm-convgrad environment", [*rows, ("extras", extras), *backends])
+
+
+def _forget_failures() -> int:
+    """Remove the records of failed compilations."""
+    from tvm_convgrad.bridge.failures import forget_failures
+
+    return forget_failures()
 
 
 def _left_out() -> list[str]:
@@ -90,6 +114,7 @@ def _compiler() -> dict[str, Any]:
         "cpu": str(codegen.llvm_get_system_cpu()),
         "cpu features": sorted(local_features()),
         "amx tiles": tile_refusal() or "granted",
+        "amx tiles of float16": tile_refusal("amx-fp16") or "granted",
         "triple": str(codegen.llvm_get_system_triple()),
         "llvm": int(codegen.llvm_version_major()),
         "c++ compiler": cc.get_cc(),

@@ -65,7 +65,7 @@ def export(
     from tvm_convgrad.training.runtime.artifact import inspect_artifact
 
     if inference != (output.suffix == ".so"):
-        raise typer.BadParameter(f"--inference writes a .so, and only it does, but --output is {output}.")
+        raise typer.BadParameter(f"--output {output}: the suffix is .so with --inference, and only then.")
     if not inference and (batch, target, linker, params) != (None,) * 4:
         raise typer.BadParameter("--batch, --target, --cc and --params are for --inference.")
     _check_output(output, force)
@@ -103,7 +103,9 @@ def _check_output(output: Path, force: bool) -> None:
     from tvm_convgrad.core.files import check_destination
 
     if output.suffix not in KINDS:
-        raise UnsupportedError(f"{output}: the ending {output.suffix!r} is none of {', '.join(KINDS)}; choose one.")
+        raise UnsupportedError(
+            f"{output}: the suffix {output.suffix!r} is not one of {', '.join(KINDS)}; use one of them."
+        )
     check_destination(output)
     if not force and output.exists():
         raise ArtifactError(f"{output}: exists already; choose another name, or add --force to overwrite it.")
@@ -133,7 +135,7 @@ def _checkpoint_of(artifact: Artifact, path: Path) -> Checkpoint:
     for spec in artifact.state:
         value = found.state.get(spec.name)
         if value is None or (value.shape, str(value.dtype)) != (spec.shape, spec.dtype):
-            raise ArtifactError(f"{found.path}: has no {spec} for {spec.name!r} of {artifact.path}; make it anew.")
+            raise ArtifactError(f"{found.path}: has no {spec} for {spec.name!r} of {artifact.path}; write it again.")
     return found
 
 
@@ -143,21 +145,21 @@ def _check_model(artifact: Artifact, model: str | None, output: Path) -> None:
     if output.suffix == ".onnx":
         if origin is not None and origin.suffix != ".onnx":
             raise ModelError(
-                f"{output}: {artifact.path} was built of {origin.files[0][0]}, which is no ONNX file; export to "
+                f"{output}: {artifact.path} was built from {origin.files[0][0]}, not from an ONNX file; export to "
                 ".safetensors, load that into the PyTorch model, and use torch.onnx.export."
             )
         if model is None:
             raise ModelError(
-                f"{output}: the trained values are written into the file of the build; give it by --model."
+                f"{output}: the trained values are written into a copy of the model file; give it by --model."
             )
     if model is None:
         if output.suffix != ".safetensors":
-            raise ModelError(f"{output}: is made of the trained values and the file of the build; give it by --model.")
+            raise ModelError(f"{output}: the export needs the model file of the build; give it by --model.")
         return
     if origin is None:
         raise ArtifactError(
-            f"{artifact.path}: does not say which model file it was built of, as libraries of earlier versions do not; "
-            "build it anew, and train that."
+            f"{artifact.path}: does not record the model file that it was built from, like all libraries of earlier "
+            "versions; build the step again, and train with it."
         )
     _require("onnx" if origin.suffix == ".onnx" else "torch", model, origin.suffix in (".onnx", ".pt2"))
     origin.check(model, artifact.path)
@@ -219,7 +221,7 @@ def _write_predictor(
         loaded = replace(source, **_defaults(artifact, source)).load()
         if not isinstance(loaded, Model):
             raise ModelError(
-                f"{source.source} computes its own gradients; what it predicts is not known apart from them."
+                f"{source.source} computes its own gradients, so that its predictions cannot be separated from them."
             )
         mean, std = (tuple(taken[name]) if name in taken else None for name in ("mean", "std"))
         settings = StepOptions(

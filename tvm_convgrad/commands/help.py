@@ -44,7 +44,8 @@ GROUPS: Mapping[str, tuple[Group, ...]] = MappingProxyType(
             Group("Gradients", "--train 'layer4.*,fc' --clip-norm 1", ("train", "clip_norm", "clip_value", "ema")),
             Group("Loss", "--loss cross_entropy --label-smoothing 0.1", _LOSS),
             Group("Precision", "--dtype bfloat16", _PRECISION),
-            Group("The step", "--accumulate 4 --bn frozen", ("bn", "dropout", "seed", "accumulate", "split", "memory")),
+            Group("The step", "--bn frozen --seed 1", ("bn", "dropout", "seed", "split")),
+            Group("Memory", "--memory 512MB --recompute cheap", ("memory", "recompute", "accumulate")),
             Group("Images", "--mean 0.5 --std 0.25", ("mean", "std")),
             Group("Compiling", "--target native --layout NHWC", _COMPILE),
             _OUTPUT,
@@ -129,7 +130,7 @@ GROUPS: Mapping[str, tuple[Group, ...]] = MappingProxyType(
             Group("Folders", "--cmakedir", ("cmakedir", "includedir", "sourcedir")),
             Group("TVM", "--tvm-library", ("tvm_library", "tvm_ffi_library", "tvm_ffi_include", "tvm_version")),
         ),
-        "env": (_OUTPUT,),
+        "env": (Group("Kept kernels", "--forget-failures", ("forget_failures",)), _OUTPUT),
     }
 )
 """The groups of each command; a test sees to it that each option is in one, and that the examples are right."""

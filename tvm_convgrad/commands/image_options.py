@@ -67,7 +67,7 @@ def image_options(
     """The values of the options for images together.
 
     Raises:
-        typer.BadParameter: what is no number, or no augmentation.
+        typer.BadParameter: what is not a number, or no augmentation.
     """
     changes = tuple(augment or ())
     try:

@@ -1,26 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build --memory LIMIT`: the fewest micro-batches with which the planned memory of a step keeps a limit."""
+"""`build --memory LIMIT`: the cheapest recomputation and micro-batches with which the planned memory keeps a limit.
+
+Recomputation leaves all results as they are. So do micro-batches, but for batch norms, which take the statistics of
+each. A model with such ones has therefore as few micro-batches as keep the limit with any recomputation.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from tvm_convgrad.commands.compilation import ModelOptions
-from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
+from tvm_convgrad.core.errors import ArtifactError, ModelError, UnsupportedError
 
 if TYPE_CHECKING:
     import tvm
 
+    from tvm_convgrad.training.compile.planned_memory import Planner
+    from tvm_convgrad.training.ir.recomputation import Recomputation
+    from tvm_convgrad.training.passes.rematerialise import Repeated
     from tvm_convgrad.training.runtime.memory import StepMemory
     from tvm_convgrad.training.step.module import StepModule
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMG]?i?B)", re.IGNORECASE)
+_ATTEMPTS = 4
+"""Budgets that are tried until the plan, which loses a little to gaps, keeps the limit."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +38,42 @@ class Fitted:
 
     Attributes:
         source, accumulate: what the model is read with, and its micro-batches.
-        step: made of them.
+        step: made of them, and its recomputation.
         memory: what is planned.
+        repeated: what is computed again.
         batch: samples of a batch without the division.
         parts: into how many micro-batches each batch of the model is divided; 1 is none.
-        whole: bytes without the division.
-        slower: the estimated time of the convolutions of a step, by that without the division.
+        normalises: whether batch norms take the statistics of each.
+        whole: bytes without division and recomputation.
+        slower: the estimated time of a step, by that without.
     """
 
     source: ModelOptions
     accumulate: int
     step: StepModule
     memory: StepMemory
+    repeated: Repeated
     batch: int
     parts: int
+    normalises: bool
     whole: int
-    slower: float | None
+    slower: float
 
     def in_words(self, limit: int) -> str:
         """What was chosen and what it costs."""
         from tvm_convgrad.report.tables import byte_count
 
         planned = f"{byte_count(self.memory.total)} of {byte_count(limit)}"
-        if self.parts == 1:
-            return f"{planned} without micro-batches"
-        time = "" if self.slower is None else f", convolutions take {self.slower:.2f} times as long (estimated)"
-        size = self.batch // self.parts
-        return (
-            f"{planned}, not {byte_count(self.whole)}: each batch as {self.parts} micro-batches of {size}, by whose "
-            f"own statistics batch norms normalise{time}"
-        )
+        if self.parts == 1 and not self.repeated.calls:
+            return f"{planned} without recomputation and micro-batches"
+        chosen = []
+        if self.repeated.calls:
+            chosen.append(f"{self.repeated.calls} values ({byte_count(self.repeated.bytes)}) are computed again")
+        if self.parts > 1:
+            statistics = ", by whose own statistics batch norms normalise" if self.normalises else ""
+            chosen.append(f"each batch as {self.parts} micro-batches of {self.batch // self.parts}{statistics}")
+        time = f"a step takes {self.slower:.2f} times as long (estimated)"
+        return f"{planned}, not {byte_count(self.whole)}: {'; '.join(chosen)}; {time}"
 
 
 def parse_size(text: str | None) -> int | None:
@@ -83,51 +98,96 @@ def fit(
     make: Callable[[ModelOptions, int], StepModule],
     target: tvm.target.Target,
     backends: Sequence[str],
+    values: str,
 ) -> Fitted:
-    """The fewest micro-batches that keep a limit.
+    """The cheapest way to keep a limit.
 
     Args:
-        source: the model, whose batch is divided.
+        source: the model, whose batch may be divided.
         accumulate: micro-batches of that batch that are asked for anyhow.
         limit: bytes of state, inputs, targets and all tensors of a step at one moment.
         make: the step of a model with so many micro-batches.
         target, backends: what it is compiled for.
+        values: which may be computed again, of `names.RECOMPUTED`.
 
     Raises:
         ArtifactError: none keeps it; the least that was found is named.
         UnsupportedError: the batch is free, or the target a GPU.
     """
     from tvm_convgrad.report.tables import byte_count
-    from tvm_convgrad.training.compile.planned_memory import plan_memory
+    from tvm_convgrad.training.compile.planned_memory import Planner
+    from tvm_convgrad.training.ir.recomputation import Recomputation, with_recomputation
 
     first = make(source, accumulate)
     rows = first.inputs[0].shape[0]
     if not isinstance(rows, int):
-        raise UnsupportedError("--memory: the batch is free, so that sizes follow at run time; add --batch N.")
+        raise UnsupportedError(
+            "--memory: the batch is symbolic, so that sizes are known only at run time; add --batch N."
+        )
     batch = rows // accumulate
-    found: list[tuple[int, int]] = []
+    normalises = first.options["bn"] != "frozen" and any(each.role == "running_stat" for each in first.state)
+    least: list[tuple[int, int]] = []
+    fitting: list[Fitted] = []
+    whole, seconds, undivided = 0, 0.0, ""
     for parts in (parts for parts in range(1, batch + 1) if batch % parts == 0):
         divided = replace(source, batch=batch // parts) if parts > 1 else source
-        step = make(divided, accumulate * parts) if parts > 1 else first
-        memory = plan_memory(step, target, backends)
-        found.append((memory.total, parts))
-        if memory.total <= limit:
-            before = _estimate(first, target, backends) if parts > 1 else None
-            slower = _estimate(step, target, backends) / before if before else None
-            return Fitted(divided, accumulate * parts, step, memory, batch, parts, found[0][0], slower)
-    least, parts = min(found)
+        try:
+            step = make(divided, accumulate * parts) if parts > 1 else first
+        except (ModelError, UnsupportedError) as error:  # a batch that the model fixes; recomputation may do
+            undivided = f" without micro-batches, which the model does not take ({str(error).rstrip('.')})"
+            break
+        planner = Planner(step, target, backends)
+        plain = planner.plan(Recomputation())
+        if parts == 1:
+            whole, seconds = plain[0].total, plain[1].total
+        for recomputation, memory, repeated in _attempts(planner, plain, limit, values):
+            least.append((memory.total, parts))
+            if memory.total <= limit:
+                step = replace(step, module=with_recomputation(step.module, recomputation))
+                slower = repeated.total / seconds
+                fitting.append(
+                    Fitted(
+                        *(divided, accumulate * parts, step, memory, repeated),
+                        *(batch, parts, normalises, whole, slower),
+                    )
+                )
+                break
+        # Without recomputation, more micro-batches only take longer.
+        if fitting and (normalises or not fitting[-1].repeated.calls):
+            break
+    if fitting:
+        return min(fitting, key=lambda each: each.slower)
+    total, parts = min(least)
+    divided_into = f", with {parts} micro-batches of {batch // parts}" if parts > 1 else undivided
     raise ArtifactError(
-        f"--memory {byte_count(limit)}: {source.source} needs at least {byte_count(least)}, with {parts} micro-batches "
-        f"of {batch // parts}; allow that, or build with a smaller --batch."
+        f"--memory {byte_count(limit)}: {source.source} needs at least {byte_count(total)}{divided_into}; allow that, "
+        "or build with a smaller --batch."
     )
 
 
-def _estimate(step: StepModule, target: tvm.target.Target, backends: Sequence[str]) -> float:
-    """The estimated seconds of the convolutions of a step, on one core; 0 where there is no estimate of one."""
-    from tvm_convgrad.training.compile.lower import plan_of
+def _attempts(
+    planner: Planner, plain: tuple[StepMemory, Repeated], limit: int, values: str
+) -> Iterator[tuple[Recomputation, StepMemory, Repeated]]:
+    """Recomputations with their plans: none, then as little as may keep a limit, at last the one of least memory."""
+    from tvm_convgrad.training.ir.recomputation import NONE, Recomputation
 
-    estimates = [each.choice.estimate for each in plan_of(step, target, backends)]
-    return sum(estimates) if all(estimates) else 0.0
+    memory, repeated = plain
+    yield Recomputation(), memory, repeated
+    budget = limit - memory.state - memory.batch
+    if values == NONE:
+        return
+    for _ in range(_ATTEMPTS):
+        if budget <= 0:
+            break
+        recomputation = Recomputation(values, budget)
+        memory, repeated = planner.plan(recomputation)
+        yield recomputation, memory, repeated
+        over = memory.total - limit
+        if over > limit // 10:  # more than gaps: this budget is out of reach
+            break
+        budget -= max(over, limit // 100)
+    recomputation = Recomputation(values)
+    yield recomputation, *planner.plan(recomputation)
 
 
 __all__ = ["Fitted", "fit", "parse_size"]

@@ -89,7 +89,7 @@ def engine_store(tuned: bool, store: Path | None, target: TvmTarget) -> EngineSt
     if tuned:
         return EngineStore(beside(store or default_path()))
     if settings().cached:
-        raise typer.BadParameter(f"--no-tuned: {VARIABLE}=cached takes tuned engines only; leave one out.")
+        raise typer.BadParameter(f"--no-tuned: {VARIABLE}=cached uses tuned engines only; leave out one of the two.")
     return None
 
 
@@ -100,6 +100,11 @@ def parse_target(text: str, gpus: bool = False) -> TvmTarget:
         typer.BadParameter: no such target, or not one that may be.
         SetupError: "cuda" on a machine without a GPU.
     """
+    from tvm_convgrad.training.compile.start_tvm import import_tvm_for_cpus
+
+    if "cuda" not in text:
+        import_tvm_for_cpus()
+
     from tvm_convgrad.training.compile import targets
 
     try:
@@ -121,7 +126,7 @@ def check_optimizer(name: str, settings: Mapping[str, object]) -> None:
 
 
 def check_clipping(norm: float | None, value: float | None) -> None:
-    """Refuse bounds of gradients that are no positive numbers, before a model is read.
+    """Refuse bounds of gradients that are not positive numbers, before a model is read.
 
     Raises:
         typer.BadParameter: with the sentence of the rule.
@@ -148,7 +153,7 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     """Numbers with commas between them; None without.
 
     Raises:
-        typer.BadParameter: what is no number.
+        typer.BadParameter: what is not a number.
     """
     try:
         return None if text is None else tuple(float(number) for number in text.split(","))
@@ -160,7 +165,7 @@ def parse_outputs(texts: Sequence[str] | None) -> dict[str, float] | None:
     """The values of --model-output: names of outputs with the weights of their losses, 1 by default; None without.
 
     Raises:
-        typer.BadParameter: a weight that is no positive number, or a name that is given twice.
+        typer.BadParameter: a weight that is not a positive number, or a name that is given twice.
     """
     if not texts:
         return None
@@ -192,8 +197,8 @@ def chosen_outputs(loss: str, texts: Sequence[str] | None, target: str | None) -
         return OwnLoss(outputs, target)
     if target is not None:
         raise typer.BadParameter(
-            f"--model-target {target}: only a model that returns its loss takes its target, and "
-            f"the loss is {loss}; add --loss {MODEL_LOSS}, or leave it out."
+            f"--model-target {target}: only a model that returns its loss has the target as an input, "
+            f"but the loss is {loss}; add --loss {MODEL_LOSS}, or leave out --model-target."
         )
     return outputs
 

@@ -18,6 +18,7 @@ from tvm_convgrad.training.step.names import (
     LAYOUTS,
     LOSSES,
     OPTIMIZERS,
+    RECOMPUTED,
     RESULTS,
 )
 
@@ -217,8 +218,17 @@ Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Divide the batch into as many micro-batches as it takes for the planned memory of a step to be at most "
-        "SIZE, such as 512MB: state, inputs and all tensors at the peak.",
+        help="Choose recomputation and micro-batches so that the planned memory of a step is at most SIZE, such as "
+        "512MB: state, inputs and all tensors at the peak.",
+    ),
+]
+Recompute = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(RECOMPUTED),
+        callback=one_of(RECOMPUTED),
+        help="Values of the forward pass that are computed again in the backward pass, for less memory and the same "
+        "bits. cheap: none of convolutions and matrix products. Default: none; with --memory all, as far as needed.",
     ),
 ]
 Split = Annotated[

@@ -76,7 +76,9 @@ def profile(
     used = use_threads(threads)
     session = Session(step)
     if is_for_gpu(session.artifact.manifest):
-        raise UnsupportedError(f"profile: {step} runs on a GPU, whose calls end before its work; use Nsight Systems.")
+        raise UnsupportedError(
+            f"profile: {step} runs on a GPU, where calls return before their work is done; use Nsight Systems."
+        )
     reader = Reader(session, images)
     if data is None:
         size = session.batch or batch_size or 32

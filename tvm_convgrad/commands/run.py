@@ -20,7 +20,7 @@ from tvm_convgrad.training.runtime.watch import MEASURES, Watch
 
 
 def _schedule(text: str | None) -> str | None:
-    """A typer callback that refuses what is no schedule."""
+    """A typer callback that refuses what is not a schedule."""
     try:
         return None if text is None else Schedule.parse(text).text
     except UnsupportedError as error:
@@ -28,16 +28,16 @@ def _schedule(text: str | None) -> str | None:
 
 
 def _measure(name: str) -> str:
-    """A typer callback that refuses what is no measure."""
+    """A typer callback that refuses what is not a measure."""
     if name not in MEASURES:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(MEASURES)}.")
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(MEASURES)}.")
     return name
 
 
 def _statistics(name: str) -> str:
-    """A typer callback that refuses what is none of STATISTICS."""
+    """A typer callback that refuses what is not one of STATISTICS."""
     if name not in STATISTICS:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(STATISTICS)}.")
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(STATISTICS)}.")
     return name
 
 
@@ -284,7 +284,7 @@ def run(
             session.state = keeper.best().state
     if end is End.INTERRUPTED:
         if first:
-            remedy = "add --resume to go on" if checkpoint_dir else "without --checkpoint-dir nothing is kept"
+            remedy = "add --resume to continue" if checkpoint_dir else "without --checkpoint-dir nothing is saved"
             stderr().print(f"interrupted after step {len(progress.losses)}; {remedy}", markup=False)
         raise typer.Exit(_INTERRUPTED)
     if not first:

@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data of a run, and its progress if it begins anew."""
+    """The data of a run, and its progress if it begins again."""
 
     data: RunData
     fresh: Progress

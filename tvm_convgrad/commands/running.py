@@ -61,7 +61,7 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, epochs:
         return fresh
     if not resume:
         raise ArtifactError(
-            f"{keeper.folder}: there are checkpoints already; add --resume to go on, or use another folder."
+            f"{keeper.folder}: there are checkpoints already; add --resume to continue, or use another folder."
         )
     found = checkpoint.progress
     for what, name, old, new in (
@@ -77,8 +77,8 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, epochs:
             stderr().print(f"{checkpoint.path}: a C program has trained on data of its own", markup=False)
         elif old != new and not (name == "micro_batches" and kept.micro_batches):
             raise ArtifactError(
-                f"{checkpoint.path}: {what} was another one then ({name} {old}, now {new}), so the run cannot go on "
-                "from it; use what it was started with, or another --checkpoint-dir."
+                f"{checkpoint.path}: {what} differs from that of the checkpoint ({name} {old}, now {new}), so the run "
+                "cannot be resumed; use the original one, or another --checkpoint-dir."
             )
     keeper.found(checkpoint)
     session.state = checkpoint.state

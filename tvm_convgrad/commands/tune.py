@@ -86,12 +86,12 @@ def tune(
     sources.check()
     if transforms and (cudnn or offload is not None):
         raise typer.BadParameter(
-            "--transforms is about generated kernels; leave out --cudnn (CONVGRAD_CUDNN=transforms is its word for it) "
-            "and --offload."
+            "--transforms is for generated kernels; leave out --offload and --cudnn, whose engines are permitted by "
+            "CONVGRAD_CUDNN=transforms."
         )
     if cudnn:
         if offload is not None:
-            raise typer.BadParameter("--cudnn and --offload: engines are timed, or a library against kernels; say one.")
+            raise typer.BadParameter("--cudnn times engines, --offload a library against kernels; give one of the two.")
         from tvm_convgrad.commands.tune_engines import calls_of, tune_engines
 
         gpu = option_values.parse_target(target, gpus=True)
@@ -132,7 +132,7 @@ def _tune_kernels(sources: TuneSources, chosen: _KernelOptions) -> None:
     machine = machine_of(target)
     if machine is None:
         raise UnsupportedError(
-            f"tune: kernels are not made for {chosen.target}; use --target native on an x86 or ARM CPU."
+            f"tune: kernels are not generated for {chosen.target}; use --target native on an x86 or ARM CPU."
         )
     kept = Store(chosen.store or default_path(), cores_of(target))
     work = sources.work(target)

@@ -74,7 +74,7 @@ def tune_engines(
     if failed:
         why = "; ".join(f"{engine}: {reason}" for engine, reason in failed[0].thrown_out)
         raise TuningError(
-            f"{len(failed)} of {len(outcomes)} calls have no engine of cuDNN that can be trusted; "
+            f"{len(failed)} of {len(outcomes)} calls have no cuDNN engine that passed all checks; "
             f"{failed[0].call}: {why}"
         )
 

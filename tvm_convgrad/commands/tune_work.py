@@ -55,7 +55,7 @@ class TuneSources:
         from tvm_convgrad.core.catalogue import DIRECTIONS
 
         if (self.model is not None) + bool(self.problems) + (self.suites is not None) != 1:
-            raise typer.BadParameter("say what to tune: MODEL, --problem DESC or --suite NAME, and one of them only.")
+            raise typer.BadParameter("give what to tune: exactly one of MODEL, --problem DESC and --suite NAME.")
         if set(self.directions) - set(DIRECTIONS):
             raise typer.BadParameter(f"--direction {','.join(self.directions)}: use {', '.join(DIRECTIONS)}.")
         if self.model is None and self.outputs is not None:

@@ -92,13 +92,17 @@ def verify(
         raise typer.BadParameter(f"--impl {', '.join(sorted(unknown))}: use {', '.join(implementations())}.")
     libraries = set(impl or ()) & set(NAMES)
     if fuzz and libraries:
-        raise typer.BadParameter(f"--impl {', '.join(libraries)} goes with --problem and --all, not with --fuzz.")
+        raise typer.BadParameter(
+            f"--impl {', '.join(libraries)} can be combined with --problem and --all, not with --fuzz."
+        )
     if tiling is not None and (len(problem or []) != 1 or len(directions) != 1 or all_problems or fuzz or impl):
         raise typer.BadParameter(
-            "--tiling goes with one --problem and one --direction, without --impl, --all and --fuzz."
+            "--tiling needs one --problem and one --direction; leave out --impl, --all and --fuzz."
         )
     if target != "native" and (tiling is not None or (fuzz and not impl)):
-        raise typer.BadParameter("--target goes with --problem, --all and --impl: a tiling names its instruction set.")
+        raise typer.BadParameter(
+            "--target is for --problem, --all and --impl; tilings and fuzzed cases have their own instruction set."
+        )
     problems = [ConvProblem.from_descriptor(text) for text in [*(problem or []), *(SUITE if all_problems else ())]]
     compiled_for = option_values.parse_target(target, gpus=True)
     if tiling is not None:
@@ -119,7 +123,7 @@ def verify(
         _show(verdicts, counts)
     if counts["wrong"] or not counts["right"]:
         raise VerificationError(
-            f"{counts['wrong']} of {len(verdicts)} comparisons with float64 went wrong, {counts['right']} were right "
+            f"{counts['wrong']} of {len(verdicts)} comparisons with float64 failed, {counts['right']} succeeded "
             f"(seed {seed}); `convgrad verify --problem DESC` repeats one of them, with its --tiling if it has one."
         )
 

@@ -287,11 +287,11 @@ def desired_layouts(
 
     Raises:
         UnsupportedError: the layouts are too few or too many, or packed.
-        ProblemError: they are no permutations of the tensors' axes.
+        ProblemError: they are not permutations of the tensors' axes.
     """
     if len(desired) not in (2, 3):
         raise UnsupportedError(
-            f"ConvertLayout: {op} wants 2 or 3 layouts (data, kernel, and grad if it differs), "
+            f"ConvertLayout: {op} takes 2 or 3 layouts (data, kernel, and grad if it differs), "
             f"but {len(desired)} are given: {', '.join(desired)}"
         )
     data, kernel, grad = (*desired, desired[0])[:3]

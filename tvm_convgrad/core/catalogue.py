@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogue of the operator family: its three directions, their gradients, and the operators by name and rank.
 
-A convolution is bilinear, so it has three directions, each the gradient of the other two. Every rule of the family
-follows from that closure and is written once, for all ranks and for every IR that binds the family (relax_ops,
-relay_ops): the type relation in `core.type_relation`, vmap in `core.batch_rules`.
+A convolution is bilinear, so it has three directions, each the gradient of the other two. All rules of the operators
+follow from this and are written once, for all ranks and for both IRs (relax_ops, relay_ops): the type relation in
+`core.type_relation`, vmap in `core.batch_rules`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Direction:
 
     Attributes:
         name: "forward", "backward_weight" or "backward_data".
-        short: the field's name for it: "forward", "wgrad" or "dgrad".
-        operands: the two tensors it takes, in order.
-        result: the tensor it gives. The three of them are always data, weight and grad.
+        short: the usual short name: "forward", "wgrad" or "dgrad".
+        operands: the names of its two operands, in order.
+        result: the name of its result. Operands and result are data, weight and grad in some order.
         gradients: for each operand, the direction that computes its gradient and that direction's two operands, where
-            `result` stands for the gradient that comes in. This table is the closure of the family.
+            `result` stands for the gradient with respect to the result.
     """
 
     name: str
@@ -72,7 +72,7 @@ BY_SHORT = {direction.short: direction for direction in DIRECTIONS.values()}
 
 @dataclass(frozen=True)
 class OpEntry:
-    """One operator: a direction at a rank."""
+    """One operator: a direction and a rank."""
 
     direction: Direction
     rank: int
@@ -84,7 +84,8 @@ class OpEntry:
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """Attribute names in order; the result's own extents come first where the operands do not determine them."""
+        """Attribute names in order. Extents of the result (kernel_size, data_shape) come first, as the operands do not
+        determine them."""
         own = {"backward_weight": ("kernel_size",)}.get(self.direction.name, ())
         layouts = ("grad_layout", "data_layout", "kernel_layout")
         return (*own, "strides", "padding", "dilation", "groups", *layouts, "out_dtype")

@@ -20,9 +20,10 @@ X86_FLAGS = {
     "avxvnni": "avx_vnni",
     "amx-tile": "amx_tile",
     "amx-bf16": "amx_bf16",
+    "amx-fp16": "amx_fp16",
 }
 ARM_FLAGS = {"fullfp16": "asimdhp", "dotprod": "asimddp", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve"}
-TILE_FEATURES = frozenset({"amx-tile", "amx-bf16"})
+TILE_FEATURES = frozenset({"amx-tile", "amx-bf16", "amx-fp16"})
 """Those that no code needs to be loaded: kernels of tiles ask for them when they are called, and have other loops."""
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
@@ -42,15 +43,18 @@ def local_features() -> frozenset[str]:
     return frozenset(name for name, flag in known.items() if flag in flags)
 
 
-def tile_refusal() -> str:
+def tile_refusal(product: str = "amx-bf16") -> str:
     """Why kernels of AMX use no tiles in this process, or nothing; Linux is asked for the permission.
+
+    Args:
+        product: the instruction set that multiplies the tiles, "amx-bf16" or "amx-fp16".
 
     Example:
         >>> from tvm_convgrad.core.cpu_features import tile_refusal
         >>> isinstance(tile_refusal(), str)
         True
     """
-    missing = sorted(TILE_FEATURES - local_features())
+    missing = sorted({"amx-tile", product} - local_features())
     if missing:
         return f"this CPU has no {' and no '.join(missing)}, or a hypervisor hides it"
     if platform.machine() != "x86_64" or sys.platform != "linux":

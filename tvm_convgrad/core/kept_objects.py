@@ -85,6 +85,29 @@ class KeptObjects:
             os.utime(path)
         return kept
 
+    def drop(self, key: str) -> None:
+        """Remove the object of a key, if it can be removed."""
+        with suppress(OSError):  # of a folder that can only be read: it stays
+            if not self._refused():
+                self._path(key).unlink()
+
+    def remove(self, beginning: bytes) -> int:
+        """Remove all objects that begin with some bytes; how many were removed.
+
+        Raises:
+            OSError: one cannot be read or removed.
+        """
+        removed = 0
+        if self._refused():
+            return removed
+        for path, _ in self._files():
+            with suppress(FileNotFoundError), path.open("rb") as file:  # another process may have removed it
+                file.seek(_DIGEST_BYTES)
+                if file.read(len(beginning)) == beginning:
+                    path.unlink()
+                    removed += 1
+        return removed
+
     def put(self, key: str, content: bytes) -> None:
         """Keep an object: a reader sees all of it or none. After a failure nothing more is tried."""
         if self.problem:
@@ -152,13 +175,13 @@ class KeptObjects:
         if reason:
             self.problem = self.problem or (
                 f"{self.folder}: compiled objects are code, and this folder is not used for them, as {reason}. "
-                f"Set {VARIABLE} to a folder of your own; until then all is compiled anew."
+                f"Set {VARIABLE} to a folder of your own; until then all is compiled again."
             )
         return bool(reason)
 
     def _failed(self, what: str, error: OSError) -> None:
         self.problem = self.problem or (
-            f"{self.folder}: compiled objects cannot be {what} ({error.strerror}); what is missing is compiled anew. "
+            f"{self.folder}: compiled objects cannot be {what} ({error.strerror}); what is missing is compiled again. "
             f"Set {VARIABLE} to another folder, or build with --no-cache."
         )
 

@@ -37,31 +37,31 @@ from tvm_convgrad.core.geometry import (
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """One convolution, whichever of its directions is computed: extents, strides, padding, groups, layouts, types.
+    """A convolution problem: extents, strides, padding, dilation, groups, layouts and element types.
 
-    It is validated when it is made; equal problems are equal values with equal hashes. An int in the place of one int
-    an axis is accepted and made canonical. Letters of the shapes: N batch, C channels of X, O channels of Y,
-    D, H, W spatial axes; W is (O, C / groups, ...).
+    One value describes all three directions (forward, wgrad and dgrad). It is immutable, hashable, and validated by its
+    constructor. `strides`, `padding` and `dilation` may be a single int, which then holds for every axis. Letters of
+    the shapes: N batch, C channels of X, O channels of Y, D, H, W spatial axes; the weight is (O, C / groups, ...).
 
     Args:
-        batch: N, or the name of an extent that is known at run time only.
-        in_channels: C of X, whole (not per group).
-        out_channels: O, the channels of Y, whole.
-        data_extents: spatial extents of X, outermost first, each an int or a name.
-        kernel: extents of the kernel, one int an axis.
-        strides: one int an axis; empty is 1.
-        padding: (low, high) an axis, or another form that `core.geometry.normalize_padding` takes; empty is none.
-        dilation: one int an axis; empty is 1, a dense kernel.
-        groups: divides both channel counts.
-        data_layout: of X and dX, a permutation of NCW, NCHW or NCDHW; empty is that order.
-        kernel_layout: of W and dW, a permutation of OIW, OIHW or OIDHW; empty is that order.
+        batch: N, or the name of a symbolic extent (known at run time only).
+        in_channels: C, the channels of X over all groups.
+        out_channels: O, the channels of Y over all groups.
+        data_extents: spatial extents of X, outermost first, each an int or the name of a symbolic extent.
+        kernel: spatial extents of the weight, one int per axis.
+        strides: one int per axis; empty means 1.
+        padding: zeros around X, (low, high) per axis, or another form that `from_shapes` takes; empty means none.
+        dilation: distance between the elements of the kernel, one int per axis; empty means 1.
+        groups: number of groups; it divides both channel counts.
+        data_layout: of X and dX, a permutation of NCW, NCHW or NCDHW; empty means that order.
+        kernel_layout: of W and dW, a permutation of OIW, OIHW or OIDHW; empty means that order.
         grad_layout: of Y and dY, as `data_layout`.
         data_dtype: of X and dX: "float16", "bfloat16", "float32" or "float64".
         kernel_dtype: of W and dW.
-        grad_dtype: of Y and dY; products are summed in `accumulator`.
+        grad_dtype: of Y and dY; products are summed in the type `accumulator`.
 
     Raises:
-        ProblemError: no such convolution exists; the sentence names the rule that it breaks.
+        ProblemError: the arguments describe no valid convolution; the message names the rule that is violated.
         DTypeError: an element type is not one of the four.
 
     Example:

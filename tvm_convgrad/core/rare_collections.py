@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,11 @@ def rare_collections() -> Iterator[None]:
     """Look for unused cycles after 100,000 new objects instead of Python's 700, and seldom at all of them.
 
     What a short command makes, it keeps: the modules of PyTorch and TVM, graphs and kernels. Looks at all of it in vain
-    are a third of the time to import these packages and to read a model.
+    are a third of the time to import these packages and to read a model. Python's last look, as the process ends, is
+    at none of it.
     """
     before = gc.get_threshold()
+    atexit.register(gc.freeze)
     gc.set_threshold(_NEW_OBJECTS, _YOUNGER_LOOKS, _YOUNGER_LOOKS)
     try:
         yield

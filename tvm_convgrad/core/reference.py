@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle: the three directions of a convolution in numpy, summed in float64, for every ConvProblem.
+"""The reference: forward, wgrad and dgrad of any ConvProblem in numpy, summed in float64.
 
-All three loop over the taps of the kernel and multiply whole matrices for each, so that their one formula,
+All three functions loop over the taps of the kernel and compute one matrix product for each. The formula,
 
     Y[n, o, y] = sum over i, k of  X[n, i, y * stride + k * dilation - low] * W[o, i, k]      (per group),
 
-stands in one place (`_windows`), and the gradients are its literal transposes.
+is implemented once (`_windows`), and the gradients are its transposes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def forward(problem: ConvProblem, data: npt.ArrayLike, weight: npt.ArrayLike) ->
     """Y = conv(X, W) in numpy, summed in float64: the formula of this module.
 
     Args:
-        problem: with static extents.
-        data: X, of `problem.data_shape` ((N, C, H, W) where the layout is NCHW).
-        weight: W, of `problem.weight_shape` ((O, C / groups, H, W) where the layout is OIHW).
+        problem: the convolution; its extents must be static.
+        data: X, with the shape `problem.data_shape`: (N, C, H, W) in the layout NCHW.
+        weight: W, with the shape `problem.weight_shape`: (O, C / groups, H, W) in the layout OIHW.
 
     Returns:
         Y in float64, of `problem.grad_shape`.

@@ -106,7 +106,7 @@ def _page(artifact: Artifact, name: str) -> str:
     try:
         text = _PAGE.read_text()
     except OSError as error:
-        raise SetupError(f"{_PAGE} is missing; install tvm-convgrad anew.") from error
+        raise SetupError(f"{_PAGE} is missing; reinstall tvm-convgrad.") from error
     features = artifact.manifest["cpu_features"]
     inputs = ", ".join(f"{spec.name}: {spec}" for spec in artifact.inputs)
     return Template(text).substitute(

@@ -48,7 +48,7 @@ class Runtime:
         )
         for path in (found.tvm, found.ffi, found.include):
             if not path.exists():
-                raise SetupError(f"{path} is missing; install apache-tvm and apache-tvm-ffi anew.")
+                raise SetupError(f"{path} is missing; reinstall apache-tvm and apache-tvm-ffi.")
         return found
 
 

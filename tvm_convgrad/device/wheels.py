@@ -49,7 +49,7 @@ def own_licence() -> bytes:
     places = [Path(str(file.locate())) for file in listed if file.name == "LICENSE"]
     found = next((path for path in (*places, ROOT.parents[1] / "LICENSE") if path.is_file()), None)
     if found is None:
-        raise SetupError("the file LICENSE of tvm-convgrad is missing; install it anew.")
+        raise SetupError("the file LICENSE of tvm-convgrad is missing; reinstall it.")
     return found.read_bytes()
 
 
@@ -84,7 +84,7 @@ def files_of_wheels(folder: Path, architecture: str, versions: dict[str, str], i
                         licences[_licence_name(package, path)] = archive.read(entry)
         except (zipfile.BadZipFile, KeyError, OSError) as error:
             raise ArtifactError(
-                f"{wheel}: no wheel of {package}, or a damaged one ({error}); fetch it anew."
+                f"{wheel}: not a wheel of {package}, or a damaged one ({error}); download it again."
             ) from error
     headers = Runtime.installed().include
     return MachineFiles(Runtime(libraries["tvm"], libraries["tvm_ffi"], headers, versions["tvm"]), licences)

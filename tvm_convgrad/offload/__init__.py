@@ -13,6 +13,6 @@ in_place.py     calls that write a sum in the place of a summand
 measured.py     which of kernel and library was faster, for `auto`
 cuda.py         CUDA's runtime from its package, the GPU of this machine
 cudnn/          cuDNN on NVIDIA GPUs
-cutlass/        CUTLASS on NVIDIA GPUs: kernels compiled for the problem at hand
+cutlass/        CUTLASS on NVIDIA GPUs: kernels compiled for one problem
 onednn/         oneDNN on CPUs
 """

@@ -19,7 +19,7 @@ def call_source(
         calls: the function's symbol and its numbers.
         entry, name: the backend's global function, and the backend.
         library: the runtime.
-        setting: an environment variable while it is loaded, if it wants one.
+        setting: an environment variable while it is loaded, if it needs one.
     """
     functions = "\n".join(
         f"""static const int64_t {symbol}_call[] = {{{", ".join(map(str, numbers))}}};

@@ -137,7 +137,7 @@ class Backend(ABC):
         return reason or self._platform_refusal() or self.missing()
 
     def target_refusal(self, target: Target) -> str:
-        """Why a target of one of its kinds is none that it computes for, or nothing."""
+        """Why a target of one of its kinds is not one that it computes for, or nothing."""
         return ""
 
     def missing(self) -> str:

@@ -15,7 +15,7 @@ INSTALL = "pip install 'tvm-convgrad[cuda]'"
 
 
 def load_cuda() -> None:
-    """Give TVM its CUDA device, if it has it not: its library is there, and wants CUDA's own, which no loader finds.
+    """Give TVM its CUDA device, if it lacks it: its library is there, but needs CUDA's own, which no loader finds.
 
     Raises:
         SetupError: CUDA's runtime is not installed, or there is no NVIDIA driver.

@@ -25,7 +25,7 @@ _ERRORS = {error.__name__: error for error in (ValueError, RuntimeError)}
 
 
 def file_of(name: str, interface: int) -> str:
-    """The name of a backend's runtime; another one for a TVM with Relay, as the loader tells libraries by name."""
+    """The name of a backend's runtime; another one for a TVM with Relay, as the loader identifies libraries by name."""
     return f"libconvgrad_{name}{'-relay' if HAS_RELAY else ''}.so.{interface}"
 
 
@@ -84,7 +84,7 @@ def is_loaded(name: str, entry: str) -> bool:
 
     Args:
         name: of the backend.
-        entry: the global function by which TVM-FFI knows it.
+        entry: its global function in TVM-FFI.
     """
     if HAS_RELAY:
         return name in _LOADED
@@ -146,7 +146,7 @@ def _function(library: ctypes.CDLL, name: str) -> ctypes._NamedFuncPointer:
     try:
         return getattr(library, name)
     except AttributeError as error:
-        raise SetupError(f"the runtime has no function {name}; `convgrad build-runtime` makes it anew.") from error
+        raise SetupError(f"the runtime has no function {name}; `convgrad build-runtime` makes it again.") from error
 
 
 __all__ = [

@@ -2,7 +2,7 @@
 """Runtime libraries: built once into the user's cache, by a key of everything that goes into them, and loaded.
 
 A folder of the cache holds one library and its SHA-256. It appears by a rename, whole; what does not fit its digest is
-removed and built anew.
+removed and built again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from filelock import FileLock, Timeout
 
 import tvm_convgrad
 from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.kept_objects import refusal
 from tvm_convgrad.offload import host
 
 VARIABLE = "CONVGRAD_RUNTIMES"
@@ -73,9 +75,10 @@ def build(
         command: another compiler than C++'s, with the options that make a library.
 
     Raises:
-        SetupError: no compiler, one that fails, or a cache that cannot be written.
+        SetupError: no compiler, one that fails, or a cache that cannot be written, or that others can write to.
     """
     folder = cache_folder() / f"{name}-{key}"
+    _require_own(folder.parent)
     found = built(folder, file)
     if found is not None:
         return found
@@ -101,10 +104,18 @@ def build(
         raise SetupError(f"{folder}: another process keeps its lock; end it and try again.") from error
     except OSError as error:
         raise SetupError(
-            f"the runtime for {name} cannot be kept in {folder.parent} ({error.strerror}); set {VARIABLE} to a folder "
-            "that can be written."
+            f"the runtime for {name} cannot be stored in {folder.parent} ({error.strerror}); set {VARIABLE} to a "
+            "writable folder."
         ) from error
     return folder / file
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a cache whose libraries others could have written; those in it are made with mode 0700."""
+    with suppress(OSError):  # what cannot be looked at can neither be loaded nor written; the error is raised there
+        reason = refusal(folder)
+        if reason:
+            raise SetupError(f"{folder} holds code that is loaded, but {reason}; set {VARIABLE} to a folder of yours.")
 
 
 def _compile(name: str, source: Path, library: Path, options: Sequence[str], command: Sequence[str]) -> None:
@@ -180,7 +191,7 @@ def load(name: str, library: Path, entry: str, settings: Mapping[str, str]) -> N
         host.load(name, library)
     except OSError as error:
         raise SetupError(
-            f"the runtime for {name} cannot be loaded ({error}); `convgrad build-runtime {name}` makes it anew."
+            f"the runtime for {name} cannot be loaded ({error}); `convgrad build-runtime {name}` makes it again."
         ) from error
     finally:
         for key in own:

@@ -73,7 +73,7 @@ def _wrong(entry: Any) -> str:
     if not isinstance(entry, dict) or len(entry) < 2:
         return "not two times"
     whole = all(isinstance(value, float) and 0 < value < float("inf") for value in entry.values())
-    return "" if whole else "a time that is none"
+    return "" if whole else "an invalid time"
 
 
 __all__ = ["KERNEL", "Measured", "Winner", "default_path"]

@@ -74,21 +74,22 @@ class _Taken(NamedTuple):
 def partition(
     module: tvm.IRModule, backends: Sequence[str] | None = None, target: TargetLike | None = None
 ) -> tvm.IRModule:
-    """The module with convolutions and their gradients as calls of vendor libraries; compile it with tvm.compile.
+    """Replace convolutions and their gradients by calls of vendor libraries; compile the result with tvm.compile.
 
     Args:
         module: an IRModule of Relax functions, before operators are legalized.
-        backends: "onednn", "cudnn" or "cutlass", in order of preference; None takes all that are for the target. What
-            the first one refuses goes to the next one, and what all of them refuse stays as it is.
-        target: the tvm.target.Target that the module will be compiled for, or what makes one; None is the target in
-            scope, or "llvm".
+        backends: "onednn", "cudnn" or "cutlass", in order of preference; None means all backends for the target. A
+            convolution that a backend does not support is offered to the next one; if none supports it, it is
+            unchanged.
+        target: the tvm.target.Target for which the module will be compiled, or its name or JSON form; None means the
+            current target (`with target:`), or "llvm".
 
     Returns:
-        A new IRModule; `module` is not changed.
+        A new IRModule; `module` itself is unchanged.
 
     Raises:
-        SetupError: a backend is not installed, or is not for this target; the text has the command that installs it.
-        UnsupportedError: an unknown name, or backends that refuse every convolution of the module.
+        SetupError: a backend is not installed, or is not for this target; the message has the command that installs it.
+        UnsupportedError: a name is unknown, or the named backends support no convolution of the module.
 
     Example:
         module = tvm_convgrad.partition(module, ["cudnn"], tvm.target.Target("cuda"))

@@ -10,7 +10,7 @@ from tvm_convgrad.core.problem import ConvProblem
 
 
 def shape_refusal(problem: ConvProblem) -> str:
-    """Why a library cannot be told of a problem's shapes, or nothing: symbolic height or width, no elements."""
+    """Why a problem's shapes cannot be passed to a library, or nothing: symbolic height or width, no elements."""
     if any(isinstance(extent, str) for extent in problem.data_extents):
         return "the height or width is known only at run time"
     for name, (shape, _) in problem.tensors.items():

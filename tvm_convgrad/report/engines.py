@@ -43,7 +43,7 @@ def describe_engines(entries: Iterable[Entry], target: Target) -> list[Entry]:
 
     Raises:
         SetupError: cuDNN is not installed.
-        UnsupportedError: the target is no GPU of which the properties are known.
+        UnsupportedError: the target is not a GPU of which the properties are known.
     """
     require(["cudnn"], target)
     arch = arch_of(target)

@@ -41,22 +41,23 @@ def convolutions_of(calls: Sequence[Call], entries: Sequence[Mapping[str, Any]])
     Args:
         calls: in the order of the step.
         entries: convolutions with `op` and `descriptor`. Of entries that a call could be, the first that no earlier
-            call has is taken. Of tensors whose extents are not all numbers nothing is demanded.
+            call has is taken; of those that all have been taken the first, which is computed again. Of tensors whose
+            extents are not all numbers nothing is demanded.
     """
     shapes = [_shapes(str(entry["descriptor"])) for entry in entries]
     words = [_OPERATORS[direction_of(str(entry["op"]))] for entry in entries]
-    free = dict.fromkeys(range(len(entries)))
+    free = set(range(len(entries)))
     found: list[int | None] = []
     for call in calls:
         own = set(call.shapes)
         fitting = [
             number
-            for number in free
+            for number in range(len(entries))
             if shapes[number] <= own and (words[number] in call.name or str(entries[number]["op"]) in call.name)
         ]
-        found.append(fitting[0] if fitting else None)
-        if fitting:
-            del free[fitting[0]]
+        taken = next((number for number in fitting if number in free), fitting[0] if fitting else None)
+        found.append(taken)
+        free.discard(-1 if taken is None else taken)
     return found
 
 

@@ -105,7 +105,7 @@ def _wrong(entry: Any) -> str:
         return f"not the fields {', '.join(_FIELDS)}"
     for name, kind in _FIELDS.items():
         if type(entry[name]) is not kind:
-            return f"{name} is no {kind.__name__}"
+            return f"{name} is not of type {kind.__name__}"
     if not all(isinstance(tiling, dict) for tiling in entry["tilings"]):
-        return "tilings are no objects"
+        return "tilings are not objects"
     return "" if entry["seconds"] > 0 and entry["own_seconds"] > 0 else "a time that is not positive"

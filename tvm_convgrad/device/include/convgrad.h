@@ -77,7 +77,7 @@ CONVGRAD_API const char *convgrad_version(void);
 /* What was wrong with the last call of this thread that returned CONVGRAD_ERROR. */
 CONVGRAD_API const char *convgrad_last_error(void);
 
-/* The instruction sets of this CPU that artifacts may ask for, by LLVM's names, separated by spaces. */
+/* The instruction sets of this CPU that artifacts may require, by LLVM's names, separated by spaces. */
 CONVGRAD_API const char *convgrad_cpu_features(void);
 
 /*
@@ -145,7 +145,7 @@ CONVGRAD_API int convgrad_reset(convgrad_session *session);
 
 /*
  * Where the run stands. Updates count themselves; the caller says when an epoch has ended. The seed of the order of the
- * data (at first 0) is what checkpoints tell `convgrad run --resume --seed`.
+ * data (at first 0) is what `convgrad run --resume --seed` reads from checkpoints.
  */
 CONVGRAD_API int convgrad_get_progress(const convgrad_session *session, convgrad_progress *progress);
 CONVGRAD_API int convgrad_end_epoch(convgrad_session *session);

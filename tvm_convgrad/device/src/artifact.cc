@@ -47,13 +47,13 @@ void CheckVersions(const Artifact& artifact, const Json& manifest) {
   const std::string made = manifest.At("versions").At("tvm_ffi").Text();
   if (Release(made) != here) {
     throw Failure(artifact.path + ": compiled with apache-tvm-ffi " + made + ", and " + here +
-                  " is loaded; their libraries do not fit together, so build the step anew.");
+                  " is loaded; their libraries do not fit together, so build the step again.");
   }
 #ifdef CONVGRAD_TVM_VERSION  // that of the libtvm_runtime which this library was linked with
   const std::string tvm = manifest.At("versions").At("tvm").Text();
   if (Release(tvm) != Release(CONVGRAD_TVM_VERSION)) {
     throw Failure(artifact.path + ": compiled with Apache TVM " + tvm + ", and this library is for " +
-                  CONVGRAD_TVM_VERSION + "; their libraries do not fit together, so build the step anew.");
+                  CONVGRAD_TVM_VERSION + "; their libraries do not fit together, so build the step again.");
   }
 #endif
 }

@@ -67,7 +67,7 @@ Progress ProgressIn(const Json& manifest, const Artifact& artifact, const std::s
   progress.batch = AtLeast(fields, "batch_size", 1, -1);
   progress.rate = fields.At("lr").Number();
   const std::int64_t parts = AtLeast(fields, "micro_batches", 1, 1);
-  if (progress.batch % parts != 0) fields.At("batch_size").Refuse("is no multiple of micro_batches");
+  if (progress.batch % parts != 0) fields.At("batch_size").Refuse("is not a multiple of micro_batches");
   if (fields.Has("schedule")) fields.At("schedule").Text();
   if (fields.Has("monitor")) fields.At("monitor").Text();
   return progress;
@@ -104,7 +104,7 @@ void SaveCheckpoint(const Session& session, const std::string& path) {
   }
   const std::int64_t fixed = artifact.inputs[0].shape.empty() ? kFree : artifact.inputs[0].shape[0];
   fields.Set(Key("artifact"), ffi::String(artifact.id));
-  // "" is data that only this program knows.
+  // "" means data that are known to this program only.
   if (progress.trained || fields.count(Key("data")) == 0) fields.Set(Key("data"), ffi::String(""));
   fields.Set(Key("seed"), progress.seed);
   fields.Set(Key("epoch"), progress.epoch);
@@ -149,7 +149,7 @@ void LoadCheckpoint(Session* session, const std::string& path) {
   if (losses == arrays.end()) manifest.At("arrays").Refuse("has no losses");
   const Spec stored = Spec::Of(losses->second);
   if (stored.dtype != "float64" || stored.shape.size() != 1 || stored.shape[0] == kFree) {
-    losses->second.Refuse("is no vector of float64");
+    losses->second.Refuse("is not a vector of float64");
   }
   const std::size_t bytes = BytesFor(stored.shape, stored.type);
   const char* from = Place(losses->second, bytes, payload);

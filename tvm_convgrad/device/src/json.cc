@@ -38,22 +38,22 @@ int DepthOf(const std::string& text) {
 }  // namespace
 
 Json Json::Parse(const std::string& text, const std::string& subject) {
-  if (DepthOf(text) > kDeepest) throw Failure(subject + " whose manifest is nested too deeply; make it anew.");
+  if (DepthOf(text) > kDeepest) throw Failure(subject + " whose manifest is nested too deeply; make it again.");
   ffi::Any value;
   try {
     value = Call(Global("ffi.json.Parse"), {ffi::String(text)}, "the manifest");
   } catch (const Failure&) {
-    throw Failure(subject + " whose manifest is no JSON; make it anew.");
+    throw Failure(subject + " whose manifest is not JSON; make it again.");
   }
   if (!value.as<ffi::Map<ffi::Any, ffi::Any>>()) {
-    throw Failure(subject + " whose manifest is no JSON object; make it anew.");
+    throw Failure(subject + " whose manifest is not a JSON object; make it again.");
   }
   return Json(std::move(value), subject, "");
 }
 
 void Json::Refuse(const std::string& what) const {
   throw Failure(subject_ + " whose manifest does not describe one (" + (place_.empty() ? "it" : place_) + " " + what +
-                "); make it anew.");
+                "); make it again.");
 }
 
 bool Json::Has(const char* key) const {
@@ -63,14 +63,14 @@ bool Json::Has(const char* key) const {
 
 Json Json::At(const char* key) const {
   const auto object = value_.as<ffi::Map<ffi::Any, ffi::Any>>();
-  if (!object) Refuse("is no object");
+  if (!object) Refuse("is not an object");
   if (object->count(ffi::String(key)) == 0) Refuse("has no " + std::string(key));
   return Json((*object)[ffi::String(key)], subject_, place_.empty() ? key : place_ + "." + key);
 }
 
 std::vector<Json> Json::Items() const {
   const auto array = value_.as<ffi::Array<ffi::Any>>();
-  if (!array) Refuse("is no list");
+  if (!array) Refuse("is not a list");
   std::vector<Json> items;
   for (const ffi::Any& each : *array) {
     items.push_back(Json(each, subject_, place_ + "[" + std::to_string(items.size()) + "]"));
@@ -80,17 +80,17 @@ std::vector<Json> Json::Items() const {
 
 std::string Json::Text() const {
   const auto text = value_.as<ffi::String>();
-  if (!text) Refuse("is no text");
+  if (!text) Refuse("is not a string");
   return *text;
 }
 
 std::int64_t Json::Integer() const {
-  if (!IsInteger()) Refuse("is no integer");
+  if (!IsInteger()) Refuse("is not an integer");
   return value_.cast<std::int64_t>();
 }
 
 double Json::Number() const {
-  if (!IsNumber()) Refuse("is no number");
+  if (!IsNumber()) Refuse("is not a number");
   return IsInteger() ? static_cast<double>(value_.cast<std::int64_t>()) : value_.cast<double>();
 }
 

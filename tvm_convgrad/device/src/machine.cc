@@ -34,7 +34,7 @@ constexpr const char* kFlags[][2] = {
     {"avx512f", "avx512f"},       {"avx512bw", "avx512bw"},     {"avx512dq", "avx512dq"},
     {"avx512vl", "avx512vl"},     {"avx512vnni", "avx512_vnni"}, {"avx512bf16", "avx512_bf16"},
     {"avx512fp16", "avx512_fp16"}, {"avxvnni", "avx_vnni"},      {"amx-tile", "amx_tile"},
-    {"amx-bf16", "amx_bf16"},
+    {"amx-bf16", "amx_bf16"},      {"amx-fp16", "amx_fp16"},
 };
 
 std::set<std::string> Found() {

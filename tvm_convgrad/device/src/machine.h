@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This machine: its architecture and the instruction sets that artifacts may ask for.
+// This machine: its architecture and the instruction sets that artifacts may require.
 #ifndef CONVGRAD_SRC_MACHINE_H_
 #define CONVGRAD_SRC_MACHINE_H_
 

@@ -73,7 +73,7 @@ ffi::Any Global(const char* name) {
 ffi::Any FunctionOf(const ffi::Any& module, const char* name, const std::string& what) {
   ffi::Any found = Call(Global("ffi.ModuleGetFunction"), {module, ffi::AnyView(name), true}, what);
   if (found.type_index() != kTVMFFIFunction) {
-    throw Failure(what + ": the library has no function " + name + "; build it anew.");
+    throw Failure(what + ": the library has no function " + name + "; build it again.");
   }
   return found;
 }

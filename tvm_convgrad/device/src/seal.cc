@@ -92,32 +92,32 @@ std::string Temporary(const std::string& path) {
 }  // namespace
 
 Sealed Unseal(const Kind& kind, const std::string& path, std::vector<char>* payload) {
-  const std::string noun = kind.noun, anew = "make it anew with `" + std::string(kind.maker) + "`.";
+  const std::string noun = kind.noun, again = "make it again with `" + std::string(kind.maker) + "`.";
   File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status;
   if (file.get() < 0 || fstat(file.get(), &status) != 0) {
     throw Failure(path + ": cannot be read (" + std::strerror(errno) + "); is the path right?");
   }
-  if (!S_ISREG(status.st_mode)) throw Failure(path + ": this is no file, so it is not " + noun + ".");
+  if (!S_ISREG(status.st_mode)) throw Failure(path + ": this is not a file, so it is not " + noun + ".");
   const auto size = static_cast<std::uint64_t>(status.st_size);
   unsigned char footer[kFooter];
   if (size >= kFooter) ReadAt(file.get(), path, size - kFooter, footer, kFooter);
   if (size < kFooter || std::memcmp(footer + 56, kind.magic, 8) != 0) {
-    throw Failure(path + ": not " + noun + ", or a truncated one: its last bytes are not its seal; " + anew);
+    throw Failure(path + ": not " + noun + ", or a truncated one: its last bytes are not its seal; " + again);
   }
   const std::uint64_t payload_bytes = Little(footer, 8), manifest_bytes = Little(footer + 8, 8);
   const std::uint64_t version = Little(footer + 16, 4);
   if (version != kVersion) {
     throw Failure(path + ": " + noun + " of format version " + std::to_string(version) +
-                  ", and this library reads version " + std::to_string(kVersion) + "; " + anew);
+                  ", and this library reads version " + std::to_string(kVersion) + "; " + again);
   }
   // Subtractions, as sums of such numbers may overflow.
   if (payload_bytes > size - kFooter || manifest_bytes != size - kFooter - payload_bytes) {
-    throw Failure(path + ": " + noun + " whose length is not what its seal says; it was truncated or added to, " + anew);
+    throw Failure(path + ": " + noun + " whose length is not what its seal says; it was truncated or added to, " + again);
   }
   if (manifest_bytes > kLargestManifest) {
     throw Failure(path + ": " + noun + " with a manifest of " + std::to_string(manifest_bytes) +
-                  " bytes, which is no real one; " + anew);
+                  " bytes, which is not a possible size; " + again);
   }
   Sha256 digest;
   std::vector<char> chunk;
@@ -141,7 +141,7 @@ Sealed Unseal(const Kind& kind, const std::string& path, std::vector<char>* payl
   digest.Update(footer, kLengths);
   const Digest found = digest.Finish();
   if (std::memcmp(found.data(), footer + kLengths, found.size()) != 0) {
-    throw Failure(path + ": " + noun + " whose content does not match its SHA-256; it is damaged, " + anew);
+    throw Failure(path + ": " + noun + " whose content does not match its SHA-256; it is damaged, " + again);
   }
   sealed.id = Hex(found);
   return sealed;

@@ -17,13 +17,13 @@ constexpr std::size_t kFlatAlignment = 16;
 
 ffi::Tensor TensorIn(const ffi::Any& value, const std::string& what) {
   const auto tensor = value.as<ffi::Tensor>();
-  if (!tensor) throw Failure(what + " is no tensor; build the library anew.");
+  if (!tensor) throw Failure(what + " is not a tensor; build the library again.");
   return *tensor;
 }
 
 ffi::Array<ffi::Any> TupleIn(const ffi::Any& value, std::size_t size, const std::string& what) {
   const auto tuple = value.as<ffi::Array<ffi::Any>>();
-  if (!tuple || tuple->size() != size) throw Failure(what + " gave another number of results; build the library anew.");
+  if (!tuple || tuple->size() != size) throw Failure(what + " gave another number of results; build the library again.");
   return *tuple;
 }
 
@@ -31,7 +31,7 @@ float LossIn(const ffi::Any& value) {
   const ffi::Tensor loss = TensorIn(value, "the loss");
   const DLDataType type = loss.dtype();
   if (loss.numel() != 1 || type.code != kDLFloat || (type.bits != 32 && type.bits != 64)) {
-    throw Failure("the loss is no float32; build the library anew.");
+    throw Failure("the loss is not a float32; build the library again.");
   }
   return type.bits == 32 ? *static_cast<const float*>(loss.data_ptr())
                          : static_cast<float>(*static_cast<const double*>(loss.data_ptr()));
@@ -103,7 +103,7 @@ void Session::TakeState(const ffi::Any& state) {
     const ffi::Tensor tensor = TensorIn(value, "state " + spec.name);
     if (ShapeOf(tensor) != spec.shape || !SameType(tensor.dtype(), spec.type)) {
       throw Failure(artifact_.path + ": state " + spec.name + " is not " + spec.Shown() +
-                    ", as its manifest says; build it anew.");
+                    ", as its manifest says; build it again.");
     }
     BytesOf(tensor);
     taken.push_back(tensor);
@@ -292,7 +292,7 @@ void Session::CheckFlat(const void* flat, std::size_t size, bool parameters) con
   const std::size_t wanted = FlatSize();
   if (flat == nullptr || size != wanted) {
     throw Failure("the flat vector has " + std::to_string(flat == nullptr ? 0 : size) + " floats, and " +
-                  std::to_string(wanted) + " are needed; ask convgrad_flat_size.");
+                  std::to_string(wanted) + " are needed, see convgrad_flat_size.");
   }
   for (const Spec& spec : artifact_.state) {
     if (parameters && spec.role == "parameter" && spec.dtype != "float32") {

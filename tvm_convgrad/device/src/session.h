@@ -16,7 +16,7 @@ namespace convgrad {
 
 // Where a run stands, as checkpoints have it.
 struct Progress {
-  ffi::Any fields;  // the manifest's `progress`, of which this library changes what it knows; none in a new run
+  ffi::Any fields;  // the manifest's `progress`, of which this library changes the fields that it has; none in a new run
   std::int64_t seed = 0, batch = 0, epoch = 0, position = 0;
   double rate = 0;
   bool trained = false;  // since the run began or the checkpoint was loaded

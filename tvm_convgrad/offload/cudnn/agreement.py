@@ -30,7 +30,7 @@ class Bound:
     relative: float
 
     def differing(self, found: Array, wanted: Array) -> Array:
-        """Where they differ by more, or are no numbers."""
+        """Where they differ by more, or are not numbers."""
         a, b = (each.astype(np.promote_types(np.float32, each.dtype), copy=False) for each in (found, wanted))
         with np.errstate(invalid="ignore"):
             return ~(np.abs(a - b) <= self.absolute + self.relative * np.maximum(np.abs(a), np.abs(b)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs as data: what cuDNN wants to know of one to say which engines it has for it, on machines that have none.
+"""GPUs as data: the properties that cuDNN reads to say which engines it has for it, on machines that have none.
 
 Numbers are those of NVIDIA's data sheets and of its CUDA C++ programming guide ("Technical Specifications per Compute
 Capability"). On the GPU itself `convgrad.cudnn.1.properties` gives cuDNN's own.

@@ -69,7 +69,7 @@ class Gpu:
         except Refused as error:
             raise SetupError(
                 f"the GPU has failed for this process, by {engine} ({first_line(error)}); tune again: winners "
-                "until then are kept, and this engine is left out."
+                "until then are kept, and this engine is skipped."
             ) from error
 
 

@@ -71,7 +71,7 @@ class Guarded:
         return ""
 
     def changed_operand(self) -> str:
-        """Which operand is not what it was, or nothing; it is mended."""
+        """Which operand was overwritten, or ""; it is restored."""
         for number, (place, data) in enumerate(zip(self._places, self._operands, strict=True)):
             if not np.array_equal(place.memory.read(0, data.size), data):
                 self._restore(place)

@@ -41,7 +41,7 @@ def settings() -> Settings:
     cached.
 
     Raises:
-        UnsupportedError: another word, or a size that is none.
+        UnsupportedError: another word, or a size that is not a number of bytes.
     """
     return parse_settings(os.environ.get(VARIABLE, ""))
 
@@ -59,8 +59,8 @@ def parse_settings(text: str) -> Settings:
             found = replace(found, workspace=size)
         else:
             raise UnsupportedError(
-                f"{VARIABLE}={text}: {word!r} is no setting; use nondeterministic, tf32, transforms, workspace=256MiB, "
-                "cached"
+                f"{VARIABLE}={text}: {word!r} is not a setting; use nondeterministic, tf32, transforms, "
+                "workspace=256MiB, cached"
             )
     return found
 

@@ -192,7 +192,7 @@ def _wrong(entry: Any) -> str:
     if wrong:
         return wrong
     if not all(isinstance(note, str) for note in entry["notes"]):
-        return "notes are no words"
+        return "notes are not strings"
     if not (entry["seconds"] > 0 and entry["own_seconds"] > 0 and entry["workspace"] >= 0):
         return "a time that is not positive, or a workspace that is negative"
     return next(filter(None, (_wrong_fields(each, _THROWN) for each in entry["thrown_out"])), "")
@@ -203,9 +203,9 @@ def _wrong_fields(entry: Any, fields: dict[str, type]) -> str:
         return f"not the fields {', '.join(fields)}"
     for name, kind in fields.items():
         if type(entry[name]) is not kind:
-            return f"{name} is no {kind.__name__}"
+            return f"{name} is not of type {kind.__name__}"
     pairs = all(isinstance(knob, list) and [type(each) for each in knob] == [int, int] for knob in entry["knobs"])
-    return "" if pairs else "knobs are no pairs of numbers"
+    return "" if pairs else "knobs are not pairs of numbers"
 
 
 __all__ = ["EngineStore", "Winner", "beside", "default_path", "only_tuned", "store_in_use", "use_engines"]

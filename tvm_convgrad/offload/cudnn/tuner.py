@@ -87,7 +87,7 @@ def tune(
 
     Raises:
         ArtifactError: the store cannot be written.
-        SetupError: an engine has broken the GPU for this process; it is left out when one tunes again.
+        SetupError: an engine has broken the GPU for this process; tuning again skips it.
     """
     weighed = [(call, float(call.problem.macs * count) if call.problem.is_static else 0.0) for call, count in work]
     for call, end in shares(weighed, budget, clock):

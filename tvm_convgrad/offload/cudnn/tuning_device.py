@@ -50,7 +50,7 @@ class Plan(Protocol):
 
         Args:
             tensors: operands and result, aligned to 16 bytes.
-            workspace: of as many bytes as it wants; None if it wants none.
+            workspace: of as many bytes as it needs; None if it needs none.
 
         Raises:
             EngineError: it fails.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUTLASS on NVIDIA GPUs: kernels compiled for the problem at hand.
+"""CUTLASS on NVIDIA GPUs: kernels compiled for one problem.
 
 entry.py      facts: packages, targets, types, epilogues
 rules.py      what the set computes, and why not

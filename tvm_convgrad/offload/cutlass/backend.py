@@ -119,7 +119,7 @@ def float32_math() -> str:
     """How float32 operands are multiplied, from the variable CONVGRAD_CUTLASS.
 
     Raises:
-        UnsupportedError: a word that is none of FLOAT32.
+        UnsupportedError: a word that is not one of FLOAT32.
     """
     stated = os.environ.get(VARIABLE, "").strip() or FLOAT32[0]
     if stated not in FLOAT32:

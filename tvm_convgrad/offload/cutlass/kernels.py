@@ -37,7 +37,7 @@ class Form:
     Attributes:
         direction: in the catalogue's words.
         template: after DefaultConv2d.
-        iterator: Optimized, or Analytic, which computes each address anew and has no limit on kernels.
+        iterator: Optimized, or Analytic, which computes each address again and has no limit on kernels.
         strides: Strided, or Unity for dgrad without strides.
     """
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oneDNN computes, and in which formats: small rules over a ConvProblem. The library tells whether the CPU has it.
+"""What oneDNN computes, and in which formats: small rules over a ConvProblem.
+
+Whether the CPU supports a type is queried from the library.
 
 Sources: oneDNN 3.2, "Convolution" and "Data Types" in its developer guide (types, propagation kinds, post-ops of
 forward convolutions only, sum post-op of reorders).
@@ -29,7 +31,7 @@ FEW_PIXELS = 100
 """Of an image, so that the product's rows of pixels fill vectors badly: measured at 49 and at 196."""
 
 RELU = "relu turns NaN into zero in oneDNN, which hides that training has failed; it follows the call"
-"""Why relu is no post-op."""
+"""Why relu is not a post-op."""
 
 
 def refusal(direction: str, problem: ConvProblem, epilogue: Epilogue) -> str:

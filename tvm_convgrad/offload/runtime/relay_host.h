@@ -87,7 +87,7 @@ inline TVMValue Called(const char* name, TVMValue* args, int* codes, int count) 
 
 inline int HostThreads() { return static_cast<int>(Called("runtime.NumThreads", nullptr, nullptr, 0).v_int64); }
 
-/*! \brief CUDA's default stream: this TVM does not tell C which stream is set. */
+/*! \brief CUDA's default stream: this TVM's C API does not report which stream is set. */
 inline void* CurrentStream(DLDevice) { return nullptr; }
 
 inline void SetDevice(DLDevice device) {

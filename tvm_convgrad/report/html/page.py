@@ -199,7 +199,7 @@ def _cells(entry: Entry, keys: Sequence[str]) -> list[tuple[str, str, float]]:
 
 
 def _others(measured: Measured) -> list[list[tuple[str, str, str | float]]]:
-    """The operators of a profile that are no convolution, the longest first: cells of key, text and sorting value."""
+    """The operators of a profile that are not convolutions, the longest first: cells of key, text and sorting value."""
     found: list[list[tuple[str, str, str | float]]] = []
     for row in measured.rows:
         if row.problem:
@@ -272,7 +272,7 @@ def _facts(content: Content, machine: Machine | None) -> list[tuple[str, str]]:
         facts.append(
             (
                 "estimated time",
-                f"{sum(seconds) * 1e3:.4g} ms on one core ({len(seconds)} of {len(entries)} convolutions)",
+                f"{sum(seconds) * 1e3:.4g} ms of core time ({len(seconds)} of {len(entries)} convolutions)",
             )
         )
     return facts
@@ -280,7 +280,7 @@ def _facts(content: Content, machine: Machine | None) -> list[tuple[str, str]]:
 
 def _no_roofline(machine: Machine | None) -> str:
     if machine is None:
-        return "There are no estimates: kernels are generated for CPUs only, and the target is no CPU."
+        return "There are no estimates: kernels are generated for CPUs only, and the target is not a CPU."
     return "No convolution has an estimate: a library computes them, or the batch size is not fixed."
 
 

@@ -49,13 +49,13 @@ Functions Opened(int64_t key) {
   }
   if (library == nullptr) {
     CONVGRAD_THROW(RuntimeError) << "cutlass: this program calls the kernel " << name << ", which cannot be loaded ("
-                                << why << "); build the program anew on this machine, or put the file beside "
+                                << why << "); build the program again on this machine, or put the file beside "
                                 << own << "libconvgrad_cutlass.so.1, or on LD_LIBRARY_PATH";
   }
   const Functions found{reinterpret_cast<Check*>(dlsym(library, "convgrad_cutlass_check")),
                         reinterpret_cast<Launch*>(dlsym(library, "convgrad_cutlass_launch"))};
   if (found.check == nullptr || found.launch == nullptr) {
-    CONVGRAD_THROW(RuntimeError) << "cutlass: " << name << " is no kernel that this version can call";
+    CONVGRAD_THROW(RuntimeError) << "cutlass: " << name << " is not a kernel that this version can call";
   }
   return found;
 }

@@ -140,7 +140,7 @@ class Plan {
     return holes;
   }
 
-  /*! \brief The forward convolution that oneDNN wants to see of a gradient; all of the incoming gradient's type. */
+  /*! \brief The forward convolution that oneDNN takes as the hint of a gradient; all of the incoming gradient's type. */
   dnnl::convolution_forward::primitive_desc Hint() const {
     const auto type = spec_.Type(spec_.grad_type);
     const auto of = [type](const Desc& desc) {
