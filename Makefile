@@ -19,7 +19,7 @@
 # make test-relay-gpu  those of them that call cuDNN and CUTLASS, of which none needs a GPU; installs both in .venv
 # make test-federated  the example of federated training, with Flower in .venv-federated
 # make test-wheel   wheel and sdist in an empty environment, where README's commands are run; sizes of what extras install
-# make test-device  a bundle for aarch64, run by qemu, and kernels for NEON; says so and ends where there is no qemu
+# make test-device  builds for aarch64; a bundle of one, run by qemu, and kernels for NEON; of these it says so where there is no qemu
 # make debian       Debian's packages for test-browser and test-device, as root: a browser, and what runs programs for aarch64
 # make docs         the site, in OUT/site; links and anchors must be right
 # make docs-serve   the site at http://127.0.0.1:8000, made anew when a page changes
@@ -197,7 +197,9 @@ $(VENV)/aarch64: $(VENV)/with-test
 	$(BIN)/python -c 'from tvm_convgrad.device.wheels import fetch; from tvm_convgrad.training.runtime.artifact import versions; \
 	    from pathlib import Path; fetch("aarch64", versions(), Path("$@"))'
 
+# Where qemu is missing, tests of the mark cross that need it are skipped.
 test-device: $(VENV)/with-test $(VENV)/with-cross
+	$(BIN)/pytest -m cross tests/artifact tests/cli tests/kernels
 	@command -v qemu-aarch64-static >/dev/null || { echo "test-device: not run: there is no qemu-aarch64-static"; exit 0; }; \
 	$(MAKE) $(VENV)/aarch64 && CONVGRAD_AARCH64_WHEELS=$(abspath $(VENV))/aarch64 $(BIN)/pytest -m device tests/device
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long `convgrad build` takes for whole models: with an empty cache, and with what that build has kept.
+"""How long `convgrad build` takes for whole models: with an empty cache, and with the cache that this build leaves.
 
-    python benchmarks/build_time.py                                       # ResNet-18, ResNet-50, MobileNetV2
-    python benchmarks/build_time.py timm:convnext_atto --runs 1           # a model of timm
+    python -m benchmarks.build_time                                       # ResNet-18, ResNet-50, MobileNetV2
+    python -m benchmarks.build_time timm:convnext_atto --runs 1           # a model of another library, as in the zoo
+    python -m benchmarks.build_time -o table.md
 
-Models have random weights, and are exported in train mode for 128 pixels and batch 8; that is not timed. Of several
-builds the fastest is printed, in seconds from the start of the command to its end, with the processor time of all its
-processes. "kernels kept" has another seed, so that all but the kernels is done again; "kept" is the same build again.
+Models have random weights, and are exported in train mode for 128 pixels and batch 8; that is not timed. The table has
+the least of several builds, from the start of the command to its end: seconds, and the processor time of all its
+processes, which other programs on the machine hardly change. "Kernels cached" has another seed, so that all but the
+kernels is done again; "all cached" is the same build again.
 """
 
 from __future__ import annotations
@@ -18,28 +20,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-MODELS = ("resnet18", "resnet50", "mobilenet_v2")
-BUILDS = (("empty cache", "0"), ("kernels kept", "1"), ("kept", "0"))
+from benchmarks.zoo.architectures import SIZE, named
+from tvm_convgrad.bench.results import cpu_name
+from tvm_convgrad.threads import available_cores
+
+MODELS = ("torchvision:resnet18", "torchvision:resnet50", "torchvision:mobilenet_v2")
+BATCH = 8
+BUILDS = (("empty cache", "0"), ("kernels cached", "1"), ("all cached", "0"))
 """What is in the cache, and the seed of the build."""
 
 
 def export(name: str, path: Path) -> None:
-    """Write the model of torchvision, or of timm where the name begins with "timm:", as .pt2."""
-    package, _, model = name.rpartition(":")
-    if package == "timm":
-        import timm  # optional
-
-        network = timm.create_model(model)
-    else:
-        import torchvision  # optional
-
-        network = torchvision.models.get_model(model, weights=None)
-    example = torch.zeros(8, 3, 128, 128)
-    torch.export.save(torch.export.export(network.train(), (example,)), path)
+    """Write a model of the zoo as .pt2."""
+    architecture = named(name)
+    inputs = tuple(torch.zeros(BATCH, *shape) for shape in architecture.shapes)
+    torch.export.save(torch.export.export(architecture.make().train(), inputs), path)
 
 
 def build(model: Path, output: Path, cache: Path, seed: str) -> tuple[float, float]:
@@ -52,24 +52,41 @@ def build(model: Path, output: Path, cache: Path, seed: str) -> tuple[float, flo
     return time.perf_counter() - begin, used
 
 
+def row(name: str, runs: int) -> str:
+    """The line of a model in the table."""
+    found: dict[str, list[tuple[float, float]]] = {kept: [] for kept, _ in BUILDS}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.pt2"
+        export(name, model)
+        for run in range(runs):
+            for kept, seed in BUILDS:
+                found[kept].append(build(model, Path(folder) / "step.so", Path(folder) / f"cache-{run}", seed))
+    least = [tuple(map(min, zip(*measured, strict=True))) for measured in found.values()]
+    return " | ".join(["", name, *(f"{seconds:.1f} s ({used:.1f} s)" for seconds, used in least), ""]).strip()
+
+
 def main() -> None:
-    """Export, build, print."""
+    """Export, build, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=MODELS, help="names of torchvision, or timm:NAME")
-    parser.add_argument("--runs", type=int, default=2, help="builds, of which the fastest counts")
+    parser.add_argument("models", nargs="*", default=MODELS, help="architectures of benchmarks/zoo")
+    parser.add_argument("--runs", type=int, default=2, help="builds of each kind, of which the least counts")
+    parser.add_argument("-o", "--output", type=Path, help="a file for the table, instead of standard output")
     options = parser.parse_args()
+    lines = [
+        f"Seconds (processor time) of `convgrad build --target native`, {SIZE} px, batch {BATCH}, on {cpu_name()}, "
+        f"{available_cores()} cores; apache-tvm {version('apache-tvm')}, torch {torch.__version__}.",
+        "",
+        "| model | " + " | ".join(kept for kept, _ in BUILDS) + " |",
+        "|---" * (1 + len(BUILDS)) + "|",
+    ]
     for name in options.models:
-        found: dict[str, tuple[float, float]] = {}
-        with tempfile.TemporaryDirectory() as folder:
-            model = Path(folder) / "model.pt2"
-            export(name, model)
-            for run in range(options.runs):
-                cache = Path(folder) / f"cache-{run}"
-                for kept, seed in BUILDS:
-                    measured = build(model, Path(folder) / "step.so", cache, seed)
-                    found[kept] = min(found.get(kept, measured), measured)
-        parts = (f"{kept} {seconds:.1f} s ({used:.1f} s of CPU)" for kept, (seconds, used) in found.items())
-        print(f"{name}: {', '.join(parts)}", flush=True)
+        lines.append(row(name, options.runs))
+        print(lines[-1], file=sys.stderr, flush=True)
+    text = "\n".join(lines) + "\n"
+    if options.output is None:
+        print(text, end="")
+    else:
+        options.output.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the picture of README: a weight gradient as TVM expands it and as one operator, and speeds beside others.
+"""Draws the pictures of README: a weight gradient as TVM expands it and as one operator, and speeds beside others.
 
-    python benchmarks/front_picture.py                # writes docs/pictures/front.svg
+    python benchmarks/front_picture.py                # writes docs/pictures/front.svg and front-phone.svg
     python benchmarks/front_picture.py --check        # exit code 1 if its numbers are not those of docs/results
 
 The two graphs are what relax.transform.Gradient makes of a grouped convolution with stride 2, in a process without this
-package and in one with it. The bars are rows of the tables in docs/results. All of it is also in the file's
-description, as JSON, which is what --check compares.
+package and in one with it. The bars are rows of the tables in docs/results. All of it is also in the files'
+descriptions, as JSON, which is what --check compares. Both pictures have the same content; a browser selects one by the
+width of its window.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +32,7 @@ from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-PICTURE = ROOT / "docs" / "pictures" / "front.svg"
+PICTURES = ROOT / "docs" / "pictures"
 
 NAMES = {
     "resnet50": "ResNet-50",
@@ -40,9 +42,33 @@ NAMES = {
     "resnet18_cifar": "ResNet-18, CIFAR",
     "resnet18": "ResNet-18",
 }
+SCALE = "speedup over the named library; batch\u00a08, float32, two cores of an Intel Xeon (AVX-512)"
 GREY, BLUE, LIGHT = "#6b7280", "#1d4ed8", "#dbeafe"
-_SIZE = 10.0
-"""Of all text, in points: the picture is shown at its own size in a browser, and at half of it on a phone."""
+
+
+class Form(NamedTuple):
+    """One of the pictures.
+
+    Attributes:
+        file: its name.
+        size: width and height in inches, of which a browser shows 96 pixels each.
+        text: size of all text in points, 4/3 pixels each.
+        tall: whether the speeds are below the graphs and not beside them.
+        limit: the end of the axis of speeds, which leaves room for the number behind the longest bar.
+    """
+
+    file: str
+    size: tuple[float, float]
+    text: float
+    tall: bool
+    limit: float
+
+
+FORMS = (
+    Form("front.svg", (8.2, 5.2), 10.0, tall=False, limit=900),
+    Form("front-phone.svg", (3.4, 7.2), 8.5, tall=True, limit=1500),
+)
+"""For wide windows, and for phones: a page of 360 pixels has room for about 326, on which text has 11 pixels."""
 
 GRADIENT = """
 from tvm import relax
@@ -123,38 +149,38 @@ def described(picture: Path) -> dict[str, object]:
     """What a picture was drawn from."""
     found = ElementTree.parse(picture).find(".//{http://purl.org/dc/elements/1.1/}description")
     if found is None or not found.text:
-        raise ValueError(f"{picture} has no description; draw it anew")
+        raise ValueError(f"{picture} has no description; draw it again")
     shown: dict[str, object] = json.loads(found.text)
     return shown
 
 
-def _graph(axes: Axes, title: str, operators: Sequence[str], colour: str, fill: str) -> None:
+def _graph(axes: Axes, title: str, operators: Sequence[str], colour: str, fill: str, size: float) -> None:
     """A chain of boxes between the two tensors that come in and the gradient."""
     axes.set(xlim=(0, 1), ylim=(0, 6.5))
     axes.axis("off")
-    axes.text(0.5, 6.1, title, ha="center", va="center", fontsize=_SIZE, fontweight="bold", color=colour)
+    axes.text(0.5, 6.1, title, ha="center", va="center", fontsize=size, fontweight="bold", color=colour)
     names = ["x, dy", *operators, "dw"]
     heights = [5.4 - 5.0 * place / (len(names) - 1) for place in range(len(names))]
     for place, (name, height) in enumerate(zip(names, heights, strict=True)):
         tensor = place in (0, len(names) - 1)
         frame = {"boxstyle": "round,pad=0.38", "facecolor": "white" if tensor else fill, "edgecolor": colour}
         weight = "normal" if tensor else "bold"
-        axes.text(0.5, height, name, ha="center", va="center", fontsize=_SIZE, fontweight=weight, bbox=frame)
+        axes.text(0.5, height, name, ha="center", va="center", fontsize=size, fontweight=weight, bbox=frame)
         if place:
             arrow = {"arrowstyle": "-|>", "color": colour, "shrinkA": 9, "shrinkB": 9}
             axes.annotate("", (0.5, height), (0.5, heights[place - 1]), arrowprops=arrow)
 
 
-def _speeds(axes: Axes, shown: Sequence[Bar]) -> None:
+def _speeds(axes: Axes, shown: Sequence[Bar], form: Form) -> None:
     """Horizontal bars by what they are beside, on a logarithmic axis that begins at equal speed."""
-    colours = {"PyTorch": "#ea580c", "JAX": "#7c3aed", "stock TVM": GREY}
+    colours = {"PyTorch": "#c2410c", "JAX": "#7c3aed", "stock TVM": GREY}
     height, ticks, names = 0.0, [], []
     previous = None
     for bar in shown:
         if bar[:2] != previous:
             height += 1.1 if previous else 0.0
             title = f"{'training steps' if bar.what == 'steps' else 'gradients of layers'} vs {bar.beside}"
-            look = {"va": "center", "fontsize": _SIZE, "fontweight": "bold", "color": colours[bar.beside]}
+            look = {"va": "center", "fontsize": form.text, "fontweight": "bold", "color": colours[bar.beside]}
             axes.text(1.03, height - 0.02, title, **look)
             height, previous = height + 0.95, bar[:2]
         axes.barh(height, bar.ratio - 1, left=1, height=0.68, color=colours[bar.beside], zorder=2)
@@ -163,42 +189,48 @@ def _speeds(axes: Axes, shown: Sequence[Bar]) -> None:
             height,
             f"{bar.ratio:.{2 if bar.ratio < 10 else 1 if bar.ratio < 100 else 0}f} ×",
             va="center",
-            fontsize=_SIZE,
+            fontsize=form.text,
         )
         ticks.append(height)
         names.append(bar.network)
         height += 0.9
-    axes.set(xscale="log", xlim=(1, 900), ylim=(height, -0.7), yticks=ticks, yticklabels=names)
+    axes.set(xscale="log", xlim=(1, form.limit), ylim=(height, -0.7), yticks=ticks, yticklabels=names)
     axes.set_xticks([1, 2, 5, 10, 50, 200], labels=["1", "2", "5", "10", "50", "200"])
     axes.minorticks_off()
-    axes.set_xlabel(
-        "speedup (their time / ours), batch 8, float32,\ntwo cores of Intel Xeons (AVX-512)", fontsize=_SIZE
-    )
-    axes.tick_params(labelsize=_SIZE, length=0)
+    axes.set_xlabel("\n".join(textwrap.wrap(SCALE, 34 if form.tall else 48)), fontsize=form.text)
+    axes.tick_params(labelsize=form.text, length=0)
     axes.grid(axis="x", color="#e5e7eb", zorder=0)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def draw(values: dict[str, object], picture: Path) -> None:
-    """Write the picture."""
+def draw(values: dict[str, object], form: Form, picture: Path) -> None:
+    """Write a picture."""
     with rc_context({"svg.hashsalt": "tvm-convgrad", "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(8.2, 5.2), layout="constrained", facecolor="white")
+        figure = Figure(figsize=form.size, layout="constrained", facecolor="white")
         FigureCanvasSVG(figure)
-        stock, ours, speeds = figure.subplots(1, 3, width_ratios=(1.3, 2.1, 3.4))
-        _graph(stock, "wgrad in\nstock TVM", list(values["stock"]), GREY, "#f3f4f6")  # type: ignore[call-overload]
-        _graph(ours, "wgrad with\ntvm-convgrad", list(values["ours"]), BLUE, LIGHT)  # type: ignore[call-overload]
-        _speeds(speeds, [Bar(*bar) for bar in values["bars"]])  # type: ignore[attr-defined]
+        if form.tall:
+            graphs, below = figure.subfigures(2, 1, height_ratios=(2.6, 4.6))
+            stock, ours = graphs.subplots(1, 2, width_ratios=(1.3, 2.1))
+            speeds = below.subplots()
+        else:
+            stock, ours, speeds = figure.subplots(1, 3, width_ratios=(1.3, 2.1, 3.4))
+        size = form.text
+        _graph(stock, "wgrad in\nstock TVM", list(values["stock"]), GREY, "#f3f4f6", size)  # type: ignore[call-overload]
+        _graph(ours, "wgrad with\ntvm-convgrad", list(values["ours"]), BLUE, LIGHT, size)  # type: ignore[call-overload]
+        _speeds(speeds, [Bar(*bar) for bar in values["bars"]], form)  # type: ignore[attr-defined]
         metadata = {"Date": None, "Description": json.dumps(values), "Title": "tvm-convgrad"}
         figure.savefig(picture, format="svg", metadata=metadata)
 
 
-def main(check: Annotated[bool, typer.Option("--check", help="Compare the file with the tables.")] = False) -> None:
+def main(check: Annotated[bool, typer.Option("--check", help="Compare the files with the tables.")] = False) -> None:
     values = drawn()
-    if not check:
-        draw(values, PICTURE)
-    elif described(PICTURE) != values:
-        sys.exit(f"{PICTURE.relative_to(ROOT)} is not what is measured; run python benchmarks/front_picture.py")
+    for form in FORMS:
+        picture = PICTURES / form.file
+        if not check:
+            draw(values, form, picture)
+        elif described(picture) != values:
+            sys.exit(f"{picture.relative_to(ROOT)} is not what is measured; run python benchmarks/front_picture.py")
 
 
 if __name__ == "__main__":

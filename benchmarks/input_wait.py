@@ -6,7 +6,7 @@
 
 writes PNGs of noise in the size of the step's input into a temporary folder, and trains on them in four ways: on the
 decoded arrays, as an .npz would give them; on the folder, decoded once before the run; the same with a flip and a crop
-in each epoch; and decoded anew in each epoch with them, as a set is that does not fit into memory. Each line has the
+in each epoch; and decoded again in each epoch with them, as a set is that does not fit into memory. Each line has the
 median time of a step, that time beside the first line's, the median time that a step waited for its batch, and the part
 of the whole time that waiting took.
 """

@@ -25,10 +25,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from relax_ops.single_run import quick_machine
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import numpy_dtype, quick_machine
+from tvm_convgrad.verify.bulk import numpy_dtype
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ _EAGER = {"ConvProblem": "tvm_convgrad.core.problem.ConvProblem", "register": "t
 _OLD = ("convert_layout",)
 """Names of version 0.1, which have no entry."""
 
+_TYPES = ("step.options.StepOptions", "step.module.StepModule", "model.model.Model", "runtime.checkpoint.Checkpoint")
+"""Classes of tvm_convgrad.training that its public functions take or return."""
+
 
 def pages() -> Iterator[tuple[str, Page]]:
     """(path in the site, page) of the whole interface."""
@@ -54,8 +57,9 @@ def pages() -> Iterator[tuple[str, Page]]:
     yield "reference/api/functions.md", Page("tvm_convgrad", functions)
     for name, module in MODULES.items():
         yield f"reference/api/{name}.md", Page(f"tvm_convgrad.{name}", _defined(module), about=module)
-    trained = (f"tvm_convgrad.training.{place}.{name}" for name, place in sorted(training._PLACES.items()))
-    yield "reference/api/training.md", Page("tvm_convgrad.training", tuple(trained))
+    trained = (f"{place}.{name}" for name, place in sorted(training._PLACES.items()))
+    names = tuple(f"tvm_convgrad.training.{each}" for each in (*trained, *_TYPES))
+    yield "reference/api/training.md", Page("tvm_convgrad.training", names)
     for name in FRAMEWORKS:
         module = f"tvm_convgrad.{name}"
         yield f"reference/api/{name}.md", Page(module, _exported(module))

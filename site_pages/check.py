@@ -10,7 +10,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADS = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
+LOADS = {
+    ("script", "src"),
+    ("img", "src"),
+    ("link", "href"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("source", "srcset"),
+}
 """What a browser fetches with a page."""
 
 NO_FETCH = ("canonical", "next", "prev", "alternate")
@@ -31,7 +38,7 @@ class _Page(HTMLParser):
         """Note what a tag links to, loads, and is called."""
         values = {name: value or "" for name, value in attrs}
         self.anchors.update(values[name] for name in ("id", "name") if name in values)
-        for name in ("href", "src"):
+        for name in ("href", "src", "srcset"):
             if name in values and values.get("rel") not in NO_FETCH:
                 (self.loads if (tag, name) in LOADS else self.links).append(values[name])
 

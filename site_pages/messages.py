@@ -30,7 +30,7 @@ def _raised(path: Path, classes: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _text(node: ast.expr) -> str:
-    """A string as it is written, with … for each value in it; "…" of what is no string."""
+    """A string as it is written, with … for each value in it; "…" of what is not a string."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return " ".join(node.value.split(" "))
     if isinstance(node, ast.JoinedStr):

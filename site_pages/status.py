@@ -1,32 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages say of the stability of what they describe."""
+"""Notes on pages: whether the interfaces that a page describes are stable or experimental."""
 
 from __future__ import annotations
 
 import posixpath
 
-_GPUS = "The GPU path compiles and loads, but has never run on a GPU."
-_BRIDGE = "The bridge replaces internals of {}, whose version is therefore pinned."
+_GPUS = (
+    "cuDNN, CUTLASS and steps for GPUs compile and load, but have never run on a GPU; their options may change in any "
+    "version."
+)
+_BRIDGE = "The bridge replaces internals of {}, whose version is therefore pinned, and may change in any version."
+_PROCESSES = "Training in several processes is new in 0.2 and may change in any version."
+_C = "The C API is new in 0.2 and may change in any version."
+_KERNELS = "Kernels, tilings and estimates change with each version."
 
 EXPERIMENTAL = {
-    "OFFLOAD.md": _GPUS,
+    "OFFLOAD.md": f"{_GPUS} `--offload onednn`, for CPUs, is stable.",
     "guides/offload-to-cudnn.md": _GPUS,
     "PYTORCH.md": _BRIDGE.format("PyTorch"),
     "JAX.md": _BRIDGE.format("JAX"),
     "reference/api/torch.md": _BRIDGE.format("PyTorch"),
     "reference/api/jax.md": _BRIDGE.format("JAX"),
-    "DISTRIBUTED.md": "Training in several processes is new in 0.2.",
-    "guides/two-machines.md": "Training in several processes is new in 0.2.",
-    "C.md": "The C API is new in 0.2.",
-    "KERNELS.md": "Kernels, tilings and estimates change with each version.",
-    "reference/kernels.md": "Kernels, tilings and estimates change with each version.",
+    "DISTRIBUTED.md": _PROCESSES,
+    "guides/two-machines.md": _PROCESSES,
+    "C.md": _C,
+    "guides/raspberry-pi.md": _C,
+    "KERNELS.md": _KERNELS,
+    "reference/kernels.md": _KERNELS,
 }
-"""Pages about what may change in any version, and why."""
+"""Pages about interfaces that may change in any version, and the reason."""
 
 STABLE = (
     "BUILD.md",
     "ARTIFACT.md",
+    "BATCHING.md",
     "CLOSURE.md",
+    "VERIFY.md",
     "RELAY.md",
     "RELAY_IMPORT.md",
     "reference/commands.md",
@@ -37,14 +46,16 @@ STABLE = (
     "reference/api/functions.md",
     "reference/api/training.md",
     "reference/api/batching.md",
+    "reference/api/reference.md",
+    "reference/api/catalogue.md",
 )
-"""Pages about interfaces that change by the deprecation policy only; all others are about no interface of their own."""
+"""Pages about interfaces that change by the deprecation policy only. All other pages define no interface."""
 
 
 def marked(text: str, page: str) -> str:
     """The text of a page, with a note below its heading on the stability of what it is about."""
     if page in EXPERIMENTAL:
-        kind, reason = 'warning "Experimental"', f"{EXPERIMENTAL[page]} It may change in any version: "
+        kind, reason = 'warning "Experimental"', f"{EXPERIMENTAL[page]} See "
     elif page in STABLE:
         kind, reason = 'success "Stable"', "Changes follow the deprecation policy: "
     else:

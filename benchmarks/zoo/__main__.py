@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="cases at a time; times want 1")
     parser.add_argument("--markdown", type=Path, help="where to write the table")
     parser.add_argument("--merge", type=Path, help="a table of this machine, whose cases stay where this run has none")
+    parser.add_argument("--having", help="only the cases that --merge's table has with this result, such as 'imported'")
     parser.add_argument(
         "--keep", action="store_true", help="keep libraries in OUT/libraries: stage compare makes what time takes"
     )
@@ -50,7 +51,11 @@ def main() -> None:
     done = recorded(kept)
     found = [each for each in architectures(given.out) if fnmatch.fnmatch(each.name, given.only)]
     forms = given.forms.split(",")
-    cases = [(each, form) for each in found for form in forms if (each.name, form) not in done and not given.no_run]
+    known = {(each.name, each.form): each for each in read(given.merge.read_text())} if given.merge else {}
+    cases = [(each, form) for form in forms for each in found if (each.name, form) not in done and not given.no_run]
+    if given.having:
+        wanted = {case for case, each in known.items() if each.result == given.having}
+        cases = [case for case in cases if (case[0].name, case[1]) in wanted]
 
     def run(case: tuple[Architecture, str]) -> dict[str, object]:
         architecture, form = case
@@ -81,7 +86,6 @@ def main() -> None:
             print(
                 f"[{number}/{len(cases)}] {outcome['name']} {outcome['form']}: {outcome['result']} {outcome['reason']}"
             )
-    known = {(each.name, each.form): each for each in read(given.merge.read_text())} if given.merge else {}
     for stage in STAGES[: STAGES.index(given.stage) + 1]:
         for case, each in recorded(given.out / f"{stage}.jsonl").items():
             if each["result"] != IMPORTED or case not in known:  # an import tells less than a comparison

@@ -58,7 +58,7 @@ TIMED = (RIGHT, REWRITTEN)
 
 _SHOWN = 3
 
-INPUTS = 4
+INPUTS = 8
 """Batches that are tried until no gradient has differed for all of them."""
 
 

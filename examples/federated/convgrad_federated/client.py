@@ -27,7 +27,7 @@ def samples_of(session: Session, context: Context) -> Samples:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Some epochs from the weights of the server. Flower starts a process for it, so the optimizer begins anew."""
+    """Some epochs from the weights of the server. Flower starts a process for it, so the optimizer begins again."""
     session = Session(Path(str(context.run_config["step"])))
     samples = samples_of(session, context)
     set_weights(session, message.content["arrays"].to_numpy_ndarrays())
