@@ -52,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "federated: runs Flower, and runs only with -m federated (make test-federated)")
     config.addinivalue_line("markers", "device: emulates aarch64, and runs only with -m device (make test-device)")
+    config.addinivalue_line(
+        "markers", "cross: links for another architecture; skipped where no compiler for it is installed"
+    )
     config.addinivalue_line("markers", "jax: the bridge to JAX; skipped where JAX is not installed")
     config.addinivalue_line("markers", "torch: compares with PyTorch (set by tests/conftest.py)")
     os.environ["CONVGRAD_TUNINGS"] = str(config.rootpath / "no such folder" / "tunings.json")  # not the user's own
@@ -78,7 +81,7 @@ _ON_REQUEST = (
 """Marks of tests that run only with -m: they need what the suite has no time for, a GPU, a browser, libraries."""
 
 
-_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch", "browser", "device")
+_MARKS = (*(entry.marker.name for entry in ENTRIES.values()), "gpu", "zoo", "torch", "browser", "device", "cross")
 """All marks of the suite."""
 
 

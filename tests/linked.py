@@ -7,9 +7,9 @@ from typing import Any
 
 import tvm
 
+from relax_ops.single_run import QUICK_CONFIG, linked
 from tvm_convgrad.training.compile.lower import compile_module, compile_step
 from tvm_convgrad.training.step.module import StepModule
-from tvm_convgrad.verify.bulk import QUICK_CONFIG, linked
 
 PLAIN = {"kind": "llvm", "opt-level": 0}
 """Any CPU of this architecture, without LLVM's optimiser."""

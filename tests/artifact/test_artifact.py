@@ -130,11 +130,14 @@ def test_a_process_without_tiles_is_told(tiny_step: Path, monkeypatch: pytest.Mo
     plain = inspect_artifact(tiny_step)
     kernel = {"kernel": "AMX GEMM + relu"}
     built = replace(plain, manifest={**plain.manifest, "gradients": [], "forward": [kernel, {"kernel": "depthwise"}]})
-    monkeypatch.setattr("tvm_convgrad.training.runtime.artifact.tile_refusal", lambda: "a hypervisor hides them")
+    monkeypatch.setattr("tvm_convgrad.training.runtime.artifact.tile_refusal", lambda *_: "a hypervisor hides them")
     assert notices(plain) == ()
     (text,) = notices(built)
     assert text.endswith("1 of its kernels are built for AMX and use AVX512-BF16 instead: a hypervisor hides them")
-    monkeypatch.setattr("tvm_convgrad.training.runtime.artifact.tile_refusal", lambda: "")
+    half = {"kernel": "AMX-FP16 GEMM wgrad"}
+    mixed = replace(plain, manifest={**plain.manifest, "gradients": [half, half], "forward": [kernel]})
+    assert "2 of its kernels are built for AMX-FP16 and convert to float32 instead" in notices(mixed)[1]
+    monkeypatch.setattr("tvm_convgrad.training.runtime.artifact.tile_refusal", lambda *_: "")
     assert notices(built) == ()
 
 

@@ -61,7 +61,7 @@ def test_damaged_newest_is_passed_over_with_a_sentence(tmp_path: Path, damage) -
 
 def test_only_damaged_ones_are_refused(tmp_path: Path) -> None:
     save(tmp_path, progress(6), STATE).write_bytes(b"rubbish")
-    with pytest.raises(ArtifactError, match="remove them to start anew"):
+    with pytest.raises(ArtifactError, match="remove them to start again"):
         load_latest(tmp_path)
 
 
@@ -112,7 +112,7 @@ def test_a_wrong_manifest_under_a_right_digest_is_refused(tmp_path: Path, change
     else:
         manifest["progress"] |= change
     path.write_bytes(seal(CHECKPOINT, sealed.payload(), manifest)[0])
-    with pytest.raises(ArtifactError, match=f"does not describe one .*{named}.*make it anew"):
+    with pytest.raises(ArtifactError, match=f"does not describe one .*{named}.*make it again"):
         load(path)
 
 
@@ -120,5 +120,5 @@ def test_a_wrong_manifest_under_a_right_digest_is_refused(tmp_path: Path, change
 def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path, manifest: Manifest) -> None:
     path = tmp_path / "step-0000000006.ckpt"
     path.write_bytes(seal(CHECKPOINT, b"", manifest)[0])
-    with pytest.raises(ArtifactError, match="manifest is no JSON object"):
+    with pytest.raises(ArtifactError, match="manifest is not a JSON object"):
         load(path)

@@ -39,7 +39,7 @@ def test_every_truncation_is_refused(sealed: Path) -> None:
     content = sealed.read_bytes()
     for length in range(len(content)):
         sealed.write_bytes(content[:length])
-        with pytest.raises(ArtifactError, match="make it anew"):
+        with pytest.raises(ArtifactError, match="make it again"):
             unseal(KIND, sealed)
 
 

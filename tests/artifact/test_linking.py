@@ -12,7 +12,7 @@ import tvm
 
 from tests.cli.command import Command
 from tvm_convgrad.codegen.hardware import machine_of
-from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.training.compile import linking
 from tvm_convgrad.training.compile.linking import Linker, architecture_of, linker_for
 from tvm_convgrad.training.compile.targets import NAMED, parse_target, required_features
@@ -61,7 +61,7 @@ def test_a_linker_that_fails_says_why(tmp_path: Path) -> None:
     text = str(raised.value)
     assert text.endswith("ended with code 1: /usr/bin/ld: cannot find -lmissing; collect2: error: ld returned 1")
     silent = Linker((str(script(tmp_path / "silent", "exit 3")),))
-    with pytest.raises(SetupError, match="ended with code 3: it says nothing"):
+    with pytest.raises(SetupError, match="ended with code 3: it printed nothing"):
         silent(str(tmp_path / "out.so"), [])
 
 
@@ -101,6 +101,7 @@ def test_commands_show_the_linkers_words(convgrad: Command, tiny_model: str, tmp
     assert not output.exists()
 
 
+@pytest.mark.cross
 def test_a_step_for_another_architecture(convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path) -> None:
     """It can be explained here, and only be run there."""
     pytest.importorskip("ziglang")
@@ -113,3 +114,19 @@ def test_a_step_for_another_architecture(convgrad: Command, tiny_model: str, tin
     assert len(explained["gradients"]) == 1
     assert "aarch64" in explained["target"]
     convgrad("run", output, "--data", tiny_data, "--epochs", 1).assert_sentence("not a shared library for x86_64")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x86-64-windows",
+        "aarch64-macos",
+        "arm64-apple-darwin",
+        '{"kind": "llvm", "mtriple": "arm64-apple-macosx"}',
+        '{"kind": "llvm", "mtriple": "x86_64-w64-mingw32"}',
+        '{"kind": "llvm", "mtriple": "wasm32-unknown-unknown"}',
+    ],
+)
+def test_other_systems_are_refused_at_once(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"built for Linux only.* use aarch64-linux"):
+        parse_target(name)

@@ -20,6 +20,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from relax_ops.single_run import QUICK_CONFIG
 from tests.linked import PLAIN
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.report.gradients import describe_convolutions
@@ -34,7 +35,6 @@ from tvm_convgrad.training.runtime.envelope import seal
 from tvm_convgrad.training.runtime.loop import train
 from tvm_convgrad.training.runtime.session import Session
 from tvm_convgrad.training.step.build import build_step
-from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 BATCH, CLASSES = 4, 3
 OPTIMIZERS: dict[str, dict[str, Any]] = {

@@ -11,8 +11,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relax_ops.single_run import quick_machine
 from tvm_convgrad.batching import VmapRule
-from tvm_convgrad.verify.bulk import quick_machine
 
 
 @dataclass

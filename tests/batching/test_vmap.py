@@ -323,7 +323,7 @@ import numpy as np, tvm
 from tests.batching.programs import module_of
 from tests.batching.test_vmap import PAIRS, case_of
 from tests.threads import check_same_bits
-from tvm_convgrad.verify.bulk import quick_machine
+from relax_ops.single_run import quick_machine
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.problem import ConvProblem
 problem = ConvProblem.from_shapes((4, 8, 10, 10), (16, 8, 3, 3), padding=1)

@@ -145,6 +145,21 @@ def test_a_phone_is_wide_enough(visit: Open, address: str, screenshots: Path) ->
         page.context.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_of_the_first_picture_is_readable_on_a_phone(
+    visit: Open, address: str, screenshots: Path, scheme: str
+) -> None:
+    """A phone gets the picture that is drawn for it, in its own size or nearly: its text has 8.5 points there."""
+    page = visit(f"{address}/index.html", color_scheme=scheme, viewport={"width": 360, "height": 760}, is_mobile=True)
+    picture = page.locator("picture img")
+    assert picture.evaluate("image => image.currentSrc").endswith("/front-phone.svg")
+    shown, own = picture.evaluate("image => [image.width, image.naturalWidth]")
+    assert 8.5 * 4 / 3 * shown / own >= 11
+    picture.screenshot(path=screenshots / f"front-phone-{scheme}.png")
+    page = visit(f"{address}/index.html", color_scheme=scheme)
+    assert page.locator("picture img").evaluate("image => image.currentSrc").endswith("/front.svg")
+
+
 def test_dark_and_light(visit: Open, address: str, screenshots: Path) -> None:
     colours = set()
     for scheme in ("light", "dark"):

@@ -23,7 +23,7 @@ from tvm_convgrad.verify.operators import check_problems
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=ABSENT)
 
-# PyTorch's promise -> what our sentence must speak of. Biases are no operand of the family.
+# PyTorch's promise -> what our sentence must speak of. Biases are not operands of the family.
 CAUSES = {
     "should be the same": "int64",
     "non-positive stride is not supported": "stride",
@@ -46,7 +46,7 @@ def _entries() -> list[dict[str, Any]]:
 
 
 def _errors() -> list[dict[str, Any]]:
-    """All but those of a bias's type, which is no operand of the gradients, and the one that is none here."""
+    """All but those of a bias's type, which is not an operand of the gradients, and the one that is none here."""
     return [e for e in _entries() if e["bias"]["dtype"] != "complex128" and e["error_regex"] != STRIDED_SAME]
 
 
@@ -123,7 +123,7 @@ def test_wrong_input(entry: dict[str, Any]) -> None:
     grad = np.ones((data.shape[0], weight.shape[0], *data.shape[2:]), data.dtype)
     cause = CAUSES[entry["error_regex"]]
     kernel = (*weight.shape[2:], 1, 1)[: len(SPATIAL[rank])]
-    if cause != "axes":  # a weight of the wrong rank is no operand of wgrad
+    if cause != "axes":  # a weight of the wrong rank is not an operand of wgrad
         with pytest.raises(ConvGradError, match=cause):
             evaluate(f"conv{rank}d_backward_weight", grad, data, kernel_size=kernel, **attributes)
     with pytest.raises(ConvGradError, match=cause):

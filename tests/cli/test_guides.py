@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
 BLOCK = re.compile(r"^```(bash|python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BATCH, SAMPLES = 16, 64
-NEEDS = {"offload-to-cudnn": "cuda"}
-"""Guides whose commands need a library, and the mark of its tests."""
+NEEDS = {"cross-compile-arm": "cross", "offload-to-cudnn": "cuda"}
+"""Guides whose commands need a library or a compiler, and the mark of tests that need it."""
 
 PACKAGES = {"cross-compile-arm": "ziglang"}
 """Guides whose commands need a package of an extra."""

@@ -99,7 +99,7 @@ def test_killed_and_resumed_with_other_processes(
     steps = [json.loads(line)["loss"] for line in log.read_text().splitlines() if '"loss":' in line and "lr" in line]
     assert steps == whole["losses"]
     other = [*cut, "--augment", "vflip"]
-    convgrad(*other).assert_sentence("the training data was another one then")
+    convgrad(*other).assert_sentence("the training data differs from that of the checkpoint")
 
 
 def test_normalisation_of_the_build(
@@ -158,6 +158,6 @@ def test_wrong_data(convgrad: Command, tiny_step: Path, pictures: Path, tmp_path
     assert log.read_text() == "kept\n"
     assert not (tmp_path / "checkpoints").exists()
     done = run(tmp_path / "set" / "train", "--image-memory", 0, "--workers", 1)
-    done.assert_sentence("images cannot be used: ", wrong.name, "A run with mended data starts anew")
+    done.assert_sentence("images cannot be used: ", wrong.name, "A run with corrected data starts from the beginning")
     for option in (["--augment", "turn"], ["--mean", "x"], ["--fit", "zoom"], ["--workers", -1]):
         assert run(pictures, *option).code == 2

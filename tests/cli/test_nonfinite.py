@@ -58,7 +58,7 @@ def test_a_bad_sample_ends_the_run_and_is_named(
     number = first_bad_step(9)
     assert number > 1
     done = convgrad(*arguments)
-    remedy = f"mend the data. A run with mended data starts anew, in another folder than {folder}."
+    remedy = f"correct the data. A run with corrected data starts from the beginning, in another folder than {folder}."
     assert_ends(done, f"in step {number} ", f"'x' of the training samples {BAD} ", remedy)
     assert "--resume" not in done.err
     newest = max(folder.glob("*.ckpt"))
@@ -78,7 +78,7 @@ def test_a_bad_sample_ends_the_run_and_is_named(
 
 def test_without_checkpoints_the_remedy_names_no_folder(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
     done = convgrad("run", tiny_step, "--data", bad_data(tmp_path / "bad.npz", math.nan), "--epochs", 9, "--json")
-    assert_ends(done, "mend the data. A run with mended data starts anew.")
+    assert_ends(done, "correct the data. A run with corrected data starts from the beginning.")
 
 
 def test_a_state_that_is_not_finite_is_not_kept(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 
+from relax_ops.single_run import QUICK_CONFIG
 from tests.cli.command import Command
 from tests.linked import PLAIN
 from tests.training.small_models import data, weights
@@ -16,7 +17,6 @@ from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_ar
 from tvm_convgrad.training.compile.lower import compile_with_plan
 from tvm_convgrad.training.compile.targets import parse_target
 from tvm_convgrad.training.step.build import build_step
-from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 
 def test_save_state_has_frozen_parameters(convgrad: Command, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_bad_artifacts(convgrad: Command, tiny_step: Path, tiny_data: Path, tmp_
         bad.write_bytes(damaged)
         convgrad(command, bad, *rest).assert_sentence("bad.so", "convgrad build")
     resealed(tiny_step, bad, versions=versions() | {"tvm": "0.25.1"})
-    convgrad(command, bad, *rest).assert_sentence("Apache TVM 0.25.1", "build the step anew")
+    convgrad(command, bad, *rest).assert_sentence("Apache TVM 0.25.1", "build the step again")
 
 
 def test_files_of_other_content(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_files_of_other_content(convgrad: Command, tiny_step: Path, tmp_path: Pa
     done = convgrad("run", tiny_step, "--data", text, "--epochs", 1)
     done.assert_sentence("text.npz: not an .npz archive", "no zip archive")
     assert "unsafe" not in done.err
-    convgrad("build", module, "-o", tmp_path / "s.so").assert_sentence("list.json is no Relax JSON")
+    convgrad("build", module, "-o", tmp_path / "s.so").assert_sentence("list.json is not Relax JSON")
     module.write_text("", encoding="utf-8")
     convgrad("import", module, "-o", tmp_path / "a.json").assert_sentence("no function main", "no function at all")
 

@@ -130,3 +130,16 @@ def test_the_folder_is_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert default_folder() == KeptObjects().folder == tmp_path
     monkeypatch.delenv(VARIABLE)
     assert default_folder().parts[-2:] == ("tvm-convgrad", "objects")
+
+
+def test_objects_are_removed_by_key_or_beginning(tmp_path: Path) -> None:
+    kept = KeptObjects(tmp_path)
+    assert kept.remove(b"co") == 0
+    kept.put(KEY, b"code")
+    kept.put(OTHER, b"failed: code")
+    assert kept.remove(b"failed") == 1
+    assert (kept.get(KEY), kept.get(OTHER)) == (b"code", None)
+    kept.drop(KEY)
+    kept.drop(KEY)
+    assert kept.size()[0] == 0
+    assert not kept.problem

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -105,6 +106,16 @@ def test_folders_import_one_way() -> None:
         if other > own or (other == own and _room(name) != _room(target)):
             wrong.append(f"{_files()[name].relative_to(ROOT)}:{line} imports {target}")
     assert wrong == []
+
+
+def test_the_architecture_page_has_these_layers() -> None:
+    block = (ROOT / "docs" / "ARCHITECTURE.md").read_text().partition("## The layers")[2].split("```")[1]
+    listed = []
+    for line in block.splitlines()[1:]:
+        first, *others = re.findall(r"\S+(?:/|\.py)(?= )", line)
+        paths = [first, *(other if (ROOT / other).exists() else f"{Path(first).parent}/{other}" for other in others)]
+        listed.append(sorted(path.rstrip("/") for path in paths))
+    assert listed[::-1] == [sorted(layer) for layer in LAYERS]
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

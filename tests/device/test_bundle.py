@@ -76,7 +76,7 @@ def test_wheels_that_are_missing_or_damaged(tmp_path: Path) -> None:
                 archive.writestr("tvm/lib/other.so", "")
         else:
             wheel.write_bytes(content)
-        with pytest.raises(ArtifactError, match="no wheel of apache-tvm, or a damaged one"):
+        with pytest.raises(ArtifactError, match="not a wheel of apache-tvm, or a damaged one"):
             files_of_wheels(tmp_path, "aarch64", VERSIONS, tmp_path)
     assert "apache-tvm-ffi==0.1.14" in fetch_command("aarch64", VERSIONS)
 

@@ -201,7 +201,7 @@ def test_refusals_leave_a_session_as_it_is(tiny_step: Path, tiny_model: str, tmp
         "the learning rate must be": lambda: session.call("set_learning_rate", ctypes.c_float(float("nan"))),
         "cannot be written": lambda: session.call("save_checkpoint", str(tmp_path / "no" / "a").encode()),
         "cannot be read": lambda: session.call("load_checkpoint", str(tmp_path / "none").encode()),
-        "this is no file": lambda: session.call("load_checkpoint", str(tmp_path).encode()),
+        "this is not a file": lambda: session.call("load_checkpoint", str(tmp_path).encode()),
         "the path is NULL": lambda: session.call("load_checkpoint", None),
     }.items():
         with pytest.raises(RefusedError, match=match):

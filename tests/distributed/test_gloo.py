@@ -211,4 +211,4 @@ def test_without_a_launcher(
 def test_a_rank_that_does_not_come(full_step: Path, full_data: Path) -> None:
     arguments = [full_step, "--data", full_data, "--epochs", 1, "--rank-timeout", 2]
     (done,) = finish_all(start_ranks(arguments, 2, present=[1]), SENTENCE_WITHIN)
-    done.assert_sentence("rank 1 of 2: the ranks did not meet at 127.0.0.1:")
+    done.assert_sentence("rank 1 of 2: the ranks did not connect at 127.0.0.1:")

@@ -11,6 +11,7 @@ import tvm
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from relax_ops.single_run import QUICK_CONFIG
 from tests.linked import PLAIN
 from tvm_convgrad.report.gradients import describe_convolutions
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
@@ -20,7 +21,6 @@ from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.model.trained_part import train_only
 from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.step.build import build_step
-from tvm_convgrad.verify.bulk import QUICK_CONFIG
 
 BATCH, CLASSES = 4, 3
 _ABSOLUTE = {"BatchNormalization": (3,)}

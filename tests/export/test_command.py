@@ -140,7 +140,7 @@ def test_external_data(convgrad: Command, tmp_path: Path) -> None:
 
     tensors = tmp_path / "tensors.bin"
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff")
-    convgrad(*arguments, "--force").assert_sentence("tensors.bin: not the file that", "build the step anew")
+    convgrad(*arguments, "--force").assert_sentence("tensors.bin: not the file that", "build the step again")
     tensors.unlink()
     convgrad(*arguments, "--force").assert_sentence("tensors.bin: cannot be read")
     check_predictions(output, session)  # what was there is whole
@@ -254,10 +254,10 @@ def test_what_does_not_fit_is_refused(convgrad: Command, trained: Trained, tmp_p
     convgrad(*arguments[:4], "--model", changed, "-o", output).assert_sentence("changed.onnx: not the file that")
     convgrad(*arguments[:4], "-o", output).assert_sentence("give it by --model")
     convgrad(*arguments[:4], "--model", tmp_path / "none.onnx", "-o", output).assert_sentence("none.onnx: cannot be")
-    convgrad(*arguments, "-o", tmp_path / "trained.pt").assert_sentence("the ending '.pt' is none of .onnx")
+    convgrad(*arguments, "-o", tmp_path / "trained.pt").assert_sentence("the suffix '.pt' is not one of .onnx")
     convgrad(*arguments, "-o", tmp_path / "no" / "trained.onnx").assert_sentence("make it first")
     convgrad(*arguments, "-o", "/proc/trained.onnx").assert_sentence("/proc/trained.onnx: cannot be written")
-    convgrad(*arguments, "-o", tmp_path).assert_sentence("the ending '' is none of")
+    convgrad(*arguments, "-o", tmp_path).assert_sentence("the suffix '' is not one of")
     foreign = save(tmp_path, Progress("f" * 64, "0" * 64, 0, 4, 0.1, losses=[1.0]), trained.session.state)
     convgrad("export", trained.step, "--checkpoint", foreign, *arguments[4:], "-o", output).assert_sentence(
         "a checkpoint of another artifact (ffffffffffff…)"
@@ -276,7 +276,7 @@ def test_a_step_of_a_python_function_is_no_onnx_model(
     session = Session(tiny_step)
     checkpoint = save(tmp_path, Progress(session.artifact.id, "0" * 64, 0, 8, 0.1, losses=[1.0]), session.state)
     arguments = ["export", tiny_step, "--checkpoint", checkpoint, "-o", tmp_path / "t.onnx"]
-    convgrad(*arguments, "--model", tiny_model).assert_sentence("does not say which model file it was built of")
+    convgrad(*arguments, "--model", tiny_model).assert_sentence("does not record the model file that it was built from")
 
 
 def test_a_step_that_the_command_built(convgrad: Command, tiny_model: str, tiny_data: Path, tmp_path: Path) -> None:
@@ -292,4 +292,4 @@ def test_a_step_that_the_command_built(convgrad: Command, tiny_model: str, tiny_
     assert Session(output).batch == tiny.BATCH  # of a micro-batch
     other = tiny_model.replace(":make", ":other")
     convgrad(*arguments, "--model", other, "-o", output, "--force").assert_sentence("built of the function 'make'")
-    convgrad(*arguments[:4], "--model", tiny_model, "-o", tmp_path / "t.onnx").assert_sentence("which is no ONNX file")
+    convgrad(*arguments[:4], "--model", tiny_model, "-o", tmp_path / "t.onnx").assert_sentence("not from an ONNX file")

@@ -107,7 +107,7 @@ def read_twice(net: Network) -> relax.Expr:
 
 
 def residual_sum(net: Network) -> relax.Expr:
-    """What is added to the convolution is no bias."""
+    """What is added to the convolution is not a bias."""
     first = net.convolution(net.x, "c", (CHANNELS, 3, 3, 3))
     second = net.convolution(first, "d", (CHANNELS, CHANNELS, 3, 3))
     return net.norm(net.builder.emit(relax.op.add(second, first)), "n")

@@ -132,5 +132,5 @@ def test_a_pt2_file_is_no_onnx_model(convgrad: Command, tmp_path: Path) -> None:
     write(Net(False), model, "torch.export")
     step, checkpoint, _ = trained(tmp_path, model, 1)
     arguments = ["export", step, "--checkpoint", checkpoint, "--model", model]
-    convgrad(*arguments, "-o", tmp_path / "trained.onnx").assert_sentence("built of net.pt2, which is no ONNX file")
+    convgrad(*arguments, "-o", tmp_path / "trained.onnx").assert_sentence("built from net.pt2, not from an ONNX file")
     assert not (tmp_path / "trained.onnx").exists()

@@ -15,7 +15,7 @@ op = relax.op
 @pytest.mark.parametrize("ignored", [-100, 1])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_nll_loss(reduction, ignored, weighted):
-    """Weights get a gradient too; targets equal to ignore_index take no part, even where they are no class."""
+    """Weights get a gradient too; targets equal to ignore_index take no part, even where they are not classes."""
     functional = pytest.importorskip("torch").nn.functional
     targets = np.array([[1, 3, 0], [2, ignored, 1]], "int64")
     arrays = [sample(2, 4, 3), targets, *([sample(4, positive=True)] if weighted else [])]

@@ -139,7 +139,7 @@ def test_parts(tmp_path: Path) -> None:
         ({"a.png": PNG, "a.json": b"1", "b.png": PNG, "b.json": b"[1, 2]"}, r"targets are of several shapes"),
         (
             {"a.png": PNG, "a.cls": b"3", "b.png": PNG, "b.cls": b"-1", "c.png": PNG, "c.cls": b"2"},
-            r"2 of 3 samples have class numbers that the model has not, such as 3 \(s\.tar:a, s\.tar:b\); it ",
+            r"2 of 3 samples have class numbers that the model does not have, such as 3 \(s\.tar:a, s\.tar:b\); it ",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_shards_that_cannot_be_opened(tmp_path: Path) -> None:
         (tmp_path / "s-1.tar").write_bytes(content)
         with pytest.raises(ArtifactError, match=r"s-1\.tar: the shard cannot be opened"):
             index_shards(tmp_path / "s-1.tar")
-    with pytest.raises(ArtifactError, match="stand for no shard"):
+    with pytest.raises(ArtifactError, match="expand to no shard"):
         index_shards(tmp_path / "s-{2..1}.tar")
 
 
@@ -182,8 +182,8 @@ def test_braces() -> None:
         ([spec(3, 6, 6), spec(3, 6, 6)], {}, "fill one input, but the model has 2"),
         ([spec(16)], {}, r"images are \[batch, channels, height, width\]"),
         ([spec(3, "h", 6)], {}, "images are"),
-        ([spec(3, 4, 1)], {}, "has the channels cannot be told"),
-        ([spec(2, 6, 6)], {}, "has the channels cannot be told"),
+        ([spec(3, 4, 1)], {}, "has the channels is ambiguous"),
+        ([spec(2, 6, 6)], {}, "has the channels is ambiguous"),
         ([spec(3, 6, 6, dtype="int8")], {}, "cannot hold pixels"),
         ([spec(3, 6, 6, dtype="uint8")], {"mean": (0.5,)}, "leave them out"),
         ([spec(3, 6, 6)], {"mean": (0.5, 0.5)}, "--mean has 2 numbers, .* has 3 channels"),
@@ -216,7 +216,7 @@ def test_normalisation_of_the_build_and_its_overflow(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["turn"], "'turn' is none of flip"),
+        (["turn"], "'turn' is not one of flip"),
         (["flip:q=1"], "flip takes p, not 'q'"),
         (["flip:p=2"], "p has to be a number from 0 to 1, not '2'"),
         (["flip:p=nan"], "not 'nan'"),

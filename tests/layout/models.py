@@ -12,8 +12,8 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_ops.compat import SHRINKS_BUFFERS
+from relax_ops.single_run import QUICK_CONFIG, linked
 from tests.linked import PLAIN
-from tvm_convgrad.verify.bulk import QUICK_CONFIG, linked
 
 Array = np.ndarray[Any, Any]
 Model = Callable[[Any, Any], Any]

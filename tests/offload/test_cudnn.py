@@ -74,7 +74,7 @@ def test_settings() -> None:
     assert parse_settings("tf32, workspace=16MiB") == Settings(tf32=True, workspace=16 << 20)
     assert not parse_settings("nondeterministic").deterministic
     for wrong in ("fast", "workspace=", "workspace=1GB"):
-        with pytest.raises(UnsupportedError, match=rf"{VARIABLE}=.* is no setting; use nondeterministic, tf32"):
+        with pytest.raises(UnsupportedError, match=rf"{VARIABLE}=.* is not a setting; use nondeterministic, tf32"):
             parse_settings(wrong)
 
 
@@ -204,7 +204,7 @@ machine["main"](*(tvm.runtime.tensor(arrays[name]) for name in ("a", "b")))
 
 @pytest.mark.cuda
 def test_an_exported_program_comes_as_far_as_the_gpu(tmp_path: Path) -> None:
-    """Its code finds the runtime, which reads the call and refuses memory that is no GPU's."""
+    """Its code finds the runtime, which reads the call and refuses memory that is not a GPU's."""
     module = partition(directions_module([("main", DIRECTIONS["forward"], PLAIN)]), ["cudnn"], TARGET)
     tvm.compile(module, tvm.target.Target(TARGET, host="llvm")).export_library(str(tmp_path / "program.so"))
     operands, _ = numbers_of(PLAIN, "forward")

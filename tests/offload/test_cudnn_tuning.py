@@ -137,7 +137,7 @@ def test_an_engine_that_breaks_the_gpu_is_left_out_the_next_time(tmp_path: Path)
     (entry,) = [entry for entry in content["entries"].values() if "broke" in entry]
     entry["broke"] = [{"engine": "1", "knobs": []}]
     path.write_text(json.dumps(content))
-    with pytest.raises(ArtifactError, match="engine is no int"):
+    with pytest.raises(ArtifactError, match="engine is not of type int"):
         EngineStore(path)
 
 
@@ -239,11 +239,11 @@ def test_what_an_engine_is_kept_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"engine": "1"}, "engine is no int"),
-        ({"knobs": [[1]]}, "knobs are no pairs"),
+        ({"engine": "1"}, "engine is not of type int"),
+        ({"knobs": [[1]]}, "knobs are not pairs"),
         ({"more": 1}, "not the fields"),
         ({"seconds": 0.0}, "not positive"),
-        ({"notes": [1]}, "notes are no words"),
+        ({"notes": [1]}, "notes are not strings"),
         ({"thrown_out": [{"engine": 1}]}, "not the fields engine, knobs, reason"),
     ],
 )
@@ -409,7 +409,7 @@ def test_tune_build_explain(
     problem = ["--problem", "mb1ic4ih5oc4oh3kh3", "--direction", "forward"]
     failed = convgrad("tune", *problem, *gpu, "--cudnn", "--json")
     assert failed.code == 1
-    assert "1 of 1 calls have no engine of cuDNN that can be trusted; forward of mb1ic4ih5oc4oh3kh3: " in failed.err
+    assert "1 of 1 calls have no cuDNN engine that passed all checks; forward of mb1ic4ih5oc4oh3kh3: " in failed.err
 
 
 @pytest.mark.cuda

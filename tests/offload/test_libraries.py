@@ -47,7 +47,7 @@ def test_what_is_damaged_is_built_anew(source: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing(source: Path) -> None:
-    source.write_text("this is no C++")
+    source.write_text("this is not C++")
     with pytest.raises(SetupError, match=r"the runtime for toy could not be compiled by .*: .*runtime.cc:1"):
         build(source)
     assert [path.name for path in libraries.cache_folder().iterdir()] == ["toy-0.lock"]
@@ -55,14 +55,24 @@ def test_a_failed_build_leaves_nothing(source: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(libraries.VARIABLE, str(source))  # a file
-    with pytest.raises(SetupError, match=r"set CONVGRAD_RUNTIMES to a folder that can be written"):
+    with pytest.raises(SetupError, match=r"set CONVGRAD_RUNTIMES to a writable folder"):
         build(source)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(source: Path) -> None:
+    """Also where the library is in it already, whole."""
+    library = build(source)
+    libraries.cache_folder().chmod(0o777)
+    with pytest.raises(SetupError, match=r"runtimes holds code.*, but others can write to it \(mode 777; "):
+        build(source)
+    libraries.cache_folder().chmod(0o755)
+    assert build(source) == library
 
 
 def test_a_library_that_is_none(tmp_path: Path) -> None:
     bad = tmp_path / "libtoy.so.1"
     bad.write_text("no ELF")
-    with pytest.raises(SetupError, match=r"cannot be loaded \(.*\); `convgrad build-runtime toy` makes it anew"):
+    with pytest.raises(SetupError, match=r"cannot be loaded \(.*\); `convgrad build-runtime toy` makes it again"):
         libraries.load("toy", bad, "toy.run", {"CONVGRAD_TOY": "1"})
     assert "CONVGRAD_TOY" not in os.environ
 

@@ -18,6 +18,7 @@ from tvm import relax
 
 import tvm_convgrad
 from relax_ops.program import directions_module
+from relax_ops.single_run import quick_machine
 from tests.relax.net import Net, module_of
 from tests.relax.programs import tensor
 from tvm_convgrad import evaluate, partition
@@ -29,7 +30,6 @@ from tvm_convgrad.offload import libraries
 from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.offload.registry import names_for
 from tvm_convgrad.op import conv2d_backward_weight
-from tvm_convgrad.verify.bulk import quick_machine
 
 TARGET = tvm.target.Target("llvm")
 NAMES = names_for(TARGET)

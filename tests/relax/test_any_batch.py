@@ -13,11 +13,11 @@ from tvm import relax
 
 from relax_ops.lowering import recorded_choices
 from relax_ops.program import direction_call
+from relax_ops.single_run import quick_machine
 from tests.relax.programs import tensor
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import quick_machine
 
 PROBLEMS = [
     "mb{n}ic17ih9iw11oc11kh3kw3ph1pw1",  # ragged channels

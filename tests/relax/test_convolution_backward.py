@@ -19,6 +19,7 @@ import tvm_convgrad
 from relax_ops.ir import AnalyzerProver
 from relax_ops.lowering import recorded_choices
 from relax_ops.passes.fusion import fuse_epilogues
+from relax_ops.single_run import quick_machine
 from tests.core.strategies import problems
 from tests.relax.programs import tensor
 from tvm_convgrad import evaluate
@@ -28,7 +29,6 @@ from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ConvGradError, DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.core.geometry import hidden_extent
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import quick_machine
 
 Array = np.ndarray[Any, Any]
 PROBLEM = ConvProblem.from_descriptor("g2mb2ic4ih6iw5oc4kh3kw2sh2sw1ph1pw0_lay=NHWC:HWIO:NHWC")

@@ -13,12 +13,12 @@ from tvm import relax
 
 from relax_ops.lowering import forced_forms, recorded_choices
 from relax_ops.program import directions_module
+from relax_ops.single_run import quick_machine
 from tests.relax.programs import call, module, tensor
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.geometry import SPATIAL
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import quick_machine
 
 PROBLEM = ConvProblem.from_descriptor("g2mb2ic4ih7iw6oc6kh3kw2sh2sw1ph1pw0")
 TARGETS = {

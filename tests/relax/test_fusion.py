@@ -14,13 +14,13 @@ from tvm import relax
 from relax_ops.ir import dtype_of
 from relax_ops.lowering import recorded_choices
 from relax_ops.passes.fusion import fuse_epilogues
+from relax_ops.single_run import quick_machine
 from tests.relax.net import Net, module_of
 from tests.relax.programs import tensor
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.geometry import flat_padding
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import quick_machine
 
 PROBLEM = ConvProblem.from_descriptor("mb3ic24ih9iw7oc40kh3kw3ph1pw1")
 STRIDED = ConvProblem.from_descriptor("mb2ic17ih9iw7oc33kh3kw2sh2sw2ph1pw0")

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from tvm import relax
 
 from relax_ops.program import direction_call
+from relax_ops.single_run import quick_machine
 from tests.cases.load import ABSENT, FOLDER, cases, small_problems
 from tests.core.strategies import problems
 from tests.relax.programs import tensor
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.catalogue import FORWARD
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import quick_machine
 
 Array = np.ndarray[Any, Any]
 Loss = Callable[[Any, Any, Any, Any], Any]

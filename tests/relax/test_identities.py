@@ -12,11 +12,12 @@ import tvm
 from tvm import relax
 
 from relax_ops.lowering import forced_forms
+from relax_ops.single_run import quick_machine
 from tests.relax.programs import module, tensor
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, effective_kernel, flat_padding
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import Case, quick_machine, run_cases
+from tvm_convgrad.verify.bulk import Case, run_cases
 from tvm_convgrad.verify.operators import random_problems
 
 Array = np.ndarray[Any, Any]

@@ -17,12 +17,12 @@ from tvm.s_tir import dlight
 
 from relax_ops.lowering import chosen_form, forced_forms
 from relax_ops.program import directions_module
+from relax_ops.single_run import quick_machine
 from tests.relax.programs import call, module, sizes, tensor
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import quick_machine
 from tvm_convgrad.verify.operators import check_problems, random_problems
 
 PROBLEM = ConvProblem.from_descriptor("g2mb2ic4ih7iw6oc6kh3kw2sh2sw1ph1pw0")

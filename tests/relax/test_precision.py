@@ -11,13 +11,13 @@ import pytest
 import tvm
 from tvm import relax
 
+from relax_ops.single_run import quick_machine
 from tests.relax.programs import call, module, tensor
 from tvm_convgrad import evaluate
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import evaluate_problem
-from tvm_convgrad.verify.bulk import quick_machine
 from tvm_convgrad.verify.operators import check_problems, random_problems
 
 LONG = ConvProblem.from_descriptor("mb8ic2ih56oc2kh1")  # wgrad sums 8 * 56 * 56 = 25,088 products

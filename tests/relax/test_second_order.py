@@ -17,13 +17,13 @@ import tvm
 from tvm import relax
 
 from relax_ops.program import direction_call
+from relax_ops.single_run import quick_machine
 from tests.cases.load import ABSENT, FOLDER, cases
 from tests.relax.programs import tensor
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.geometry import flat_padding
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.verify.bulk import quick_machine
 from tvm_convgrad.verify.operators import random_problems
 
 Array = np.ndarray[Any, Any]

@@ -28,7 +28,7 @@ WEIGHTS = {1: 8 / 12, -1: -8 / 12, 2: -1 / 12, -2: 1 / 12}
 
 
 class _Smooth(relay.ExprMutator):
-    """tanh in the place of relu: a difference across the kink of a relu is no derivative."""
+    """tanh in the place of relu: a difference across the kink of a relu is not a derivative."""
 
     def visit_call(self, call):
         if call.op == relay.op.get("nn.relu"):

@@ -135,7 +135,7 @@ def check_versions(user: User, wheel: Path) -> None:
     said = user.output("convgrad", "--version")
     header = Path(user.output("convgrad", "config", "--includedir"), "convgrad.h").read_text(encoding="utf-8")
     if said != version:
-        raise SystemExit(f"{wheel.name}: convgrad --version says {said}; build the wheel anew.")
+        raise SystemExit(f"{wheel.name}: convgrad --version says {said}; build the wheel again.")
     if f'#define CONVGRAD_VERSION "{version}"' not in header:
         raise SystemExit(f"{wheel.name}: convgrad.h is of another version than {version}; mend its CONVGRAD_VERSION.")
 

@@ -145,7 +145,7 @@ def test_what_is_not_known_is_said(convgrad: Command, tiny_dynamic_step: Path, t
     path = tmp_path / "report.html"
     assert convgrad("explain", tiny_dynamic_step, "--html", path).code == 0
     text = path.read_text(encoding="utf-8")
-    assert "the batch is free, so that sizes follow at run time" in text
+    assert "the batch size is chosen at run time, so that sizes are unknown" in text
     assert "No convolution has an estimate" in text
     assert Parts(text).charts == {}
     assert convgrad("explain", tiny_model, "--html", path).code == 0
@@ -171,7 +171,7 @@ def test_a_gpu_has_no_roofline() -> None:
     drawn()
     assert machine_of(Target({"kind": "cuda", "arch": "sm_90"})) is None
     text = page_of(Content("m", '{"kind": "cuda", "arch": "sm_90"}', None, [], [], "none"))
-    assert "kernels are generated for CPUs only, and the target is no CPU" in text
+    assert "kernels are generated for CPUs only, and the target is not a CPU" in text
 
 
 def test_wrong_use(convgrad: Command, tiny_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def test_pages_of_interfaces_say_whether_they_are_stable() -> None:
     assert noted.startswith('# A\n\n!!! warning "Experimental"\n')
     assert "../SUPPORT.md#what-is-stable" in noted
     assert status.marked("# A\n", "BENCH.md") == "# A\n"
+    assert {path for path, _ in api.pages()} <= {*status.EXPERIMENTAL, *status.STABLE}
 
 
 def test_results_are_called_by_their_files() -> None:
@@ -121,6 +122,8 @@ def test_links_lead_to_pages() -> None:
         == 'a\n<a href="r.html">r</a>.\nb'
     )
     assert links.in_site("![p](docs/pictures/front.svg)", "README.md", "index.md") == "![p](pictures/front.svg)"
+    picture = '<picture><source media="(x)" srcset="docs/pictures/b.svg"><img src="docs/pictures/a.svg"></picture>'
+    assert links.in_site(picture, "README.md", "index.md") == picture.replace("docs/", "")
     assert links.in_site("[r](../../README.md)", "docs/results/a.md", "results/a.md") == "[r](../index.md)"
 
 

@@ -407,7 +407,7 @@ def test_tuned_with_transforms(convgrad: Command, tmp_path: Path, monkeypatch: p
     assert key.endswith(" or winograd forward")
     done = convgrad(*arguments, "--offload", "onednn")
     assert done.code == 2
-    assert "--transforms is about generated kernels" in done.err
+    assert "--transforms is for generated kernels" in done.err
 
 
 def test_budget_and_refusals(convgrad: Command, tmp_path: Path) -> None:
