@@ -162,7 +162,7 @@ def implementation(direction, problem, target):
 
 
 def test_relay_takes_every_kernel():
-    """But those of bfloat16 only, in which Relay calls no kernel (see the next test)."""
+    """But those of 16-bit types only: these problems are in float32, and Relay calls no kernel in bfloat16."""
     target = tvm.target.Target(TARGETS["AVX-512"])
     found = set()
     for problem in map(ConvProblem.from_descriptor, NAMED):
@@ -170,7 +170,7 @@ def test_relay_takes_every_kernel():
             found.add(implementation(direction, problem, target).partition(".")[2])
             with allow_transforms():
                 found.add(implementation(direction, problem, target).partition(".")[2])
-    kernels = [kernel for kernel in all_kernels() if set(kernel.dtypes) != {"bfloat16"}]
+    kernels = [kernel for kernel in all_kernels() if "float32" in kernel.dtypes]
     labels = {kernel.label(direction).replace(" ", "_") for kernel in kernels for direction in kernel.directions}
     assert found == labels
 

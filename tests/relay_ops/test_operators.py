@@ -221,7 +221,7 @@ def test_layout_conversion_refuses_packed_layouts_and_too_many():
     tensors = [te.placeholder(problem.tensors[name][0]) for name in BACKWARD_WEIGHT.operands]
     with pytest.raises(UnsupportedError, match="no packed layouts"):
         convert(call.attrs, call.args, tensors, ["NCHW16c", "OIHW"])
-    with pytest.raises(UnsupportedError, match="wants 2 or 3 layouts"):
+    with pytest.raises(UnsupportedError, match="takes 2 or 3 layouts"):
         convert(call.attrs, call.args, tensors, ["NHWC"])
     kept = convert(call.attrs, call.args, tensors, ["NHWC", "default"])
     assert (kept.attrs.data_layout, kept.attrs.kernel_layout, kept.attrs.out_layout) == ("NHWC", "NHWC", "OIHW")
