@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_programs_compute_the_same(seed: int) -> None:
     plain = program.schedule({})
     assert plain is not None
     wanted = results(program, plain)
-    for schedule in (program.least()[1], program.within(plain.peak * 2 // 3)[1]):
+    for schedule in (program.least()[1], program.within(plain.peak * 2 // 3)[1], program.affordable(0.2)[1]):
         assert results(program, schedule) == wanted
         assert schedule.peak <= plain.peak
         repeated = schedule.repeated
@@ -98,6 +99,22 @@ def test_a_chain_takes_little_of_its_memory() -> None:
     least = program.least()[1]
     assert least.peak < plain.peak // 2
     assert program.seconds(least.repeated) <= LAYERS
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+def test_what_may_cost_a_share(share: float) -> None:
+    """The cost stays within the share; more of it brings less memory; values that take no time are all repeated."""
+    program = chain(60)
+    plain = program.schedule({})
+    assert plain is not None
+    schedule = program.affordable(share)[1]
+    assert program.seconds(schedule.repeated) <= share * program.seconds()
+    saved = (plain.peak - schedule.peak) / plain.peak
+    if share > 0.05:  # a forward call is a third of a layer's time and nearly all of its memory
+        assert saved >= min(share * 2, 0.45)
+    assert not program.affordable(0.0)[1].repeated
+    free = Program([replace(call, seconds=0.0) if call.repeatable else call for call in program.calls], [119])
+    assert free.affordable(0.0)[1].peak < plain.peak * 2 // 3
 
 
 def test_nothing_is_repeated_without_need() -> None:

@@ -17,6 +17,7 @@ from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.frontends.torch_export import from_exported_program
 from tvm_convgrad.training.ir.recomputation import Recomputation
 from tvm_convgrad.training.model.model import Model
+from tvm_convgrad.training.passes import rematerialise
 from tvm_convgrad.training.passes.rematerialise import recorded_repetitions
 from tvm_convgrad.training.step.build import build_step
 
@@ -73,6 +74,32 @@ def test_bits_of_tokens_are_the_same() -> None:
     np.testing.assert_array_equal(predictions, others)
     for name, value in plain.named().items():
         np.testing.assert_array_equal(again.named()[name], value, err_msg=name)
+
+
+def test_what_costs_hardly_any_time_is_repeated_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a step whose tensors are not small; it costs less than "cheap" does, and gives the same bits."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3, 1, 1), torch.nn.GELU()) for _ in "abcdef")
+    )
+    network.append(torch.nn.Flatten()).append(torch.nn.Linear(3 * SIZE * SIZE, CLASSES))
+    model = from_exported_program(torch.export.export(network.train(), (torch.zeros(BATCH, 3, SIZE, SIZE),)))
+    with recorded_repetitions() as repeated:
+        plain = Runner(build_step(model))
+    assert not repeated["step"].calls, "the tensors of this step are small"
+    monkeypatch.setattr(rematerialise, "_WORTH", 0)
+    with recorded_repetitions() as repeated:
+        again = Runner(build_step(model))
+    assert repeated["step"].calls
+    assert 0 < repeated["step"].share <= rematerialise._HARDLY
+    with recorded_repetitions() as cheap:
+        Runner(build_step(model, recompute="cheap"))
+    assert cheap["step"].share > repeated["step"].share
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((BATCH, 3, SIZE, SIZE), "float32"), rng.integers(0, CLASSES, BATCH)
+    (loss, predictions), (other, others) = plain.step(x, y, lr=0.05), again.step(x, y, lr=0.05)
+    assert loss == other
+    np.testing.assert_array_equal(predictions, others)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def build(
     dropout: options.Dropout = "train",
     accumulate: options.Accumulate = 1,
     memory: options.Memory = None,
-    recompute: options.Recompute = None,
+    recompute: options.Recompute = "auto",
     split: options.Split = False,
     mean: image_options.Mean = None,
     std: image_options.Std = None,
@@ -116,12 +116,12 @@ def build(
         "accumulate": accumulate,
         "seed": seed,
         "split": split,
-        "recompute": recompute or "none",
+        "recompute": recompute,
         "mean": option_values.parse_numbers("--mean", mean),
         "std": option_values.parse_numbers("--std", std),
     }
     chosen: dict[str, object] = {"target": target, "linker": linker, "offload": backends, "memory": limit}
-    chosen |= {"tuned": tuned, "transforms": transforms, "recomputed": recompute}
+    chosen |= {"tuned": tuned, "transforms": transforms}
     check_destination(output)
     kept = KeptObjects() if cache else None
     with stages(f"reading {model}") as enter:
@@ -168,7 +168,7 @@ def _build(
     compilation: CompileOptions,
     linker: str | None,
     limit: int | None,
-    recompute: str | None,
+    recompute: str,
     kept: KeptObjects | None,
     output: Path,
     enter: Callable[[str], None],
@@ -181,13 +181,13 @@ def _build(
     from tvm_convgrad.training.compile.linking import linker_for
     from tvm_convgrad.training.compile.lower import compile_with_plan
     from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
-    from tvm_convgrad.training.ir.recomputation import ALL
+    from tvm_convgrad.training.ir.recomputation import ALL, AUTO
     from tvm_convgrad.training.passes.in_place import STEP
     from tvm_convgrad.training.passes.rematerialise import recorded_repetitions
     from tvm_convgrad.training.runtime.origin import Origin
     from tvm_convgrad.training.step.build import build_step
 
-    target, values = compilation.target, recompute or ALL
+    target, values = compilation.target, ALL if recompute == AUTO else recompute
     links = linker_for(target, linker)  # a missing one is said before the work
     results = {"results": option_values.results_for(step_options["results"], target, step_options["dtype"])}
     warnings: list[str] = []

@@ -223,12 +223,13 @@ Memory = Annotated[
     ),
 ]
 Recompute = Annotated[
-    str | None,
+    str,
     typer.Option(
         metavar="|".join(RECOMPUTED),
         callback=one_of(RECOMPUTED),
         help="Values of the forward pass that are computed again in the backward pass, for less memory and the same "
-        "bits. cheap: none of convolutions and matrix products. Default: none; with --memory all, as far as needed.",
+        "bits. cheap: none of convolutions and matrix products. auto: of the cheap ones those that cost hardly any "
+        "time; with --memory, of all as many as the limit needs.",
     ),
 ]
 Split = Annotated[

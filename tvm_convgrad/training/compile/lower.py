@@ -21,7 +21,6 @@ from tvm_convgrad.offload.registry import NONE
 from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
 from tvm_convgrad.training.compile.separate import build_apart, builds_in_force, pool_of
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
-from tvm_convgrad.training.ir.recomputation import NONE as NOTHING
 from tvm_convgrad.training.ir.recomputation import recomputation_of
 from tvm_convgrad.training.passes.arena import PlaceInArena
 from tvm_convgrad.training.passes.constants import FoldConstants
@@ -83,7 +82,7 @@ def compile_with_plan(
             f"compile_step: a split step puts its gradients into one buffer on CPUs only, but the target is "
             f"{target.attrs['arch']}; leave split out, or use target llvm."
         )
-    if is_gpu(target) and recomputation_of(step.module["step"]).values != NOTHING:
+    if is_gpu(target) and recomputation_of(step.module["step"]).is_asked_for:
         raise UnsupportedError(
             f"compile_step: values are computed again on CPUs only, but the target is {target.attrs['arch']}; leave "
             "recompute out, or use target llvm."

@@ -11,20 +11,26 @@ from tvm import relax
 _ATTRIBUTE = "convgrad.recompute"
 RECOMPUTING = ("step", "gradients")
 """The functions of a step that may compute values again."""
-NONE, CHEAP, ALL = "none", "cheap", "all"
+NONE, AUTO, CHEAP, ALL = "none", "auto", "cheap", "all"
 
 
 class Recomputation(NamedTuple):
     """What a function may compute again.
 
     Attributes:
-        values: NONE; CHEAP: all but results of convolutions and matrix products; ALL.
+        values: NONE; CHEAP: all but results of convolutions and matrix products; ALL; AUTO: those of CHEAP that cost
+            hardly any time.
         budget: as little as it takes for all tensors that the function makes to have at most that many bytes at one
             time; None: as much as it takes for the least memory.
     """
 
     values: str = NONE
     budget: int | None = None
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether a target on which nothing can be computed again must refuse it."""
+        return self.values not in (NONE, AUTO)
 
     @classmethod
     def of(cls, given: str | int) -> Recomputation:
@@ -49,4 +55,4 @@ def with_recomputation(module: tvm.IRModule, wanted: Recomputation) -> tvm.IRMod
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-__all__ = ["ALL", "CHEAP", "NONE", "RECOMPUTING", "Recomputation", "recomputation_of", "with_recomputation"]
+__all__ = ["ALL", "AUTO", "CHEAP", "NONE", "RECOMPUTING", "Recomputation", "recomputation_of", "with_recomputation"]

@@ -22,10 +22,14 @@ from numpy.typing import NDArray
 FOREVER = 1 << 60
 _TRIED = 6
 """Candidates of the highest scores of which the best is taken."""
+_MOST = 12
+"""Candidates that are tried before the search ends, where it must not take long."""
 _SMALL = 16
 """An operand with less than this part of what is freed is kept for the repetition, not repeated itself."""
 _TINY = 1000
 """A value with less than this part of the peak is kept."""
+_RUNG = 0.05
+"""By which part of the peak the budget is lowered at a time, where seconds are what is limited."""
 _STEPS, _NEAR = 6, 0.02
 """Of the search for the least peak: attempts, and the part of it that is not worth another one."""
 
@@ -182,6 +186,25 @@ class Program:
             cuts, schedule = found
         return self._without_needless(budget, cuts, schedule)
 
+    def affordable(self, share: float) -> tuple[Cuts, Schedule]:
+        """Repetitions that lower the peak and take at most this share of the program's seconds.
+
+        The budget is lowered in steps of `_RUNG`, each on top of the repetitions of the last one; what a step costs
+        more than the share does is not taken, nor is what lowers the peak by less than a step.
+        """
+        cuts: Cuts = {}
+        schedule = self.schedule(cuts)
+        assert schedule is not None, "a program without repetitions is a schedule"
+        best, limit = (cuts, schedule), share * self.seconds()
+        while True:
+            budget = int(best[1].peak * (1 - _RUNG))
+            while schedule.peak > budget:
+                found = self._better(budget, cuts, schedule, tried=1, most=_MOST)
+                if found is None or self.seconds(found[1].repeated) > limit:
+                    return self._without_needless(best[1].peak, *best)
+                cuts, schedule = found
+            best = cuts, schedule
+
     def least(self) -> tuple[Cuts, Schedule]:
         """Repetitions with the least peak that is found, by bisection."""
         best = self.within(FOREVER)
@@ -201,26 +224,31 @@ class Program:
     def _read(self, call: Call) -> int:
         return sum(self.calls[root].bytes for root in {self._root[read] for read in call.reads})
 
-    def _better(self, budget: int, cuts: Cuts, schedule: Schedule) -> tuple[Cuts, Schedule] | None:
-        """The next repetition; None if none brings the bytes over the budget down."""
+    def _better(
+        self, budget: int, cuts: Cuts, schedule: Schedule, tried: int = _TRIED, most: int | None = None
+    ) -> tuple[Cuts, Schedule] | None:
+        """The best of the first `tried` repetitions, or of the next ones if none of those helps, up to `most` in all.
+
+        None if none of them brings the bytes over the budget down.
+        """
         over = np.maximum(schedule.bytes - budget, 0)
         peak = int(schedule.bytes.argmax())
         before, scored = int(over.sum()), []
         for own, cut, cost, score in self._candidates(peak, over, cuts, schedule):
             scored.append((-score, own, cut, cost))
         scored.sort(key=lambda each: (each[0], each[1]))
-        for begin in range(0, len(scored), _TRIED):
-            tried = []
-            for _, own, cut, cost in scored[begin : begin + _TRIED]:
+        for begin in range(0, len(scored[:most]), tried):
+            helping = []
+            for _, own, cut, cost in scored[begin : begin + tried]:
                 changed = cuts | cut
                 made = self.schedule(changed)
                 if made is None:
                     continue
                 gain = before - int(np.maximum(made.bytes - budget, 0).sum())
                 if gain > 0:
-                    tried.append((gain / cost, -own, changed, made))
-            if tried:
-                _, _, changed, made = max(tried, key=lambda each: each[:2])
+                    helping.append((gain / cost, -own, changed, made))
+            if helping:
+                _, _, changed, made = max(helping, key=lambda each: each[:2])
                 return changed, made
         return None
 

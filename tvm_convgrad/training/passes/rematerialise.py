@@ -22,12 +22,17 @@ from tvm import relax
 from relax_ops.ir import constant_extents
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.training.ir.graph import bindings_of, operator_name
-from tvm_convgrad.training.ir.recomputation import CHEAP, NONE, RECOMPUTING, Recomputation, recomputation_of
+from tvm_convgrad.training.ir.recomputation import ALL, AUTO, NONE, RECOMPUTING, Recomputation, recomputation_of
 from tvm_convgrad.training.ir.views import owners
 from tvm_convgrad.training.passes.call_costs import CallCosts
 from tvm_convgrad.training.passes.in_place import StateFlow
 from tvm_convgrad.training.passes.remat_choice import FOREVER, Call, Program, Schedule
 from tvm_convgrad.training.schedule.stages import itemsize
+
+_HARDLY = 0.04
+"""The share of a step's estimated time that `AUTO` may cost."""
+_WORTH = 32 << 20
+"""Bytes of a step's tensors below which `AUTO` repeats nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def Rematerialise(seconds: Mapping[str, float], machine: Machine | None) -> tvm.
             wanted = recomputation_of(function)
             if wanted.values == NONE:
                 continue
-            code = _Code(module, function, CallCosts(module, seconds, machine), cheap=wanted.values == CHEAP)
+            code = _Code(module, function, CallCosts(module, seconds, machine), cheap=wanted.values != ALL)
             schedule = code.chosen(wanted)
             if record is not None:
                 record[name] = code.repeated(schedule)
@@ -188,6 +193,9 @@ class _Code:
 
     def chosen(self, wanted: Recomputation) -> Schedule:
         """The schedule for what a function says."""
+        if wanted.values == AUTO:
+            plain = self.program.within(FOREVER)
+            return (plain if plain[1].peak < _WORTH else self.program.affordable(_HARDLY))[1]
         return (self.program.least() if wanted.budget is None else self.program.within(wanted.budget))[1]
 
     def repeated(self, schedule: Schedule) -> Repeated:

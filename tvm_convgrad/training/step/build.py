@@ -38,13 +38,14 @@ def build_step(model: Model | TrainingProgram, options: StepOptions | None = Non
     """
     chosen = StepOptions(**fields) if options is None else replace(options, **fields)
     step = step_of_program(model, chosen) if isinstance(model, TrainingProgram) else step_of_model(model, chosen)
-    if chosen.recompute == "none":
-        return step
+    wanted = Recomputation.of(chosen.recompute)
     symbolic = [schema for schema in step.inputs if not all(isinstance(extent, int) for extent in schema.shape)]
+    if symbolic and not wanted.is_asked_for:
+        return step
     if symbolic:
         raise UnsupportedError(
             f"build_step: recompute = {chosen.recompute} needs sizes that are known, but an input is "
             f"{symbolic[0].describe()}; build with a batch, such as --batch 8."
         )
     # Not among the step's options, which say what is trained.
-    return replace(step, module=with_recomputation(step.module, Recomputation.of(chosen.recompute)))
+    return replace(step, module=with_recomputation(step.module, wanted))

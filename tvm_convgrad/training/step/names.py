@@ -60,5 +60,5 @@ BATCH_NORMS = ("train", "train-all", "frozen")
 DROPOUTS = ("train", "off")
 """Whether dropout drops anything (see `dropout`)."""
 
-RECOMPUTED = ("none", "cheap", "all")
+RECOMPUTED = ("auto", "none", "cheap", "all")
 """Which values of the forward pass a step may compute again in its backward pass (see `passes.rematerialise`)."""

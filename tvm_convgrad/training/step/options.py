@@ -83,9 +83,10 @@ class StepOptions:
         seed: seed of dropout.
         split: whether the step also has the functions gradients, apply and evaluate (see `split`).
         recompute: which values of the forward pass are computed again in the backward pass instead of being kept, to
-            save memory: "none", "cheap" (no convolution or matrix product is computed twice) or "all". A number is a
-            budget in bytes for the tensors of a step without its state and inputs: as little as possible is recomputed
-            to meet it, or to come as close as possible. Results are bit-identical in all cases.
+            save memory: "none", "cheap" (no convolution or matrix product is computed twice), "all", or "auto": those
+            of "cheap" that cost hardly any time, on a CPU and if all sizes are known. A number is a budget in bytes for
+            the tensors of a step without its state and inputs: as little as possible is recomputed to meet it, or to
+            come as close as possible. Results are bit-identical in all cases.
         mean, std: normalisation of images with pixels from 0 to 1, one number for all channels or one for each. They
             are stored in the manifest; `convgrad run` applies them to its data.
 
@@ -119,7 +120,7 @@ class StepOptions:
     accumulate: int = 1
     seed: int = 0
     split: bool = False
-    recompute: str | int = "none"
+    recompute: str | int = "auto"
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
