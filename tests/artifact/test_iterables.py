@@ -113,7 +113,7 @@ def test_what_cannot_be_iterated_again(make: object, count: int | None, message:
         ([(X[:8],)], ArtifactError, "batch 0 of the data is a tuple; give"),
         ([(X[:8], 3)], ArtifactError, "the target of batch 0 of the data is a single number"),
         ([BATCHES[0], (X[:5], Y[:5])], ArtifactError, "axis 0"),
-        ([(X[:8], Y[:8] + 9)], ArtifactError, "class numbers"),
+        ([(X[:8], Y[:8] + 9)], ArtifactError, r"the value \d+ at \[0\]"),
         ([(X[:8], X[:8], Y[:8])], ArtifactError, "takes 1 inputs|input"),
         ([(X[:8] * np.nan, Y[:8])], DataError, r"'x' of the training samples 0 of its batch"),
         ([], ArtifactError, "do not fill one batch"),

@@ -100,7 +100,7 @@ def test_other_texts_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize("text", ["cosine:warmup=0.5", "onecycle", "plateau:patience=0,threshold=0.9", "step:every=1"])
 def test_a_run_in_two_parts_is_the_run_in_one(tiny_step: Path, tiny_data: Path, text: str) -> None:
     session = Session(tiny_step)
-    samples = load_samples(tiny_data, session.inputs, session.target, "train", session.classes)
+    samples = load_samples(tiny_data, session.inputs, session.target, "train")
     assert samples is not None
 
     def progress() -> Progress:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 
 from tests.images.pictures import TARGET, encode, pixels, recipe_of, source_of, spec, write_folder, write_shard
 from tvm_convgrad.core.errors import ArtifactError, ConvGradError, DataError, UnsupportedError
+from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.training.runtime.images.folder import find_part, index_folder
 from tvm_convgrad.training.runtime.images.index import accept_targets
 from tvm_convgrad.training.runtime.images.options import FITS, ImageOptions, parse_augmentations
@@ -145,8 +147,9 @@ def test_parts(tmp_path: Path) -> None:
 )
 def test_shards_that_cannot_be_used(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     write_shard(tmp_path / "s.tar", files)
+    target = replace(TARGET, range=IndexRange.of_classes(3))
     with pytest.raises(ArtifactError, match=message):
-        accept_targets(index_shards(tmp_path / "s.tar"), TARGET, 3, None, "class numbers")
+        accept_targets(index_shards(tmp_path / "s.tar"), target, "class numbers")
 
 
 def test_shards_that_cannot_be_opened(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.images.pictures import TARGET, pixels, recipe_of, source_of, write_folder, write_shards
 from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.training.runtime.data import Samples
 from tvm_convgrad.training.runtime.images import source as source_module
 from tvm_convgrad.training.runtime.images.folder import index_folder
@@ -65,7 +67,7 @@ def test_batches_are_those_of_the_arrays(tmp_path: Path, kind: str, workers: int
         source = source_of(tmp_path, SHAPE, options)
     else:
         index = index_shards(write_shards(tmp_path, images(), labels, 3, kind))
-        index = accept_targets(index, TARGET, 3, None, "class numbers")
+        index = accept_targets(index, replace(TARGET, range=IndexRange.of_classes(3)), "class numbers")
         source = source_of(index, SHAPE, options)
     values = (images()[order_read] / 255.0 - np.array(mean)) / np.array(std)
     arrays = Samples((values.astype("float32").transpose(0, 3, 1, 2),), labels[order_read])

@@ -14,8 +14,10 @@ from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.given import refuse_given
 
 if TYPE_CHECKING:
+    from tvm_convgrad.training.model.model import TensorSchema
     from tvm_convgrad.training.runtime.artifact import Artifact
     from tvm_convgrad.training.runtime.envelope import Manifest
+    from tvm_convgrad.training.runtime.schema import TensorSpec
 
 
 OF_MODELS = (
@@ -96,6 +98,7 @@ def explain(
     compiled_for = option_values.parse_target(target, gpus=True)
     warnings: Sequence[str] = ()
     artifact: Artifact | None = None
+    tensors: Sequence[TensorSpec | TensorSchema]
     if html is not None:
         from tvm_convgrad.core.files import check_destination
         from tvm_convgrad.report.html.page import check_packages
@@ -107,6 +110,7 @@ def explain(
         artifact = inspect_artifact(Path(model))  # it may be for another machine
         require_versions(artifact)
         gradients, forward = artifact.gradients, artifact.forward
+        tensors = artifact.inputs
         built_for = {name: artifact.manifest.get(name) for name in ("target", "cores")}
     else:
         from tvm_convgrad.training.compile.lower import plan_of
@@ -118,6 +122,7 @@ def explain(
         step = build_step(loaded, loss=loss, dtype=dtype, results=results_type, layout=layout)
         with CompileOptions(compiled_for, backends, tuned, transforms, store).in_force():
             entries = describe_convolutions(plan_of(step, compiled_for, backends))
+        tensors = step.inputs
         built_for = built_for_of(compiled_for)
         gradients = [entry for entry in entries if "backward" in entry["op"]]
         forward = [entry for entry in entries if "backward" not in entry["op"]]
@@ -129,9 +134,13 @@ def explain(
 
         engines = describe_engines([*gradients, *forward], compiled_for)
     if json:
-        print_convolutions_json(model, gradients, forward, built_for, engines, warnings)
+        ranges = {each.name: each.range.to_json() for each in tensors if each.range is not None}
+        print_convolutions_json(model, gradients, forward, built_for, ranges, engines, warnings)
         return
     show_convolutions(model, gradients, forward, refused)
+    ranged = [(each.name, str(each.range)) for each in tensors if each.range is not None]
+    if ranged:
+        print_pairs("inputs that are indices", ranged)
     print_pairs(
         "built for", [("target", short_target(str(built_for["target"]))), ("cores", cores_in_words(built_for["cores"]))]
     )

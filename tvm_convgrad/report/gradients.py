@@ -126,13 +126,16 @@ def print_convolutions_json(
     gradients: Sequence[Entry],
     forward: Sequence[Entry],
     built_for: Mapping[str, object],
+    ranges: Mapping[str, Entry],
     engines: Sequence[Entry] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    """Print JSON of the entries with `share`, the target and cores, warnings of the model, and cuDNN's engines."""
+    """Print JSON of the entries with `share`, the target and cores, the ranges of inputs that are indices, warnings of
+    the model, and cuDNN's engines.
+    """
     listed = {} if engines is None else {"cudnn": list(engines)}
     entries = {"gradients": with_shares(gradients), "forward": with_shares(forward), "warnings": list(warnings)}
-    print_json({"source": model, **built_for} | entries | listed)
+    print_json({"source": model, **built_for, "ranges": ranges} | entries | listed)
 
 
 def _show(title: str, rows: Sequence[Entry]) -> None:

@@ -58,6 +58,21 @@ void CheckVersions(const Artifact& artifact, const Json& manifest) {
 #endif
 }
 
+// Class numbers of the predictions [batch, classes, ...], of libraries that were built before targets had ranges.
+void SetClasses(Artifact* artifact, const Json& options) {
+  Spec& target = *artifact->target;
+  const std::vector<std::int64_t>& shape = artifact->prediction.shape;
+  if (target.range || target.type.code != kDLInt || shape.size() < 2 || shape[1] == kFree) return;
+  if (options.Has("loss") && options.At("loss").Text() == "model") return;  // nobody knows what its target means
+  Range range;
+  range.high = shape[1] - 1, range.kind = "classes";
+  if (options.Has("ignore_index") && !options.At("ignore_index").IsNull()) {
+    const std::int64_t ignored = options.At("ignore_index").Integer();
+    if (ignored < 0 || ignored >= shape[1]) range.ignored.push_back(ignored);
+  }
+  target.range = range;
+}
+
 }  // namespace
 
 Artifact Artifact::Read(const std::string& path) {
@@ -83,9 +98,7 @@ Artifact Artifact::Read(const std::string& path) {
   }
   artifact.split = schema.Has("flat");
   if (manifest.Has("step")) artifact.step = manifest.At("step").Text();
-  if (options.Has("ignore_index") && !options.At("ignore_index").IsNull()) {
-    artifact.ignored = options.At("ignore_index").Integer();
-  }
+  if (artifact.target) SetClasses(&artifact, options);
   return artifact;
 }
 

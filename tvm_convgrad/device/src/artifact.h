@@ -19,7 +19,6 @@ struct Artifact {
   Spec prediction;
   double rate = 0;
   bool split = false;
-  std::optional<std::int64_t> ignored;  // the class number whose positions have no loss
 
   // Checks the file and reads its manifest; nothing in it is executed.
   static Artifact Read(const std::string& path);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "schema.h"
 
+#include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "failure.h"
 
@@ -21,7 +23,83 @@ constexpr Element kElements[] = {
     {"bool", {kDLBool, 8, 1}},
 };
 
+// The number of the first element that is out of range, or the number of elements.
+template <typename T>
+std::size_t FirstOutside(const Range& range, const T* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const T value = values[i];
+    if constexpr (std::is_unsigned_v<T>) {  // what is beyond int64 is beyond any range
+      if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return i;
+    }
+    const auto number = static_cast<std::int64_t>(value);
+    if (number >= range.low && number <= range.high) continue;
+    if (std::find(range.ignored.begin(), range.ignored.end(), number) == range.ignored.end()) return i;
+  }
+  return count;
+}
+
+// The place of an element, such as " at [3, 17]"; "" in a tensor without axes.
+std::string PlaceOf(std::size_t number, const std::vector<std::int64_t>& extents) {
+  std::string text;
+  for (std::size_t axis = extents.size(); axis-- > 0;) {
+    const auto extent = static_cast<std::size_t>(extents[axis]);
+    text = std::to_string(number % extent) + (text.empty() ? "" : ", ") + text;
+    number /= extent;
+  }
+  return text.empty() ? "" : " at [" + text + "]";
+}
+
+template <typename T>
+void CheckAs(const Range& range, const void* data, const std::vector<std::int64_t>& extents, const std::string& what) {
+  const T* values = static_cast<const T*>(data);
+  std::size_t count = 1;
+  for (std::int64_t extent : extents) count *= static_cast<std::size_t>(extent);
+  const std::size_t first = FirstOutside(range, values, count);
+  if (first == count) return;
+  const std::string value = std::to_string(values[first]);
+  // A label that may be meant as one without a loss.
+  const bool unused =
+      range.kind == "classes" && range.ignored.empty() && (value == "-100" || value == "-1" || value == "255");
+  throw Failure(what + " has the value " + value + PlaceOf(first, extents) +
+                ", which is out of range; the model takes it as " + range.Shown() +
+                (unused ? "; build with --ignore-index " + value + " if it marks what has no loss" : "") + ".");
+}
+
 }  // namespace
+
+Range Range::Of(const Json& entry) {
+  Range range;
+  range.low = entry.At("low").Integer();
+  range.high = entry.At("high").Integer();
+  if (entry.Has("kind")) range.kind = entry.At("kind").Text();
+  if (entry.Has("ignored")) {
+    for (const Json& value : entry.At("ignored").Items()) range.ignored.push_back(value.Integer());
+  }
+  return range;
+}
+
+std::string Range::Shown() const {
+  const std::string count = std::to_string(static_cast<std::uint64_t>(high) + 1);
+  std::string values = std::to_string(low) + " to " + std::to_string(high);
+  for (std::int64_t value : ignored) values += ", or " + std::to_string(value) + ", which is ignored";
+  if (kind == "rows") return "an index of " + count + " rows (" + values + ")";
+  if (kind == "classes") return "one of " + count + " classes (" + values + ")";
+  return "a value from " + values;
+}
+
+void Range::Check(const void* data, DLDataType type, const std::vector<std::int64_t>& extents,
+                  const std::string& what) const {
+  if (type.code == kDLInt) {
+    return type.bits == 64   ? CheckAs<std::int64_t>(*this, data, extents, what)
+           : type.bits == 32 ? CheckAs<std::int32_t>(*this, data, extents, what)
+           : type.bits == 16 ? CheckAs<std::int16_t>(*this, data, extents, what)
+                             : CheckAs<std::int8_t>(*this, data, extents, what);
+  }
+  return type.bits == 64   ? CheckAs<std::uint64_t>(*this, data, extents, what)
+         : type.bits == 32 ? CheckAs<std::uint32_t>(*this, data, extents, what)
+         : type.bits == 16 ? CheckAs<std::uint16_t>(*this, data, extents, what)
+                           : CheckAs<std::uint8_t>(*this, data, extents, what);
+}
 
 std::size_t BytesFor(const std::vector<std::int64_t>& shape, DLDataType type) {
   std::size_t bytes = type.bits / 8;
@@ -45,6 +123,10 @@ Spec Spec::Of(const Json& entry) {
     if (spec.dtype == element.name) spec.type = element.type, found = true;
   }
   if (!found) entry.At("dtype").Refuse("is an unknown element type");
+  if (entry.Has("range")) {
+    if (spec.type.code != kDLInt && spec.type.code != kDLUInt) entry.At("range").Refuse("is not of integers");
+    spec.range = Range::Of(entry.At("range"));
+  }
   std::vector<std::int64_t> known;
   for (const Json& extent : entry.At("shape").Items()) {
     if (extent.IsText()) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,26 @@ namespace convgrad {
 
 constexpr std::int64_t kFree = -1;  // an extent that follows from what is given
 
+// The integers that the model takes in a tensor because it uses them as indices: from `low` to `high`, and `ignored`.
+struct Range {
+  std::int64_t low = 0, high = 0;
+  std::string kind;  // what they number: "rows", "classes" or anything else
+  std::vector<std::int64_t> ignored;
+
+  static Range Of(const Json& entry);
+  std::string Shown() const;  // such as: an index of 10 rows (-10 to 9)
+
+  // A Failure if an integer of an array of this type and these extents is out of range.
+  void Check(const void* data, DLDataType type, const std::vector<std::int64_t>& extents,
+             const std::string& what) const;
+};
+
 struct Spec {
   std::string name, dtype, role;
   std::vector<std::int64_t> shape;
   std::vector<std::string> symbols;  // the name of each free extent, "" for others
   DLDataType type;
+  std::optional<Range> range;
 
   static Spec Of(const Json& entry);
   std::string Shown() const;  // such as float32[n, 3, 8, 8]

@@ -3,7 +3,6 @@
 
 #include <tvm/ffi/container/array.h>
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -46,18 +45,6 @@ void CopyOut(const ffi::Any& value, convgrad_buffer to) {
                   std::to_string(bytes) + ".");
   }
   if (bytes > 0) std::memcpy(to.data, tensor.data_ptr(), bytes);
-}
-
-template <typename T>
-std::pair<std::int64_t, std::int64_t> Range(const ffi::Tensor& target, const std::optional<std::int64_t>& ignored) {
-  std::pair<std::int64_t, std::int64_t> range{0, 0};
-  const T* values = static_cast<const T*>(target.data_ptr());
-  for (std::int64_t i = 0; i < target.numel(); ++i) {
-    const auto value = static_cast<std::int64_t>(values[i]);
-    if (ignored && value == *ignored) continue;
-    range = {std::min(range.first, value), std::max(range.second, value)};
-  }
-  return range;
 }
 
 bool SameType(DLDataType a, DLDataType b) { return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes; }
@@ -141,33 +128,17 @@ Session::Arguments Session::BatchOf(const convgrad_batch& batch, bool target) {
     const auto shape = spec.Accept(array.bytes, &known, what);
     if (array.data == nullptr && array.bytes > 0) throw Failure(what + " is NULL.");
     const ffi::Tensor tensor = TensorOf(array.data, array.bytes, shape, spec.type);
+    if (spec.range) spec.range->Check(tensor.data_ptr(), spec.type, shape, what);
     arguments.push_back(tensor);
-    return tensor;
   };
   for (std::size_t i = 0; i < batch.input_count; ++i) {
-    add(artifact_.inputs[i], batch.inputs[i], "the input " + artifact_.inputs[i].name);
+    add(artifact_.inputs[i], batch.inputs[i], "the input '" + artifact_.inputs[i].name + "'");
   }
-  if (target) {
-    const ffi::Tensor given = add(*artifact_.target, batch.target, "the target");
-    CheckClasses(given, artifact_.prediction.shape);
-  }
+  if (target) add(*artifact_.target, batch.target, "the target");
   const auto rows = ShapeOf(arguments[0].cast<ffi::Tensor>());
   progress.batch = progress.batch != 0 || rows.empty() ? progress.batch : rows[0];
   extents_ = std::move(known);
   return arguments;
-}
-
-void Session::CheckClasses(const ffi::Tensor& target, const std::vector<std::int64_t>& shape) const {
-  const DLDataType type = target.dtype();
-  if (type.code != kDLInt || shape.size() < 2 || shape[1] == kFree) return;
-  const auto [low, high] = type.bits == 64   ? Range<std::int64_t>(target, artifact_.ignored)
-                           : type.bits == 32 ? Range<std::int32_t>(target, artifact_.ignored)
-                           : type.bits == 16 ? Range<std::int16_t>(target, artifact_.ignored)
-                                             : Range<std::int8_t>(target, artifact_.ignored);
-  if (low < 0 || high >= shape[1]) {
-    throw Failure("the target has class numbers from " + std::to_string(low) + " to " + std::to_string(high) +
-                  ", but the model predicts " + std::to_string(shape[1]) + " classes, numbered from 0.");
-  }
 }
 
 void Session::CheckBuffer(convgrad_buffer predictions, const std::map<std::string, std::int64_t>& known) const {

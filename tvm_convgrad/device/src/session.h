@@ -53,7 +53,6 @@ class Session {
   ffi::Any Function(const char* name);
   ffi::Any Run(const char* name, const Arguments& arguments);
   Arguments BatchOf(const convgrad_batch& batch, bool target);
-  void CheckClasses(const ffi::Tensor& target, const std::vector<std::int64_t>& shape) const;
   void RequireTraining() const;
   void RequireSplit() const;
   std::size_t Number(const std::string& name) const;

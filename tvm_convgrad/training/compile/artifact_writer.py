@@ -63,7 +63,8 @@ def make_inference_manifest(
 
 
 def _entry(tensor: TensorSchema | StateSchema) -> Manifest:
-    return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, getattr(tensor, "role", "")).to_json()
+    role, range_ = getattr(tensor, "role", ""), getattr(tensor, "range", None)
+    return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, role, range_).to_json()
 
 
 def _manifest(
@@ -74,7 +75,7 @@ def _manifest(
     origin: Origin | None,
 ) -> Manifest:
     model = {"model": origin.to_json()} if origin is not None else {}
-    described = json.dumps({"schema": schema, "options": options} | model, sort_keys=True)
+    described = json.dumps({"schema": _without_ranges(schema), "options": options} | model, sort_keys=True)
     return {
         "versions": versions(),
         **({"step": hashlib.sha256(described.encode()).hexdigest()} if model else {}),
@@ -87,6 +88,16 @@ def _manifest(
         "gradients": [entry for entry in convolutions if "backward" in entry["op"]],
         "forward": [entry for entry in convolutions if "backward" not in entry["op"]],
     }
+
+
+def _without_ranges(schema: Manifest) -> Manifest:
+    """The schema as it was before it had ranges, which follow from the model: a step of before is the same step."""
+
+    def plain(entry: Manifest) -> Manifest:
+        return {key: value for key, value in entry.items() if key != "range"}
+
+    without = {**schema, "inputs": [plain(entry) for entry in schema["inputs"]]}
+    return without | ({"target": plain(schema["target"])} if "target" in schema else {})
 
 
 def _calls(convolutions: Sequence[Manifest], name: str) -> bool:

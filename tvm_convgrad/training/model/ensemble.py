@@ -77,7 +77,10 @@ def ensemble(models: Sequence[Model], *, own_data: bool = False) -> Model:
     return replace(
         first,
         module=builder.get(),
-        inputs=tuple(schema_of(var, schema.name) for var, schema in zip(inputs, first.inputs, strict=True)),
+        inputs=tuple(
+            replace(schema_of(var, schema.name), range=schema.range)
+            for var, schema in zip(inputs, first.inputs, strict=True)
+        ),
         parameters=_stacked([model.parameters for model in models]),
         states=_stacked([model.states for model in models]),
         source=f"ensemble of {count}: {first.source}",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from tvm import relax
 
 from relax_ops.compat import Constant, array_of
 from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.training.ir.graph import (
     Environment,
     builder_with_tir,
@@ -25,6 +26,7 @@ from tvm_convgrad.training.ir.graph import (
 from tvm_convgrad.training.model.batch_axis import check_batch
 from tvm_convgrad.training.model.checked_indices import CheckedIndices
 from tvm_convgrad.training.model.flat_products import FLAT_PRODUCTS
+from tvm_convgrad.training.model.index_ranges import index_ranges
 from tvm_convgrad.training.model.initialise import initial_value, roles_of
 from tvm_convgrad.training.model.outputs import Outputs, Selected, select_losses, select_outputs
 from tvm_convgrad.training.model.own_loss import OwnLoss
@@ -36,11 +38,16 @@ FLOATS = ("float32", "float64")
 
 @dataclass(frozen=True)
 class TensorSchema:
-    """Name, extents (int, or the name of a symbolic extent) and element type of one tensor."""
+    """Name, extents (int, or the name of a symbolic extent) and element type of one tensor.
+
+    Attributes:
+        range: the values that are in range if the tensor is used as indices (see `index_ranges`), otherwise None.
+    """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    range: IndexRange | None = None
 
     def describe(self) -> str:
         """The schema as text, such as `x: float32[n, 3, 32, 32]`."""
@@ -159,6 +166,7 @@ def from_module(
     module, state_outputs = selected.module, selected.state_outputs
     original = module[function]
     inputs, weights = list(original.params[:count]), list(original.params[count:])
+    ranges = index_ranges(original, inputs)
     values = _values_of(original, weights, dict(parameters or {}), source, seed)
     statistics, used = _running_statistics(original), set(relax.analysis.free_vars(original.body))
 
@@ -216,7 +224,7 @@ def from_module(
             returned += [builder.emit_output(flow.newest[var]) for var in state_vars.values()]
         builder.emit_func_output(relax.Tuple(returned))
     public = dict(names or {})
-    schemas = [schema_of(param) for param in inputs]
+    schemas = [replace(schema_of(param), range=ranges.get(param)) for param in inputs]
     target = None if selected.target is None else schemas.pop()
     return Model(
         module=builder.get(),

@@ -8,7 +8,7 @@ return new parameters, each parameter - constant · gradient; the constant becom
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from tvm import relax
 from relax_ops.compat import Constant, array_of
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, static_shape
+from tvm_convgrad.training.model.index_ranges import index_ranges
 from tvm_convgrad.training.model.model import FLOATS, Array, TensorSchema, schema_of
 
 _STATISTICS = ("moving_mean", "moving_var", "running_mean", "running_var", "moving_variance", "running_variance")
@@ -94,10 +95,11 @@ def recognise(module: tvm.IRModule, parameters: Mapping[str, Array], source: str
         rate = rates.pop()
     else:
         trained, gradients = _pairs(outputs, function.params, weights, inputs, target, source)
+    ranges = index_ranges(function, [*inputs, target])
     return TrainingProgram(
         function=function,
-        inputs=tuple(schema_of(param) for param in inputs),
-        target=schema_of(target, "target"),
+        inputs=tuple(replace(schema_of(param), range=ranges.get(param)) for param in inputs),
+        target=replace(schema_of(target, "target"), range=ranges.get(target)),
         target_name=str(target.name),
         parameters={str(param.name): np.array(parameters[str(param.name)], order="C") for param in trained},
         constants={str(param.name): parameters[str(param.name)] for param in weights if param not in trained},

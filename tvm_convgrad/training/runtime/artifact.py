@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import platform
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ import tvm_convgrad
 from tvm_convgrad.core.cpu_features import local_features, tile_refusal
 from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.core.flat import FlatLayout
+from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.offload.registry import load_runtime
 from tvm_convgrad.training.runtime.envelope import Kind, Manifest, unseal
 from tvm_convgrad.training.runtime.origin import Origin
@@ -62,7 +63,26 @@ class Artifact:
     def target(self) -> TensorSpec:
         """The target of the loss; an inference library is refused."""
         self.require_training()
-        return TensorSpec.from_json(self.manifest["schema"]["target"])
+        spec = TensorSpec.from_json(self.manifest["schema"]["target"])
+        if spec.range is None and self.classes is not None:  # libraries of before have no ranges
+            return replace(spec, range=IndexRange.of_classes(self.classes, self.ignored))
+        return spec
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes, or None if targets are not class numbers or the model returns its loss itself."""
+        self.require_training()
+        dtype = str(self.manifest["schema"]["target"]["dtype"])
+        if self.options.get("loss") == "model" or not dtype.startswith("int"):
+            return None
+        _, *classes = self.prediction.shape  # [batch, classes, ...], as cross_entropy has it
+        return classes[0] if classes and isinstance(classes[0], int) else None
+
+    @property
+    def ignored(self) -> int | None:
+        """The class number that the loss ignores (`ignore_index`), or None."""
+        found = self.options.get("ignore_index")
+        return None if found is None else int(found)
 
     @property
     def averages(self) -> dict[str, str]:

@@ -69,8 +69,6 @@ def load_samples(
     inputs: Iterable[TensorSpec],
     target: TensorSpec,
     part: str,
-    classes: int | None = None,
-    ignored: int | None = None,
     *,
     plain: bool | None = None,
 ) -> Samples | None:
@@ -81,15 +79,13 @@ def load_samples(
 
     Args:
         plain: whether names without a part, such as `x`, are of this one; default: for "train" only.
-        classes: if given, the targets are class numbers and must lie in 0 … classes - 1.
-        ignored: a class number that may stand in the targets besides.
 
     Returns:
         The samples; None if `part` is not "train" and the file has no arrays of it at all.
 
     Raises:
-        ArtifactError: the file is missing, is not a .npz, is truncated, lacks an array, or an array has no rows or does
-            not fit the model.
+        ArtifactError: the file is missing, is not a .npz, is truncated, lacks an array, or an array has no rows, does
+            not fit the model, or has a value out of range.
     """
     specs = list(inputs)
     aliases = ["x"] if len(specs) == 1 else []
@@ -114,33 +110,24 @@ def load_samples(
         )
     if not len(found[-1]):
         raise ArtifactError(f"{path}: the {part} arrays have no samples; give at least one, or leave the arrays out.")
-    if classes is not None:
-        check_classes(found[-1], classes, f"{path}: the {part} target", ignored)
     return Samples(tuple(found[:-1]), found[-1])
 
 
 def random_samples(inputs: Iterable[TensorSpec], target: TensorSpec, classes: int | None, count: int) -> Samples:
-    """Samples of normally distributed numbers, and of class numbers where the target has some; always the same."""
+    """Samples of normally distributed numbers, indices in range, and class numbers for such a target; always the same.
+
+    Integers that are no indices are 0 and 1.
+    """
     random = np.random.default_rng(0)
 
     def draw(spec: TensorSpec, most: int | None) -> Array:
         shape = [count, *(int(extent) for extent in spec.shape[1:])]
         if spec.dtype.startswith(("int", "uint", "bool")):
-            return random.integers(0, most or 2, shape).astype(numpy_dtype(spec.dtype))
+            indices = 2 if spec.range is None else max(spec.range.high + 1, 1)
+            return random.integers(0, most or indices, shape).astype(numpy_dtype(spec.dtype))
         return random.standard_normal(shape).astype(numpy_dtype(spec.dtype))
 
     return Samples(tuple(draw(spec, None) for spec in inputs), draw(target, classes))
-
-
-def check_classes(target: Array, classes: int, what: str, ignored: int | None = None) -> None:
-    """Raise ArtifactError unless all class numbers in `target` lie in 0 … classes - 1, or are `ignored`."""
-    if ignored is not None:
-        target = target[target != ignored]
-    if target.size and (target.min() < 0 or target.max() >= classes):
-        raise ArtifactError(
-            f"{what} has class numbers from {target.min()} to {target.max()}, but the model predicts {classes} "
-            f"classes, numbered 0 to {classes - 1}."
-        )
 
 
 def _read(path: Path) -> dict[str, Array]:

@@ -78,9 +78,7 @@ class Reader:
             index = index_folder(folder, self._classes)
         else:
             plain = given if part != "test" else False
-            return load_samples(
-                path, session.inputs, session.target, part, session.classes, session.ignored, plain=plain
-            )
+            return load_samples(path, session.inputs, session.target, part, plain=plain)
         recipe = Recipe.of(session.inputs, session.target, self.images, session.artifact.options)
         what = "class numbers" if session.classes is not None else "targets"
         if session.classes is not None and len(index.classes) > session.classes:
@@ -90,7 +88,7 @@ class Reader:
             )
         if part == "train":
             self._classes = index.classes or None
-        index = accept_targets(index, session.target, session.classes, session.ignored, what)
+        index = accept_targets(index, session.target, what)
         return open_images(index, recipe, self.images, part, self.note)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.index_range import IndexRange
 
 Array = np.ndarray[Any, Any]
 SAVED = ("parameter", "frozen", "running_stat")
@@ -18,22 +19,29 @@ SAVED = ("parameter", "frozen", "running_stat")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, extents (int, or the name of a symbolic extent), element type, and role in the state ("" if not of it)."""
+    """Name, extents (int, or the name of a symbolic extent), element type, and role in the state ("" if not of it).
+
+    Attributes:
+        range: the values that the model takes, if it uses all of them as indices; None for any.
+    """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
     role: str = ""
+    range: IndexRange | None = None
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> TensorSpec:
         """Read a manifest entry."""
-        return cls(entry["name"], tuple(entry["shape"]), entry["dtype"], entry.get("role", ""))
+        found = IndexRange.from_json(entry["range"]) if "range" in entry else None
+        return cls(entry["name"], tuple(entry["shape"]), entry["dtype"], entry.get("role", ""), found)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest entry."""
         entry = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
-        return entry | ({"role": self.role} if self.role else {})
+        ranged = {"range": self.range.to_json()} if self.range is not None else {}
+        return entry | ({"role": self.role} if self.role else {}) | ranged
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -43,7 +51,7 @@ class TensorSpec:
 
         Floats may come in any float type and integers in any integer type; a float for an integer, or the other
         way round, is refused, since it is nearly always a forgotten conversion or a swapped argument. So are
-        values that overflow in the conversion.
+        values that overflow in the conversion, and those out of `range`.
 
         Args:
             array: anything numpy reads.
@@ -52,7 +60,7 @@ class TensorSpec:
             rows: the first axis is a number of samples, and free.
 
         Raises:
-            ArtifactError: wrong rank, extent or element type, or a value that overflows.
+            ArtifactError: wrong rank, extent or element type, or a value that overflows or is out of range.
         """
         found = np.asarray(array)
         wanted = numpy_dtype(self.dtype)
@@ -85,6 +93,9 @@ class TensorSpec:
                 f"{what} has the value {found[tuple(place)]} at {place}, which overflows in {self.dtype}, the element "
                 f"type of {self.name!r} of the model; bring the values into the range of {self.dtype} first."
             )
+        refusal = "" if self.range is None else self.range.refusal(converted, what)
+        if refusal:
+            raise ArtifactError(refusal)
         return converted
 
 

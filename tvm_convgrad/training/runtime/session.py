@@ -16,7 +16,6 @@ from tvm_convgrad.core.state_names import LEFT_OUT_UPDATES, LOSS_SCALE
 from tvm_convgrad.threads import limit_thread, use_threads
 from tvm_convgrad.training.runtime.arrays import array_of, as_array, tensor_of
 from tvm_convgrad.training.runtime.artifact import Artifact, is_for_gpu, load_module, read_artifact
-from tvm_convgrad.training.runtime.data import check_classes
 from tvm_convgrad.training.runtime.pages import give_back
 from tvm_convgrad.training.runtime.schema import Array, TensorSpec
 
@@ -91,10 +90,7 @@ class Session:
     @property
     def classes(self) -> int | None:
         """The number of classes, or None if targets are not class numbers or the model returns its loss itself."""
-        if self.returns_loss or not self.target.dtype.startswith("int"):
-            return None
-        classes = self.prediction.shape[1]  # [batch, classes, ...], as cross_entropy has it
-        return classes if isinstance(classes, int) else None
+        return self.artifact.classes
 
     @property
     def returns_loss(self) -> bool:
@@ -104,8 +100,7 @@ class Session:
     @property
     def ignored(self) -> int | None:
         """The class number that the loss ignores (`ignore_index`), or None."""
-        found = self.artifact.options.get("ignore_index")
-        return None if found is None else int(found)
+        return self.artifact.ignored
 
     @property
     def state(self) -> dict[str, Array]:
@@ -185,7 +180,7 @@ class Session:
             The loss of the batch before the update, and the predictions (the loss again if the model returns none).
 
         Raises:
-            ArtifactError: an array has a wrong shape or element type, or labels are out of range.
+            ArtifactError: an array has a wrong shape or element type, or a value out of range.
         """
         arguments, rate = self._batch(x, y), self._rate(lr)
         self._given = (arguments[-1], rate)
@@ -220,7 +215,7 @@ class Session:
                 so far. Give different numbers to batches that are averaged before one `apply`.
 
         Raises:
-            ArtifactError: an array has a wrong shape or element type, labels are out of range, or the step was not
+            ArtifactError: an array has a wrong shape or element type, a value is out of range, or the step was not
                 built with --split.
         """
         self._check_split()
@@ -255,7 +250,7 @@ class Session:
             x, y: as for `step`.
 
         Raises:
-            ArtifactError: an array has a wrong shape or element type, labels are out of range, or the step was not
+            ArtifactError: an array has a wrong shape or element type, a value is out of range, or the step was not
                 built with --split (not needed if the model returns its loss itself).
         """
         if not self.returns_loss:
@@ -287,8 +282,6 @@ class Session:
         extents: dict[str, int] = {}
         arrays = self._accept(x, extents)
         target = self._array(self.target, y, extents, "the target")
-        if self.classes is not None:
-            check_classes(target, self.classes, "the target", self.ignored)
         return [
             tensor_of(array, given, self._device)
             for array, given in zip((*arrays, target), (*self._inputs(x), y), strict=True)
@@ -312,7 +305,8 @@ class Session:
             One row per sample.
 
         Raises:
-            ArtifactError: an array has a wrong shape or element type, or the model does not return one row per sample.
+            ArtifactError: an array has a wrong shape or element type, a value is out of range, or the model does not
+                return one row per sample.
         """
         if not self.prediction.shape:
             raise ArtifactError(

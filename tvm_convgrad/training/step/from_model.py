@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from tvm import relax
 
@@ -126,7 +126,7 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
         names += [name for name in SPLIT_FUNCTIONS if name not in names]
     module = relax.transform.DeadCodeElimination(names)(builder.get())
     module = convert_layout(narrow(module, options.dtype, options.results), options.layout)
-    target = schema_of(forward.params[len(model.inputs)], "target")
+    target = replace(schema_of(forward.params[len(model.inputs)], "target"), range=objective.target_range())
     prediction = module["predict"].ret_ty if objective.predicts else module["step"].ret_ty.fields[1]
     return StepModule(
         module=module,

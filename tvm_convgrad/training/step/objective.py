@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.training.ir.graph import element_type
 from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.model.own_loss import MODEL_LOSS
@@ -41,6 +42,13 @@ class Objective:
             return relax.Var("target", function.params[len(model.inputs)].ty)
         types = function.ret_ty.fields[: model.returned]
         return relax.Var("target", target_of(self.loss, types, model.outputs, model.source))
+
+    def target_range(self) -> IndexRange | None:
+        """The values of the target that are in range; None for any."""
+        model, types = self.model, self.model.relax_function.ret_ty.fields
+        if self.loss is None:
+            return None if model.target is None else model.target.range
+        return self.loss.target_range(relax.Var("predictions", types[0]))
 
     def arguments(
         self, inputs: Sequence[relax.Expr], target: relax.Expr, weights: Sequence[relax.Expr]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,33 +60,26 @@ def listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:NAMED]) + more
 
 
-def accept_targets(
-    index: ImageIndex, target: TensorSpec, classes: int | None, ignored: int | None, what: str
-) -> ImageIndex:
+def accept_targets(index: ImageIndex, target: TensorSpec, what: str) -> ImageIndex:
     """The same with targets as the step takes them.
 
     Args:
         index: of images whose targets are checked.
-        target: of the step.
-        classes: class numbers lie in 0 … classes - 1, or are `ignored`; None: the targets are values.
-        ignored: see `classes`.
+        target: of the step, with its range.
         what: how messages call the targets.
 
     Raises:
         ArtifactError: of another type or shape, or out of range: the images are named and counted.
     """
-    accepted = target.accept(index.targets, {}, f"{index.origin}: {what}", rows=True)
-    if classes is not None:
-        wrong = (accepted < 0) | (accepted >= classes)
-        if ignored is not None:
-            wrong &= accepted != ignored
+    accepted = replace(target, range=None).accept(index.targets, {}, f"{index.origin}: {what}", rows=True)
+    if target.range is not None:
+        wrong = target.range.outside(accepted)
         rows: list[int] = np.flatnonzero(wrong.reshape(len(accepted), -1).any(axis=1)).tolist()
         if rows:
             first = accepted[rows[0]][wrong[rows[0]]].flat[0]
             raise ArtifactError(
                 f"{index.origin}: {len(rows)} of {len(index)} samples have {what} that the model does not have, such "
-                f"as {first} ({listed([index.names[row] for row in rows])}); it predicts {classes} classes, "
-                f"numbered 0 to {classes - 1}."
+                f"as {first} ({listed([index.names[row] for row in rows])}); it takes each as {target.range}."
             )
     return ImageIndex(index.origin, index.files, index.place, index.names, accepted, index.classes)
 

@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import relax
 
 from tvm_convgrad.core.errors import ModelError, UnsupportedError
+from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.training.ir.counting import count_of, scalar, scaled_sum
 from tvm_convgrad.training.ir.graph import element_type, static_shape, type_text
 from tvm_convgrad.training.step.losses.loss import Loss
@@ -38,6 +39,9 @@ def ensemble_loss(loss: Loss, count: int, own_data: bool) -> Loss:
         first, *rest = single.shape.values
         return relax.TensorType([first, count, *rest], single.dtype)
 
+    def target_range(predictions: relax.Expr) -> IndexRange | None:
+        return loss.target_range(one(predictions))
+
     def folded(builder: relax.BlockBuilder, value: relax.Expr, place: int) -> relax.Expr:
         """The members, along `place`, in front and then part of the samples."""
         order = [place, *(axis for axis in range(len(static_shape(value))) if axis != place)]
@@ -59,7 +63,7 @@ def ensemble_loss(loss: Loss, count: int, own_data: bool) -> Loss:
         each = losses(builder, predictions, target)
         return builder.emit(relax.op.sum(scaled_sum(builder, each, [1], count_of(builder, each, [1]))))
 
-    return Loss(loss.name, target_type, value, losses)
+    return Loss(loss.name, target_type, value, losses, target_range=target_range)
 
 
 def target_of(

@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.training.ir.counting import count_of, scalar, scaled_sum
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 from tvm_convgrad.training.step.losses.loss import Loss
@@ -25,7 +26,7 @@ def class_loss(name: str, settings: LossSettings) -> Loss:
 
     With class weights w it is Σ w[t]·loss / Σ w[t]; with label smoothing e the loss of a position is
     −(1 − e)·w[t]·log p[t] − e/C·Σ w[c]·log p[c]. A label outside 0..classes-1 adds nothing to the sum (no memory is
-    read out of bounds); whoever feeds the step should refuse such labels.
+    read out of bounds); whoever feeds the step should refuse such labels, as `target_range` has it.
     """
     weighted = settings.class_weights is not None or settings.ignore_index is not None
 
@@ -39,8 +40,12 @@ def class_loss(name: str, settings: LossSettings) -> Loss:
         check_weights(name, "class_weights", settings.class_weights, shape[1])
         return relax.TensorType([shape[0], *shape[2:]], "int64")
 
+    def target_range(predictions: relax.Expr) -> IndexRange | None:
+        classes = static_shape(predictions)[1]
+        return IndexRange.of_classes(classes, settings.ignore_index) if isinstance(classes, int) else None
+
     compute = partial(_loss, settings, name == "cross_entropy")
-    return Loss(name, target_type, partial(compute, 0), partial(compute, 1), not weighted)
+    return Loss(name, target_type, partial(compute, 0), partial(compute, 1), not weighted, target_range)
 
 
 def check_weights(loss: str, setting: str, weights: tuple[float, ...] | None, classes: int) -> None:
