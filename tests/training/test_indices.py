@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices that a model computes from its inputs: those in range as numpy has them, NaN for all others, and no crash."""
+"""Indices that a model computes from its inputs: those in range as numpy has them, NaN for all others, and no crash.
+
+Compiled steps are called without `Session`, which refuses inputs that are indices out of range: see
+test_index_ranges.py and tests/artifact/test_ranges.py.
+"""
 
 from __future__ import annotations
 
@@ -103,9 +107,9 @@ ACCESSES = {
 }
 
 
-def model_of(access: Access) -> Model:
+def model_of(access: Access, dtype: str = "int64") -> Model:
     builder = relax.BlockBuilder()
-    ids = relax.Var("ids", relax.TensorType([BATCH], "int64"))
+    ids = relax.Var("ids", relax.TensorType([BATCH], dtype))
     table = relax.Var("table", relax.TensorType([ROWS, WIDTH], "float32"))
     with builder.function("main", [ids, table]):
         with builder.dataflow():
@@ -132,6 +136,16 @@ def test_indices_in_range_and_beyond(name: str) -> None:
     wanted = access.numpy(table, np.array([3, 0]))
     loss, _ = runner.step(np.array([3, BAD[2]], "int64"), np.zeros_like(wanted), lr=0.1)  # the gradient writes, too
     assert np.isnan(loss)
+
+
+@pytest.mark.parametrize(("dtype", "bad"), [("uint8", ROWS), ("uint8", 255), ("int8", -ROWS - 1), ("int16", 300)])
+def test_narrow_types_of_indices(dtype: str, bad: int) -> None:
+    """Those that do not have the bounds of the check, such as -10, among them."""
+    model = model_of(ACCESSES["take"], dtype)
+    runner = Runner(build_step(model, loss="mse"))
+    found = runner.predict(np.array([ROWS - 1, bad], dtype))
+    np.testing.assert_array_equal(found[0], model.parameters["table"][ROWS - 1])
+    assert np.isnan(found[1]).all()
 
 
 def test_indices_that_are_bounded_are_not_checked() -> None:

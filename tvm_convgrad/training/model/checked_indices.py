@@ -3,7 +3,7 @@
 
 TVM reads what lies where such an index points, writes there, or crashes. Indices are checked where they depend on an
 input of the model, unless an operator such as argmax or clip bounds them. Negative indices count from the end, as in
-ONNX.
+ONNX. Inputs that are indices as they are have a range, by which their values are refused before (see `index_ranges`).
 """
 
 from __future__ import annotations
@@ -90,13 +90,15 @@ class CheckedIndices:
     def _nll_loss(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         predictions, target, *weights = call.args
         shape = static_shape(predictions)
-        classes, dtype = shape[1 if len(shape) > 1 else 0], element_type(target)
+        classes, ignored_class = shape[1 if len(shape) > 1 else 0], int(call.attrs.ignore_index)
         if not isinstance(classes, int) or not self._is_unknown(builder, target):
             return call
+        target = _holding(builder, target, (ignored_class, classes))
+        dtype = element_type(target)
         valid = op.logical_and(
             op.greater_equal(target, relax.const(0, dtype)), op.less(target, relax.const(classes, dtype))
         )
-        ignored = op.equal(target, relax.const(int(call.attrs.ignore_index), dtype))
+        ignored = op.equal(target, relax.const(ignored_class, dtype))
         valid = builder.emit(op.logical_or(valid, ignored))
         safe = builder.emit(op.where(valid, target, relax.const(0, dtype)))
         return _all_valid(builder, [valid], _again(builder, call, [predictions, safe, *weights]))
@@ -171,6 +173,7 @@ def _in_range(
     Args:
         extents: of the axis that the indices are of, or of one axis for each element of a vector of indices.
     """
+    indices = _holding(builder, indices, (-max(extents), max(extents)))
     dtype = element_type(indices)
     low, high = (
         relax.const(np.asarray(numbers if len(extents) > 1 else numbers[0], dtype), dtype)
@@ -180,6 +183,13 @@ def _in_range(
     valid = builder.emit(op.logical_and(op.greater_equal(indices, low), op.less(indices, high)))
     wrapped = op.where(op.less(indices, zero), op.add(indices, high), indices)
     return valid, builder.emit(op.where(valid, wrapped, zero))
+
+
+def _holding(builder: relax.BlockBuilder, indices: relax.Expr, values: Sequence[int]) -> relax.Expr:
+    """The indices as integers of a type that has these values, too, such as int64 for -1 and uint8."""
+    limits = np.iinfo(element_type(indices))
+    fits = all(limits.min <= value <= limits.max for value in values)
+    return indices if fits else builder.emit(op.astype(indices, "int64"))
 
 
 def _again(builder: relax.BlockBuilder, call: relax.Call, arguments: Sequence[relax.Expr]) -> relax.Var:

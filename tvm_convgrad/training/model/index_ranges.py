@@ -221,7 +221,10 @@ class _Tracer:
 
     def _astype(self, call: relax.Call) -> _Moved | None:
         """Between types of at least 32 bits with a sign, or to a wider type; others change indices."""
-        old, new = (np.dtype(element_type(each)) for each in (call.args[0], call) if element_type(each) in _INTEGERS)
+        names = element_type(call.args[0]), element_type(call)
+        if not set(names) <= set(_INTEGERS):
+            return None
+        old, new = map(np.dtype, names)
         kept = np.can_cast(old, new) or new in (np.dtype("int32"), np.dtype("int64"))
         return self.moved(call.args[0]) if kept else None
 
