@@ -29,7 +29,13 @@ def test_build_run_and_export(
     step, folder = tmp_path / "own.so", tmp_path / "checkpoints"
     shown = convgrad("build", own_model, "-o", step, "--loss", "model", "--lr", 0.1, "--momentum", 0.9, "--json").json
     assert shown["options"]["loss"] == "model"
-    assert shown["schema"]["target"] == {"name": "target", "shape": [tiny.BATCH], "dtype": "int64"}
+    target = shown["schema"]["target"]
+    assert {key: target[key] for key in ("name", "shape", "dtype")} == {
+        "name": "target",
+        "shape": [tiny.BATCH],
+        "dtype": "int64",
+    }
+    assert target["range"] == {"low": -tiny.CLASSES, "high": tiny.CLASSES - 1, "kind": "rows"}
     with np.load(tiny_data) as arrays:
         found = dict(arrays)
     data, log = tmp_path / "data.npz", tmp_path / "log.jsonl"
@@ -59,7 +65,15 @@ def test_build_run_and_export(
     convgrad(*run, "--require-accuracy", 0.5).assert_sentence("--require-accuracy needs", "class numbers")
     found["y_train"] = np.where(found["y_train"] == 2, 7, found["y_train"])
     np.savez(data, **found)
-    convgrad(*run).assert_sentence("the loss became nan in step 1", "look for labels", "from 0 to 7)")
+    convgrad(*run).assert_sentence("array 'y_train' has the value 7 at [", "an index of 3 rows (-3 to 2)")
+    computed = tmp_path / "computed.py"  # of labels that the model computes with, no range is known
+    computed.write_text(
+        tiny.with_own_loss().replace("label = ", "y = relax.op.negative(relax.op.negative(y)); label = ")
+    )
+    assert convgrad("build", f"{computed}:make", "-o", tmp_path / "computed.so", "--loss", "model").code == 0
+    convgrad("run", tmp_path / "computed.so", "--data", data, "--epochs", 3).assert_sentence(
+        "the loss became nan in step 1", "look for labels or indices", "(this batch has target from 0 to 7)"
+    )
     few = tmp_path / "few.npz"
     np.savez(few, x_train=x, y_train=y, x_test=x[:3], y_test=y[:3])
     convgrad("run", step, "--data", few, "--epochs", 1).assert_sentence(

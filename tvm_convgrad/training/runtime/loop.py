@@ -149,7 +149,7 @@ def train(
                 if cause := update.cause(_bad_samples(session, source, batch)):
                     raise DataError(f"{event} {cause}: correct the data.")
                 raise TrainingError(
-                    f"{event} train with a smaller learning rate than {rate:g}{_labels(session, batch)}."
+                    f"{event} train with a smaller learning rate than {rate:g}{_indices(session, batch)}."
                 )
             progress.losses.append(found.loss)
             is_last = progress.position + 1 == steps
@@ -169,15 +169,17 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
         yield batch, time.perf_counter() - begin
 
 
-def _labels(session: Session, batch: Batch) -> str:
-    """A further possible cause if the model returns its loss itself: the labels that it accepts are unknown."""
-    target = batch.target
-    if not session.returns_loss or target.dtype.kind not in "iu" or not target.size:
+def _indices(session: Session, batch: Batch) -> str:
+    """A further possible cause if the model takes integers of which it is not known which ones are in range."""
+    pairs = zip((*session.inputs, session.target), (*batch.inputs, batch.target), strict=True)
+    found = [
+        f"{spec.name} from {array.min()} to {array.max()}"
+        for spec, array in pairs
+        if array.dtype.kind in "iu" and array.size and spec.range is None
+    ]
+    if not found:
         return ""
-    return (
-        f", or look for labels that the model's loss does not take (the targets of this batch are from {target.min()} "
-        f"to {target.max()})"
-    )
+    return f", or look for labels or indices that the model does not take (this batch has {', '.join(found)})"
 
 
 def _bad_samples(session: Session, source: Source, batch: Batch) -> str:
