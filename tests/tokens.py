@@ -10,6 +10,7 @@ import numpy as np
 from tests.conftest import build_tiny
 
 BATCH, LENGTH, WORDS, KINDS, CLASSES = 4, 5, 10, 7, 3
+PADDING = -100
 
 SOURCE = f"""
 from tvm import relax
@@ -39,9 +40,11 @@ ROWS = {
     "direct": 'emit(op.take(p["words"], tokens, 0))',
     "both": 'emit(op.add(emit(op.take(p["words"], tokens, 0)), emit(op.take(p["kinds"], tokens, 0))))',
     "clipped": f'emit(op.take(p["words"], emit(op.clip(tokens, 0, {WORDS - 1})), 0))',
+    "padded": f"""emit(op.take(p["words"], emit(op.where(
+                emit(op.not_equal(tokens, relax.const({PADDING}, "int32"))), tokens, relax.const(0, "int32"))), 0))""",
     "next": 'emit(op.take(p["words"], emit(op.add(tokens, relax.const(1, "int32"))), 0))',
 }
-"""What the model reads: rows of one table, of two, at clipped places, at the place behind each token."""
+"""What the model reads: rows of one table, of two, at clipped places, row 0 for PADDING, at the place behind each."""
 
 
 def write_model(folder: Path, rows: str = "direct") -> str:

@@ -107,6 +107,17 @@ def test_what_else_models_make_of_tokens(tmp_path: Path, rows: str, range_: Inde
     assert np.isfinite(session.step(bad(9), Y)[0]) == (rows == "clipped")  # the token behind the last is computed: NaN
 
 
+def test_padding_that_the_model_replaces(tmp_path: Path) -> None:
+    """It is in range; what else is not a row is not."""
+    session = Session(tokens.build(tmp_path, "padded"))
+    found, same = session.predict(bad(tokens.PADDING)), session.predict(bad(0))
+    np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(same, 2, 0))
+    assert np.isfinite(found).all()
+    assert np.isfinite(session.step(bad(tokens.PADDING), Y)[0])
+    with pytest.raises(ArtifactError, match=r"the value -11 at \[2, 3\], .* 10 rows \(-10 to 9, or -100\)\.$"):
+        session.step(bad(-11), Y)
+
+
 def test_a_free_batch_and_micro_batches(tmp_path: Path) -> None:
     """Places are those in the batch that is given."""
     for folder, batch, accumulate in (("free", "dynamic", 1), ("micro", None, 3)):

@@ -57,8 +57,7 @@ def test_ignored_classes() -> None:
     assert ignoring.refusal(labels, "it") == ""
     sentence = ignoring.refusal(labels - 1, "it")
     assert sentence == (
-        "it has the value -1 at [0], which is out of range; the model takes it as one of 10 classes (0 to 9, or -100, "
-        "which is ignored)."
+        "it has the value -1 at [0], which is out of range; the model takes it as one of 10 classes (0 to 9, or -100)."
     )
     assert IndexRange.of_classes(10, 3) == IndexRange.of_classes(10)
     assert "ignore-index" not in IndexRange.of_classes(10).refusal(np.array([10]), "it")
@@ -86,6 +85,6 @@ def test_as_sets() -> None:
 
 def test_kinds_of_both() -> None:
     assert (ROWS & IndexRange.of_rows(7)).kind == "rows"
-    assert str(ROWS & IndexRange.of_classes(4, -7)) == "a value from 0 to 3, or -7, which is ignored"
+    assert str(ROWS & IndexRange.of_classes(4, -7)) == "a value from 0 to 3, or -7"
     assert str(IndexRange.of_classes(4, -7) & IndexRange.of_classes(3, -8)) == "one of 3 classes (0 to 2)"
     assert IndexRange.from_json({"low": 1, "high": 2, "kind": "of later"}).kind == "values"

@@ -113,7 +113,7 @@ def test_types(step: Path, open_c: Open, tmp_path: Path, dtype: str) -> None:
         ({"low": "a", "high": 9}, "low"),
         ({"low": 0}, "high"),
         ([], "range"),
-        ({"low": 0, "high": 9, "ignored": 3}, "ignored"),
+        ({"low": 0, "high": 9, "others": 3}, "others"),
         ({"low": 0, "high": 9, "kind": 3}, "kind"),
     ],
 )

@@ -59,6 +59,12 @@ def sliced(ids: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
     return op.strided_slice(ids, [axis], [begin], [end])
 
 
+def without(emit: Emit, ids: relax.Expr, value: int, constant: int) -> relax.Expr:
+    """The indices with a constant for one value."""
+    other = emit(op.not_equal(ids, relax.const(value, "int64")))
+    return emit(op.where(other, ids, relax.const(constant, "int64")))
+
+
 def wrapped(emit: Emit, ids: relax.Expr, extent: int) -> relax.Expr:
     is_negative = emit(op.less(ids, relax.const(0, "int64")))
     return emit(op.where(is_negative, emit(op.add(ids, relax.const(extent, "int64"))), ids))
@@ -77,6 +83,45 @@ STATIC: dict[str, tuple[Body, IndexRange | None]] = {
     "int8": (lambda emit, ids: [rows(emit, emit(op.astype(ids, "int8")))], None),
     "counted from the end": (lambda emit, ids: [rows(emit, wrapped(emit, ids, 10))], LARGE),
     "counted from another end": (lambda emit, ids: [rows(emit, wrapped(emit, ids, 7))], None),
+    "one value replaced": (
+        lambda emit, ids: [rows(emit, without(emit, ids, -100, 0))],
+        IndexRange(-10, 9, "rows", (-100,)),
+    ),
+    "one value replaced by another": (
+        lambda emit, ids: [
+            rows(emit, emit(op.where(emit(op.equal(ids, relax.const(40, "int64"))), relax.const(-1, "int64"), ids)))
+        ],
+        IndexRange(-10, 9, "rows", (40,)),
+    ),
+    "replaced and counted": (
+        lambda emit, ids: [rows(emit, wrapped(emit, without(emit, ids, -100, 0), 10))],
+        IndexRange(-10, 9, "rows", (-100,)),
+    ),
+    "replaced by what is out of range": (lambda emit, ids: [rows(emit, without(emit, ids, -100, 10))], None),
+    "replaced here, but not there": (
+        lambda emit, ids: [rows(emit, without(emit, ids, -100, 0)), rows(emit, ids, "u")],
+        BOTH,
+    ),
+    "two values replaced": (
+        lambda emit, ids: [rows(emit, without(emit, without(emit, ids, -100, 0), -101, 0))],
+        None,
+    ),
+    "many values replaced": (
+        lambda emit, ids: [
+            rows(emit, emit(op.where(emit(op.less(ids, relax.const(9, "int64"))), ids, relax.const(0, "int64"))))
+        ],
+        None,
+    ),
+    "all but one replaced": (
+        lambda emit, ids: [
+            rows(emit, emit(op.where(emit(op.equal(ids, relax.const(9, "int64"))), ids, relax.const(0, "int64"))))
+        ],
+        None,
+    ),
+    "the last and the others": (
+        lambda emit, ids: [rows(emit, emit(sliced(ids, 1, 0, -1))), rows(emit, emit(sliced(ids, 1, -1, 6)))],
+        LARGE,
+    ),
     "half": (lambda emit, ids: [rows(emit, emit(sliced(ids, 1, 0, 3)))], None),
     "two halves": (
         lambda emit, ids: [rows(emit, emit(sliced(ids, 1, 0, 3))), rows(emit, emit(sliced(ids, 1, 3, 6)))],

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,19 +14,19 @@ Kind = Literal["rows", "classes", "values"]
 
 @dataclass(frozen=True)
 class IndexRange:
-    """The integers from `low` to `high`, and those that are `ignored`.
+    """The integers from `low` to `high`, and some others.
 
     Attributes:
         low, high: the first and the last one; there is none if `high` is below `low`.
         kind: what they number, for messages: rows of one tensor, of which negative ones count from the end; classes; or
             "values" if they are the intersection of several kinds.
-        ignored: further values, which a loss ignores.
+        others: further values, such as a class that a loss ignores.
     """
 
     low: int
     high: int
     kind: Kind = "values"
-    ignored: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
 
     @classmethod
     def of_rows(cls, extent: int) -> IndexRange:
@@ -36,23 +36,27 @@ class IndexRange:
     @classmethod
     def of_classes(cls, count: int, ignored: int | None = None) -> IndexRange:
         """Class numbers, and the one that a loss ignores."""
-        beyond = ignored is not None and not 0 <= ignored < count
-        return cls(0, count - 1, "classes", (ignored,) if beyond and ignored is not None else ())
+        found = cls(0, count - 1, "classes")
+        return found if ignored is None else found.with_other(ignored)
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> IndexRange:
         """Read a manifest entry; a kind that this version does not know is "values"."""
         kind = entry.get("kind", "values")
         known: Kind = kind if kind in get_args(Kind) else "values"
-        return cls(int(entry["low"]), int(entry["high"]), known, tuple(map(int, entry.get("ignored", ()))))
+        return cls(int(entry["low"]), int(entry["high"]), known, tuple(map(int, entry.get("others", ()))))
 
     def to_json(self) -> dict[str, Any]:
         """The manifest entry."""
         entry = {"low": self.low, "high": self.high, "kind": self.kind}
-        return entry | ({"ignored": list(self.ignored)} if self.ignored else {})
+        return entry | ({"others": list(self.others)} if self.others else {})
 
     def __contains__(self, value: int) -> bool:
-        return self.low <= value <= self.high or value in self.ignored
+        return self.low <= value <= self.high or value in self.others
+
+    def with_other(self, value: int) -> IndexRange:
+        """The same with one more value."""
+        return self if value in self else replace(self, others=tuple(sorted((*self.others, value))))
 
     def __and__(self, other: IndexRange) -> IndexRange:
         """The values that both have.
@@ -63,25 +67,25 @@ class IndexRange:
         'a value from 0 to 9'
         """
         low, high = max(self.low, other.low), min(self.high, other.high)
-        common = sorted({value for value in (*self.ignored, *other.ignored) if value in self and value in other})
+        common = sorted({value for value in (*self.others, *other.others) if value in self and value in other})
         return IndexRange(low, high, self._common(other), tuple(value for value in common if not low <= value <= high))
 
     def hull(self, other: IndexRange) -> IndexRange:
         """The least range with the values of both: what an array may have if some of its elements are in each."""
         low, high = min(self.low, other.low), max(self.high, other.high)
-        all_ignored = sorted({*self.ignored, *other.ignored})
-        return IndexRange(low, high, self._common(other), tuple(v for v in all_ignored if not low <= v <= high))
+        both_others = sorted({*self.others, *other.others})
+        return IndexRange(low, high, self._common(other), tuple(v for v in both_others if not low <= v <= high))
 
     def _common(self, other: IndexRange) -> Kind:
         return self.kind if self.kind == other.kind else "values"
 
     def __str__(self) -> str:
-        ignored = "".join(f", or {value}, which is ignored" for value in self.ignored)
+        others = "".join(f", or {value}" for value in self.others)
         if self.kind == "rows":
-            return f"an index of {self.high + 1} rows ({self.low} to {self.high}{ignored})"
+            return f"an index of {self.high + 1} rows ({self.low} to {self.high}{others})"
         if self.kind == "classes":
-            return f"one of {self.high + 1} classes ({self.low} to {self.high}{ignored})"
-        return f"a value from {self.low} to {self.high}{ignored}"
+            return f"one of {self.high + 1} classes ({self.low} to {self.high}{others})"
+        return f"a value from {self.low} to {self.high}{others}"
 
     def refusal(self, array: Array, what: str) -> str:
         """A sentence about the first element of an array of integers that is out of range, or "".
@@ -113,11 +117,11 @@ class IndexRange:
         if self.high < limits.max:
             wrong |= array > max(self.high, int(limits.min))
             wrong |= np.asarray(self.high < limits.min)
-        for value in self.ignored:
+        for value in self.others:
             if limits.min <= value <= limits.max:
                 wrong &= array != value
         return wrong
 
     def _may_ignore(self, value: int) -> bool:
         """Whether the label may be meant as one that has no loss, such as -100 and 255."""
-        return self.kind == "classes" and not self.ignored and value in (-100, -1, 255)
+        return self.kind == "classes" and not self.others and value in (-100, -1, 255)

@@ -68,7 +68,7 @@ void SetClasses(Artifact* artifact, const Json& options) {
   range.high = shape[1] - 1, range.kind = "classes";
   if (options.Has("ignore_index") && !options.At("ignore_index").IsNull()) {
     const std::int64_t ignored = options.At("ignore_index").Integer();
-    if (ignored < 0 || ignored >= shape[1]) range.ignored.push_back(ignored);
+    if (ignored < 0 || ignored >= shape[1]) range.others.push_back(ignored);
   }
   target.range = range;
 }

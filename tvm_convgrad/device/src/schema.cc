@@ -33,7 +33,7 @@ std::size_t FirstOutside(const Range& range, const T* values, std::size_t count)
     }
     const auto number = static_cast<std::int64_t>(value);
     if (number >= range.low && number <= range.high) continue;
-    if (std::find(range.ignored.begin(), range.ignored.end(), number) == range.ignored.end()) return i;
+    if (std::find(range.others.begin(), range.others.end(), number) == range.others.end()) return i;
   }
   return count;
 }
@@ -59,7 +59,7 @@ void CheckAs(const Range& range, const void* data, const std::vector<std::int64_
   const std::string value = std::to_string(values[first]);
   // A label that may be meant as one without a loss.
   const bool unused =
-      range.kind == "classes" && range.ignored.empty() && (value == "-100" || value == "-1" || value == "255");
+      range.kind == "classes" && range.others.empty() && (value == "-100" || value == "-1" || value == "255");
   throw Failure(what + " has the value " + value + PlaceOf(first, extents) +
                 ", which is out of range; the model takes it as " + range.Shown() +
                 (unused ? "; build with --ignore-index " + value + " if it marks what has no loss" : "") + ".");
@@ -72,8 +72,8 @@ Range Range::Of(const Json& entry) {
   range.low = entry.At("low").Integer();
   range.high = entry.At("high").Integer();
   if (entry.Has("kind")) range.kind = entry.At("kind").Text();
-  if (entry.Has("ignored")) {
-    for (const Json& value : entry.At("ignored").Items()) range.ignored.push_back(value.Integer());
+  if (entry.Has("others")) {
+    for (const Json& value : entry.At("others").Items()) range.others.push_back(value.Integer());
   }
   return range;
 }
@@ -81,7 +81,7 @@ Range Range::Of(const Json& entry) {
 std::string Range::Shown() const {
   const std::string count = std::to_string(static_cast<std::uint64_t>(high) + 1);
   std::string values = std::to_string(low) + " to " + std::to_string(high);
-  for (std::int64_t value : ignored) values += ", or " + std::to_string(value) + ", which is ignored";
+  for (std::int64_t value : others) values += ", or " + std::to_string(value);
   if (kind == "rows") return "an index of " + count + " rows (" + values + ")";
   if (kind == "classes") return "one of " + count + " classes (" + values + ")";
   return "a value from " + values;

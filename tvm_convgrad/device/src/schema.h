@@ -17,11 +17,11 @@ namespace convgrad {
 
 constexpr std::int64_t kFree = -1;  // an extent that follows from what is given
 
-// The integers that the model takes in a tensor because it uses them as indices: from `low` to `high`, and `ignored`.
+// The integers that the model takes in a tensor because it uses them as indices: from `low` to `high`, and `others`.
 struct Range {
   std::int64_t low = 0, high = 0;
   std::string kind;  // what they number: "rows", "classes" or anything else
-  std::vector<std::int64_t> ignored;
+  std::vector<std::int64_t> others;
 
   static Range Of(const Json& entry);
   std::string Shown() const;  // such as: an index of 10 rows (-10 to 9)

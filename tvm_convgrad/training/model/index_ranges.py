@@ -35,12 +35,23 @@ class _Moved:
     Attributes:
         numbers: which element is where, or _ELSE for something else; symbolic extents are 1.
         reshaped: whether axes have been joined or divided.
-        shifted: what negative values have been added to, to count from the front; None: nothing.
+        shifted: what has been added to negative values, to count from the front; None: nothing.
+        replaced: a value, and the constant in its place; None: all values are as they were.
     """
 
     numbers: Array
     reshaped: bool = False
     shifted: int | None = None
+    replaced: tuple[int, int] | None = None
+
+    def use(self, taken: IndexRange, numbers: Array | None = None) -> Iterator[_Use]:
+        """The use as indices that are in a range, of all the elements or of some; none if the constant is not in it."""
+        if self.replaced is not None:
+            value, constant = self.replaced
+            if constant not in taken:
+                return
+            taken = taken.with_other(value)
+        yield _Use(self.numbers if numbers is None else numbers, taken)
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,7 @@ class _Tracer:
             classes = scores[1 if len(scores) > 1 else 0] if scores else None
             moved = self.moved(call.args[1])
             if isinstance(classes, int) and moved is not None and moved.shifted is None:
-                yield _Use(moved.numbers, IndexRange.of_classes(classes, int(call.attrs.ignore_index)))
+                yield from moved.use(IndexRange.of_classes(classes, int(call.attrs.ignore_index)))
         elif name in ("relax.gather_elements", "relax.scatter_elements", "relax.take"):
             if name == "relax.take" and call.attrs.mode not in ("fast", "nan"):
                 return  # the others take any index
@@ -164,7 +175,7 @@ class _Tracer:
         """Indices of one axis."""
         moved = self.moved(indices)
         if isinstance(extent, int) and moved is not None and moved.shifted in (None, extent):
-            yield _Use(moved.numbers, IndexRange.of_rows(extent))
+            yield from moved.use(IndexRange.of_rows(extent))
 
     def _vectors(self, call: relax.Call, first: int) -> Iterator[_Use]:
         """Indices whose last axis has one for each axis of the data from `first` on."""
@@ -173,7 +184,7 @@ class _Tracer:
             return
         for place, extent in enumerate(shape[first : first + moved.numbers.shape[-1]]):
             if isinstance(extent, int) and moved.shifted in (None, extent):
-                yield _Use(moved.numbers[..., place], IndexRange.of_rows(extent))
+                yield from moved.use(IndexRange.of_rows(extent), moved.numbers[..., place])
 
     def moved(self, expr: relax.Expr) -> _Moved | None:
         """The elements that an expression has; None if it has none, or computes with them."""
@@ -244,8 +255,9 @@ class _Tracer:
                 return None
             if stride == 1 and same_extent(result[axis], shape[axis]):
                 continue  # all of it, symbolic or not
-            inside = all(isinstance(bound, int) and bound >= 0 for bound in (begin, end))
-            if not inside or not self._divides(moved, shape, axis):
+            least = 0 if call.attrs.assume_inbound else -(2**31)  # negative bounds count from the end
+            known = all(isinstance(bound, int) and bound >= least for bound in (begin, end))
+            if not known or not self._divides(moved, shape, axis):
                 return None
             along = (slice(None),) * (axis % len(shape))
             moved = replace(moved, numbers=moved.numbers[(*along, slice(begin, end, stride))])
@@ -272,7 +284,7 @@ class _Tracer:
             return None
         parts = [self.moved(field) for field in call.args[0].fields]
         known = [part for part in parts if part is not None]
-        if not known or len({part.shifted for part in known}) > 1:
+        if not known or len({(part.shifted, part.replaced) for part in known}) > 1:
             return None
         shapes = [self._shape(field) for field in call.args[0].fields]
         arrays = [
@@ -283,14 +295,15 @@ class _Tracer:
         if len(arrays) < len(parts):
             return None
         numbers = np.concatenate(arrays, int(call.attrs.axis or 0))
-        return _Moved(numbers, any(part.reshaped for part in known), known[0].shifted)
+        return replace(known[0], numbers=numbers, reshaped=any(part.reshaped for part in known))
 
     def _take(self, call: relax.Call) -> _Moved | None:
         """Of elements of inputs, at constant places."""
         moved, shape = self.moved(call.args[0]), known_shape(call.args[0].ty)
-        if moved is None or shape is None or not isinstance(call.args[1], Constant) or call.attrs.axis is None:
+        places = self._constant(call.args[1])
+        if moved is None or shape is None or places is None or call.attrs.axis is None:
             return None
-        places, axis = array_of(call.args[1]), int(call.attrs.axis)
+        axis = int(call.attrs.axis)
         extent = shape[axis]
         if not self._divides(moved, shape, axis) or not isinstance(extent, int):
             return None
@@ -299,18 +312,36 @@ class _Tracer:
         return replace(moved, numbers=np.take(moved.numbers, places, axis))
 
     def _where(self, call: relax.Call) -> _Moved | None:
-        """where(x < 0, x + extent, x), by which frontends count negative indices from the end."""
-        condition, last, x = call.args
-        less, add = (self._values.get(each) if isinstance(each, relax.Var) else None for each in (condition, last))
-        moved = self.moved(x)
-        if moved is None or moved.shifted is not None or less is None or add is None:
+        """where(x < 0, x + extent, x), by which frontends count negative indices from the end, and a value replaced."""
+        condition = self._values.get(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+        if not isinstance(condition, tvm.ir.Call) or len(condition.args) != 2:
             return None
-        if not (is_call(less, "relax.less") and is_call(add, "relax.add")):
+        name, (x, bound) = operator_name(condition), condition.args
+        compared, moved = self._scalar(bound), self.moved(x)
+        taken, other = call.args[1:] if name == "relax.not_equal" else reversed(call.args[1:])
+        if moved is None or compared is None or moved.shifted is not None or not taken.same_as(x):
             return None
-        if not (less.args[0].same_as(x) and add.args[0].same_as(x) and _scalar(less.args[1]) == 0):
+        if name == "relax.less":
+            last = self._values.get(other) if isinstance(other, relax.Var) else None
+            if compared != 0 or last is None or not is_call(last, "relax.add") or not last.args[0].same_as(x):
+                return None
+            extent = self._scalar(last.args[1])
+            return None if extent is None else replace(moved, shifted=extent)
+        constant = self._scalar(other)
+        if name not in ("relax.equal", "relax.not_equal") or constant is None or moved.replaced is not None:
             return None
-        extent = _scalar(add.args[1])
-        return None if extent is None else replace(moved, shifted=extent)
+        return replace(moved, replaced=(compared, constant))
+
+    def _constant(self, expr: relax.Expr) -> Array | None:
+        """The constant that an expression is, or a variable is bound to."""
+        while isinstance(expr, relax.Var) and expr in self._values:
+            expr = self._values[expr]
+        return array_of(expr) if isinstance(expr, Constant) else None
+
+    def _scalar(self, expr: relax.Expr) -> int | None:
+        """The number that an expression is."""
+        found = self._constant(expr)
+        return int(found.item()) if found is not None and found.size == 1 else None
 
     def _shape(self, expr: relax.Expr) -> tuple[int, ...] | None:
         """The extents of a tensor whose symbolic ones are 1; None if they are not known."""
@@ -329,13 +360,6 @@ class _Tracer:
 
 def _number(value: relax.Expr) -> int | None:
     return int(value) if isinstance(value, tvm.tirx.IntImm) else None
-
-
-def _scalar(value: relax.Expr) -> int | None:
-    """The value of a constant that has one."""
-    if not isinstance(value, Constant) or array_of(value).size != 1:
-        return None
-    return int(array_of(value).item())
 
 
 __all__ = ["index_ranges"]
