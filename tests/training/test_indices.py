@@ -8,7 +8,7 @@ test_index_ranges.py and tests/artifact/test_ranges.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -146,6 +146,23 @@ def test_narrow_types_of_indices(dtype: str, bad: int) -> None:
     found = runner.predict(np.array([ROWS - 1, bad], dtype))
     np.testing.assert_array_equal(found[0], model.parameters["table"][ROWS - 1])
     assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("mode", ["clip", "wrap"])
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int8"])
+def test_modes_of_take_that_bound_indices(mode: str, dtype: str) -> None:
+    """Forward, and in the gradient of the row that is read."""
+    model = model_of(Access(lambda emit, table, ids: op.take(table, ids, 0, mode), lambda t, ids: t[ids]), dtype)
+    table = np.arange(ROWS * WIDTH, dtype="float32").reshape(ROWS, WIDTH)
+    runner = Runner(build_step(replace(model, parameters={"table": table}), loss="mse", optimizer="sgd"))
+    for ids in ([3, 12], [0, 100], *([[-1, -12], [-100, 9]] if dtype != "uint8" else [])):
+        wanted = np.take(table, ids, 0, mode=mode)
+        np.testing.assert_array_equal(runner.predict(np.array(ids, dtype)), wanted)
+        runner.step(np.array(ids, dtype), wanted - 4, lr=1.0)  # the gradient of each of the 8 elements is 8 / 8
+        moved = table.copy()
+        np.subtract.at(moved, np.clip(ids, 0, 9) if mode == "clip" else np.mod(ids, 10), 1.0)
+        np.testing.assert_array_equal(runner.named("parameter")["table"], moved)
+        runner.reset()
 
 
 def test_indices_that_are_bounded_are_not_checked() -> None:

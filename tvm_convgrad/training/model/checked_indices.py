@@ -51,8 +51,14 @@ class CheckedIndices:
         if not isinstance(indices.ty, relax.TensorType):
             return call
         axis = None if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
-        extents = [shape[0] if axis is None else shape[axis]]
-        return self._read(builder, call, extents, 0 if axis is None else len(shape) - 1 - axis)
+        extent = shape[0] if axis is None else shape[axis]
+        if call.attrs.mode in ("clip", "wrap") and isinstance(extent, int):  # here, as the gradient knows no modes
+            indices = _holding(builder, indices, (extent,))
+            bound = relax.const(extent, element_type(indices))
+            wraps = call.attrs.mode == "wrap"
+            bounded = op.floor_mod(indices, bound) if wraps else op.clip(indices, 0, extent - 1)
+            return op.take(data, builder.emit(bounded), call.attrs.axis)
+        return self._read(builder, call, [extent], 0 if axis is None else len(shape) - 1 - axis)
 
     def _gather_elements(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         return self._read(builder, call, [static_shape(call.args[0])[int(call.attrs.axis)]], 0)
