@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import subprocess
 import sys
@@ -268,6 +269,28 @@ def test_the_header_is_c_and_the_example_runs(c_library: Path, tiny_step: Path, 
     assert losses("--load", tmp_path / "five.ckpt") == expected[5:]
     done = subprocess.run([program, tmp_path / "none.so", "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, "cannot be read" in done.stderr) == (1, True)
+
+
+OPENED = """
+import ctypes, sys
+library, session = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p()
+assert library.convgrad_open(sys.argv[2].encode(), ctypes.byref(session)) == 0
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+print(getenv(b"TVM_NUM_THREADS").decode())
+"""
+
+
+def test_a_session_uses_all_cpus_unless_told_otherwise(c_library: Path, tiny_step: Path) -> None:
+    """TVM's own default is half of them."""
+
+    def threads(given: dict[str, str]) -> str:
+        environment = {key: value for key, value in os.environ.items() if key != "TVM_NUM_THREADS"} | given
+        command = [sys.executable, "-c", OPENED, str(c_library), str(tiny_step)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert threads({}) == str(len(os.sched_getaffinity(0)))
+    assert threads({"TVM_NUM_THREADS": "1"}) == "1"
 
 
 def test_the_cmake_package(convgrad: Command, tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ CONVGRAD_API const char *convgrad_cpu_features(void);
 
 /*
  * Work on `count` threads (0: all CPUs that this process may use). To be called before the first session is opened, by
- * a thread that will use it; otherwise TVM decides. An error if TVM's pool was made before with another number.
+ * a thread that will use it; otherwise TVM_NUM_THREADS says how many or, without it, all CPUs are used. An error if TVM's
+ * pool was made before with another number.
  */
 CONVGRAD_API int convgrad_use_threads(int count);
 

@@ -104,13 +104,23 @@ std::size_t BytesOf(const ffi::Tensor& tensor) {
   return ffi::GetDataSize(*tensor.GetDLTensorPtr());
 }
 
+namespace {
+
+constexpr char kThreads[] = "TVM_NUM_THREADS";
+
+int UsableCpus() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace
+
+void DefaultThreads() { setenv(kThreads, std::to_string(UsableCpus()).c_str(), /*overwrite=*/0); }
+
 void UseThreads(int count) {
   if (count < 0) throw Failure("convgrad_use_threads: " + std::to_string(count) + " threads; give 0 or more.");
-  if (count == 0) {
-    cpu_set_t set;
-    count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  }
-  setenv("TVM_NUM_THREADS", std::to_string(count).c_str(), 1);
+  if (count == 0) count = UsableCpus();
+  setenv(kThreads, std::to_string(count).c_str(), 1);
   const auto made = Call(Global("runtime.NumThreads"), {}, "convgrad_use_threads").cast<std::int64_t>();
   if (made != count) {
     throw Failure("convgrad_use_threads: TVM's pool has " + std::to_string(made) + " threads, not " +

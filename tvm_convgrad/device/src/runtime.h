@@ -36,6 +36,9 @@ std::size_t BytesOf(const ffi::Tensor& tensor);
 // Makes TVM's pool of so many threads; 0: of all CPUs that this process may use.
 void UseThreads(int count);
 
+// Lets TVM take all CPUs that this process may use, where nothing else says how many. Its own default is half of them.
+void DefaultThreads();
+
 }  // namespace convgrad
 
 #endif  // CONVGRAD_SRC_RUNTIME_H_

@@ -52,6 +52,7 @@ bool SameType(DLDataType a, DLDataType b) { return a.code == b.code && a.bits ==
 }  // namespace
 
 Session::Session(const std::string& path) : artifact_(Artifact::Read(path)) {
+  DefaultThreads();
   // dlopen looks a name without a slash up elsewhere.
   const std::string place = path.find('/') == std::string::npos ? "./" + path : path;
   library_ = Call(Global("ffi.ModuleLoadFromFile"), {ffi::String(place)}, path);
