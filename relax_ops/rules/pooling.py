@@ -39,7 +39,8 @@ from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL
 from tvm_convgrad.core.switches import KERNELS, disabled
 from tvm_convgrad.kernels.pool.channels import channels_last_backward_kernel, channels_last_kernel
-from tvm_convgrad.kernels.pool.planes import MaxPool, Triple, max_pool_backward_kernel, max_pool_kernel
+from tvm_convgrad.kernels.pool.geometry import MaxPool, Triple
+from tvm_convgrad.kernels.pool.planes import max_pool_backward_kernel, max_pool_kernel
 
 _AVERAGE = {1: op.nn.avg_pool1d, 2: op.nn.avg_pool2d, 3: op.nn.avg_pool3d}
 _ADAPTIVE = {1: op.nn.adaptive_avg_pool1d, 2: op.nn.adaptive_avg_pool2d, 3: op.nn.adaptive_avg_pool3d}
@@ -287,7 +288,7 @@ def _legalization(stock: Legalization, is_forward: bool) -> Legalization:
             function = make_last(pool, shapes, machine.lanes(pool.wide), "")
         else:
             make = max_pool_kernel if is_forward else max_pool_backward_kernel
-            function = make(pool, shapes, "")
+            function = make(pool, shapes, machine.lanes(pool.wide), "")
         function = _in_root_block(function)
         variable = block_builder.add_func(function, name)
         return relax.op.call_tir(variable, list(call.args), call.ty)

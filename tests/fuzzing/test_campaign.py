@@ -31,6 +31,8 @@ OTHERS = {
     "kernels/candidates.py": "the tuner's other plans: tests/tuning",
     "kernels/gemm/ahead.py": AHEAD,
     "kernels/pool/channels.py": "no convolution: tests/kernels/test_max_pool.py",
+    "kernels/pool/gather.py": "no convolution: tests/kernels/test_max_pool.py",
+    "kernels/pool/geometry.py": "no convolution: tests/kernels/test_max_pool.py",
     "kernels/pool/planes.py": "no convolution: tests/kernels/test_max_pool.py",
     "kernels/tuned.py": "it reads the tuner's files: tests/tuning",
     "kernels/version.py": "a key of the tuner's files: tests/tuning",

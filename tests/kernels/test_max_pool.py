@@ -23,6 +23,10 @@ CASES = {
     "many planes": ((4, 64, 14, 14), 3, 2, 1),
     "some channels": ((2, 24, 12, 9), 3, 2, 1),
     "no window reaches the end": ((3, 16, 8, 8), 2, 3, 0),
+    "long odd rows": ((1, 3, 9, 71), 3, 2, 1),
+    "long rows": ((1, 2, 5, 70), (2, 3), (3, 1), (0, 1)),
+    "many taps": ((1, 3, 14, 15), 7, 1, 3),
+    "several blocks of channels": ((1, 96, 6, 7), 3, 2, 1),
 }
 
 
@@ -67,6 +71,28 @@ def test_max_pool_equals_pytorch(name, values, layout):
     found = machine["forward"](tvm.runtime.tensor(to(x))).numpy()
     np.testing.assert_array_equal(found, to(wanted.detach().numpy()))
     found = machine["backward"](tvm.runtime.tensor(to(grad)), tvm.runtime.tensor(to(x))).numpy()
+    np.testing.assert_array_equal(found, to(leaf.grad.numpy()))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_other_types_and_nan_equal_pytorch(number, layout):
+    """Small integers are exact in every type; the last NaN of a window wins."""
+    to = (lambda array: np.ascontiguousarray(array.transpose(0, 2, 3, 1))) if layout == "NHWC" else np.asarray
+    dtype = ("bfloat16", "float16", "float64")[number % 3]
+    shape, *options = list(CASES.values())[number]
+    rng = np.random.default_rng(number)
+    x = rng.integers(-4, 5, shape).astype("float64")
+    x[rng.random(shape) < 0.02] = np.nan
+    leaf = torch.tensor(x, requires_grad=True)
+    wanted = torch.nn.functional.max_pool2d(leaf, *options)
+    grad = rng.integers(-2, 3, tuple(wanted.shape)).astype("float64")
+    wanted.backward(torch.tensor(grad))
+    machine = compiled(to(x).shape, *options, layout, dtype)
+    tensor = lambda array: tvm.runtime.tensor(to(array).astype(numpy_dtype(dtype)))  # noqa: E731
+    found = machine["forward"](tensor(x)).numpy().astype("float64")
+    np.testing.assert_array_equal(found, to(wanted.detach().numpy()))
+    found = machine["backward"](tensor(grad), tensor(x)).numpy().astype("float64")
     np.testing.assert_array_equal(found, to(leaf.grad.numpy()))
 
 
