@@ -22,6 +22,8 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.verify.fuzzing.cases import KernelCase
+from tvm_convgrad.verify.fuzzing.compiled import compile_and_check
 from tvm_convgrad.verify.interpreter import execute
 
 TYPES = (
@@ -252,6 +254,18 @@ def test_two_bytes_are_moved(dtype, mcpu, loads, stores, text):
     assert len(re.findall(rf"\t(?:{loads})\t", code)) > 8
     assert len(re.findall(rf"\t(?:{stores})\t", code)) > 2
     assert not re.findall(r"call\w*\t.*(?:truncsfhf2|extendhfsf2|truncsfbf2)", code)
+
+
+@needs_avx512
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_nothing_is_written_behind_one_column(dtype):
+    """LLVM compiles a masked store of one truncated lane to one of four bytes, if it recognises it."""
+    problem = _problem("g3mb2ic3ih9iw3oc3oh9ow1kh3kw3ph1", (dtype,) * 3)
+    choice = chooser.choose(problem, "forward", CPUS["AVX-512"])
+    assert choice.kernel.name == "depthwise columns"
+    case = KernelCase(problem, "forward", CPUS["AVX-512"], choice.kernel, choice.plan)
+    for optimised in (False, True):
+        assert compile_and_check([case], 0, optimised=optimised) == [""]
 
 
 def test_masked_pixels_do_not_spread():

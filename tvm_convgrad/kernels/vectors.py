@@ -65,8 +65,11 @@ def moves_vectors(machine: Machine, dtype: str, sums: str) -> bool:
 
 
 def converts_halves(machine: Machine, dtype: str, sums: str) -> bool:
-    """Whether vectors of a tensor's elements are float16, loaded and stored as such, and converted in registers."""
-    return dtype == "float16" and moves_vectors(machine, dtype, sums)
+    """Whether vectors of a tensor's elements, of 16 bits, are loaded as such and converted in registers.
+
+    Those of bfloat16 are loaded from a view as HALF.
+    """
+    return dtype != sums and moves_vectors(machine, dtype, sums)
 
 
 def element_bytes(buffer: Buffer) -> int:

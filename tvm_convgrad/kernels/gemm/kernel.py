@@ -19,12 +19,12 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from tvm_convgrad.codegen.dot_product import as_number
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
     LookupTable,
     ceiling,
-    convert,
     expr,
     larger,
     load,
@@ -307,7 +307,8 @@ class PhaseGroup:
                     if self.tile_prefetch.of_channels:
                         self.tile_prefetch.channel(panel, s)
                     tile.add(
-                        lambda i: load(packed, w + i), lambda j: convert(load(panel, s + j * lanes, lanes), self.dtype)
+                        lambda i: load(packed, w + i),
+                        lambda j: as_number(load(panel, s + j * lanes, lanes), self.dtype),
                     )
             return tile
         offsets = [

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import HALF, WORD, words
+from tvm_convgrad.codegen.dot_product import HALF, WORD, as_number, words
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import Expr, Index, choose, convert, expr, load, load_masked, splat
+from tvm_convgrad.codegen.loops import Expr, Index, choose, expr, load, load_masked, splat
 from tvm_convgrad.codegen.tir import Buffer
-from tvm_convgrad.kernels.spec import ConvSpec, Pairs, View
+from tvm_convgrad.kernels.spec import ConvSpec, Pairs, View, WeightView
 from tvm_convgrad.kernels.vectors import converts_halves, load_vector
 
 
@@ -96,7 +96,7 @@ class Operand:
     def element(self, at: Index, channel: Index) -> Expr:
         """One element; `channel` is its number among those of the group, words counted as one."""
         if not self._pair:
-            return convert(load(self.buffer, at), self._dtype)
+            return as_number(load(self.buffer, at), self._dtype)
         low, high = load(self.buffer, at), load(self.buffer, at + self._pair)
         first, second = self._first(channel), self._second(channel)
         if first is not None:
@@ -108,7 +108,7 @@ class Operand:
     def vector(self, at: Index, lanes: int, channel: Index, mask: Expr | None = None) -> Expr:
         """`lanes` contiguous elements of one channel; with a mask those whose mask is true, and zeros."""
         if not self._pair:
-            return convert(load_vector(self.buffer, at, lanes, mask), self._dtype)
+            return as_number(load_vector(self.buffer, at, lanes, mask), self._dtype)
         low = self._half(at, lanes, mask, self._first(channel))
         return words(low, self._half(at + self._pair, lanes, mask, self._second(channel)))
 
@@ -135,11 +135,19 @@ def operands_of(spec: ConvSpec, source: Buffer, weight: Buffer, machine: Machine
     """The operands (source, W) of a spec, in flat views of them."""
     pairs = spec.pairs or Pairs(0, 0, 0)
     made = pairs.channels, spec.source_channels
-    of_source, of_weight = (converts_halves(machine, str(each.dtype), spec.dtype) for each in (source, weight))
+    of_source, of_weight = (
+        spec.pairs is None and converts_halves(machine, view.dtype, spec.dtype) and str(each.dtype) == _seen_as(view)
+        for view, each in ((spec.source, source), (spec.weight, weight))
+    )
     return (
         Operand(source, spec.dtype, pairs.source, *made, converts=of_source),
         Operand(weight, spec.dtype, pairs.weight, *made, converts=of_weight),
     )
+
+
+def _seen_as(view: View | WeightView) -> str:
+    """The type that vectors of a tensor of 16 bits are loaded as."""
+    return HALF if view.dtype == "bfloat16" else view.dtype
 
 
 __all__ = ["Operand", "operands_of", "paired"]

@@ -92,7 +92,9 @@ class ImplicitGemm(Kernel):
         """The function (source, weight, [bias,] result)."""
         spec = self.regions(planned(problem), direction)[plan.region]
         tilings = tilings_of(plan)
-        frame = conv_frame(spec, shapes_of(problem, direction), epilogue, largest_panel(spec, tilings, machine))
+        panel = largest_panel(spec, tilings, machine)
+        halves = has_halves(spec, machine)
+        frame = conv_frame(spec, shapes_of(problem, direction), epilogue, panel, halves=halves)
         for phases, tiling in zip(spec.phases, tilings, strict=True):
             PhaseGroup(frame, spec, phases, tiling, machine).emit()
         return frame.finish(name)
@@ -111,7 +113,8 @@ class ImplicitGemm(Kernel):
         spec, tilings = self.regions(planned(problem), direction)[plan.region], tilings_of(plan)
         bounds = panel_bounds(spec, tilings, machine)
         shapes = {**shapes_of(problem, direction), "weight": ((bounds[-1],), spec.dtype)}
-        frame = conv_frame(spec, shapes, epilogue, largest_panel(spec, tilings, machine))
+        panel = largest_panel(spec, tilings, machine)
+        frame = conv_frame(spec, shapes, epilogue, panel, halves=has_halves(spec, machine))
         for phases, tiling, first in zip(spec.phases, tilings, bounds[:-1], strict=True):
             PhaseGroup(frame, spec, phases, tiling, machine, packed_at=first).emit()
         return frame.finish(name)
@@ -222,9 +225,15 @@ def _invalid_pixels(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTilin
     return _invalid_panel(spec, phases, tiling, machine)
 
 
+def has_halves(spec: ConvSpec, machine: Machine) -> bool:
+    """Whether tensors of bfloat16 are viewed as HALF, so that vectors of them are converted in registers."""
+    types = (spec.source.dtype, spec.weight.dtype, spec.result.dtype)
+    return spec.pairs is None and "bfloat16" in types and converts_halves(machine, "bfloat16", spec.dtype)
+
+
 def _invalid_panel(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
     if tiling.unpacked:
-        converts = tiling.over_pixels and converts_halves(machine, spec.source.dtype, spec.dtype)
+        converts = tiling.over_pixels and spec.pairs is None and converts_halves(machine, spec.source.dtype, spec.dtype)
         if spec.source.dtype != spec.dtype and not converts:
             return f"an unpacked source must have the type of the sums, {spec.dtype}; it is {spec.source.dtype}"
         return "" if in_bounds(spec, phases) else "taps read padding, which an unpacked source does not have"

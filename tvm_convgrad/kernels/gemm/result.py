@@ -95,7 +95,7 @@ class ResultStore:
         self._biases = frame.numbers("bias", self.bias, spec.dtype, machine)
         self._width = phases[0][2].count
         view, steps = spec.result, spec.out_step
-        converts = converts_halves(machine, view.dtype, self.dtype)
+        converts = view.dtype == "float16" and converts_halves(machine, view.dtype, self.dtype)
         self._vectors = view.dtype == self.dtype or self._numbers.halves is not None or converts
         self._ragged = spec.result_channels % blocking.channel_block != 0
         self._channel_vectors = (

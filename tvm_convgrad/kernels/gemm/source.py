@@ -20,7 +20,6 @@ from tvm_convgrad.codegen.loops import (
     expr,
     lanes_below,
     lanes_within,
-    load,
     within,
     zero,
 )
@@ -135,7 +134,7 @@ class SourcePanel:
             with loops.when(inside):
                 if whole:
                     with loops.loop(whole // lanes, "c") as c:
-                        loops.store(panel, to + c * lanes, load(self.source, pixel + c * lanes, lanes))
+                        loops.store(panel, to + c * lanes, self._operand.vector(pixel + c * lanes, lanes, c * lanes))
                 if channels > whole:
                     with loops.loop(channels - whole, "c") as c:
                         value = self._operand.element(pixel + (whole + c) * source.channel, whole + c)

@@ -59,7 +59,7 @@ def wgrad_kernel(
 
     The spec's batch is what the tiling is made for; the problem's may be a name, which becomes a variable.
     """
-    frame = wgrad_frame(problem, spec.batch, epilogue, halves=spec.dots)
+    frame = wgrad_frame(problem, spec.batch, epilogue, halves=spec.dots or "bfloat16" in spec.halves)
     bias = bias_gradient(frame, machine, spec.dy, spec.dtype, problem.out_channels)
     nest_of(frame, spec, tiling, machine).emit(bias)
     return frame.finish(name)

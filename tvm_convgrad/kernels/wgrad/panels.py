@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import HALF, contiguous_words, words
+from tvm_convgrad.codegen.dot_product import HALF, as_number, contiguous_words, words
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
     LookupTable,
     ceiling,
     choose,
-    convert,
     expr,
     lanes_below,
     lanes_within,
@@ -132,7 +131,7 @@ class WgradPanels:
         size = self.frame.batch * spec.dy.batch if self.frame.is_symbolic else spec.dy.size
         converted = loops.buffer("grad_sums", size, spec.dtype)
         with self._elements(size) as e:
-            loops.store(converted, e, load(self.dy, e))
+            loops.store(converted, e, as_number(load(self.dy, e), spec.dtype))
         self.dy = converted
 
     def clear(self) -> None:
@@ -241,7 +240,7 @@ class WgradPanels:
         low = self._columns(base, first, limit, lanes)
         if spec.dots:
             return words(low, self._columns(base, first + spec.pair, limit, lanes))
-        return convert(low, spec.dtype)
+        return as_number(low, spec.dtype)
 
     def _columns(self, base: Index, first: Index, limit: Index, lanes: int) -> Expr:
         """A vector of columns of a channel, each or each second element from `first` on; zeros outside of X."""
@@ -275,7 +274,7 @@ class WgradPanels:
                         if spec.dots:
                             second = mask if following is None else _both(mask, splat(following, lanes))
                             value = words(value, load_vector(self.x, at + spec.pair + j * lanes, lanes, second))
-                        loops.store(panel, start + j * lanes, value)
+                        loops.store(panel, start + j * lanes, value if spec.dots else as_number(value, spec.dtype))
                 else:
                     with loops.loop(self.width, "i") as i:
                         if spec.dots:
@@ -283,7 +282,7 @@ class WgradPanels:
                             high = high if following is None else choose(following, high, tir.const(0, HALF))
                             value = words(load(self.x, at + i * x.channel), high)
                         else:
-                            value = convert(load(self.x, at + i * x.channel), spec.dtype)
+                            value = as_number(load(self.x, at + i * x.channel), spec.dtype)
                         if ragged:
                             value = choose(expr(first_in + i) < spec.in_channels, value, zero(spec.dtype))
                         loops.store(panel, start + i, value)

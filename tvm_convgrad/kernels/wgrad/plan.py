@@ -16,11 +16,11 @@ from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, not_one_tiling, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
-from tvm_convgrad.kernels.vectors import converts_halves
+from tvm_convgrad.kernels.vectors import moves_vectors
 from tvm_convgrad.kernels.wgrad.cycles import elapsed, far_pixels, im2col_panel
 from tvm_convgrad.kernels.wgrad.kernel import wgrad_kernel
 from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel
-from tvm_convgrad.kernels.wgrad.spec import HALF_FLOAT, WgradSpec, WgradTiling, wgrad_spec
+from tvm_convgrad.kernels.wgrad.spec import HALVES, WgradSpec, WgradTiling, wgrad_spec
 
 SLAB_PIXELS = (128, 256, 400, 800)
 """The pixels of a slab that are tried. Larger slabs load and store sums less often; smaller ones stay in the core's own
@@ -54,8 +54,8 @@ class ImplicitGemmWgrad(Kernel):
     def spec(self, problem: ConvProblem, machine: Machine) -> WgradSpec:
         """wgrad of a problem in the terms of the kernel."""
         spec = wgrad_spec(problem)
-        any_half = HALF_FLOAT in (spec.x.dtype, spec.dy.dtype, spec.dw.dtype)
-        return replace(spec, halves=any_half and converts_halves(machine, HALF_FLOAT, spec.dtype))
+        types = (spec.x.dtype, spec.dy.dtype, spec.dw.dtype)
+        return replace(spec, halves=tuple(t for t in HALVES if t in types and moves_vectors(machine, t, spec.dtype)))
 
     def candidates(self, spec: WgradSpec, machine: Machine, parallel: bool) -> Iterator[WgradTiling]:
         """Valid tilings that are worth an estimate; there is always one."""

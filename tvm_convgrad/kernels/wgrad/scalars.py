@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.dot_product import HALF, contiguous_words, low_half, word_at, words
+from tvm_convgrad.codegen.dot_product import HALF, as_number, contiguous_words, low_half, word_at, words
 from tvm_convgrad.codegen.loops import (
     Index,
     LookupTable,
     choose,
-    convert,
     expr,
     lanes_below,
     lanes_within,
@@ -139,12 +138,14 @@ class PackedScalars(Scalars):
                         high = load(self.kernel.dy, at + dy.spatial[2])
                         high = high if following is None else choose(following, high, tir.const(0, HALF))
                         value = words(value, high)
+                    else:
+                        value = as_number(value, self.spec.dtype)
                     loops.store(self.buffer, into + w * self.pitch + i, value)
                 return
             for first in range(0, tile_m, lanes):
                 mask = lanes_below(0, min(tile_m - first, lanes), lanes)
                 value = load_masked(self.kernel.dy, pixel + first, mask, lanes)
-                value = value if dots else convert(value, self.spec.dtype)
+                value = value if dots else as_number(value, self.spec.dtype)
                 if dots:
                     second = mask if following is None else tir.And(mask, splat(following, lanes))
                     value = words(value, load_masked(self.kernel.dy, pixel + dy.spatial[2] + first, second, lanes))
@@ -171,7 +172,7 @@ class PackedScalars(Scalars):
             return contiguous_words(load_masked(dy, at, lanes_below(first, width, 2 * lanes), 2 * lanes))
         value = load_masked(dy, at, lanes_below(first, width, lanes), lanes)
         if not self.spec.dots:
-            return convert(value, self.spec.dtype)
+            return as_number(value, self.spec.dtype)
         return words(value, load_masked(dy, at + 1, lanes_below(first + 1, width, lanes), lanes))
 
 
@@ -231,6 +232,8 @@ class Im2colScalars(Scalars):
                     if spec.dots:
                         second = lanes_within(place + panel.column_size, limit, lanes)
                         value = words(value, load_masked(self.kernel.dy, at + panel.column_size, second, lanes))
+                    else:
+                        value = as_number(value, spec.dtype)
                 else:
                     value = self._element(at, place, limit)
                     if spec.dots:
@@ -245,7 +248,7 @@ class Im2colScalars(Scalars):
         inside = tir.And(expr(place) >= 0, expr(place) < limit)
         if spec.dots:
             return choose(inside, value, tir.const(0, HALF))
-        return choose(inside, convert(value, spec.dtype), zero(spec.dtype))
+        return choose(inside, as_number(value, spec.dtype), zero(spec.dtype))
 
 
 def scalars_of(kernel: WgradPanels) -> Scalars:

@@ -20,7 +20,7 @@ VECTOR = 16
 """Rows of a multiple of this many pixels are packed by whole vectors on every machine."""
 
 
-HALF_FLOAT = "float16"
+HALVES = ("bfloat16", "float16")
 """The type whose vectors are converted in registers."""
 
 
@@ -39,7 +39,8 @@ class WgradSpec:
         has_all_taps: whether no tap is left out; the gradients of those that are left out are zero.
         dots: whether pairs of pixels of a row are multiplied by dot products (`codegen.dot_product`). Panels then hold
             the word of each pixel and the next one, or of each second pixel (`even_pairs`).
-        halves: whether vectors of float16 are loaded and stored as such, and converted in registers.
+        halves: the types of 16 bits of which vectors are loaded and stored as such, and converted in registers;
+            tensors of bfloat16 are then viewed as HALF.
         im2col_of: where this is a 1x1 convolution over the im2col rows of another one, which have the index
             m = (tap, input channel), that one; dy is then a view of its X at the first tap of each pixel.
         taps_of: where n are pairs (tap along the width, input channel) of another one with few channels, that one.
@@ -60,7 +61,7 @@ class WgradSpec:
     first: int = 0
     has_all_taps: bool = True
     dots: bool = False
-    halves: bool = False
+    halves: tuple[str, ...] = ()
     im2col_of: WgradSpec | None = None
     taps_of: WgradSpec | None = None
 
@@ -84,7 +85,7 @@ class WgradSpec:
 
     def converts(self, view: View | WeightView) -> bool:
         """Whether vectors of a tensor are converted in registers."""
-        return self.halves and view.dtype == HALF_FLOAT
+        return view.dtype in self.halves
 
     @property
     def even_pairs(self) -> bool:

@@ -100,8 +100,9 @@ class DwStore:
         # Where n are pairs of tap and channel, they may have no constant step.
         even = columns == [n * spec.dw.into for n in range(len(columns))]
         self.columns = None if even else LookupTable(loops, "dw_columns", columns)
+        is_float16 = spec.converts(spec.dw) and spec.dw.dtype == "float16"
         vectors, masks = (
-            even and (spec.dw.dtype == spec.dtype or halves is not None or spec.converts(spec.dw)),
+            even and (spec.dw.dtype == spec.dtype or halves is not None or is_float16),
             machine.has_masks,
         )
         self.in_innermost = vectors and spec.dw.into == 1 and (masks or not blocks.ragged)
