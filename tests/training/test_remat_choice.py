@@ -113,6 +113,8 @@ def test_what_may_cost_a_share(share: float) -> None:
     if share > 0.05:  # a forward call is a third of a layer's time and nearly all of its memory
         assert saved >= min(share * 2, 0.45)
     assert not program.affordable(0.0)[1].repeated
+    assert not program.affordable(share, price=0.2)[1].repeated, "a value takes a third of the share that it frees"
+    assert program.affordable(share, price=0.5)[1].repeated == schedule.repeated
     free = Program([replace(call, seconds=0.0) if call.repeatable else call for call in program.calls], [119])
     assert free.affordable(0.0)[1].peak < plain.peak * 2 // 3
 

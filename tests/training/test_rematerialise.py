@@ -88,6 +88,7 @@ def test_what_costs_hardly_any_time_is_repeated_by_default(monkeypatch: pytest.M
         plain = Runner(build_step(model))
     assert not repeated["step"].calls, "the tensors of this step are small"
     monkeypatch.setattr(rematerialise, "_WORTH", 0)
+    monkeypatch.setattr(rematerialise, "_PRICE", 1.0)
     with recorded_repetitions() as repeated:
         again = Runner(build_step(model))
     assert repeated["step"].calls

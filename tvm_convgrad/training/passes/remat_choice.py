@@ -12,6 +12,7 @@ A value is repeated at most once, so that a repeated program costs at most one m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -186,18 +187,22 @@ class Program:
             cuts, schedule = found
         return self._without_needless(budget, cuts, schedule)
 
-    def affordable(self, share: float) -> tuple[Cuts, Schedule]:
+    def affordable(self, share: float, price: float = math.inf) -> tuple[Cuts, Schedule]:
         """Repetitions that lower the peak and take at most this share of the program's seconds.
 
-        The budget is lowered in steps of `_RUNG`, each on top of the repetitions of the last one; what a step costs
-        more than the share does is not taken, nor is what lowers the peak by less than a step.
+        The budget is lowered in steps of `_RUNG`, each on top of the repetitions of the last one; what lowers the peak
+        by less than a step is not taken.
+
+        Args:
+            price: what a step may cost: the share of the seconds by the share of the peak.
         """
         cuts: Cuts = {}
         schedule = self.schedule(cuts)
         assert schedule is not None, "a program without repetitions is a schedule"
-        best, limit = (cuts, schedule), share * self.seconds()
+        best, whole = (cuts, schedule), self.seconds()
         while True:
             budget = int(best[1].peak * (1 - _RUNG))
+            limit = min(share * whole, self.seconds(best[1].repeated) + price * _RUNG * whole)
             while schedule.peak > budget:
                 found = self._better(budget, cuts, schedule, tried=1, most=_MOST)
                 if found is None or self.seconds(found[1].repeated) > limit:
