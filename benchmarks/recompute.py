@@ -5,8 +5,8 @@
 
 Builds each network, one of those or of the zoo's (`timm:crossvit_9_dagger_240 --pixels 240`), with SGD and momentum, by
 `convgrad build` with `--recompute` none, auto, cheap and all, and with `--memory` halfway between the least and the
-plain plan. The steps run in turns in one process; a ratio is the median over the turns of the CPU time (user and system) by
-that of the plain step of the same turn. The losses must be equal.
+plain plan. The steps run in turns in one process; a ratio is the median over the turns of the CPU time (user and
+system) by that of the plain step of the same turn. The losses must be equal.
 """
 
 from __future__ import annotations
