@@ -17,14 +17,14 @@ from tests.kernels.test_dot_products import _blank, _problem, _types_with_float3
 from tests.kernels.test_tile_products import WIDE, needs_dots
 from tests.kernels.test_weight_tiles import PROBLEMS, STEM
 from tests.kernels.tile_emulation import emulated
+from tests.kernels.tile_kernels import TileKernel
 from tvm_convgrad.codegen.hardware import CPUS
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.cpu_features import tile_refusal
 from tvm_convgrad.core.exact import numbers_of, reduction_length
-from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.training.compile.targets import required_features
 from tvm_convgrad.verify.interpreter import execute
@@ -32,25 +32,13 @@ from tvm_convgrad.verify.interpreter import execute
 NAME = "AMX-FP16 GEMM"
 MACHINE = CPUS["AMX-FP16"]
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "cooperlake", "mattr": ["+amx-tile", "+amx-bf16", "+amx-fp16"]})
+KERNEL = TileKernel(NAME, MACHINE, TARGET)
+_function, _ran = KERNEL.function, KERNEL.ran
 GRANITE = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "graniterapids"})
 HALVES = ("float16",) * 3
 needs_half_tiles = pytest.mark.skipif(
     tile_refusal("amx-fp16") != "", reason=f"no product of float16 is executed: {tile_refusal('amx-fp16')}"
 )
-
-
-def _function(problem: ConvProblem, direction: str, epilogue: Epilogue = NO_EPILOGUE):
-    choice = forced(NAME)(problem, direction, MACHINE)
-    assert choice.is_kernel, choice
-    return chooser.build(problem, direction, MACHINE, choice, "main", epilogue)
-
-
-def _ran(function, problem: ConvProblem, direction: str, operands, tmp_path) -> np.ndarray:
-    path = str(tmp_path / "kernel.so")
-    compiled(function, TARGET).export_library(path)
-    found = tvm.runtime.tensor(_blank(problem, direction))
-    tvm.runtime.load_module(path)["main"](*map(tvm.runtime.tensor, operands), found)
-    return found.numpy()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

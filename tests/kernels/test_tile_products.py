@@ -17,6 +17,7 @@ import tvm
 from tests.kernels.harness import compiled, forced, with_tiling
 from tests.kernels.test_dot_products import SHAPES, _blank, _problem, _types_with_float32_result
 from tests.kernels.tile_emulation import emulated
+from tests.kernels.tile_kernels import TileKernel
 from tvm_convgrad.codegen import tile_product
 from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.codegen.loops import Loops, make_parameter
@@ -26,7 +27,7 @@ from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
-from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gemm.tile_sums import words_of
 from tvm_convgrad.kernels.roofline import roofline
 from tvm_convgrad.training.compile.targets import required_features
@@ -36,6 +37,8 @@ from tvm_convgrad.verify.interpreter import execute
 NAME = "AMX GEMM"
 MACHINE = CPUS["AMX-BF16"]
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "cooperlake", "mattr": ["+amx-tile", "+amx-bf16"]})
+KERNEL = TileKernel(NAME, MACHINE, TARGET)
+_function, _ran = KERNEL.function, KERNEL.ran
 SAPPHIRE = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids"})
 DENSE = [direction for direction in DIRECTIONS if direction != "backward_weight"]
 needs_dots = pytest.mark.skipif(
@@ -48,21 +51,6 @@ WIDE = [
     "mb2ic64ih6iw21oc40kh3kw3sh2sw1ph1pw2",
     "mb1ic74ih3iw41oc17kh1kw1",  # 37 words: three steps of 13
 ]
-
-
-def _function(problem: ConvProblem, direction: str, epilogue: Epilogue = NO_EPILOGUE, choice=None):
-    choice = choice or forced(NAME)(problem, direction, MACHINE)
-    assert choice.is_kernel, choice
-    return chooser.build(problem, direction, MACHINE, choice, "main", epilogue)
-
-
-def _ran(function, problem: ConvProblem, direction: str, operands, tmp_path) -> np.ndarray:
-    """The result of a kernel, loaded from a file: TVM's linker in memory has no variables of threads."""
-    path = str(tmp_path / "kernel.so")
-    compiled(function, TARGET).export_library(path)
-    found = tvm.runtime.tensor(_blank(problem, direction))
-    tvm.runtime.load_module(path)["main"](*map(tvm.runtime.tensor, operands), found)
-    return found.numpy()
 
 
 def test_the_target_decides():
