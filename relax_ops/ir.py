@@ -91,7 +91,12 @@ def shape_values(shape: relax.Expr) -> tuple[Size, ...] | None:
 
 def constant_extents(expr: relax.Expr) -> tuple[int, ...] | None:
     """The shape of a tensor expression; None if it is not known, an extent is symbolic, or it is not a tensor."""
-    shape = getattr(expr.ty, "shape", None)
+    return constant_shape(expr.ty)
+
+
+def constant_shape(type_: relax.Type) -> tuple[int, ...] | None:
+    """The same of a type."""
+    shape = getattr(type_, "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
         return None
     extents = extents_of(shape)

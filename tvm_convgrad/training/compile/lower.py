@@ -82,7 +82,7 @@ def compile_with_plan(
             f"compile_step: a split step puts its gradients into one buffer on CPUs only, but the target is "
             f"{target.attrs['arch']}; leave split out, or use target llvm."
         )
-    if is_gpu(target) and recomputation_of(step.module["step"]).is_asked_for:
+    if is_gpu(target) and recomputation_of(step.module["step"]).is_required:
         raise UnsupportedError(
             f"compile_step: values are computed again on CPUs only, but the target is {target.attrs['arch']}; leave "
             "recompute out, or use target llvm."

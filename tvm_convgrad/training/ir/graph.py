@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
 
 from relax_ops.compat import Constant
+from relax_ops.ir import constant_shape, dtype_of
+from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ModelError
 
 Extent: TypeAlias = int | relax.Expr
@@ -175,6 +178,12 @@ def element_type(expr: relax.Expr) -> str:
     """The dtype of a tensor expression as a string, such as "float32"."""
     dtype = expr.ty.dtype
     return str(getattr(dtype, "dtype", dtype))
+
+
+def fixed_bytes(type_: relax.Type) -> int:
+    """Bytes of a tensor of a type; 0 if it is not a tensor's, or an extent is symbolic."""
+    extents = constant_shape(type_)
+    return 0 if extents is None else math.prod(extents) * numpy_dtype(str(dtype_of(type_))).itemsize
 
 
 def type_text(type_: relax.Type) -> str:

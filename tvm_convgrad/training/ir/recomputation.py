@@ -28,7 +28,7 @@ class Recomputation(NamedTuple):
     budget: int | None = None
 
     @property
-    def is_asked_for(self) -> bool:
+    def is_required(self) -> bool:
         """Whether a target on which nothing can be computed again must refuse it."""
         return self.values not in (NONE, AUTO)
 

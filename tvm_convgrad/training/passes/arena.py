@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import tvm
 from tvm import relax
 
-from relax_ops.ir import constant_extents
-from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name
+from tvm_convgrad.core.rounding import round_up
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, fixed_bytes, operator_name
 from tvm_convgrad.training.passes.flat_gradients import GRADIENTS
 from tvm_convgrad.training.passes.in_place import STEP
-from tvm_convgrad.training.schedule.stages import itemsize
 
 LARGE = 1 << 14
 """Bytes from which on a tensor has its place in the arena, which costs one more call of the virtual machine."""
@@ -81,17 +80,13 @@ def _offsets(spans: Sequence[Span], order: Callable[[Span], tuple[int, int]]) ->
         )
         end, best, narrowest = 0, None, math.inf
         for begin, behind in beside:
-            start = _aligned(end)
+            start = round_up(end, ALIGNMENT)
             if size <= begin - start < narrowest:
                 best, narrowest = start, begin - start
             end = max(end, behind)
-        offsets[number] = _aligned(end) if best is None else best
+        offsets[number] = round_up(end, ALIGNMENT) if best is None else best
         done.append(number)
     return offsets, max(offset + span.bytes for offset, span in zip(offsets, spans, strict=True))
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _spans_of(function: relax.Function) -> dict[Any, Span]:
@@ -119,8 +114,7 @@ def _allocated(value: relax.Expr) -> int:
     """The bytes that a value allocates; 0 if it is something else, or its extents are symbolic."""
     if not isinstance(value, tvm.ir.Call) or operator_name(value) != _ALLOC:
         return 0
-    extents = constant_extents(value)
-    return 0 if extents is None else math.prod(extents) * itemsize(element_type(value))
+    return fixed_bytes(value.ty)
 
 
 def _is_nothing(type_: relax.Type) -> bool:

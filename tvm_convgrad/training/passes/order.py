@@ -8,20 +8,17 @@ it is the last reader of more bytes than its result has. Everything else stays i
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from relax_ops.ir import constant_extents
-from tvm_convgrad.training.ir.graph import element_type, operator_name
+from tvm_convgrad.training.ir.graph import element_type, fixed_bytes, operator_name
 from tvm_convgrad.training.ir.micro_batches import micro_batches_of
 from tvm_convgrad.training.ir.views import owners
 from tvm_convgrad.training.passes.flat_gradients import GRADIENTS
 from tvm_convgrad.training.passes.in_place import STEP, StateFlow
-from tvm_convgrad.training.schedule.stages import itemsize
 
 
 def OrderCalls() -> tvm.transform.Pass:
@@ -55,7 +52,7 @@ class _Order:
                 self._readers[read].add(number)
         kept = {place[v] for v in relax.analysis.free_vars(function.body.body) if v in place}
         self._left = {number: len(self._readers[number]) + (number in kept) for number in range(len(self._bindings))}
-        self._bytes = [_bytes(binding.var) for binding in self._bindings]
+        self._bytes = [fixed_bytes(binding.var.ty) for binding in self._bindings]  # 0 of tuples, whose tensors count
         self._waits = [set(reads) for reads in self._reads]
         self._add_overwriting(StateFlow(function), place, owners(module, function))
         self._turn = micro_batches_of(function)  # FuseOps mixes them, as operations of several become one function
@@ -116,12 +113,6 @@ class _Order:
 
 def _is_narrow(var: relax.Var) -> bool:
     return isinstance(var.ty, relax.TensorType) and element_type(var) in ("float16", "bfloat16")
-
-
-def _bytes(var: relax.Var) -> int:
-    """What a variable has in memory; 0 for tuples, whose tensors count, and where extents are symbolic."""
-    extents = constant_extents(var)
-    return 0 if extents is None else math.prod(extents) * itemsize(element_type(var))
 
 
 __all__ = ["OrderCalls"]

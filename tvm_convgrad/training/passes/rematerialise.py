@@ -19,15 +19,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from relax_ops.ir import constant_extents
+from relax_ops.ir import constant_shape
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.training.ir.graph import bindings_of, operator_name
+from tvm_convgrad.training.ir.graph import bindings_of, fixed_bytes, operator_name
 from tvm_convgrad.training.ir.recomputation import ALL, AUTO, NONE, RECOMPUTING, Recomputation, recomputation_of
 from tvm_convgrad.training.ir.views import owners
 from tvm_convgrad.training.passes.call_costs import CallCosts
 from tvm_convgrad.training.passes.in_place import StateFlow
 from tvm_convgrad.training.passes.remat_choice import FOREVER, Call, Program, Schedule
-from tvm_convgrad.training.schedule.stages import itemsize
 
 _HARDLY = 0.05
 """The share of a step's estimated time that `AUTO` may cost."""
@@ -256,22 +255,14 @@ def _tensors(type_: relax.Type) -> list[relax.TensorType]:
     return [type_] if isinstance(type_, relax.TensorType) else []
 
 
-def _extents(tensor: relax.TensorType) -> tuple[int, ...] | None:
-    return constant_extents(relax.Var("_", tensor))
-
-
 def _elements(type_: relax.Type) -> int:
     """How many elements values of a type have, without those whose extents are symbolic."""
-    return sum(math.prod(e) for e in map(_extents, _tensors(type_)) if e is not None)
+    return sum(math.prod(extents) for extents in map(constant_shape, _tensors(type_)) if extents is not None)
 
 
 def _bytes(type_: relax.Type) -> int:
     """What these have in memory."""
-    return sum(
-        math.prod(extents) * itemsize(str(tensor.dtype))
-        for tensor in _tensors(type_)
-        if (extents := _extents(tensor)) is not None
-    )
+    return sum(map(fixed_bytes, _tensors(type_)))
 
 
 __all__ = ["Rematerialise", "Repeated", "recorded_repetitions"]

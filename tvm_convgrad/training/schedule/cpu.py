@@ -21,11 +21,12 @@ from tvm.s_tir.schedule import ScheduleError
 
 from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, buffer_of
 from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, opened, parallelise, root_blocks, work_of
 from tvm_convgrad.training.schedule.memory_bound import emitted, may_overwrite
 from tvm_convgrad.training.schedule.padding import pad_products
 from tvm_convgrad.training.schedule.reductions import choose_tile, tile_reduction
-from tvm_convgrad.training.schedule.stages import Stage, itemsize, stage_of
+from tvm_convgrad.training.schedule.stages import Stage, stage_of
 
 
 def ScheduleForCpu() -> tvm.transform.Pass:
@@ -131,7 +132,7 @@ def _as_memory_bound(schedule: s_tir.Schedule, onto: int | None = None) -> tirx.
     if not all(isinstance(extent, tirx.IntImm) for extent in extents):
         return None
     machine = machine_of(tvm.target.Target.current(allow_none=True))
-    width = max(itemsize(str(buffer.dtype)) for buffer in [*buffers, *temporaries])
+    width = max(numpy_dtype(str(buffer.dtype)).itemsize for buffer in [*buffers, *temporaries])
     lanes = (machine.vector_bytes if machine else 16) // width
     return emitted(buffers, temporaries, [stage for stage in stages if stage is not None], lanes, onto)
 

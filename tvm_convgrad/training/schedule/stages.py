@@ -194,8 +194,3 @@ def rebuilt(value: tirx.Expr, load: Callable[[Any], Any]) -> Any:
     if isinstance(value, tirx.Select):
         return tirx.Select(new[0], new[1], new[2])
     return tvm.ir.Call(value.op, new, value.attrs, list(value.ty_args), ret_ty=value.ty)
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
-    return 1 if dtype == "bool" else int("".join(filter(str.isdigit, dtype))) // 8

@@ -40,7 +40,7 @@ def build_step(model: Model | TrainingProgram, options: StepOptions | None = Non
     step = step_of_program(model, chosen) if isinstance(model, TrainingProgram) else step_of_model(model, chosen)
     wanted = Recomputation.of(chosen.recompute)
     symbolic = [schema for schema in step.inputs if not all(isinstance(extent, int) for extent in schema.shape)]
-    if symbolic and not wanted.is_asked_for:
+    if symbolic and not wanted.is_required:
         return step
     if symbolic:
         raise UnsupportedError(

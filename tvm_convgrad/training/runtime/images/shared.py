@@ -13,6 +13,7 @@ import numpy as np
 
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.training.runtime.arrays import ALIGNMENT
 from tvm_convgrad.training.runtime.schema import Array
 
@@ -87,7 +88,7 @@ class SharedArrays:
 def _bytes(shape: tuple[int, ...], dtype: str) -> int:
     """The place of an array, up to where the next may begin."""
     size = int(np.prod(shape, dtype="int64")) * numpy_dtype(dtype).itemsize
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return round_up(size, ALIGNMENT)
 
 
 __all__ = ["SharedArrays"]
