@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_convgrad.core.rounding import round_up
+
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 16
@@ -44,7 +46,7 @@ class FlatLayout:
         offset = 0
         for name, shape in shapes:
             entries.append(FlatEntry(name, shape, offset))
-            offset += -(-entries[-1].size // ALIGNMENT) * ALIGNMENT
+            offset += round_up(entries[-1].size, ALIGNMENT)
         return cls(tuple(entries), offset)
 
     @classmethod

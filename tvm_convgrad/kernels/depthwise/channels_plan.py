@@ -9,6 +9,7 @@ from tvm_convgrad.codegen.hardware import MOST_PIECES, Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.contract import Plan, not_one_tiling
 from tvm_convgrad.kernels.depthwise.base import GroupedKernel
 from tvm_convgrad.kernels.depthwise.channels import ChannelsKernel, ChannelsTiling, emitted_products
@@ -241,7 +242,7 @@ def invalid_conv(spec: ConvSpec, tiling: ChannelsTiling, machine: Machine) -> st
         return "in_place needs contiguous channels, as many of them in the source as in the result"
     if tiling.tile_w < 1 or emitted_products(spec, tiling.tile_w) * each > MAX_PRODUCTS:
         return f"tile_w is {tiling.tile_w}; it must be at least 1, and the code at most {MAX_PRODUCTS} multiply-adds"
-    most = -(-spec.result.extents[1] // step) * step
+    most = round_up(spec.result.extents[1], step)
     if not step <= tiling.slab_h <= most or tiling.slab_h % step:
         return f"slab_h is {tiling.slab_h}; it must be a multiple of the step {step}, at most {most}"
     if not 1 <= tiling.channel_splits <= (blocks if tiling.in_place else 1):

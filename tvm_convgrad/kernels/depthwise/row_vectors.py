@@ -24,6 +24,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import shuffle
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.vectors import element_bytes
 
 PREFETCH_BYTES = 6144
@@ -112,7 +113,7 @@ class RowReader:
         if isinstance(offset, int) and offset >= 0:
             # With steps of two a vector of positions has two vectors of columns, which one load or two read.
             positions = self.lanes if ahead or self.step == 2 else lanes
-            end = -(-self.count // positions) * positions * self.step + ahead * self.lanes + offset
+            end = round_up(self.count, positions) * self.step + ahead * self.lanes + offset
             if isinstance(limit, int) and end <= limit:
                 return load(buffer, place, lanes)
             return load_masked(buffer, place, lanes_below(first, limit, lanes), lanes)

@@ -25,6 +25,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.gemm.pairs import Operand
 from tvm_convgrad.kernels.gemm.tiling import Blocking
 from tvm_convgrad.kernels.spec import ConvSpec
@@ -153,7 +154,7 @@ class SourcePanel:
         loops, spec, blocking, lanes = self.loops, self.spec, self.blocking, self.lanes
         channels = spec.source_channels
         few = channels < lanes
-        padded_w = -(-blocking.panel_w // lanes) * lanes
+        padded_w = round_up(blocking.panel_w, lanes)
         assert blocking.stride_h >= padded_w * blocking.stride_w, "a row of the panel has room for whole squares"
         with (
             loops.loop(-(-channels // lanes), "c") as c,

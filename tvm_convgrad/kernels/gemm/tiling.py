@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.gemm.taps import TapRanges, tap_ranges
@@ -166,7 +167,7 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
     if ranges.skips_rows and tiling.block_h == h and step[1] == 1 and spec.source.extents[1] < panel_h:
         low, panel_h = (low[0], 0, low[2]), spec.source.extents[1]  # rows of padding are never read
     panel_w = ((block_w - 1) * spec.in_step[2] + high[2] - low[2]) // step[2] + 1
-    padded_w = _round_up(panel_w, lanes) if source.channel != 1 or tiling.over_pixels else panel_w
+    padded_w = round_up(panel_w, lanes) if source.channel != 1 or tiling.over_pixels else panel_w
     if tiling.unpacked:
         stride_w, stride_h, stride_d = source.spatial[2], source.spatial[1], source.spatial[0]
         stride_c, step = source.channel, [1, 1, 1]
@@ -181,7 +182,7 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
             stride_c = spread(stride_d * len(slices), machine.vector_bytes // 4)
             size = stride_c * channels + vectors
         else:
-            stride_w = channels if channels < lanes else spread(_round_up(channels, lanes), lanes)
+            stride_w = channels if channels < lanes else spread(round_up(channels, lanes), lanes)
             stride_h, stride_d, stride_c = padded_w * stride_w, padded_w * panel_h * stride_w, 1
             size = stride_d * len(slices) + lanes
         starts = tuple(
@@ -215,7 +216,7 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
         step_w=spec.in_step[2] // step[2] * stride_w,
         step_h=spec.in_step[1] // step[1] * stride_h,
         tap_starts=starts,
-        panel_size=_round_up(size, lanes),
+        panel_size=round_up(size, lanes),
         run=_run(starts, channels, ranges.inseparable_taps(phases)) if runs else 1,
         ranges=ranges,
         whole_depth=whole_depth,
@@ -278,10 +279,6 @@ def _run(starts: tuple[tuple[int, ...], ...], channels: int, inseparable: tuple[
         ):
             return run
     return 1
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def spread(stride: int, lanes: int) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import Index, Loops, expr, load, remainder, splat, within, zero
 from tvm_convgrad.codegen.tir import Expr
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.pool.geometry import MaxPool
 
 MAX_TAPS = 32
@@ -113,7 +114,7 @@ class WindowRows:
 
     def _rounded(self, count: int) -> int:
         """Windows or groups rounded up to those of whole vectors."""
-        return count if self._unit > 1 else -(-count // self._lanes) * self._lanes
+        return count if self._unit > 1 else round_up(count, self._lanes)
 
     def _clear(self, first: Index, count: int) -> None:
         with self._loops.loop(count, "i") as i:

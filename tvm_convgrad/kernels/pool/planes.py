@@ -35,6 +35,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import shuffle
 from tvm_convgrad.codegen.tir import Buffer, Expr, PrimFunc
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.depthwise.row_vectors import interleave
 from tvm_convgrad.kernels.pool.gather import NONE, WindowRows, gathers
@@ -61,7 +62,7 @@ class _SplitRow:
         self._loops, self._pool, self._lanes = loops, pool, lanes
         stride, low, width = pool.strides[2], pool.low[2], pool.extents[2]
         self._before = -(-low // stride)
-        windows = -(-pool.results[2] // lanes) * lanes
+        windows = round_up(pool.results[2], lanes)
         self._pitch = self._before + max(windows + (pool.kernel[2] - 1 - low) // stride, -(-width // stride)) + lanes
         self._buffer = loops.buffer("columns", stride * self._pitch, pool.wide)
         with loops.loop(stride * self._pitch, "i") as i:
@@ -114,7 +115,7 @@ class _Emitter:
     def __init__(self, pool: MaxPool, lanes: int) -> None:
         self.pool, self.lanes, self.loops = pool, lanes, Loops()
         self.plane_size, self.result_size = math.prod(pool.extents), math.prod(pool.results)
-        self.windows = -(-pool.results[2] // lanes) * lanes  # of a row, rounded up to whole vectors
+        self.windows = round_up(pool.results[2], lanes)  # of a row, in whole vectors
         work = pool.planes * self.result_size * math.prod(pool.kernel)
         self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.spec import DHW
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec
 
@@ -47,7 +48,7 @@ class VectorPanel:
         spans = [spec.x_slices(start, slab_d) for start in range(spec.dy.extents[0])]
         shared = max(1, max(end - first for first, end in spans))
         slices, rows = min(shared, slab_d * taps), spec.panel_rows(slab_h)
-        pitch = -(-columns // square) * square
+        pitch = round_up(columns, square)
         size = rows * pitch * width
         shares = shared < slab_d * taps
         return VectorPanel(slices, rows, columns, pitch, first_column, shares, pitch * width, size, slices * size)
@@ -99,7 +100,7 @@ class Im2colPanel:
         runs, scale = Im2colPanel.runs_of(source)
         rows = source.panel_rows(slab[0])
         columns = (source.dy.extents[2] - 1) * source.strides[2] + (source.kernel[2] - 1) * source.dilation[2] + 1
-        pitch = -(-columns * scale // lanes) * lanes
+        pitch = round_up(columns * scale, lanes)
         row_size = runs * pitch
         slice_size = source.kernel[0] * rows * row_size
         offsets = tuple(

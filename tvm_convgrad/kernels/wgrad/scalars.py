@@ -24,6 +24,7 @@ from tvm_convgrad.codegen.loops import (
 )
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel
 from tvm_convgrad.kernels.wgrad.panels import Slab, WgradPanels
 
@@ -88,7 +89,7 @@ class PackedScalars(Scalars):
         super().__init__(kernel)
         step = self.spec.word_columns
         self.columns = -(-self.spec.dy.extents[2] // step)
-        self.pitch = -(-self.tiling.tile_m // step) * step
+        self.pitch = round_up(self.tiling.tile_m, step)
 
     def allocate(self, blocks: int) -> None:
         """Allocate the panel; the last stores of a row reach behind its last pixel."""

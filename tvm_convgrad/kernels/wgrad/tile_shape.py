@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 
 FEW_CHANNELS = WORDS // 2
@@ -98,7 +99,7 @@ def steps_of(words: int, rows: int) -> tuple[int, int]:
     found = []
     for step in range(1, WORDS + 1):
         unit = step // math.gcd(step, rows)
-        pitch = -(-words // unit) * unit
+        pitch = round_up(words, unit)
         found.append((Fraction(pitch, step), pitch, step))
     _, pitch, step = min(found)
     return pitch, step

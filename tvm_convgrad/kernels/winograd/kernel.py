@@ -15,6 +15,7 @@ from tvm_convgrad.codegen.loops import Index, expr, lanes_below, lanes_of, load,
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Tile
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.gemm.pairs import Operand
@@ -133,7 +134,7 @@ class WinogradLoops:
     @property
     def _strip_row(self) -> int:
         """Pixels that a row of a strip has room for."""
-        return -(-self.spec.result.extents[2] // self.lanes) * self.lanes + 1
+        return round_up(self.spec.result.extents[2], self.lanes) + 1
 
     def _product(self, products: Buffer, at: Index, element: int) -> Expr:
         return self.loops.let(load(products, at + element * self.m_plane, self.lanes), "p")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tvm_convgrad.codegen.hardware import Machine
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of, spread
 from tvm_convgrad.kernels.spec import ConvSpec, Phase
@@ -78,7 +79,7 @@ def panel_shape(spec: ConvSpec, tiling: WinogradTiling, machine: Machine) -> Blo
 
 def padded_pitch(channels: int, multiple: int, lanes: int) -> int:
     """The distance of rows of so many channels."""
-    return spread(-(-channels // multiple) * multiple, lanes)
+    return spread(round_up(channels, multiple), lanes)
 
 
 __all__ = ["ELEMENTS", "TileSlabs", "WinogradTiling", "padded_pitch", "panel_shape", "slabs_of"]

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_convgrad.core.rounding import round_up
+
 Array = np.ndarray[Any, Any]
 
 _NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
@@ -29,7 +31,7 @@ class GuardedMemory:
 
     def copy(self, array: Array) -> Array:
         """A copy of an array, of its shape and type; it is valid as long as this object is."""
-        room = -(-max(array.nbytes, 1) // _PAGE) * _PAGE
+        room = round_up(max(array.nbytes, 1), _PAGE)
         memory = mmap.mmap(-1, room + 2 * _PAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         start = _PAGE + (room - array.nbytes if self.at_end else 0)
