@@ -70,7 +70,7 @@ def vmap(
         The results, one batch axis a level first, the outermost one foremost.
 
     Raises:
-        ProblemError: the operands of a level have different numbers of entries.
+        ProblemError: the operands of a level have different numbers of entries, or none.
     """
     values = dict(operands)
     axes = {name: _axes(layouts[name], [level[name] for level in levels]) for name in direction.operands}
@@ -146,6 +146,8 @@ def _extent(
                 f"the batch of {first} has {extent} entries, that of {name} {other}; they must be equal, and known "
                 "to be (one name for both, where they are symbolic)"
             )
+    if isinstance(extent, int) and extent < 1:
+        raise ProblemError(f"the batch of {first} has {extent} entries; a vmap needs at least 1")
     return extent
 
 

@@ -140,3 +140,12 @@ def test_batches_must_agree() -> None:
     operands = {"data": np.zeros((2, *problem.data_shape)), "weight": np.zeros((3, *problem.weight_shape))}
     with pytest.raises(ProblemError, match="the batch of data has 2 entries, that of weight 3"):
         run("forward", problem, [{"data": 0, "weight": 0}], operands)
+
+
+@pytest.mark.parametrize("level", [{"data": 0, "weight": None}, {"data": 0, "weight": 0}])
+def test_a_batch_has_an_entry(level: dict[str, int | None]) -> None:
+    problem = ConvProblem.from_descriptor("mb2ic3ih5oc4kh3")
+    shapes = {"data": problem.data_shape, "weight": problem.weight_shape}
+    operands = {name: np.zeros((0, *shapes[name]) if at == 0 else shapes[name]) for name, at in level.items()}
+    with pytest.raises(ProblemError, match="the batch of data has 0 entries; a vmap needs at least 1"):
+        run("forward", problem, [level], operands)

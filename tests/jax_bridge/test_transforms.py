@@ -104,6 +104,24 @@ def test_vmap(axes: tuple[int | None, int | None], store: Path) -> None:
     same(batched, arguments, store)
 
 
+@pytest.mark.parametrize("axes", [(0, None), (None, 3), (1, 4)])
+def test_vmap_over_no_entries(axes: tuple[int | None, int | None], store: Path) -> None:
+    """A batch of 0, as JAX has it: empty results inside of vmap, gradients of 0 outside."""
+    shapes = [shape if axis is None else np.insert(shape, axis, 0) for shape, axis in zip((X, W), axes, strict=True)]
+    arguments = [jnp.ones(tuple(map(int, shape))) for shape in shapes]
+    inside = jax.vmap(jax.value_and_grad(cubic, (0, 1)), axes)
+
+    def outside(x, w):
+        return jax.grad(lambda *both: jax.vmap(cubic, axes)(*both).sum(), (0, 1))(x, w)
+
+    for function in (inside, outside):
+        with bridge.patch(always=True, folder=store):
+            found = jax.tree.leaves(jax.jit(function)(*arguments))
+        wanted = jax.tree.leaves(jax.jit(function)(*arguments))
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other), strict=True)
+
+
 def test_vmap_of_vmap_and_grad_outside(store: Path) -> None:
     x = jnp.asarray(integers((3, 2, *X), 0, 1), "float32")
     w = jnp.asarray(integers((3, *W), 1, 1), "float32")

@@ -133,7 +133,9 @@ def _transpose(number: int) -> Callable[..., jax.Array]:
 
 
 def _batch(values: Sequence[jax.Array], dims: Sequence[int | None], *, call: Call) -> tuple[jax.Array, int]:
-    """vmap: one call of the same direction."""
+    """vmap: one call of the same direction; zeros of no entries for a batch of none, which no call can have."""
+    if any(dim is not None and value.shape[dim] == 0 for value, dim in zip(values, dims, strict=True)):
+        return jax.lax.full((0, *call.result.shape), 0, call.result.dtype), 0
     direction, problem = DIRECTIONS[call.direction], call.problem
     layouts = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}
 
