@@ -99,8 +99,8 @@ PLANTS = (
     Plant(
         "masked lanes of the last channels read beyond the tensor",
         "kernels/depthwise/channels.py",
-        "self._block_in_place(n, qd, slab, whole, lanes_below(0, self.channels % lanes, lanes))",
-        "self._block_in_place(n, qd, slab, whole, lanes_below(0, self.channels % lanes + 1, lanes))",
+        "self._block_in_place(n, whole, lanes_below(0, self.channels % lanes, lanes))",
+        "self._block_in_place(n, whole, lanes_below(0, self.channels % lanes + 1, lanes))",
     ),
     Plant(
         "two work items share their sums",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.harness import MACHINE, ZONE, _zoned, built, check_choice, check_exact, run_in_red_zones, with_tiling
+from tvm_convgrad.codegen.hardware import CPUS
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
@@ -116,6 +117,33 @@ def test_prefetching_changes_nothing(direction):
     problem = ConvProblem.from_descriptor(CHANNELS["in place, strided"])
     choice = choice_of(problem, direction, "depthwise")
     check_choice(problem, direction, with_tiling(choice, replace(choice.plan.tilings[0], prefetch=True)))
+
+
+@pytest.mark.parametrize("direction", FORWARD_AND_DGRAD)
+@pytest.mark.parametrize("name", ["in place", "in place, strided", "groups of 2, channels last"])
+def test_all_channels_of_a_pixel_before_the_next(name, direction):
+    """Also with a block of channels that is not whole, parts of the channels, and tiles that do not divide a row."""
+    family, text = CASES[name]
+    problem = ConvProblem.from_descriptor(text)
+    choice = choice_of(problem, direction, family)
+    own = choice.plan.tilings[0]
+    for tile_w, slab_h, splits in ((1, 2, 1), (4, 8, 2), (3, 4, 3)):
+        fields = {"tile_w": tile_w, "slab_h": slab_h, "channel_splits": min(splits, 2), "prefetch": splits > 1}
+        check_choice(problem, direction, with_tiling(choice, replace(own, channels_inner=True, **fields)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "field", "near", "far"),
+    [("NCHW", "tile_h", 14, 4), ("NHWC", "channels_inner", False, True)],
+)
+def test_few_streams_from_memory(layout, field, near, far):
+    """Planned by bytes: the same layer of a batch whose tensors are in the shared cache, and of one whose are not."""
+    lay = "" if layout == "NCHW" else "_lay=NHWC:OHWI:NHWC"
+    for batch, wanted in ((1, near), (64, far)):
+        problem = ConvProblem.from_descriptor(f"g32mb{batch}ic32ih56oc32oh56kh3ph1{lay}")
+        for direction in FORWARD_AND_DGRAD:
+            choice = chooser.choose(problem, direction, CPUS["AVX-512"])
+            assert getattr(choice.plan.tilings[0], field) == wanted, (batch, direction)
 
 
 @pytest.mark.parametrize("tiling", [(1, 1, 1), (5, 2, 3), (12, 20, 2), (7, 7, 5)])

@@ -56,6 +56,8 @@ class ChannelsTiling(Tiling):
         slab_h: rows of a slab, the work item: a multiple of the step between a phase's rows.
         channel_splits: parts of the blocks of channels that are work items of their own (in place only).
         prefetch: whether later tiles are prefetched (in place only).
+        channels_inner: whether a tile's pixels are computed for all channels of the work item before the next tile (in
+            place only); else a slab for one block of channels before the next block.
     """
 
     in_place: bool
@@ -63,6 +65,7 @@ class ChannelsTiling(Tiling):
     slab_h: int
     channel_splits: int
     prefetch: bool
+    channels_inner: bool
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,29 @@ class _Rows:
     depth: int
     row: int
     column: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A vector of channels: where its source, result and weights are.
+
+    `mask` has the lanes that are channels, None for all; `number` is the block's where it is stored in place.
+    """
+
+    source: _Rows
+    result: _Rows
+    weights: Index
+    mask: Expr | None = None
+    number: Index | None = None
+
+
+ForEachBlock = Callable[[Callable[[_Block], None]], None]
+"""Emits the statements that a function emits for a block, for each of some blocks of channels."""
+
+
+def _only(block: _Block) -> ForEachBlock:
+    """Of one block."""
+    return lambda body: body(block)
 
 
 class ChannelsKernel(DepthwiseKernel):
@@ -126,28 +152,37 @@ class ChannelsKernel(DepthwiseKernel):
         return -(-self.blocks // self.tiling.channel_splits)
 
     def _in_place(self, n: Index, qd: Index, slab: Index, split: Index) -> None:
+        def rows(each: ForEachBlock) -> None:
+            for phase in self.phases:
+                with self._if_depth(phase, qd):
+                    self._emit_rows(phase, qd, slab, each)
+
+        if self.tiling.channels_inner:
+            rows(lambda body: self._blocks_in_place(n, split, body))
+        else:
+            self._blocks_in_place(n, split, lambda block: rows(_only(block)))
+
+    def _blocks_in_place(self, n: Index, split: Index, body: Callable[[_Block], None]) -> None:
+        """The blocks of channels of a work item: the whole ones in a loop, then one that is not."""
         loops, lanes = self.loops, self.lanes
         whole = self.channels // lanes
         per_split = self._blocks_per_split()
         first = loops.let(expr(split * per_split), "first_block")
         with loops.loop(smaller(whole - first, per_split), "b") as b:
-            self._block_in_place(n, qd, slab, loops.let(first + b, "block"), None)
+            body(self._block_in_place(n, loops.let(first + b, "block"), None))
         if self.channels % lanes:
             last = expr(first + per_split) > whole
             with loops.when(last):
-                self._block_in_place(n, qd, slab, whole, lanes_below(0, self.channels % lanes, lanes))
+                body(self._block_in_place(n, whole, lanes_below(0, self.channels % lanes, lanes)))
 
-    def _block_in_place(self, n: Index, qd: Index, slab: Index, block: Index, mask: Expr | None) -> None:
+    def _block_in_place(self, n: Index, block: Index, mask: Expr | None) -> _Block:
         loops, spec = self.loops, self.spec
         origin = loops.let(expr(n * spec.source.batch + block * self.lanes), "from")
         to = loops.let(expr(n * spec.result.batch + block * self.lanes), "to")
-        tensor = Numbers(loops, self.source, self.dtype)
-        source = _Rows(tensor, origin, 0, *spec.source.spatial)
+        source = _Rows(Numbers(loops, self.source, self.dtype), origin, 0, *spec.source.spatial)
         result = _Rows(self.results, to, 0, *spec.result.spatial)
         weights = loops.let(expr(block * (self.inputs * self.taps * self.lanes)), "w")
-        for phase in self.phases:
-            with self._if_depth(phase, qd):
-                self._emit_rows(phase, qd, slab, source, result, weights, mask, block)
+        return _Block(source, result, weights, mask, block)
 
     def _if_depth(self, phase: Phase, qd: Index) -> contextlib.AbstractContextManager[None]:
         """Statements that run only if the phase has this depth."""
@@ -212,8 +247,9 @@ class ChannelsKernel(DepthwiseKernel):
             phases = [phase for phase in self.phases if phase[0].base == residue]
             with self._if_depth(phases[0], qd), loops.loop(self.outputs, "m") as m:
                 weights = loops.let(expr((block * self.multiple + m) * (self.taps * lanes)), "w")
+                alone = _only(_Block(source, result, weights))
                 for phase in phases:
-                    self._emit_rows(phase, qd, slab, source, result, weights, None, None)
+                    self._emit_rows(phase, qd, slab, alone)
                 base = n * to.batch + depth * to.spatial[0] + m * to.channel
                 writer.unpack(loops.let(expr(base), "image"), first, start, count, out, self._finish(m))
 
@@ -231,18 +267,8 @@ class ChannelsKernel(DepthwiseKernel):
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
-    def _emit_rows(
-        self,
-        phase: Phase,
-        qd: Index,
-        slab: Index,
-        source: _Rows,
-        result: _Rows,
-        weights: Index,
-        mask: Expr | None,
-        block: Index | None,
-    ) -> None:
-        """A phase's rows of a slab; `block` of channels where they are stored in place, with the epilogue."""
+    def _emit_rows(self, phase: Phase, qd: Index, slab: Index, each: ForEachBlock) -> None:
+        """A phase's rows of a slab, piece after piece, for each block of channels."""
         loops, spec = self.loops, self.spec
         per_slab = self.tiling.slab_h // spec.out_step[1]
         first = loops.let(expr(slab * per_slab), "q0")
@@ -250,26 +276,44 @@ class ChannelsKernel(DepthwiseKernel):
         extent_d, extent_h, extent_w = spec.source.extents
         with loops.loop(smaller(axis_h.count - first, per_slab), "h") as number:
             q = loops.let(first + number, "q")
-            at = result.origin + (qd * spec.out_step[0] + axis_d.base) * result.depth
-            at = loops.let(expr(at + (q * spec.out_step[1] + axis_h.base) * result.row), "out")
             taps_d = valid_taps(loops, axis_d.taps, axis_d.count, spec.in_step[0], extent_d, qd)
             taps_h = valid_taps(loops, axis_h.taps, axis_h.count, spec.in_step[1], extent_h, q)
             pieces = border_pieces(axis_w.count, self.tiling.tile_w, axis_w.taps, spec.in_step[2], extent_w)
             for begin, size, repeats, valid in pieces:
                 with loops.loop(repeats, "piece") as number:
                     x = loops.let(begin + number * size, "x")
-                    tile = list(accumulators(loops, range(size), self.lanes, self.dtype).values())
-                    if all(axis.taps for axis in phase):
-                        self._sum(tile, phase, valid, (qd, q, x), source, (taps_d, taps_h), weights, mask)
-                    step = spec.out_step[2] * result.column
-                    to = loops.opaque(expr(at + x * step + axis_w.base * result.column), "to")
-                    if block is not None and self.tiling.prefetch:
-                        self._prefetch(phase, size, (q, x), source, to)
-                    for i, register in enumerate(tile):
-                        value = load(register, 0, self.lanes)
-                        if block is not None:
-                            value = self._finish_in_place(value, result.tensor, to + i * step, block, mask)
-                        result.tensor.store(to + i * step, value, mask)
+
+                    def piece(block: _Block, x: Index = x, size: int = size, valid: list[list[int]] = valid) -> None:
+                        self._piece(phase, block, size, valid, (qd, q, x), (taps_d, taps_h))
+
+                    each(piece)
+
+    def _piece(
+        self,
+        phase: Phase,
+        block: _Block,
+        size: int,
+        valid: list[list[int]],
+        position: tuple[Index, Index, Index],
+        taps: tuple[tuple[Index, Index], tuple[Index, Index]],
+    ) -> None:
+        """A piece of a row for a block of channels, which is stored in place with the epilogue."""
+        loops, spec, result = self.loops, self.spec, block.result
+        (qd, q, x), bases = position, [axis.base for axis in phase]
+        tile = list(accumulators(loops, range(size), self.lanes, self.dtype).values())
+        if all(axis.taps for axis in phase):
+            self._sum(tile, phase, valid, position, block, taps)
+        step = spec.out_step[2] * result.column
+        at = result.origin + (qd * spec.out_step[0] + bases[0]) * result.depth
+        at = loops.let(expr(at + (q * spec.out_step[1] + bases[1]) * result.row), "out")
+        to = loops.opaque(expr(at + x * step + bases[2] * result.column), "to")
+        if block.number is not None and self.tiling.prefetch:
+            self._prefetch(phase, size, (q, x), block.source, to)
+        for i, register in enumerate(tile):
+            value = load(register, 0, self.lanes)
+            if block.number is not None:
+                value = self._finish_in_place(value, result.tensor, to + i * step, block.number, block.mask)
+            result.tensor.store(to + i * step, value, block.mask)
 
     def _prefetch(self, phase: Phase, size: int, position: tuple[Index, Index], source: _Rows, to: Index) -> None:
         """Prefetch what a later tile reads and writes in place: its last source rows, and the result."""
@@ -318,10 +362,8 @@ class ChannelsKernel(DepthwiseKernel):
         phase: Phase,
         valid: list[list[int]],
         position: tuple[Index, Index, Index],
-        source: _Rows,
+        block: _Block,
         taps: tuple[tuple[Index, Index], tuple[Index, Index]],
-        weights: Index,
-        mask: Expr | None,
     ) -> None:
         """Add the products of a piece; `valid` has, for each column tap, the pixels where it is in bounds."""
         loops, spec, lanes = self.loops, self.spec, self.lanes
@@ -329,6 +371,7 @@ class ChannelsKernel(DepthwiseKernel):
         _, kernel_h, kernel_w = self.kernel
         run_d, run_h, run_w = (tap_run(axis.taps) for axis in phase)
         qd, q, x = position
+        source, weights, mask = block.source, block.weights, block.mask
         with contextlib.ExitStack() as stack:
             j = stack.enter_context(loops.loop(self.inputs, "j")) if self.each == 1 else 0
             kd, kh = (stack.enter_context(loops.loop(n, k)) for n, k in ((count_d, "kd"), (count_h, "kh")))

@@ -221,7 +221,8 @@ class ChannelsWgrad(DepthwiseWgrad):
             data = _Operand(self.x, loops.let(expr(x_base + first), "x_origin"), *x.spatial[1:])
             grad = _Operand(self.dy, loops.let(expr(dy_base + first), "dy_origin"), *dy.spatial[1:])
             if self.tiling.prefetch:
-                self._prefetch(grad.origin, data.origin, slab.row)
+                newest = slab.d * self.strides[0] + (kd_extent - 1) * self.dilation[0] - self.low[0]
+                self._prefetch(dy_base, x_base + newest * x.spatial[0], slab)
         else:
             start = expr(slab.row * self.strides[1] - self.low[1])
             row, rows = rows_in_bounds(loops, start, self._reach(), x.extents[1])
@@ -267,17 +268,21 @@ class ChannelsWgrad(DepthwiseWgrad):
         with self.loops.loop(self.multiplier // self.tiling.multiples, "block_of_multiples") as number:
             yield self.loops.let(number * self.tiling.multiples, "m")
 
-    def _prefetch(self, dy_origin: Index, x_origin: Index, row: Index) -> None:
-        """Prefetch the rows of the next slab, of the same block of channels."""
-        loops, following = self.loops, row + self.tiling.slab_h
+    def _prefetch(self, dy_origin: Index, x_origin: Index, slab: _Slab) -> None:
+        """Prefetch this block's part of the next slab's rows: contiguous lines, as memory serves these best.
+
+        The origins are those of channel 0, in the last depth slice that is read.
+        """
+        loops, following = self.loops, slab.row + self.tiling.slab_h
         for buffer, origin, view, step in (
             (self.dy, dy_origin, self.dy_view, 1),
             (self.x, x_origin, self.x_view, self.strides[1]),
         ):
-            _, row_step, column = view.spatial
-            at = loops.let(expr(origin + following * (step * row_step)), "next")
-            with loops.loop(self.tiling.slab_h * step, "h") as number, loops.loop(view.extents[2], "x") as x:
-                loops.prefetch(buffer, at + number * row_step + x * column, near=True)
+            row_step, width = view.spatial[1], view.extents[2]
+            part = slab.block * (width * self.lanes)
+            at = loops.let(expr(origin + following * (step * row_step) + part), "next")
+            with loops.loop(self.tiling.slab_h * step, "h") as number, loops.loop(width, "x") as x:
+                loops.prefetch(buffer, at + number * row_step + x * self.lanes)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 

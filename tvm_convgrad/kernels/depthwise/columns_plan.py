@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
+from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Plan, not_one_tiling
 from tvm_convgrad.kernels.depthwise.base import GroupedKernel
@@ -16,7 +17,7 @@ from tvm_convgrad.kernels.depthwise.columns import ColumnsKernel, ColumnsTiling,
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgrad, ColumnsWgradTiling, row_groups
 from tvm_convgrad.kernels.depthwise.taps import border_pieces
 from tvm_convgrad.kernels.roofline import with_memory
-from tvm_convgrad.kernels.spec import DHW, ConvSpec, axes_of, conv_spec, views
+from tvm_convgrad.kernels.spec import DHW, ConvSpec, View, axes_of, conv_spec, views
 from tvm_convgrad.kernels.vectors import moves_vectors
 
 MAX_PHASES = 16
@@ -30,6 +31,12 @@ MAX_TILE_H = 14
 
 WGRAD_TILE_H = 8
 """Rows of a tile of wgrad where a depth slice takes several tiles: the tiles at borders have code of their own."""
+
+FAR_TILE_H, FAR_TILE_BYTES, FAR_SHARE = 4, 512, 1.7
+"""The most rows of a tile, or, of short rows, bytes, where tensors come from memory and that takes at least FAR_SHARE
+times as long as the arithmetic: of 3x3 layers on an AMD Zen 4, tiles of 14 rows took up to 1.9 times as long, and those
+of wgrad, of 8 rows, 1.2 times, whatever was prefetched: memory serves the few streams of few rows side by side best.
+Where elements are converted, small tiles take longer."""
 
 VECTOR_CYCLES = 3.0
 """Cycles of a vector of results besides its multiply-adds: loads that straddle cache lines, and the store."""
@@ -122,8 +129,23 @@ def _conv_tiling(spec: ConvSpec, kernel: DHW, machine: Machine) -> ColumnsTiling
         per_vector = 1
     while per_vector == 1 and products_of(spec, tile_h, per_vector, dots)[0] > MAX_PRODUCTS and tile_h > 1:
         tile_h -= 1
+    if per_vector == 1:
+        bytes_ = sum(view.size * DTYPE_BYTES[view.dtype] for view in (spec.source, spec.result))
+        cycles = _conv_cycles(spec, kernel, ColumnsTiling(tile_h, 1, 1), machine)
+        if spec.source.dtype == spec.dtype and _is_far(bytes_, cycles, machine):
+            tile_h = min(tile_h, _far_tile_h(spec.source, spec.in_step[2] * spec.out_step[2]))
     split_h = min(-(-height // tile_h), -(-4 * machine.parts // _items(spec))) if per_vector == 1 else 1
     return ColumnsTiling(tile_h, split_h, per_vector)
+
+
+def _is_far(bytes_: int, cycles: float, machine: Machine) -> bool:
+    """Whether tensors of so many bytes come from memory, and these cycles of arithmetic are few beside that."""
+    return bytes_ > machine.shared_bytes and bytes_ / machine.memory_rate >= FAR_SHARE * cycles
+
+
+def _far_tile_h(view: View, step: int) -> int:
+    """The most rows of a tile where these rows come from memory; of every `step`-th one."""
+    return max(FAR_TILE_H, FAR_TILE_BYTES // (view.extents[2] * DTYPE_BYTES[view.dtype])) // step
 
 
 def _items(spec: ConvSpec) -> int:
@@ -161,11 +183,15 @@ def _wgrad_refusal(problem: ConvProblem, machine: Machine) -> str:
 def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ColumnsWgradTiling:
     """How wgrad over vectors of columns is tiled."""
     kernel, strides, _, _ = axes_of(problem)
-    height = views(problem)[2].extents[1]
+    x, _, dy = views(problem)
+    height = dy.extents[1]
     sums_at_once = len(row_groups(kernel, machine)[0]) * kernel[2]
     room = max(1, machine.registers - sums_at_once - 4)
     limit = MAX_TILE_H // strides[2]
     tile_h = min(height, room, limit if height <= limit else max(1, WGRAD_TILE_H // strides[2]))
+    cycles = _wgrad_cycles(problem, ColumnsWgradTiling(tile_h, 1, 1), machine)
+    if x.dtype == problem.accumulator and _is_far(problem.bytes, cycles, machine):
+        tile_h = min(tile_h, _far_tile_h(x, strides[2]))
     channels = problem.out_channels
     sums = (math.prod(kernel) + 1) * machine.vector_bytes
     block = max(1, min(SUMS_BYTES // sums, channels // (4 * machine.parts)))

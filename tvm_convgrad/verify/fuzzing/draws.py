@@ -233,10 +233,11 @@ def _channels(kernel: Kernel, rng: random.Random, problem: ConvProblem, directio
     def draw() -> ChannelsTiling:
         in_place = rng.random() < 0.85
         slab_h = _up_to(rng, -(-spec.result.extents[1] // step)) * step
-        prefetch = in_place and _maybe(rng)
-        return ChannelsTiling(in_place, _up_to(rng, 14), slab_h, _up_to(rng, blocks) if in_place else 1, prefetch)
+        prefetch, inner = (in_place and _maybe(rng) for _ in range(2))
+        splits = _up_to(rng, blocks) if in_place else 1
+        return ChannelsTiling(in_place, _up_to(rng, 14), slab_h, splits, prefetch, inner)
 
-    return _one_tiling(kernel, problem, direction, machine, draw, ChannelsTiling(False, 4, step, 1, False))
+    return _one_tiling(kernel, problem, direction, machine, draw, ChannelsTiling(False, 4, step, 1, False, False))
 
 
 def _channels_wgrad(kernel: Kernel, rng: random.Random, problem: ConvProblem, machine: Machine) -> Plan:
