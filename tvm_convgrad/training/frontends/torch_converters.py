@@ -20,6 +20,7 @@ from tvm_convgrad.training.frontends.torch_arithmetic import (
     reversed_difference,
 )
 from tvm_convgrad.training.frontends.torch_convolutions import convolution
+from tvm_convgrad.training.frontends.torch_fourier import WAVES, waves
 from tvm_convgrad.training.frontends.torch_indexing import embedding, index, index_put, index_select, select, triangle
 from tvm_convgrad.training.frontends.torch_norms import batch_norm_training, group_norm, layer_norm
 from tvm_convgrad.training.frontends.torch_pools import average_pool, max_pool
@@ -52,6 +53,7 @@ def converters() -> dict[str, Convert]:
         "native_dropout.default": _native_dropout,
         "_native_batch_norm_legit_functional.default": batch_norm_training,
         STOP_GRADIENT: lambda node, importer: importer.block_builder.emit(op.grad.no_grad(importer.env[node.args[0]])),
+        WAVES: waves,
         "select.int": select,
         "index.Tensor": index,
         "index_select.default": index_select,

@@ -17,8 +17,10 @@ from tvm_convgrad.training.frontends import torch_gamma as gamma
 from tvm_convgrad.training.frontends import torch_linalg as linalg
 from tvm_convgrad.training.frontends import torch_ordering as ordering
 from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
+from tvm_convgrad.training.frontends.torch_complex import of_real_tensors
 from tvm_convgrad.training.frontends.torch_grid import affine_grid, grid_sampler_3d
 from tvm_convgrad.training.frontends.torch_places import name_of, place_of
+from tvm_convgrad.training.frontends.torch_stft import istft, stft
 
 if TYPE_CHECKING:  # an optional package
     import torch
@@ -36,7 +38,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     table |= torch._decomp.get_decompositions([aten.grid_sampler_2d])
-    return table | {
+    own = {
         aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax(x, dim, True), dim, keepdim),
         aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
         aten.empty.memory_format: _empty,
@@ -109,7 +111,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.mish.default: lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
         aten.logaddexp.default: ordering.logaddexp,
         aten.copysign.Tensor: lambda x, y: torch.where(y < 0, -x.abs(), x.abs()),
+        aten._neg_view.default: torch.neg,
+        aten.stft.default: stft,
     }
+    return (
+        table
+        | {overload: of_real_tensors(function) for overload, function in own.items()}
+        | {aten.istft.default: istft}
+    )
 
 
 def with_used_places(program: torch.export.ExportedProgram, source: str) -> torch.export.ExportedProgram:
