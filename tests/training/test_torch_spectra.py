@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that compute with spectra and complex parameters: one step of SGD against PyTorch in float64; what is refused."""
+"""Models of spectra and complex parameters: one step of SGD against PyTorch in float64; what is refused."""
 
 from __future__ import annotations
 

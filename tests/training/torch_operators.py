@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.training.torch_deformable import DEFORMABLE
 from tests.training.torch_spectra import SPECTRA
 from tests.training.torch_topics import SHAPE, Function, row, volume
 
@@ -475,5 +476,6 @@ TOPICS: dict[str, dict[str, Function]] = {
         "transformer": None,
         "spectral": lambda x: x / torch.linalg.matrix_norm(x.flatten(2)[0]),
     },
+    **DEFORMABLE,
     **SPECTRA,
 }

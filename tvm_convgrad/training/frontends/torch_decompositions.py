@@ -18,6 +18,7 @@ from tvm_convgrad.training.frontends import torch_linalg as linalg
 from tvm_convgrad.training.frontends import torch_ordering as ordering
 from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
 from tvm_convgrad.training.frontends.torch_complex import of_real_tensors
+from tvm_convgrad.training.frontends.torch_deformable import deform_conv2d
 from tvm_convgrad.training.frontends.torch_grid import affine_grid, grid_sampler_3d
 from tvm_convgrad.training.frontends.torch_places import name_of, place_of
 from tvm_convgrad.training.frontends.torch_stft import istft, stft
@@ -38,7 +39,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     table |= torch._decomp.get_decompositions([aten.grid_sampler_2d])
-    own = {
+    own: dict[Any, Callable[..., Any]] = {
         aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax(x, dim, True), dim, keepdim),
         aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
         aten.empty.memory_format: _empty,
@@ -114,6 +115,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._neg_view.default: torch.neg,
         aten.stft.default: stft,
     }
+    if hasattr(torch.ops.torchvision, "deform_conv2d"):
+        own[torch.ops.torchvision.deform_conv2d.default] = deform_conv2d
     return (
         table
         | {overload: of_real_tensors(function) for overload, function in own.items()}

@@ -25,6 +25,7 @@ from tvm_convgrad.training.frontends.torch_aliases import with_one_name
 from tvm_convgrad.training.frontends.torch_complex import with_real_parts
 from tvm_convgrad.training.frontends.torch_converters import converters
 from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
+from tvm_convgrad.training.frontends.torch_deformable import declare_deformable
 from tvm_convgrad.training.frontends.torch_names import with_free_names
 from tvm_convgrad.training.frontends.torch_places import listed, name_of, place_of, type_name
 from tvm_convgrad.training.frontends.torch_promotion import as_declared, promoted, with_operands_apart
@@ -73,6 +74,7 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | N
 
     if not zipfile.is_zipfile(path):
         raise ModelError(f"{path} is not a .pt2 file (an archive), or is truncated; write it with torch.export.save.")
+    declare_deformable(path)
     try:
         with known_types(path):
             program = torch.export.load(path)
