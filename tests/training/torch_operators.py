@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.training.torch_deformable import DEFORMABLE
+from tests.training.torch_lookups import LOOKUPS
 from tests.training.torch_spectra import SPECTRA
 from tests.training.torch_topics import SHAPE, Function, row, volume
 
@@ -477,5 +478,6 @@ TOPICS: dict[str, dict[str, Function]] = {
         "spectral": lambda x: x / torch.linalg.matrix_norm(x.flatten(2)[0]),
     },
     **DEFORMABLE,
+    **LOOKUPS,
     **SPECTRA,
 }

@@ -26,6 +26,7 @@ from tvm_convgrad.training.frontends.torch_norms import batch_norm_training, gro
 from tvm_convgrad.training.frontends.torch_pools import average_pool, max_pool
 from tvm_convgrad.training.frontends.torch_products import batched_product
 from tvm_convgrad.training.frontends.torch_random import STOP_GRADIENT
+from tvm_convgrad.training.frontends.torch_repeats import NUMBERS, numbers
 from tvm_convgrad.training.frontends.torch_resize import antialiased, nearest
 from tvm_convgrad.training.frontends.torch_scatter import (
     as_strided,
@@ -54,6 +55,7 @@ def converters() -> dict[str, Convert]:
         "_native_batch_norm_legit_functional.default": batch_norm_training,
         STOP_GRADIENT: lambda node, importer: importer.block_builder.emit(op.grad.no_grad(importer.env[node.args[0]])),
         WAVES: waves,
+        NUMBERS: numbers,
         "select.int": select,
         "index.Tensor": index,
         "index_select.default": index_select,

@@ -22,14 +22,17 @@ from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.frontends.torch_aliases import with_one_name
+from tvm_convgrad.training.frontends.torch_bags import with_equal_bags
 from tvm_convgrad.training.frontends.torch_complex import with_real_parts
 from tvm_convgrad.training.frontends.torch_converters import converters
-from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
+from tvm_convgrad.training.frontends.torch_decompositions import decompositions
 from tvm_convgrad.training.frontends.torch_deformable import declare_deformable
 from tvm_convgrad.training.frontends.torch_names import with_free_names
 from tvm_convgrad.training.frontends.torch_places import listed, name_of, place_of, type_name
+from tvm_convgrad.training.frontends.torch_pool_places import with_used_places
 from tvm_convgrad.training.frontends.torch_promotion import as_declared, promoted, with_operands_apart
 from tvm_convgrad.training.frontends.torch_random import with_plain_dropout
+from tvm_convgrad.training.frontends.torch_repeats import with_constant_repeats
 from tvm_convgrad.training.frontends.torch_scalars import with_scalars_as_vectors
 from tvm_convgrad.training.frontends.torch_types import known_types, leaf_names
 from tvm_convgrad.training.model.model import Array, Model, from_module
@@ -106,7 +109,9 @@ def from_exported_program(
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
     program, public = with_free_names(with_one_name(program))
-    program = with_used_places(with_plain_dropout(program, source), source)
+    program = with_used_places(with_plain_dropout(program, source))
+    with_equal_bags(program)
+    with_constant_repeats(program)
     with_scalars_as_vectors(program)
     try:
         program = program.run_decompositions(decompositions())
