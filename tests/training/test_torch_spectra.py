@@ -132,6 +132,28 @@ class Masked(nn.Module):
         return torch.view_as_real(torch.fft.ifft2(z - self.average, norm="ortho"))
 
 
+class Modulus(nn.Module):
+    """Complex convolutions with a modReLU; the sizes of a complex parameter scale the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 1, 3, 3, dtype=torch.complex64) * 0.3)
+        self.bias = nn.Parameter(torch.randn(4, dtype=torch.complex64) * 0.1)
+        self.second = nn.Parameter(torch.randn(6, 4, 3, 3, dtype=torch.complex64) * 0.2)
+        self.low, self.scale = (
+            nn.Parameter(torch.full((6, 1, 1), -0.1)),
+            nn.Parameter(torch.randn(6, dtype=torch.cfloat)),
+        )
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        z = F.conv2d(torch.complex(x[:, :1], x[:, 1:]), self.first, self.bias, padding=1)
+        z = F.conv2d(torch.complex(F.relu(z.real), F.relu(z.imag)), self.second, stride=2)
+        size = z.abs()
+        z = z * (F.relu(size + self.low) / (size + 1e-6))
+        return self.head(z.abs().mean((2, 3)) * self.scale.abs()) + self.scale.imag.sum() * self.scale.angle()[:3]
+
+
 def in_float64(network):
     """A copy in float64 and complex128."""
     copied = copy.deepcopy(network).double()
@@ -163,6 +185,7 @@ CASES = {
     "long_900": (lambda: Long(900), (2, 900)),
     "long_1022": (lambda: Long(1022), (2, 1022)),
     "long_1025": (lambda: Long(1025), (2, 1025)),
+    "modulus": (Modulus, (2, 2, 9, 8)),
     "complex_buffers": (Masked, (2, 2, 5, 6)),
 }
 
@@ -179,7 +202,7 @@ def test_step_is_that_of_pytorch(name):
     target = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     loss = ((outputs - target) ** 2).mean()
     loss.backward()
-    largest = None if name == "complex_buffers" else 64
+    largest = None if name in ("complex_buffers", "modulus") else 64
     step = build_step(from_exported_program(exported(network, x, largest), batch=shape[0]), loss="mse", lr=1.0)
     runner = Runner(step)
     before = runner.named("parameter")

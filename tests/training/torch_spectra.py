@@ -84,6 +84,9 @@ SPECTRA: dict[str, dict[str, Function]] = {
         "rfftn": lambda x: _real(fft.rfftn(volume(x)[..., :5], dim=(2, 3, 4))),
         "irfftn": lambda x: fft.irfftn(_pair(x), dim=(1, 2, 3), s=(2, 6, 10)),
         "fftshift": lambda x: _real(fft.ifftshift(fft.fftshift(fft.fft2(x), dim=(2,)) * (1 + 2j), dim=(3,))),
+        "frequencies": lambda x: (
+            x * fft.fftfreq(6, 0.1).to(x.dtype) + fft.rfftfreq(11, 0.5).to(x.dtype) * x + fft.fftfreq(5)[1:2] * x
+        ),
         "convolution_by_spectra": lambda x: fft.irfft(fft.rfft(x, 12) * fft.rfft(x.flip(3), 12), 12),
         "spectral": _spectral,
         "gated": _gated,

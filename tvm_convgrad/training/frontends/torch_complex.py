@@ -106,7 +106,7 @@ class _Rewriting:
             self._hold_real(node)
         elif node.op == "output":
             node.args = self._with_views(node, node.args)
-        elif not _is_of_complex(node):
+        elif not is_complex(node) and self._parts.keys().isdisjoint(node.all_input_nodes):
             return
         elif name_of(node) == _ASSERTION:
             self._graph.erase_node(node)

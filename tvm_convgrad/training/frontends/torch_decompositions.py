@@ -129,6 +129,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.nanmedian.default: ordering.nanmedian_of_all,
         aten.erfinv.default: inverse_error,
         aten.stft.default: stft,
+        aten.fft_fftfreq.default: _frequencies,
+        aten.fft_rfftfreq.default: lambda n, d=1.0, *, dtype=None, **_: (
+            torch.arange(n // 2 + 1, dtype=dtype or torch.get_default_dtype()) / (n * d)
+        ),
     }
     if hasattr(torch.ops.torchvision, "deform_conv2d"):
         own[torch.ops.torchvision.deform_conv2d.default] = deform_conv2d
@@ -138,6 +142,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         | view_copies()
         | {aten.istft.default: istft}
     )
+
+
+def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    """The frequencies of a transform of n elements d apart, the negative ones last."""
+    import torch
+
+    numbers = torch.arange(n, dtype=torch.int64)
+    signed = (numbers + n // 2) % n - n // 2
+    return signed.to(dtype or torch.get_default_dtype()) / (n * d)
 
 
 def _extremum(x: Tensor, places: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
