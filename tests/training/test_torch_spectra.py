@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
+from tvm_convgrad.training.frontends.fourier_table import wave_table  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
-from tvm_convgrad.training.frontends.torch_fourier import wave_table  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional

@@ -15,10 +15,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from tvm import relax
 
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.frontends.fourier_table import LARGEST_FACTOR, wave_table
 from tvm_convgrad.training.frontends.torch_places import type_name
 
 if TYPE_CHECKING:  # optional packages
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # optional packages
 WAVES = "waves.default"
 """The operator that makes a table, as the importer calls it."""
 
-_DENSE, _LARGEST_FACTOR = 512, 2048
+_DENSE = 512
 
 
 class Parts(NamedTuple):
@@ -51,26 +51,6 @@ def declare_waves() -> None:
     )
     torch.library.impl("convgrad::waves", "CompositeExplicitAutograd", _waves)
     torch.library.register_fake("convgrad::waves", _no_waves)
-
-
-def wave_table(
-    rows: int, columns: int, period: int, is_sine: bool, scale: float, is_folded: bool
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The cosines or sines of 2π·jk/period, times scale, for rows j and columns k.
-
-    Args:
-        is_folded: rows that have a conjugate twin among the period, as in half a spectrum, are doubled.
-    """
-    steps = np.outer(np.arange(rows, dtype="int64"), np.arange(columns, dtype="int64")) % period
-    angles = np.arange(period, dtype="float64") * (2 * math.pi / period)
-    wave = np.sin(angles) if is_sine else np.cos(angles)
-    quarters = np.arange(period, dtype="int64") * 4
-    wave[(quarters % period == 0)] = np.round(wave[(quarters % period == 0)])  # 0, 1 and -1 exactly
-    table: np.ndarray[Any, np.dtype[np.float64]] = wave[steps] * scale
-    if is_folded:
-        numbers = np.arange(rows)
-        table[(numbers > 0) & (2 * numbers < period)] *= 2
-    return table
 
 
 def waves(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
@@ -223,12 +203,12 @@ def _symbolic(extent: object) -> str:
 
 
 def _check(extent: int) -> None:
-    if extent > _LARGEST_FACTOR:
+    if extent > LARGEST_FACTOR:
         raise UnsupportedError(
             f"a Fourier transform of a length with the prime factor {extent} is not imported: its table would have "
-            f"{extent} x {extent} numbers, and factors of at most {_LARGEST_FACTOR} are taken; pad or crop the axis to "
+            f"{extent} x {extent} numbers, and factors of at most {LARGEST_FACTOR} are taken; pad or crop the axis to "
             "a length of small factors (the parameter n or s of torch.fft's functions)"
         )
 
 
-__all__ = ["WAVES", "Parts", "declare_waves", "half_spectrum", "of_half_spectrum", "transformed", "wave_table", "waves"]
+__all__ = ["WAVES", "Parts", "declare_waves", "half_spectrum", "of_half_spectrum", "transformed", "waves"]
