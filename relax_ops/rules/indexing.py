@@ -20,6 +20,7 @@ from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted
 from relax_ops.rules.contract import Legalization, OperatorRules, named
 from relax_ops.rules.elementwise import no_gradients
 from relax_ops.rules.slicing import put_back
+from relax_ops.vmap.common import along_one_axis, same_axis
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
 from tvm_convgrad.core.errors import UnsupportedError
@@ -124,6 +125,12 @@ def gather_elements_axis(call: relax.Call, axes: Axes) -> int | str:
     return "it selects samples" if int(call.attrs.axis) % ndim_of(call.args[0]) == axis else axis
 
 
+def scatter_elements_axis(call: relax.Call, axes: Axes) -> int | str:
+    """Data, places and values have the samples on one axis, if at all, which is not that along which is written."""
+    axis = same_axis(call, axes)
+    return "it writes samples" if int(call.attrs.axis) % ndim_of(call) == axis else axis
+
+
 def scatter_elements(
     orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
@@ -226,6 +233,18 @@ def take_axis(call: relax.Call, axes: Axes) -> int | str:
     return axis + (ndim_of(call.args[1]) - 1 if along < axis else 0)
 
 
+def take_backward_axis(call: relax.Call, axes: Axes) -> int | str:
+    """The gradient of `take` at places that are the same for all samples, put back along another axis."""
+    if axes[0] is None or axes[1] is None or axes[2] is not None or call.attrs.axis is None:
+        return "its places depend on the sample"
+    axis, along = axes[1], int(call.attrs.axis) % ndim_of(call)
+    if along == axis:
+        return "it writes samples"
+    if axes[0] != axis + (ndim_of(call.args[2]) - 1 if along < axis else 0):
+        return "its operands have the samples along different axes"
+    return axis
+
+
 def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:
     """A new axis of classes."""
     axis, along = axes.first, int(call.attrs.axis) % ndim_of(call)
@@ -242,9 +261,14 @@ RULES = (
         linear=((0,),),
         legalize=_take_legalization,
     ),
+    OperatorRules(named("grad.take_backward"), mapped_axis=take_backward_axis),
     OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
-    OperatorRules(named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis),
-    OperatorRules(named("scatter_elements"), gradient=scatter_elements),
+    OperatorRules(
+        named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis, vmap=along_one_axis
+    ),
+    OperatorRules(
+        named("scatter_elements"), gradient=scatter_elements, mapped_axis=scatter_elements_axis, vmap=along_one_axis
+    ),
     OperatorRules(named("index_tensor"), gradient=index_tensor),
     OperatorRules(named("index_put"), gradient=index_put),
 )

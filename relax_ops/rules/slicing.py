@@ -16,6 +16,7 @@ from relax_ops.ir import extents_of
 from relax_ops.layouts.algebra import position
 from relax_ops.layouts.site import Decision, Site
 from relax_ops.rules.contract import Legalization, OperatorRules, named
+from relax_ops.vmap.common import along_one_axis, same_axis
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
 from tvm_convgrad.core.errors import UnsupportedError
@@ -168,10 +169,9 @@ def _slice_scatter_legalization(stock: Legalization) -> Legalization:
 
 
 def slice_scatter_axis(call: relax.Call, axes: Axes) -> int | str:
-    """Tensor and slice have the samples on the same axis, which is not the one that is sliced."""
-    if axes[0] != axes[1]:
-        return "its tensor and its slice have the samples on different axes"
-    return "it writes samples" if int(call.attrs.axis) % ndim_of(call) == axes.first else axes.first
+    """Tensor and slice have the samples on the same axis, if at all, which is not the one that is sliced."""
+    axis = same_axis(call, axes)
+    return "it writes samples" if int(call.attrs.axis) % ndim_of(call) == axis else axis
 
 
 RULES = (
@@ -186,6 +186,7 @@ RULES = (
         gradient=slice_scatter_gradient,
         layout=slice_scatter_layout,
         mapped_axis=slice_scatter_axis,
+        vmap=along_one_axis,
         legalize=_slice_scatter_legalization,
     ),
 )

@@ -69,6 +69,16 @@ def shifted_axes(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: lis
     return m.call(call, args, axis=moved)
 
 
+def along_one_axis(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: list[bool]) -> relax.Expr:
+    """Operators of tensors of as many axes with one axis that the call names; all of them mapped."""
+    tensors = [isinstance(arg.ty, relax.TensorType) for arg in args]
+    ndim = next(m.own_ndim(arg, own) for arg, own, tensor in zip(args, mapped, tensors, strict=True) if tensor)
+    everywhere = [
+        m.everywhere(arg, own) if tensor else arg for arg, own, tensor in zip(args, mapped, tensors, strict=True)
+    ]
+    return m.call(call, everywhere, axis=int(call.attrs.axis) % ndim + 1)
+
+
 def window(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[bool]) -> relax.Expr:
     """Pools and resampling: the mapped axis becomes part of the batch."""
     layout = str(call.attrs.layout)

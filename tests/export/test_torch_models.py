@@ -116,6 +116,38 @@ def test_strict_loading(
     assert 2 * 60 * unit * bound.max() < 1e-3
 
 
+class Filtered(torch.nn.Module):
+    """A complex weight and a complex buffer in the spectrum of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 4, dtype=torch.complex64))
+        self.register_buffer("shift", torch.randn(4, dtype=torch.complex64))
+        self.fc = torch.nn.Linear(36, models.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = torch.fft.rfft2(x, norm="ortho") * self.weight + self.shift
+        return self.fc(torch.fft.irfft2(z, s=(6, 6), norm="ortho").flatten(1))
+
+
+def test_complex_weights_are_complex_again(convgrad: Command, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, model, output = Filtered(), tmp_path / "net.pt2", tmp_path / "trained.safetensors"
+    write(network, model, "torch.export")
+    step, checkpoint, session = trained(tmp_path, model, 2)
+    done = convgrad("export", step, "--checkpoint", checkpoint, "--model", model, "-o", output)
+    assert done.code == 0, done.err
+    fresh = Filtered()
+    fresh.load_state_dict(load_file(output), strict=True)
+    assert fresh.weight.is_complex()
+    assert not torch.equal(fresh.weight, network.weight)
+    assert torch.equal(fresh.shift, network.shift)
+    x, _, _ = models.batch_of(9)
+    with torch.no_grad():
+        expected = fresh(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(session.predict(x), expected, rtol=0, atol=1e-5 * max(np.abs(expected).max(), 1))
+
+
 def _largest(network: Net, x: np.ndarray) -> np.ndarray:
     """The network of absolute values: what a rounding error of one unit is relative to, at the most."""
     copy = Net(network.extras).double().eval()

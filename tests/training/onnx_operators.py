@@ -313,6 +313,30 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "rnn_clip": recurrent("RNN", 1, clip=0.4),
         },
     ),
+    "spectra": (
+        17,
+        {
+            "dft": lambda g, x: g("DFT", g("Reshape", x, [0, 8, 4, 2]), axis=2),
+            "dft_default_axis": lambda g, x: g("DFT", g("Reshape", x, [0, 8, 4, 2])),
+            "dft_of_real": lambda g, x: g("DFT", g("Unsqueeze", x, [4]), axis=3, onesided=1),
+            "dft_whole_of_real": lambda g, x: g("DFT", g("Unsqueeze", x, [4]), axis=-3),
+            "dft_padded": lambda g, x: g("DFT", g("Reshape", x, [0, 32, 2]), np.int64(37), axis=1),
+            "dft_cut": lambda g, x: g("DFT", g("Reshape", x, [0, 4, 8, 2]), np.int64(5), axis=2),
+            "inverse": lambda g, x: g("DFT", g("Reshape", x, [0, 8, 4, 2]), axis=1, inverse=1),
+            "stft": lambda g, x: g(
+                "STFT", g("Reshape", x, [0, 64, 1]), np.int64(5), np.hanning(14)[1:-1], np.int64(12)
+            ),
+            "stft_whole": lambda g, x: g("STFT", g("Reshape", x, [0, 64, 1]), np.int64(8), weight(9), onesided=0),
+        },
+    ),
+    "spectra_newer": (
+        20,
+        {
+            "dft": lambda g, x: g("DFT", g("Reshape", x, [0, 8, 4, 2])),
+            "dft_of_real": lambda g, x: g("DFT", g("Unsqueeze", x, [4]), "", np.int64(1), onesided=1),
+            "inverse": lambda g, x: g("DFT", g("Reshape", x, [0, 8, 4, 2]), np.int64(7), np.int64(-2), inverse=1),
+        },
+    ),
     "newer": (
         24,
         {

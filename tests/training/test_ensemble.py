@@ -195,6 +195,30 @@ def test_operators_that_move_elements() -> None:
     check(models, x, rng.integers(0, 4, (4, MEMBERS)), True, steps=2)
 
 
+def writing_operators(emit: Any, x: Any, w: Any, base: Any) -> Any:
+    """Slices and elements written into tensors that all members share, or that each has; elements read at places."""
+    y = emit(op.nn.conv2d(x, w))
+    y = emit(op.slice_scatter(y, emit(op.strided_slice(emit(op.multiply(y, y)), [3], [0], [2])), 1, 3, 1, axis=-1))
+    y = emit(op.slice_scatter(emit(op.zeros_like(y)), emit(op.strided_slice(y, [1], [0], [2])), 1, 4, 2, axis=1))
+    places = emit(op.astype(emit(op.clip(emit(op.abs(y)), 0, 2)), "int64"))
+    read = emit(op.gather_elements(emit(op.add(y, base)), places, axis=2))
+    y = emit(op.scatter_elements(y, places, read, axis=-1, reduction="add"))
+    return emit(op.sum(y, (2, 3)))
+
+
+WRITING = {"w": (4, 2, 2, 2), "base": (4, 1, 1)}
+
+
+@pytest.mark.parametrize("own_data", [False, True])
+def test_operators_that_write_into_tensors(own_data: bool) -> None:
+    rng = np.random.default_rng(5)
+    module = network(writing_operators, (4, 2, 5, 5), WRITING)
+    models = members_of(module, {n: rng.standard_normal(s).astype("float32") for n, s in WRITING.items()})
+    mine = (MEMBERS,) if own_data else ()
+    x = rng.standard_normal((4, *mine, 2, 5, 5)).astype("float32")
+    check(models, x, rng.integers(0, 4, (4, *mine)), own_data, steps=2)
+
+
 def convolutions(emit: Any, x: Any, w1: Any, w2: Any) -> Any:
     y = emit(op.nn.relu(emit(op.nn.conv2d(x, w1, padding=1, groups=2))))
     y = emit(op.nn.conv2d(y, w2, strides=2))

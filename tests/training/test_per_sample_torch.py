@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 from relax_ops.single_run import quick_machine  # noqa: E402
 from tests.cases import load  # noqa: E402
 from tests.training import networks  # noqa: E402
+from tests.training import test_torch_deformable as deformable  # noqa: E402
+from tests.training import test_torch_spectra as spectra  # noqa: E402
 from tests.training.harness import relative_error  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.per_sample import per_sample_module  # noqa: E402
@@ -92,3 +94,22 @@ def test_layer_norm_and_linear_layers_on_pixels() -> None:
     network, x, labels = networks.ConvNeXtBlock(), torch.randn(3, 3, 32, 32), torch.randint(0, 5, (3,))
     check_gradients(network, x, labels, 1e-3)
     check_clipped(network, x, labels, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(spectra.Spectrogram, (3, 200)), (spectra.Mixing, (3, 7, 6)), (deformable.Block, (2, 3, 13, 10))],
+)
+def test_spectra_and_reads_at_places(make: Any, shape: tuple[int, ...]) -> None:
+    """Frames of a signal, transforms, and elements gathered at places of each sample; vmap knows no deform_conv2d."""
+    torch.manual_seed(3)
+    network, x, labels = make(), torch.randn(shape), torch.randint(0, 3, shape[:1])
+    model = from_exported_program(torch.export.export(network, (x,)))
+    _, _, *found = run(model, "gradients", x.numpy(), labels.numpy())
+    reference = copy.deepcopy(network).double()
+    for sample in range(len(x)):
+        reference.zero_grad()
+        part = slice(sample, sample + 1)
+        torch.nn.functional.cross_entropy(reference(x[part].double()), labels[part]).backward()
+        for (name, value), have in zip(reference.named_parameters(), found, strict=True):
+            assert relative_error(have[sample], value.grad.numpy()) < 1e-4, name

@@ -152,10 +152,6 @@ class Noisy(nn.Module):
             lambda x: x * torch.multinomial(x, 2).sum(),
             ("aten.multinomial.default", "test_torch_random.py:", "an input"),
         ),
-        (
-            lambda x: F.adaptive_max_pool2d(x[None, None], 2, return_indices=True)[1] * x.sum(),
-            ("aten.adaptive_max_pool2d", "return_indices=True"),
-        ),
     ],
 )
 def test_what_has_no_meaning_in_a_step_is_refused_with_its_line(make, named):

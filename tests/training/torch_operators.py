@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.training.torch_deformable import DEFORMABLE
+from tests.training.torch_lookups import LOOKUPS
+from tests.training.torch_spectra import SPECTRA
 from tests.training.torch_topics import SHAPE, Function, row, volume
 
 
@@ -474,4 +477,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "transformer": None,
         "spectral": lambda x: x / torch.linalg.matrix_norm(x.flatten(2)[0]),
     },
+    **DEFORMABLE,
+    **LOOKUPS,
+    **SPECTRA,
 }

@@ -3,7 +3,7 @@
 
 A step holds what its graph reads. What else a `state_dict` has (integer buffers, parameters of parts that are omitted,
 the other names of tied parameters) is taken from the model's file. ONNX files have no `num_batches_tracked`; it is set
-to the batches of the run.
+to the batches of the run. A complex tensor, which a step holds as a real one with a last axis of 2, is complex again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from tvm_convgrad.training.frontends.onnx_prepared import prepared
 from tvm_convgrad.training.frontends.onnx_torch import state_dict_names
+from tvm_convgrad.training.frontends.torch_places import type_name
 from tvm_convgrad.training.frontends.torch_types import known_types
 from tvm_convgrad.training.runtime.artifact import Artifact
 from tvm_convgrad.training.runtime.checkpoint import Checkpoint
@@ -107,6 +108,8 @@ def _add_of_pt2(found: StateDict, model: Path) -> None:
     kept = []
     for name, tensor in stored.items():
         if name in found.tensors:
+            if tensor.is_complex():  # a step holds a real tensor with a last axis of 2
+                found.tensors[name] = np.ascontiguousarray(found.tensors[name]).view(type_name(tensor.dtype))[..., 0]
             continue
         twin = trained.get(place[name])
         found.tensors[name] = found.tensors[twin] if twin else tensor.detach().cpu().numpy()

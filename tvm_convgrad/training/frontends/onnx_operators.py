@@ -20,6 +20,7 @@ from tvm_convgrad.training.frontends import (
     onnx_reductions,
     onnx_resize,
     onnx_sampling,
+    onnx_spectra,
     onnx_windows,
 )
 from tvm_convgrad.training.frontends.onnx_node import Converter, Node
@@ -161,6 +162,7 @@ CONVERTERS: dict[str, Converter] = {
     **onnx_reductions.CONVERTERS,
     **onnx_resize.CONVERTERS,
     **onnx_sampling.CONVERTERS,
+    **onnx_spectra.CONVERTERS,
     **onnx_windows.CONVERTERS,
 }
 """By operator of ONNX."""

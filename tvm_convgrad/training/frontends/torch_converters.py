@@ -20,11 +20,13 @@ from tvm_convgrad.training.frontends.torch_arithmetic import (
     reversed_difference,
 )
 from tvm_convgrad.training.frontends.torch_convolutions import convolution
+from tvm_convgrad.training.frontends.torch_fourier import WAVES, waves
 from tvm_convgrad.training.frontends.torch_indexing import embedding, index, index_put, index_select, select, triangle
 from tvm_convgrad.training.frontends.torch_norms import batch_norm_training, group_norm, layer_norm
 from tvm_convgrad.training.frontends.torch_pools import average_pool, max_pool
 from tvm_convgrad.training.frontends.torch_products import batched_product
 from tvm_convgrad.training.frontends.torch_random import STOP_GRADIENT
+from tvm_convgrad.training.frontends.torch_repeats import NUMBERS, numbers
 from tvm_convgrad.training.frontends.torch_resize import antialiased, nearest
 from tvm_convgrad.training.frontends.torch_scatter import (
     as_strided,
@@ -52,6 +54,8 @@ def converters() -> dict[str, Convert]:
         "native_dropout.default": _native_dropout,
         "_native_batch_norm_legit_functional.default": batch_norm_training,
         STOP_GRADIENT: lambda node, importer: importer.block_builder.emit(op.grad.no_grad(importer.env[node.args[0]])),
+        WAVES: waves,
+        NUMBERS: numbers,
         "select.int": select,
         "index.Tensor": index,
         "index_select.default": index_select,

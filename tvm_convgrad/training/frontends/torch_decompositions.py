@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.frontends import torch_bessel as bessel
 from tvm_convgrad.training.frontends import torch_gamma as gamma
 from tvm_convgrad.training.frontends import torch_linalg as linalg
 from tvm_convgrad.training.frontends import torch_ordering as ordering
-from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
+from tvm_convgrad.training.frontends import torch_pool_places as pools
+from tvm_convgrad.training.frontends.torch_bags import embedding_bag
+from tvm_convgrad.training.frontends.torch_complex import of_real_tensors
+from tvm_convgrad.training.frontends.torch_deformable import deform_conv2d
+from tvm_convgrad.training.frontends.torch_erfinv import inverse_error
 from tvm_convgrad.training.frontends.torch_grid import affine_grid, grid_sampler_3d
-from tvm_convgrad.training.frontends.torch_places import name_of, place_of
+from tvm_convgrad.training.frontends.torch_stft import istft, stft
+from tvm_convgrad.training.frontends.torch_view_copies import view_copies
 
 if TYPE_CHECKING:  # an optional package
     import torch
@@ -36,7 +41,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     table |= torch._decomp.get_decompositions([aten.grid_sampler_2d])
-    return table | {
+    own: dict[Any, Callable[..., Any]] = {
         aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax(x, dim, True), dim, keepdim),
         aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
         aten.empty.memory_format: _empty,
@@ -90,8 +95,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._pdist_forward.default: _distances,
         aten.angle.default: lambda x: torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype)),
         aten.unfold.default: _unfold,
-        aten.adaptive_max_pool2d.default: lambda x, size: _adaptive_max(x, size),
-        aten.adaptive_max_pool3d.default: lambda x, size: _adaptive_max(x, size),
+        aten.adaptive_max_pool2d.default: pools.adaptive_max,
+        aten.adaptive_max_pool3d.default: pools.adaptive_max,
         aten._cdist_forward.default: lambda x, y, p, _mode: _norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, [-1]),
         aten.linalg_vector_norm.default: _norm,
         aten.std.correction: _deviation,
@@ -109,73 +114,43 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.mish.default: lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
         aten.logaddexp.default: ordering.logaddexp,
         aten.copysign.Tensor: lambda x, y: torch.where(y < 0, -x.abs(), x.abs()),
+        aten._neg_view.default: torch.neg,
+        aten.avg_pool2d.default: pools.average_pool,
+        aten.avg_pool3d.default: pools.average_pool,
+        aten.embedding_bag.padding_idx: embedding_bag,
+        aten.embedding_bag.default: embedding_bag,
+        aten._embedding_bag.default: embedding_bag,
+        aten._embedding_bag_forward_only.default: embedding_bag,
+        aten.i0.default: bessel.i0,
+        aten.special_i0e.default: bessel.i0e,
+        aten.special_i1.default: bessel.i1,
+        aten.special_i1e.default: bessel.i1e,
+        aten.nanmedian.dim: ordering.nanmedian,
+        aten.nanmedian.default: ordering.nanmedian_of_all,
+        aten.erfinv.default: inverse_error,
+        aten.stft.default: stft,
+        aten.fft_fftfreq.default: _frequencies,
+        aten.fft_rfftfreq.default: lambda n, d=1.0, *, dtype=None, **_: (
+            torch.arange(n // 2 + 1, dtype=dtype or torch.get_default_dtype()) / (n * d)
+        ),
     }
+    if hasattr(torch.ops.torchvision, "deform_conv2d"):
+        own[torch.ops.torchvision.deform_conv2d.default] = deform_conv2d
+    return (
+        table
+        | {overload: of_real_tensors(function) for overload, function in own.items()}
+        | view_copies()
+        | {aten.istft.default: istft}
+    )
 
 
-def with_used_places(program: torch.export.ExportedProgram, source: str) -> torch.export.ExportedProgram:
-    """The program in which each max pool whose indices are used (max_unpool) is an operator that computes them.
-
-    Raises:
-        ModelError: an adaptive pool's places are used.
-    """
+def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    """The frequencies of a transform of n elements d apart, the negative ones last."""
     import torch
 
-    if not hasattr(torch.ops.convgrad, "max_pool_with_places"):
-        ints = "int[] kernel, int[] stride=[], int[] padding=[0], int[] dilation=[1], bool ceil_mode=False"
-        torch.library.define("convgrad::max_pool_with_places", f"(Tensor x, {ints}) -> (Tensor, Tensor)")
-        torch.library.impl("convgrad::max_pool_with_places", "CompositeImplicitAutograd", _max_pool_with_places)
-    program = with_own_graph(program)
-    for node in program.graph.nodes:
-        used = any(name_of(user) == "getitem" and user.args[1] == 1 and user.users for user in node.users)
-        if node.op != "call_function" or "max_pool" not in name_of(node) or not used:
-            continue
-        if "adaptive" in name_of(node):
-            raise ModelError(
-                f"{source} uses the indices of an adaptive max pool (aten.{name_of(node)}{place_of(node)}), which is "
-                "not imported; use a max pool with fixed windows (return_indices=True), or an upsampling."
-            )
-        node.target = torch.ops.convgrad.max_pool_with_places.default
-    return program
-
-
-def _max_pool_with_places(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and its index in the flattened image, from one slice for each tap."""
-    import torch
-
-    rank = max(x.ndim - 2, len(kernel))  # a tensor without a batch has one axis less
-    taps, pads, dilations = ([*given] * (rank // len(given)) for given in (kernel, padding, dilation))
-    steps = [*stride] * (rank // len(stride)) if stride else taps
-    extents = x.shape[x.ndim - rank :]
-    counts, ends = [], []
-    for extent, tap, step, pad, dilated in zip(extents, taps, steps, pads, dilations, strict=True):
-        free = extent + 2 * pad - dilated * (tap - 1) - 1
-        count = (-(-free // step) if ceil_mode else free // step) + 1
-        count -= ceil_mode and (count - 1) * step >= extent + pad  # the last window begins inside
-        counts.append(count)
-        ends.append(max((count - 1) * step + dilated * (tap - 1) + 1 - extent - pad, 0))
-    widths = [width for pair in zip(reversed(pads), reversed(ends), strict=True) for width in pair]
-    places = torch.arange(math.prod(extents)).reshape(*([1] * (x.ndim - rank)), *extents)
-    whole, numbers = (torch.nn.functional.pad(each, widths, value=low) for each, low in ((x, -math.inf), (places, 0)))
-    windows = [
-        (
-            ...,
-            *(
-                slice(at * dilated, at * dilated + (count - 1) * step + 1, step)
-                for at, dilated, count, step in zip(tap, dilations, counts, steps, strict=True)
-            ),
-        )
-        for tap in product(*(range(count) for count in taps))
-    ]
-    values, numbers = (torch.stack([tensor[window] for window in windows]) for tensor in (whole, numbers))
-    found = values.argmax(0, keepdim=True)
-    return values.gather(0, found)[0], numbers.expand(values.shape).gather(0, found)[0]
+    numbers = torch.arange(n, dtype=torch.int64)
+    signed = (numbers + n // 2) % n - n // 2
+    return signed.to(dtype or torch.get_default_dtype()) / (n * d)
 
 
 def _extremum(x: Tensor, places: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
@@ -332,36 +307,6 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     count = (x.shape[dim] - size) // step + 1
     places = torch.arange(count)[:, None] * step + torch.arange(size)
     return x.index_select(dim, places.flatten()).unflatten(dim, (count, size)).movedim(dim + 1, -1)
-
-
-def _adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Max pools; the indices are not computed (see `with_used_places`).
-
-    Where the windows of an axis differ, one axis after the other, the last one first: so the first of equal elements,
-    line by line, has the gradient, as in PyTorch.
-    """
-    import torch
-
-    rank = len(size)
-    pool = {2: torch.nn.functional.max_pool2d, 3: torch.nn.functional.max_pool3d}[rank]
-    extents = x.shape[-rank:]
-    if all(extent % wanted == 0 for extent, wanted in zip(extents, size, strict=True)):
-        kernel = [extent // wanted for extent, wanted in zip(extents, size, strict=True)]
-        x = pool(x, kernel) if max(kernel) > 1 else x
-        return x, torch.zeros(x.shape, dtype=torch.int64)
-    for axis in reversed(range(rank)):
-        extent, wanted = extents[axis], size[axis]
-        windows = [(extent * cell // wanted, -(-extent * (cell + 1) // wanted)) for cell in range(wanted)]
-        if extent % wanted == 0:
-            windows = [(0, extent)]
-        parts = []
-        for begin, end in windows:
-            kernel = [1] * rank
-            kernel[axis] = extent // wanted if extent % wanted == 0 else end - begin
-            part = x.narrow(axis - rank, begin, end - begin)
-            parts.append(pool(part, kernel) if kernel[axis] > 1 else part)
-        x = torch.cat(parts, axis - rank)
-    return x, torch.zeros(x.shape, dtype=torch.int64)
 
 
 def _trilinear(

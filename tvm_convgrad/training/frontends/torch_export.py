@@ -22,12 +22,17 @@ from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.frontends.torch_aliases import with_one_name
+from tvm_convgrad.training.frontends.torch_bags import with_equal_bags
+from tvm_convgrad.training.frontends.torch_complex import with_real_parts
 from tvm_convgrad.training.frontends.torch_converters import converters
-from tvm_convgrad.training.frontends.torch_decompositions import decompositions, with_used_places
+from tvm_convgrad.training.frontends.torch_decompositions import decompositions
+from tvm_convgrad.training.frontends.torch_deformable import declare_deformable
 from tvm_convgrad.training.frontends.torch_names import with_free_names
 from tvm_convgrad.training.frontends.torch_places import listed, name_of, place_of, type_name
+from tvm_convgrad.training.frontends.torch_pool_places import with_used_places
 from tvm_convgrad.training.frontends.torch_promotion import as_declared, promoted, with_operands_apart
 from tvm_convgrad.training.frontends.torch_random import with_plain_dropout
+from tvm_convgrad.training.frontends.torch_repeats import with_constant_repeats
 from tvm_convgrad.training.frontends.torch_scalars import with_scalars_as_vectors
 from tvm_convgrad.training.frontends.torch_types import known_types, leaf_names
 from tvm_convgrad.training.model.model import Array, Model, from_module
@@ -53,10 +58,6 @@ _RANDOM = (
 )
 _FAILURES = (AssertionError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError)
 _REPLACE = "replace them in the model and export it again."
-_REPLACE_COMPLEX = (
-    "a step has real tensors only: give the model the spectrum as an input, or write the transform as a convolution or "
-    "product with cosines and sines."
-)
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "associative_scan")
 _REPLACE_FLOW = "a step is straight-line code: compute both branches and choose with torch.where, or write loops out."
 _REPLACE_RANDOM = (
@@ -76,6 +77,7 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | N
 
     if not zipfile.is_zipfile(path):
         raise ModelError(f"{path} is not a .pt2 file (an archive), or is truncated; write it with torch.export.save.")
+    declare_deformable(path)
     try:
         with known_types(path):
             program = torch.export.load(path)
@@ -107,12 +109,15 @@ def from_exported_program(
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
     program, public = with_free_names(with_one_name(program))
-    program = with_used_places(with_plain_dropout(program, source), source)
+    program = with_used_places(with_plain_dropout(program, source))
+    with_equal_bags(program)
+    with_constant_repeats(program)
     with_scalars_as_vectors(program)
     try:
         program = program.run_decompositions(decompositions())
     except _FAILURES as error:
         raise ModelError(f"{source}: PyTorch cannot decompose its graph: {first_line(error)}") from error
+    program = _with_real_parts(program, source)
     with_operands_apart(program)
     _refuse_unsupported(program, source)
     inputs, results = _tensors_only(torch, program, source)
@@ -181,9 +186,23 @@ def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node,
     return translated
 
 
+def _with_real_parts(program: torch.export.ExportedProgram, source: str) -> torch.export.ExportedProgram:
+    """The program without complex tensors, decomposed again."""
+    real = with_real_parts(program, source)
+    if real is program:
+        return program
+    try:
+        return real.run_decompositions(decompositions())
+    except _FAILURES as error:
+        raise ModelError(
+            f"{source}: PyTorch cannot decompose what is made of complex numbers: {first_line(error)}"
+        ) from error
+
+
 def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
+    taken = (torch.float32, torch.float64, torch.complex64, torch.complex128)
     for name, parameter in program.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+        if parameter.requires_grad and parameter.dtype not in taken:
             dtype = type_name(parameter.dtype)
             raise ModelError(
                 f"{source}: parameter {name!r} is {dtype}; weights are kept in float32, so export the model in float32 "
@@ -200,21 +219,13 @@ def _refuse_unsupported(program: torch.export.ExportedProgram, source: str) -> N
     flow = [node for node in calls if name_of(node) in _CONTROL_FLOW]
     unknown = [node for node in calls if node not in random and node not in flow and name_of(node) not in known]
     unknown = [node for node in unknown if name_of(node) != "with_effects"] or unknown  # it wraps checks of others
-    complex_ones = [node for node in unknown if _is_complex(node) or any(map(_is_complex, node.all_input_nodes))]
-    unknown = [node for node in unknown if node not in complex_ones]
     for kind, found, remedy in (
         ("unsupported", unknown, _REPLACE),
-        ("complex-number", complex_ones, _REPLACE_COMPLEX),
         ("random", random, _REPLACE_RANDOM),
         ("control-flow", flow, _REPLACE_FLOW),
     ):
         if found:
             raise ModelError(f"{source} uses {kind} operators: {listed(found)}; {remedy}")
-
-
-def _is_complex(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return getattr(value, "dtype", None) is not None and bool(value.is_complex())
 
 
 def _tensors_only(

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tvm_convgrad.training.frontends.torch_erfinv import CENTRE, TAIL
 from tvm_convgrad.training.frontends.torch_places import name_of
 
 if TYPE_CHECKING:  # an optional package
@@ -22,15 +23,6 @@ if TYPE_CHECKING:  # an optional package
     Emit: TypeAlias = Callable[..., torch.fx.Node]
 
 _BITS = 24
-_CENTRE = (
-    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503),
-    *(-0.00417768164, 0.246640727, 1.50140941),
-)
-_TAIL = (
-    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613),
-    *(0.00943887047, 1.00167406, 2.83297682),
-)
-"""Polynomials of the inverse error function (M. Giles, "Approximating the erfinv function", 2010), highest first."""
 
 
 def noise(emit: Emit, node: torch.fx.Node) -> torch.fx.Node:
@@ -114,8 +106,8 @@ class _Draw:
         x = emit(aten.add.Tensor, emit(aten.sub.Tensor, unit, 1.0), 2.0**-_BITS)  # in (-1, 1), without rounding
         product = emit(aten.mul.Tensor, emit(aten.rsub.Scalar, x, 1.0), emit(aten.add.Tensor, x, 1.0))
         w = emit(aten.neg.default, emit(aten.log.default, product))
-        centre = self.polynomial(_CENTRE, emit(aten.sub.Tensor, w, 2.5))
-        tail = self.polynomial(_TAIL, emit(aten.sub.Tensor, emit(aten.sqrt.default, w), 3.0))
+        centre = self.polynomial(CENTRE, emit(aten.sub.Tensor, w, 2.5))
+        tail = self.polynomial(TAIL, emit(aten.sub.Tensor, emit(aten.sqrt.default, w), 3.0))
         factor = emit(aten.where.self, emit(aten.lt.Scalar, w, 5.0), centre, tail)
         found = emit(aten.mul.Tensor, emit(aten.mul.Tensor, factor, x), math.sqrt(2.0))
         found = found if _is_number(deviation, 1.0) else emit(aten.mul.Tensor, found, deviation)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # an optional package
@@ -36,6 +37,32 @@ def median_of_all(x: Tensor) -> Tensor:
     finite = torch.where(equal & ~x.isinf(), x - value, torch.zeros_like(x)).sum() / count  # zeros, with gradients
     infinite = torch.where(equal, x, torch.zeros_like(x)).sum() / count
     return torch.where(value.isinf(), infinite, value + finite)
+
+
+def nanmedian(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower one of two medians of the elements that are no NaN, and its index; NaN where there are none."""
+    import torch
+
+    if x.ndim == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    is_nan = torch.isnan(x)
+    count = (~is_nan).to(torch.int64).sum(dim, keepdim=True)
+    order = torch.where(is_nan, math.inf, x).argsort(dim)
+    places = order.gather(dim, ((count - 1) // 2).clamp(min=0))
+    values = x.gather(dim, places)
+    values = torch.where(torch.isnan(values) & (count > 0), math.inf, values)  # infinity, which a NaN stands before
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def nanmedian_of_all(x: Tensor) -> Tensor:
+    """The median of all elements that are no NaN; its gradient goes to all that equal it in equal parts."""
+    import torch
+
+    value = torch.ops.convgrad.stop_gradient(nanmedian(x.flatten(), 0)[0])
+    equal = x == value
+    count = equal.to(x.dtype).sum().clamp(min=1)
+    finite = torch.where(equal & ~x.isinf(), x - value, torch.zeros_like(x)).sum() / count  # zeros, with gradients
+    return value + finite
 
 
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

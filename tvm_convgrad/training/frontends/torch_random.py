@@ -74,7 +74,7 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
         kept = _added_to_uniform(node)
         if kept is not None:
             _replace(node, "floor.default", lambda call: _bernoulli(call, node.args[0], kept))
-    elif name == "detach.default":
+    elif name in ("detach.default", "detach_copy.default"):
         _replace(node, name, lambda call: call(torch.ops.convgrad.stop_gradient.default, node.args[0]))
     elif name == "wrap_with_set_grad_enabled" and node.args[0] is False:
         with node.graph.inserting_before(node):
