@@ -174,11 +174,20 @@ def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node,
             release(error)
             name, place = f"aten.{name_of(node)}", place_of(node).removeprefix(", ")
             reason = first_line(error)
+            if isinstance(error, TypeError) and _is_symbolic(node):  # a symbol where TVM's translation takes a number
+                reason = "it needs fixed extents; export without dynamic shapes"
             reason = reason.removeprefix(name) if reason.startswith(name) else f": {reason}"
-            remedy = "" if isinstance(error, UnsupportedError) else "; replace it in the model and export it again"
+            has_remedy = isinstance(error, UnsupportedError) or "export without" in reason
+            remedy = "" if has_remedy else "; replace it in the model and export it again"
             raise _Failure(f"{name}{f' ({place})' if place else ''}{reason}{remedy}") from error
 
     return translated
+
+
+def _is_symbolic(node: torch.fx.Node) -> bool:
+    """Whether an extent of an operator's operands or result is a symbol."""
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return any(not isinstance(extent, int) for value in values for extent in getattr(value, "shape", ()))
 
 
 def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:

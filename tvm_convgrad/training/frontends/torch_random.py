@@ -35,8 +35,8 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
     """The program with every dropout as `aten.dropout` in train mode, and with marks where gradients stop.
 
     Raises:
-        ModelError: dropout between the layers of a recurrent network, which PyTorch's decomposition loses, or a tensor
-            with a gradient that is written to inside `torch.no_grad()`.
+        ModelError: dropout between the layers of a recurrent network, which PyTorch's decomposition loses; an instance
+            norm of running statistics; a tensor with a gradient that is written to inside `torch.no_grad()`.
     """
     import torch  # optional
 
@@ -88,6 +88,12 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
                 "PyTorch's decomposition of the exported program loses; write its layers one by one, with nn.Dropout "
                 "between them, or set dropout=0."
             )
+    elif name == "instance_norm.default" and node.args[5] is False:
+        raise ModelError(
+            f"{source} has an instance norm of running statistics (aten.{name}{place_of(node)}), which was exported in "
+            "eval mode and would be trained with the statistics of the whole batch; export the model in train mode "
+            "(model.train()), or set track_running_stats=False."
+        )
 
 
 def _replace(node: torch.fx.Node, name: str, make: Callable[[Callable[..., torch.fx.Node]], torch.fx.Node]) -> None:
