@@ -53,6 +53,14 @@ def test_a_path_that_was_built_again_is_the_new_step(builds: tuple[Path, Path], 
         assert [session.step(X, Y)[0] for _ in range(4)] == expected[build]
 
 
+@pytest.mark.parametrize("name", ["step", "step.so.1", "step.tar"])
+def test_a_library_has_any_name(builds: tuple[Path, Path], tmp_path: Path, name: str) -> None:
+    for build in builds:
+        shutil.copyfile(build, tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / name)
+        assert losses(tmp_path / name) == losses(build)
+
+
 OVERWRITE = """
 import os, shutil, sys
 from tvm_convgrad.core.errors import ArtifactError

@@ -31,7 +31,8 @@ _contents: dict[tuple[int, int], str] = {}
 def load_library(path: Path, digest: str) -> tvm.runtime.Module:
     """TVM's module of the library at `path`, whose content has this digest.
 
-    Another content than that of the first time is loaded under a name of its own, a link to the file.
+    Another content than that of the first time is loaded under a name of its own, a link to the file. So is a file
+    whose name does not end with .so, by which TVM knows a library.
 
     Raises:
         ArtifactError: the file was overwritten in place while it was loaded, which the loader takes for the old one.
@@ -49,7 +50,7 @@ def load_library(path: Path, digest: str) -> tvm.runtime.Module:
                 "crash now; start the process again, and replace a library by renaming, as `convgrad build` does."
             )
         _contents[file] = digest
-        if _first.setdefault(name, digest) == digest:
+        if name.endswith(".so") and _first.setdefault(name, digest) == digest:
             return tvm.runtime.load_module(name)
         with tempfile.TemporaryDirectory() as folder:
             link = Path(folder) / f"{digest}.so"
