@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch.no_grad()` in a graph of torch.export: which arguments of its subgraph gradients must not pass.
+"""`torch.no_grad()` and `detach` in a graph of torch.export: what gradients must not pass.
 
 The subgraph is a call, whose arguments are replaced by copies behind `convgrad::stop_gradient`. A tensor that the
 subgraph writes to stays itself, since the copy would be written instead: a buffer that is updated there (power
-iteration, moving averages) has no gradient anyway.
+iteration, moving averages) has no gradient anyway. So does a detached tensor that is written to.
 """
 
 from __future__ import annotations
@@ -49,16 +49,62 @@ def stop_gradients(node: torch.fx.Node, trained: Container[str], source: str) ->
             continue
         if number in written:
             if _depends_on(argument, trained):
-                name, place = name_of(written[number]), place_of(written[number]).removeprefix(", ")
-                raise ModelError(
-                    f"{source}: aten.{name}{f' ({place})' if place else ''} writes to a tensor "
-                    "that depends on parameters, inside torch.no_grad(), so that its gradient would be lost; write to "
-                    "a copy of it (x.detach().clone()), or to a buffer."
-                )
+                raise _refusal(written[number], "inside torch.no_grad()", source)
         elif isinstance(value := argument.meta.get("val"), torch.Tensor) and value.is_floating_point():
             with node.graph.inserting_before(node):
                 arguments[number] = node.graph.call_function(torch.ops.convgrad.stop_gradient.default, (argument,))
     node.args = (*node.args[:2], *arguments)
+
+
+def is_own_value(node: torch.fx.Node, trained: Container[str], source: str) -> bool:
+    """Whether a detached tensor may be a copy; if not, it stays the memory of its operand, which is no parameter's.
+
+    Args:
+        node: a call of `detach`.
+        trained, source: as for `stop_gradients`.
+
+    Raises:
+        ModelError: it depends on trained parameters, and it is written to, or read after its operand was.
+    """
+    operand, order = node.args[0], list(node.graph.nodes)
+    views, others = {node}, {operand} | {each for each in order if _is_view(each, operand)} - {node}
+    view_written, other_written = None, None
+    is_read_later = False
+    for each in order[order.index(node) + 1 :]:
+        is_read_later |= other_written is not None and not views.isdisjoint(each.all_input_nodes)
+        for tensor, is_written, is_returned in _aliases(each):
+            if is_written and tensor in views:
+                view_written = view_written or each
+            elif is_written and tensor in others:
+                other_written = other_written or each
+            for owned in (views, others):
+                if is_returned and tensor in owned:
+                    owned.add(each)
+    depends = _depends_on(node, trained)
+    if depends and view_written is not None:
+        raise _refusal(view_written, "through detach()", source)
+    if depends and other_written is not None and is_read_later:
+        raise _refusal(other_written, "which is read through an earlier detach() later", source)
+    return depends or (view_written is None and not is_read_later)
+
+
+def _is_view(node: torch.fx.Node, of: torch.fx.Node) -> bool:
+    """Whether a tensor is the memory of another, directly or through views."""
+    while node is not of:
+        shared = [tensor for tensor, _, is_returned in _aliases(node) if is_returned] if node.op != "output" else []
+        if not shared:
+            return False
+        node = shared[0]
+    return True
+
+
+def _refusal(node: torch.fx.Node, how: str, source: str) -> ModelError:
+    place = place_of(node).removeprefix(", ")
+    return ModelError(
+        f"{source}: aten.{name_of(node)}{f' ({place})' if place else ''} writes to a tensor that depends on "
+        f"parameters, {how}, so that its gradient would be wrong; write to a copy of it (x.detach().clone()), or to a "
+        "buffer."
+    )
 
 
 def _written(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
@@ -122,4 +168,4 @@ def _depends_on(node: torch.fx.Node, trained: Container[str]) -> bool:
     return False
 
 
-__all__ = ["stop_gradients", "trained_inputs"]
+__all__ = ["is_own_value", "stop_gradients", "trained_inputs"]

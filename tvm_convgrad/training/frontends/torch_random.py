@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
-from tvm_convgrad.training.frontends.torch_no_grad import stop_gradients, trained_inputs
+from tvm_convgrad.training.frontends.torch_no_grad import is_own_value, stop_gradients, trained_inputs
 from tvm_convgrad.training.frontends.torch_noise import is_noise, noise
 from tvm_convgrad.training.frontends.torch_places import name_of, place_of
 
@@ -48,7 +48,8 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
             continue
         for node in list(module.graph.nodes):
             if node.op == "call_function":
-                _rewrite(node, source)
+                if name_of(node) != "detach.default" or is_own_value(node, trained, source):
+                    _rewrite(node, source)
                 stop_gradients(node, trained, source)
         for node in list(module.graph.nodes):  # of the uniform numbers those that make no dropout
             if is_noise(node):
