@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators whose translation depends on a symbolic batch: instance norms against PyTorch, refusals by their remedy."""
+"""Operators that depend on a symbolic batch: instance norms and joined tensors against PyTorch, refusals by remedy."""
 
 from __future__ import annotations
 
@@ -75,3 +75,37 @@ def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
 
     with pytest.raises(ModelError, match=r"needs fixed extents; export without dynamic shapes\.$"):
         from_exported_program(exported(Folded(), torch.randn(3, 8, 9)))
+
+
+class Joined(torch.nn.Module):
+    """Samples behind each other, of different numbers: the final states of recurrent layers are joined so, too."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.linear = torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        states = self.layer(x)[1]
+        joined = torch.cat([states[-1], x[:, 0] * 2, x.flatten(0, 1)])
+        return self.linear(states[-1] - states.sum(0) + joined.square().mean(0))
+
+
+@pytest.mark.parametrize("options", [{"bidirectional": True}, {"num_layers": 2}])
+def test_tensors_joined_along_a_symbolic_axis(options):
+    torch.manual_seed(0)
+    model = Joined(torch.nn.GRU(5, 5, batch_first=True, **options)).train()
+    reference = copy.deepcopy(model).double()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    program = exported(model, torch.randn(4, 3, 5))
+    runner = Runner(build_step(from_exported_program(program, batch="dynamic"), lr=0.1))
+    for samples in (4, 2, 7):
+        x, labels = torch.randn(samples, 3, 5), torch.randint(0, 3, (samples,))
+        found, _ = runner.step(x.numpy(), labels.numpy(), lr=0.1)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(reference(x.double()), labels)
+        loss.backward()
+        optimizer.step()
+        assert abs(found - loss.item()) < 1e-5
+    for name, value in runner.named("parameter").items():
+        assert relative_error(value, reference.state_dict()[name].numpy()) < 1e-5, name
