@@ -37,11 +37,14 @@ def concat_gradient(
     """y = the tensors of a tuple behind each other: each one's gradient is its part of dy.
 
     All of dy is that of one tensor alone: a split in one part has the type of a tensor, not that of a tuple. An empty
-    tensor gets an empty gradient beside the split, whose parts have one element at least.
+    tensor gets an empty gradient beside the split, whose parts have one element at least. A split knows its places as
+    numbers; of symbolic extents the parts are slices.
     """
     fields = orig_call.args[0].ty.fields
     axis = int(orig_call.attrs.axis or 0)
     filled = [place for place, field in enumerate(fields) if not _is_empty(field, axis)]
+    if len(fields) > 1 and not all(isinstance(field.shape.values[axis], tirx.IntImm) for field in fields):
+        return [relax.Tuple(_symbolic_parts(ctx, output_grad, fields, axis % fields[0].ndim))]
     if len(filled) == len(fields) > 1:
         return [op.split(output_grad, _borders(fields, axis), axis)]
     parts = [output_grad if filled == [place] else None for place in range(len(fields))]
@@ -54,6 +57,19 @@ def concat_gradient(
         for field, part in zip(fields, parts, strict=True)
     ]
     return [relax.Tuple(empty)]
+
+
+def _symbolic_parts(
+    ctx: relax.BlockBuilder, whole: relax.Expr, fields: Sequence[relax.TensorType], axis: int
+) -> list[relax.Expr]:
+    """The parts of a tensor along an axis of symbolic extents."""
+    ends = list(accumulate(field.shape.values[axis] for field in fields))
+    begins = [tirx.const(0, "int64"), *ends[:-1]]
+    parts = []
+    for field, begin, end in zip(fields, begins, ends, strict=True):
+        part = slice_axis(ctx, whole, axis, begin, end)
+        parts.append(ctx.emit(op.reshape(part, field.shape)))  # the extent as the tensor has it, not as a difference
+    return parts
 
 
 def _borders(fields: Sequence[relax.TensorType], axis: int) -> list[Any]:
@@ -69,6 +85,8 @@ def _is_empty(field: relax.TensorType, axis: int) -> bool:
 
 def _stock_splits_wrongly(call: relax.Call) -> str:
     fields = call.args[0].ty.fields
+    if not all(isinstance(field.shape.values[int(call.attrs.axis or 0)], tirx.IntImm) for field in fields):
+        return "TVM's rule splits at symbolic places, which its split refuses"
     if len(fields) == 1:
         return "TVM's rule splits in one part, which is not a tuple"
     if any(_is_empty(field, int(call.attrs.axis or 0)) for field in fields):

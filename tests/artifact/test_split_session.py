@@ -12,7 +12,8 @@ import pytest
 import tvm
 
 from tests import tiny
-from tvm_convgrad.core.errors import ArtifactError
+from tests.conftest import build_tiny
+from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
 from tvm_convgrad.training.runtime.arrays import ALIGNMENT, array_of, as_array, tensor_of
 from tvm_convgrad.training.runtime.session import Session
 
@@ -163,3 +164,25 @@ def test_what_does_not_fit_is_refused(session: Session, tiny_step: Path) -> None
     for call in (lambda: whole.gradients(X, Y), lambda: whole.apply(flat), lambda: whole.evaluate(X, Y)):
         with pytest.raises(ArtifactError, match="no functions gradients, apply and evaluate; build it with --split"):
             call()
+
+
+def test_no_samples_have_no_loss(tiny_model: str, tmp_path: Path) -> None:
+    """The mean loss of none would be of any bits, which an update would take over."""
+    session = Session(build_tiny(tiny_model, tmp_path / "free.so", batch="dynamic", split=True))
+    before = session.state
+    for function in (session.step, session.gradients, session.evaluate):
+        with pytest.raises(ArtifactError, match="no samples"):
+            function(X[:0], Y[:0])
+    assert all(np.array_equal(before[name], value) for name, value in session.state.items())
+
+
+@pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf"), 1e39, "fast", (0.1, 0.2)])
+def test_learning_rates_are_finite_and_not_negative(tiny_split_step: Path, rate: Any) -> None:
+    session = Session(tiny_split_step)
+    before = session.state
+    gradients = session.gradients(X, Y)[2]
+    for update in (lambda: session.step(X, Y, lr=rate), lambda: session.apply(gradients, lr=rate)):
+        with pytest.raises(UnsupportedError, match="learning rate must be"):
+            update()
+    parameters = [spec.name for spec in session.artifact.state if spec.role == "parameter"]
+    assert all(np.array_equal(before[name], session.state[name]) for name in parameters)

@@ -66,7 +66,10 @@ PER_SAMPLE = [*STEP, "--per-sample"]
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--suite", "all", *STEP], ["--suite is of layers", "leave out --step, or --suite."]),
+        (
+            ["--suite", "all", *STEP],
+            ["--suite is of layers", "leave out --step; to measure the step, leave out --suite."],
+        ),
         (["--problem", SMALL, *STEP], ["--problem is of layers"]),
         (["--direction", "forward", *STEP], ["--direction is of layers"]),
         (["--against", "torch", *STEP], ["--against is of layers", "beside PyTorch"]),
@@ -77,7 +80,7 @@ PER_SAMPLE = [*STEP, "--per-sample"]
         (["--layout", "NHWC", *PER_SAMPLE], ["--layout is not of --per-sample"]),
         (["--optimizer", "adam", "--loss", "mse", *PER_SAMPLE], ["--optimizer and --loss are not of --per-sample"]),
         (["--impl", "onednn", *PER_SAMPLE], ["--per-sample measures the generated kernels"]),
-        (["--optimizer", "adam"], ["--optimizer is of whole training steps: give --step MODEL"]),
+        (["--optimizer", "adam"], ["--optimizer is of whole training steps: to measure one, give --step MODEL"]),
         (["--loss", "cross_entropy", "--problem", SMALL], ["--loss is of whole training steps"]),
         (["--per-sample", "--problem", SMALL], ["--per-sample needs --step"]),
         (["--suite", "vgg16", "--problem", SMALL], ["--suite is part of the descriptor of --problem"]),

@@ -273,6 +273,9 @@ def test_choices_are_checked_before_the_model_is_read(
         (["--class-weights", "1,x"], "give numbers with commas between them"),
         (["--label-smoothing", "0.1", "--loss", "nll"], "nll has no setting 'label_smoothing'"),
         (["--model-output", "a", "--model-output", "a=2"], "--model-output a is given twice"),
+        (["--ignore-index", str(2**63)], f"ignore_index must be an int64 number, but is {2**63}"),
+        (["--train", ""], "--train names no parameter"),
+        (["-o", "step"], "--output step: give a name that ends with .so"),
     ],
 )
 def test_settings_are_checked_before_the_model_is_read(convgrad: Command, arguments: list[str], part: str) -> None:

@@ -117,6 +117,7 @@ class CSession:
 
     def close(self) -> None:
         self.library.convgrad_close(self.handle)
+        self.handle = ctypes.c_void_p()
 
 
 Open = Callable[[Path], CSession]

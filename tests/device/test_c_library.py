@@ -109,6 +109,31 @@ def test_a_free_batch(tiny_dynamic_step: Path, open_c: Open, samples: int) -> No
     assert ours.tensor(INPUT, 0)[3][0] == -1
 
 
+def test_no_samples_are_refused(tiny_dynamic_step: Path, open_c: Open) -> None:
+    ours, (x, y) = open_c(tiny_dynamic_step), tiny.make_arrays(1, 7)
+    before = ours.state()
+    with pytest.raises(RefusedError, match="has 0 bytes"):
+        ours.step(x[:0], y[:0])
+    with pytest.raises(RefusedError, match="has 0 bytes"):
+        ours.predict(x[:0], np.empty((0, tiny.CLASSES), "float32"))
+    for name, value in ours.state().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_library_that_was_built_again_is_not_the_old_one(tiny_model: str, tmp_path: Path, open_c: Open) -> None:
+    """The dynamic loader answers a name that it knows with the library that it has."""
+    path, x, y = tmp_path / "step.so", *tiny.make_arrays(tiny.BATCH, 7)
+    first = open_c(build_tiny(tiny_model, path, lr=0.1, momentum=0.9))
+    build_tiny(tiny_model, path, lr=0.1, momentum=0.0)
+    with pytest.raises(RefusedError, match="another build of this file is open; close its sessions first"):
+        open_c(path)
+    losses = [first.step(x, y) for _ in range(3)]
+    first.close()
+    again = open_c(path)
+    assert [again.step(x, y) for _ in range(2)] == losses[:2]
+    assert again.step(x, y) != losses[2]
+
+
 def test_arrays_may_begin_anywhere(tiny_step: Path, open_c: Open) -> None:
     x, y = tiny.make_arrays(tiny.BATCH, 3)
     losses = set()

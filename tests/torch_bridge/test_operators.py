@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tvm_convgrad.core.errors import ProblemError
+
 torch = pytest.importorskip("torch")
 bridge = pytest.importorskip("tvm_convgrad.torch")
 
@@ -82,3 +84,12 @@ def test_export_and_compile(tmp_path: Path) -> None:
     for one, other, wanted in zip(loaded(dy, x, w), compiled(dy, x, w), Gradients()(dy, x, w), strict=True):
         torch.testing.assert_close(one, wanted)
         torch.testing.assert_close(other, wanted)
+
+
+def test_sizes_of_another_length_are_refused() -> None:
+    grad, data, weight = torch.randn(2, 4, 5, 5), torch.randn(2, 3, 7, 7), torch.randn(4, 3, 3, 3)
+    operators, ends = torch.ops.tvm_convgrad, ([1, 1], [0, 0], [1, 1], 1)
+    with pytest.raises(ProblemError, match=r"data_size has all 4 extents .* but is \[7, 7\]; pass list\(data\.shape\)"):
+        operators.conv2d_backward_data(grad, weight, [7, 7], *ends)
+    with pytest.raises(ProblemError, match=r"kernel_size has 2 extents, without channels, but is \[4, 3, 3, 3\]"):
+        operators.conv2d_backward_weight(grad, data, [4, 3, 3, 3], *ends)

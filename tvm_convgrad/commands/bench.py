@@ -297,13 +297,16 @@ def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample
     """
     if per_sample and not step:
         raise typer.BadParameter("--per-sample needs --step, which names the network.")
-    of_steps = "of whole training steps: give --step MODEL, or leave out"
-    of_layers = "of layers, and --step measures whole steps beside PyTorch: leave out --step, or"
+    of_steps = "of whole training steps: to measure one, give --step MODEL; to measure layers, leave out"
+    of_layers = (
+        "of layers, but --step measures a whole training step, always beside PyTorch: to measure layers, leave out "
+        "--step; to measure the step, leave out"
+    )
     kinds = [
         (not step, OF_STEPS, of_steps),
         (step, OF_LAYERS, of_layers),
         (per_sample, NOT_PER_SAMPLE, "not of --per-sample, which has no update and one layout: leave out"),
-        (problem, NOT_OF_PROBLEMS, "part of the descriptor of --problem: leave out --problem, or"),
+        (problem, NOT_OF_PROBLEMS, "part of the descriptor of --problem: to measure that problem, leave out"),
     ]
     for here, options_of, why in kinds:
         if here:

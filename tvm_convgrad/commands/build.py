@@ -80,6 +80,8 @@ def build(
     The step is the forward pass, the loss, all gradients and the optimizer's update.
     """
     trained = tuple(filter(None, (train or "").split(",")))
+    if train is not None and not trained:
+        raise typer.BadParameter("--train names no parameter: give names, such as 'layer4.*,fc', or leave it out.")
     outputs = option_values.chosen_outputs(loss, model_output, model_target)
     source = ModelOptions(model, option_values.parse_batch(batch), params, outputs, trained)
     backends, limit = option_values.parse_offload(offload), parse_size(memory)
@@ -123,6 +125,8 @@ def build(
     chosen: dict[str, object] = {"target": target, "linker": linker, "offload": backends, "memory": limit}
     chosen |= {"tuned": tuned, "transforms": transforms}
     check_destination(output)
+    if output.suffix != ".so":
+        raise typer.BadParameter(f"--output {output}: give a name that ends with .so, by which TVM knows a library.")
     kept = KeptObjects() if cache else None
     with stages(f"reading {model}") as enter:
         earlier = KeptBuilds(kept, source, step | chosen, store) if kept is not None else None

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tvm_convgrad.core.errors import ProblemError
 from tvm_convgrad.core.geometry import SPATIAL
 from tvm_convgrad.torch.override import Bridge
 from tvm_convgrad.torch.plan import Results
@@ -71,6 +72,11 @@ def _backward(compute: Compute, grad: Tensor, data: Tensor, weight: Tensor, *end
 
 
 def _backward_data(compute: Compute, grad: Tensor, weight: Tensor, data_size: Sequence[int], *ends: Any) -> Tensor:
+    if len(data_size) != grad.dim():
+        raise ProblemError(
+            f"conv{grad.dim() - 2}d_backward_data: data_size has all {grad.dim()} extents of the data, samples and "
+            f"channels first, but is {list(data_size)}; pass list(data.shape)."
+        )
     data = _empty(data_size, grad)
     result = _geometry(ends)(compute, grad, data, weight, _DATA)[0]
     assert result is not None
@@ -79,6 +85,11 @@ def _backward_data(compute: Compute, grad: Tensor, weight: Tensor, data_size: Se
 
 def _backward_weight(compute: Compute, grad: Tensor, data: Tensor, kernel_size: Sequence[int], *ends: Any) -> Tensor:
     geometry = _geometry(ends)
+    if len(kernel_size) != grad.dim() - 2:
+        raise ProblemError(
+            f"conv{grad.dim() - 2}d_backward_weight: kernel_size has {grad.dim() - 2} extents, without channels, but "
+            f"is {list(kernel_size)}; pass list(weight.shape[2:])."
+        )
     weight = _empty((grad.shape[1], data.shape[1] // geometry.groups, *kernel_size), data)
     result = geometry(compute, grad, data, weight, _WEIGHT)[1]
     assert result is not None

@@ -51,11 +51,9 @@ bool SameType(DLDataType a, DLDataType b) { return a.code == b.code && a.bits ==
 
 }  // namespace
 
-Session::Session(const std::string& path) : artifact_(Artifact::Read(path)) {
+Session::Session(const std::string& path) : artifact_(Artifact::Read(path)), name_(path, artifact_.id) {
   DefaultThreads();
-  // dlopen looks a name without a slash up elsewhere.
-  const std::string place = path.find('/') == std::string::npos ? "./" + path : path;
-  library_ = Call(Global("ffi.ModuleLoadFromFile"), {ffi::String(place)}, path);
+  library_ = Call(Global("ffi.ModuleLoadFromFile"), {ffi::String(name_.text())}, path);
   machine_ = Call(FunctionOf(library_, "vm_load_executable", path), {}, path);
   Call(FunctionOf(machine_, "vm_initialization", path), {static_cast<int>(kDLCPU), 0, kPooledAllocator}, path);
   Reset();

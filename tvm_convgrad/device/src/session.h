@@ -10,6 +10,7 @@
 
 #include "artifact.h"
 #include "convgrad.h"
+#include "open_name.h"
 #include "runtime.h"
 
 namespace convgrad {
@@ -65,6 +66,7 @@ class Session {
   void Count(double loss);
 
   Artifact artifact_;
+  OpenName name_;  // before what is of the library, which is closed first
   ffi::Any library_, machine_;
   std::map<std::string, ffi::Any> functions_;
   std::vector<ffi::Tensor> state_;

@@ -99,6 +99,7 @@ def from_onnx(
             module,
             num_inputs=len(shapes),
             parameters=parameters,
+            train_scalars=exported.scalars,
             output_names=[output.name for output in proto.graph.output],
             outputs=outputs,
             source=source,

@@ -73,6 +73,14 @@ def rewritten_layers(exported: Exported, source: str) -> list[str]:
             f"{source}: {what} of the exporter ({shown}), which computes constants in advance; they follow from no "
             f"parameter, by the file's list of them or by their names, so they are not trained. {_REMEDY}"
         )
+    if exported.untold:
+        what = "1 number of the model is" if len(exported.untold) == 1 else f"{len(exported.untold)} numbers are"
+        shown = ", ".join(exported.untold[:_SHOWN]) + (", …" if len(exported.untold) > _SHOWN else "")
+        notes.append(
+            f"{source}: {what} not trained ({shown}), since the file does not tell parameters without an axis "
+            "from constants. To train them, give them the shape (1,), or pass torch.export.export(model.train(), ...) "
+            "as .pt2."
+        )
     return notes
 
 

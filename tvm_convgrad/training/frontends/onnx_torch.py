@@ -48,6 +48,8 @@ _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)
 _SAVED = re.compile(r"^\w+: (?:PARAMETER|BUFFER) target='([^']+)'(?! persistent=False)", re.MULTILINE)
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
 _BIAS_RULE = "RemoveOptionalBias"
+_OF_MODEL = re.compile(r"[A-Za-z_][\w.]*")
+"""Names that the TorchScript exporter gives to parameters and buffers; those of its own have slashes or colons."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,16 @@ class Exported:
         computed: initializers that the exporter has computed of the model's, which stay as parameters.
         kept: those that it has computed although the graph has all parameters of the model, or of what is none by its
             name; they are constants.
+        scalars: initializers of rank 0 that the file says are parameters, in each of their uses.
+        untold: those that have a name of the model, of which it does not say so; they are constants.
     """
 
     proto: onnx.ModelProto
     constants: frozenset[str] = frozenset()
     computed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    scalars: frozenset[str] = frozenset()
+    untold: tuple[str, ...] = ()
 
 
 def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
@@ -78,7 +84,8 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
         return Exported(proto)
     if not any(Call.of(node) for node in proto.graph.node):
         floats = [tensor.name for tensor in proto.graph.initializer if tensor.dims and tensor.data_type in _FLOATS]
-        return Exported(proto, computed=tuple(filter(INTERMEDIATE.fullmatch, floats)))
+        untold = [name for name in _scalars(proto) if _OF_MODEL.fullmatch(name) and not INTERMEDIATE.fullmatch(name)]
+        return Exported(proto, computed=tuple(filter(INTERMEDIATE.fullmatch, floats)), untold=tuple(untold))
     copy = type(proto)()
     copy.CopyFrom(proto)
     graph = _Graph(copy)
@@ -111,9 +118,21 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     computed = [name for name in computed if name in used]
     known = graph.parameters and graph.parameters <= used
     kept = [n for n in computed if (known and not _OF_PARAMETERS.match(n)) or _OF_NO_PARAMETERS.fullmatch(n)]
+    numbers = [name for name in _scalars(copy) if name in graph.parameters]
+    trained = frozenset(filter(graph.is_parameter_everywhere, numbers))
     return Exported(
-        copy, frozenset(fixed & used).union(kept), tuple(name for name in computed if name not in kept), tuple(kept)
+        copy,
+        (frozenset(fixed & used) - trained).union(kept),
+        tuple(name for name in computed if name not in kept),
+        tuple(kept),
+        trained,
+        tuple(name for name in numbers if name not in trained),
     )
+
+
+def _scalars(proto: onnx.ModelProto) -> list[str]:
+    """The initializers that are one float without an axis."""
+    return [each.name for each in proto.graph.initializer if not each.dims and each.data_type in _FLOATS]
 
 
 def state_dict_names(proto: onnx.ModelProto) -> list[str]:
@@ -170,6 +189,11 @@ class _Graph:
             return not call.stored or "group_norm" in call.target or is_state
         known = {f"{kind}_{named(name)}" for kind in "pbc"} | {name}
         return not call.stored and "." not in name and known.isdisjoint(self._arguments)
+
+    def is_parameter_everywhere(self, name: str) -> bool:
+        """Whether every node that reads an initializer notes the parameter, so that no equal constant is merged in."""
+        calls = [Call.of(node) for node in self._proto.graph.node if name in node.input]
+        return all(call is not None and f"p_{named(name)}" in call.arguments for call in calls)
 
     def name_of(self, use: Use) -> str:
         """The name of what a use stands for: of an initializer, or that of its module and its own behind it."""

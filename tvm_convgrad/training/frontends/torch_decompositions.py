@@ -61,6 +61,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.addbmm.default: lambda x, left, right, *, beta=1, alpha=1: x * beta + (left @ right).sum(0) * alpha,
         aten.dist.default: lambda x, y, p=2.0: _norm(x - y, p),
         aten._safe_softmax.default: _safe_softmax,
+        aten.instance_norm.default: _instance_norm,
         aten.ldexp.Tensor: lambda x, power: x * torch.pow(2.0, power),
         aten.grid_sampler_3d.default: grid_sampler_3d,
         aten.affine_grid_generator.default: affine_grid,
@@ -203,6 +204,32 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
     x = x if dtype is None else x.to(dtype)
     masked = x.amax(dim, True) <= torch.finfo(x.dtype).min  # the least number is what TVM's amax has in place of -inf
     return torch.where(masked, torch.zeros_like(x), torch.softmax(torch.where(masked, torch.zeros_like(x), x), dim))
+
+
+def _instance_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    """For a symbolic batch: a group norm whose groups are the channels.
+
+    PyTorch's own form has a batch of one with samples x channels for its channels, a product of symbols.
+    """
+    import torch
+
+    if isinstance(x.shape[0], int) or not use_input_stats:
+        return NotImplemented
+    if running_mean is not None and running_var is not None:
+        axes = list(range(2, x.ndim))
+        for running, found in ((running_mean, x.mean(axes)), (running_var, x.var(axes, correction=1))):
+            running.copy_(running * (1 - momentum) + found.mean(0) * momentum)
+    return torch.group_norm(x, x.shape[1], weight, bias, eps, cudnn_enabled)
 
 
 def _deviation(

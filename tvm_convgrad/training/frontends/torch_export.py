@@ -82,6 +82,11 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | N
         with known_types(path):
             program = torch.export.load(path)
     except Exception as error:  # torch raises many kinds here: RuntimeError, KeyError, pickle and JSON errors
+        if "wrap_with_set_grad_enabled is missing val field" in str(error):
+            raise ModelError(
+                f"{path}: PyTorch saves a torch.no_grad() block that gives no result, such as one that only writes to "
+                "a buffer, but cannot load it; write x.detach() in the place of the block, and export the model again."
+            ) from error
         raise ModelError(
             f"{path} cannot be read as a torch.export program ({first_line(error)}); write it with "
             f"torch.export.save of torch {torch.__version__}."
@@ -179,8 +184,11 @@ def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node,
             release(error)
             name, place = f"aten.{name_of(node)}", place_of(node).removeprefix(", ")
             reason = first_line(error)
+            if isinstance(error, TypeError) and _is_symbolic(node):  # a symbol where TVM's translation takes a number
+                reason = "it needs fixed extents; export without dynamic shapes"
             reason = reason.removeprefix(name) if reason.startswith(name) else f": {reason}"
-            remedy = "" if isinstance(error, UnsupportedError) else "; replace it in the model and export it again"
+            has_remedy = isinstance(error, UnsupportedError) or "export without" in reason
+            remedy = "" if has_remedy else "; replace it in the model and export it again"
             raise _Failure(f"{name}{f' ({place})' if place else ''}{reason}{remedy}") from error
 
     return translated
@@ -197,6 +205,12 @@ def _with_real_parts(program: torch.export.ExportedProgram, source: str) -> torc
         raise ModelError(
             f"{source}: PyTorch cannot decompose what is made of complex numbers: {first_line(error)}"
         ) from error
+
+
+def _is_symbolic(node: torch.fx.Node) -> bool:
+    """Whether an extent of an operator's operands or result is a symbol."""
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return any(not isinstance(extent, int) for value in values for extent in getattr(value, "shape", ()))
 
 
 def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:

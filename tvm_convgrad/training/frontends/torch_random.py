@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.frontends.torch_aliases import with_own_graph
+from tvm_convgrad.training.frontends.torch_no_grad import is_own_value, stop_gradients, trained_inputs
 from tvm_convgrad.training.frontends.torch_noise import is_noise, noise
 from tvm_convgrad.training.frontends.torch_places import name_of, place_of
 
@@ -34,18 +35,22 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
     """The program with every dropout as `aten.dropout` in train mode, and with marks where gradients stop.
 
     Raises:
-        ModelError: dropout between the layers of a recurrent network, which PyTorch's decomposition loses.
+        ModelError: dropout between the layers of a recurrent network, which PyTorch's decomposition loses; an instance
+            norm of running statistics; a tensor with a gradient that is written to inside `torch.no_grad()`.
     """
     import torch  # optional
 
     _declare_stop_gradient()
     program = with_own_graph(program)
+    trained = trained_inputs(program)
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in list(module.graph.nodes):
             if node.op == "call_function":
-                _rewrite(node, source)
+                if name_of(node) != "detach.default" or is_own_value(node, trained, source):
+                    _rewrite(node, source)
+                stop_gradients(node, trained, source)
         for node in list(module.graph.nodes):  # of the uniform numbers those that make no dropout
             if is_noise(node):
                 _replace(node, name_of(node), partial(noise, node=node))
@@ -76,10 +81,6 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
             _replace(node, "floor.default", lambda call: _bernoulli(call, node.args[0], kept))
     elif name in ("detach.default", "detach_copy.default"):
         _replace(node, name, lambda call: call(torch.ops.convgrad.stop_gradient.default, node.args[0]))
-    elif name == "wrap_with_set_grad_enabled" and node.args[0] is False:
-        with node.graph.inserting_before(node):
-            stopped = [_stopped(node, argument) for argument in node.args[2:]]
-        node.args = (*node.args[:2], *stopped)
     elif name in _RECURRENT:
         layers, rate = node.args[4:6]
         if layers > 1 and rate > 0:
@@ -88,6 +89,12 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
                 "PyTorch's decomposition of the exported program loses; write its layers one by one, with nn.Dropout "
                 "between them, or set dropout=0."
             )
+    elif name == "instance_norm.default" and node.args[5] is False:
+        raise ModelError(
+            f"{source} has an instance norm of running statistics (aten.{name}{place_of(node)}), which was exported in "
+            "eval mode and would be trained with the statistics of the whole batch; export the model in train mode "
+            "(model.train()), or set track_running_stats=False."
+        )
 
 
 def _replace(node: torch.fx.Node, name: str, make: Callable[[Callable[..., torch.fx.Node]], torch.fx.Node]) -> None:
@@ -175,16 +182,6 @@ def _added_to_uniform(node: torch.fx.Node) -> float | None:
         return None
     drawn[0].target = torch.ops.aten.zeros.default
     return numbers[0]
-
-
-def _stopped(node: torch.fx.Node, argument: object) -> object:
-    import torch
-
-    if not isinstance(argument, torch.fx.Node) or not isinstance(argument.meta.get("val"), torch.Tensor):
-        return argument
-    if not argument.meta["val"].is_floating_point():
-        return argument
-    return node.graph.call_function(torch.ops.convgrad.stop_gradient.default, (argument,))
 
 
 def _declare_stop_gradient() -> None:

@@ -126,7 +126,7 @@ def from_module(
     state_outputs: Sequence[str] = (),
     frozen: Collection[str] = (),
     constants: Collection[str] = (),
-    train_scalars: bool = False,
+    train_scalars: bool | Collection[str] = False,
     names: Mapping[str, str] | None = None,
     output_names: Sequence[str] | None = None,
     outputs: Outputs | OwnLoss | None = None,
@@ -143,7 +143,7 @@ def from_module(
         state_outputs: names of the parameters whose new values the function returns before its predictions.
         frozen: names of parameters that are not trained; they become states that do not change.
         constants: names of parameters that become constants.
-        train_scalars: whether parameters of rank 0 are trained; otherwise they become constants.
+        train_scalars: whether parameters of rank 0 are trained, or the names of those; others become constants.
         names: new names of parameters by their names in the function, such as a framework's dotted names.
         output_names: names of the outputs that follow the new states; None means those of the returned variables.
         outputs: names of the outputs to train, with the weights of their losses; or how the model returns its loss
@@ -168,6 +168,7 @@ def from_module(
     inputs, weights = list(original.params[:count]), list(original.params[count:])
     ranges = index_ranges(original, inputs)
     values = _values_of(original, weights, dict(parameters or {}), source, seed)
+    numbers = {str(weight.name) for weight in weights} if train_scalars is True else set(train_scalars or ())
     statistics, used = _running_statistics(original), set(relax.analysis.free_vars(original.body))
 
     environment = Environment()
@@ -183,7 +184,7 @@ def from_module(
         elif name in frozen and name not in constants and dtype in FLOATS:
             states[name] = weight
             kept.append(name)
-        elif name in constants or dtype not in FLOATS or not (static_shape(weight) or train_scalars):
+        elif name in constants or dtype not in FLOATS or not (static_shape(weight) or name in numbers):
             if dtype in ("float16", "bfloat16"):
                 raise ModelError(
                     f"{source}: parameter {name!r} is {dtype}; weights are kept in float32 (dtype={dtype!r} of the "

@@ -23,6 +23,7 @@ from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.offload.registry import load_runtime
 from tvm_convgrad.training.runtime.envelope import Kind, Manifest, unseal
+from tvm_convgrad.training.runtime.loading import load_library
 from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.runtime.schema import TensorSpec
 
@@ -242,16 +243,15 @@ def load_module(artifact: Artifact) -> tvm.runtime.Module:
 
     Raises:
         SetupError: a vendor's library that the step calls, or the GPU that it is for, is missing on this machine.
+        ArtifactError: the file was overwritten in place while it was loaded.
     """
-    import tvm  # here: an artifact is read and checked without TVM
-
     if is_for_gpu(artifact.manifest):
         from tvm_convgrad.offload.cuda import local_target  # it imports TVM
 
         local_target()
     for name, path in artifact.manifest.get("runtimes", {}).items():
         load_runtime(name, Path(path))
-    return tvm.runtime.load_module(str(artifact.path))
+    return load_library(artifact.path, artifact.id)
 
 
 def _release(version: str) -> list[str]:

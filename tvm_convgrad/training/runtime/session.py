@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
 from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.core.state_names import LEFT_OUT_UPDATES, LOSS_SCALE
 from tvm_convgrad.threads import limit_thread, use_threads
@@ -180,7 +180,8 @@ class Session:
             The loss of the batch before the update, and the predictions (the loss again if the model returns none).
 
         Raises:
-            ArtifactError: an array has a wrong shape or element type, or a value out of range.
+            ArtifactError: an array has a wrong shape or element type, no samples, or a value out of range.
+            UnsupportedError: the learning rate is negative or no finite float32 number.
         """
         arguments, rate = self._batch(x, y), self._rate(lr)
         self._given = (arguments[-1], rate)
@@ -237,6 +238,7 @@ class Session:
 
         Raises:
             ArtifactError: the array has a wrong shape or element type, or the step was not built with --split.
+            UnsupportedError: the learning rate is negative or no finite float32 number.
         """
         layout = self._check_split()
         spec = TensorSpec("gradients", (layout.size,), "float32")
@@ -281,6 +283,8 @@ class Session:
         """Inputs and target as tensors, checked."""
         extents: dict[str, int] = {}
         arrays = self._accept(x, extents)
+        if not len(arrays[0]):
+            raise ArtifactError("the input has no samples, of which no mean loss exists; give at least one.")
         target = self._array(self.target, y, extents, "the target")
         return [
             tensor_of(array, given, self._device)
@@ -290,8 +294,15 @@ class Session:
     def _rate(self, lr: float | None) -> Any:
         import tvm
 
-        rate = self.artifact.options["lr"] if lr is None else lr
-        return tvm.runtime.tensor(np.array(rate, "float32"), device=self._device)
+        given = self.artifact.options["lr"] if lr is None else lr
+        try:
+            with np.errstate(over="ignore"):
+                rate = np.array(float(given), "float32")
+        except (TypeError, ValueError, OverflowError):
+            rate = np.array(np.nan, "float32")
+        if not (np.isfinite(rate) and rate >= 0):
+            raise UnsupportedError(f"the learning rate must be a float32 number from 0 on, but is {given!r}.")
+        return tvm.runtime.tensor(rate, device=self._device)
 
     def predict(self, x: Any, batch_size: int = 256) -> Array:
         """The predictions for any number of samples.

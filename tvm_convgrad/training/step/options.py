@@ -213,6 +213,8 @@ def check_loss(name: str, settings: LossSettings) -> None:
             raise UnsupportedError(f"build_step: {field.name} needs finite numbers, but is {value!r}.")
         if field.name not in ("ignore_index",) and min(numbers) < 0:
             raise UnsupportedError(f"build_step: {field.name} needs numbers from 0 on, but is {value!r}.")
+    if settings.ignore_index is not None and not -(2**63) <= settings.ignore_index < 2**63:
+        raise UnsupportedError(f"build_step: ignore_index must be an int64 number, but is {settings.ignore_index}.")
     if (settings.label_smoothing or 0.0) > 1:
         raise UnsupportedError(f"build_step: label_smoothing must be from 0 to 1, but is {settings.label_smoothing}.")
     if settings.delta == 0:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that depend on a symbolic batch: instance norms and joined tensors against PyTorch, refusals by remedy."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.training.harness import Runner, relative_error  # noqa: E402
+from tvm_convgrad.core.errors import ModelError  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
+
+NORMS = {1: torch.nn.InstanceNorm1d, 2: torch.nn.InstanceNorm2d, 3: torch.nn.InstanceNorm3d}
+
+
+class Normalised(torch.nn.Module):
+    def __init__(self, rank, **options):
+        super().__init__()
+        self.norm = NORMS[rank](2, momentum=0.3, **options)
+        self.linear = torch.nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.linear((self.norm(x) * x).relu().flatten(2).mean(2))
+
+
+def exported(model, x):
+    return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"affine": True, "track_running_stats": True}], ids=["plain", "tracked"])
+def test_instance_norms_of_any_batch(rank, options):
+    torch.manual_seed(rank)
+    model = Normalised(rank, **options).train()
+    reference = copy.deepcopy(model).double()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    shape = (2, *(5, 4, 3)[:rank])
+    runner = Runner(build_step(from_exported_program(exported(model, torch.randn(4, *shape)), batch="dynamic"), lr=0.1))
+    for samples in (4, 2, 7):
+        x, labels = torch.randn(samples, *shape) + 1, torch.randint(0, 3, (samples,))
+        found, scores = runner.step(x.numpy(), labels.numpy(), lr=0.1)
+        optimizer.zero_grad()
+        expected = reference(x.double())
+        loss = torch.nn.functional.cross_entropy(expected, labels)
+        loss.backward()
+        optimizer.step()
+        assert abs(found - loss.item()) < 1e-5
+        assert relative_error(scores, expected.detach().numpy()) < 1e-5
+    state = runner.named()
+    wanted = {name: value for name, value in reference.state_dict().items() if name in state}
+    assert {name for name in reference.state_dict() if "tracked" not in name} <= set(wanted)
+    for name, value in wanted.items():
+        assert relative_error(state[name], value.numpy()) < 1e-5, name
+
+
+@pytest.mark.parametrize("export", [exported, lambda model, x: torch.export.export(model, (x,))], ids=["any", "fixed"])
+def test_an_instance_norm_of_running_statistics_is_refused(export):
+    program = export(Normalised(2, track_running_stats=True).eval(), torch.randn(4, 2, 5, 4))
+    with pytest.raises(ModelError, match=r"instance norm of running statistics .*model\.train\(\)\), or set track"):
+        from_exported_program(program)
+
+
+def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
+    class Folded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return torch.nn.functional.fold(x * self.scale, (4, 4), 2)
+
+    with pytest.raises(ModelError, match=r"needs fixed extents; export without dynamic shapes\.$"):
+        from_exported_program(exported(Folded(), torch.randn(3, 8, 9)))
+
+
+class Joined(torch.nn.Module):
+    """Samples behind each other, of different numbers: the final states of recurrent layers are joined so, too."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.linear = torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        states = self.layer(x)[1]
+        joined = torch.cat([states[-1], x[:, 0] * 2, x.flatten(0, 1)])
+        return self.linear(states[-1] - states.sum(0) + joined.square().mean(0))
+
+
+@pytest.mark.parametrize("options", [{"bidirectional": True}, {"num_layers": 2}])
+def test_tensors_joined_along_a_symbolic_axis(options):
+    torch.manual_seed(0)
+    model = Joined(torch.nn.GRU(5, 5, batch_first=True, **options)).train()
+    reference = copy.deepcopy(model).double()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    program = exported(model, torch.randn(4, 3, 5))
+    runner = Runner(build_step(from_exported_program(program, batch="dynamic"), lr=0.1))
+    for samples in (4, 2, 7):
+        x, labels = torch.randn(samples, 3, 5), torch.randint(0, 3, (samples,))
+        found, _ = runner.step(x.numpy(), labels.numpy(), lr=0.1)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(reference(x.double()), labels)
+        loss.backward()
+        optimizer.step()
+        assert abs(found - loss.item()) < 1e-5
+    for name, value in runner.named("parameter").items():
+        assert relative_error(value, reference.state_dict()[name].numpy()) < 1e-5, name

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers that a model updates under `torch.no_grad()` are updated by a step, and no gradient passes there."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
+
+from tests.training.harness import Runner, relative_error  # noqa: E402
+from tvm_convgrad.core.errors import ModelError  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export import from_exported_program, load_pt2  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
+
+STEPS, SAMPLES, RATE = 4, 3, 0.1
+
+
+class Base(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(2, 3, 3)
+        self.linear = torch.nn.Linear(3, 4)
+        self.register_buffer("center", torch.full((3,), 0.5))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def features(self, x):
+        return self.convolution(x).mean((2, 3))
+
+
+class MovingAverage(Base):
+    def forward(self, x):
+        h = self.features(x)
+        with torch.no_grad():
+            self.center.mul_(0.9).add_(h.mean(0), alpha=0.1)
+            self.count += 1
+        return self.linear(h - self.center)
+
+
+class PartOfBuffer(Base):
+    def forward(self, x):
+        h = self.features(x)
+        with torch.no_grad():
+            self.center[:2] = self.center[:2] * 0.5 + h.mean(0)[:2]
+            self.center.view(3, 1)[2:].copy_(h.max())
+        return self.linear(h * (1 + self.center))
+
+
+class Between(Base):
+    """The buffer is read before, between and after two updates."""
+
+    def forward(self, x):
+        h = self.features(x)
+        before = self.center * 2
+        with torch.no_grad():
+            self.center.add_(h.mean(0))
+        between = self.center + before
+        with torch.no_grad():
+            self.center.mul_(h.std())
+        return self.linear(h * self.center - between)
+
+
+class Nested(Base):
+    def forward(self, x):
+        with torch.no_grad():
+            h = self.features(x)
+            with torch.enable_grad():
+                y = self.linear(h)
+            self.center.add_(h.mean(0))
+        return y + self.center.sum()
+
+
+class Codebook(Base):
+    """Vector quantisation whose codes move towards the features of their cells."""
+
+    def forward(self, x):
+        h = self.features(x)
+        codes = torch.stack([self.center, -self.center])
+        nearest = (h[:, None] - codes).square().sum(-1).argmin(1)
+        with torch.no_grad():
+            share = torch.nn.functional.one_hot(nearest, 2).to(h.dtype).mean(0)
+            self.center.lerp_((share[:, None] * codes).sum(0) + h.mean(0), 0.3)
+        return self.linear(h + (codes[nearest] - h).detach())
+
+
+class DetachedBuffer(Base):
+    def forward(self, x):
+        h = self.features(x)
+        self.center.detach().view(3, 1).mul_(0.9).add_(h.detach().mean(0)[:, None], alpha=0.1)
+        return self.linear(h - self.center)
+
+
+class ReadBefore(Base):
+    """What is detached is read before its operand is overwritten."""
+
+    def forward(self, x):
+        h = self.features(x)
+        scaled = h.detach() * 2
+        return self.linear(torch.nn.functional.relu(h, inplace=True) * scaled + self.center)
+
+
+class Spectral(torch.nn.Module):
+    """The power iteration of both layers updates two buffers of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = spectral_norm(torch.nn.Conv2d(2, 3, 3))
+        self.linear = spectral_norm(torch.nn.Linear(3, 4))
+
+    def forward(self, x):
+        return self.linear(self.convolution(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "make", [MovingAverage, PartOfBuffer, Between, Nested, Codebook, DetachedBuffer, ReadBefore, Spectral]
+)
+def test_buffers_and_parameters_are_those_of_pytorch(make):
+    torch.manual_seed(0)
+    model = make().train()
+    reference = copy.deepcopy(model).double()
+    x, labels = torch.randn(STEPS, SAMPLES, 2, 5, 5), torch.randint(0, 4, (STEPS, SAMPLES))
+    runner = Runner(build_step(from_exported_program(torch.export.export(model, (x[0],))), lr=RATE))
+    start = {name: value.clone() for name, value in reference.state_dict().items()}
+    optimizer = torch.optim.SGD(reference.parameters(), lr=RATE)
+    for images, classes in zip(x, labels, strict=True):
+        found, scores = runner.step(images.numpy(), classes.numpy(), lr=RATE)
+        optimizer.zero_grad()
+        expected = reference(images.double())
+        loss = torch.nn.functional.cross_entropy(expected, classes)
+        loss.backward()
+        optimizer.step()
+        assert abs(found - loss.item()) < 1e-5
+        assert relative_error(scores, expected.detach().numpy()) < 1e-5
+    state = runner.named()
+    for name, value in reference.state_dict().items():
+        if name == "count" and name not in state:  # of a model that does not count
+            assert torch.equal(value, start[name])
+            continue
+        assert relative_error(state[name], value.numpy()) < 1e-5, name
+        if (name == "center" and make is not ReadBefore) or "_u" in name:
+            assert not torch.equal(value, start[name])
+
+
+class WritesDetached(Base):
+    def forward(self, x):
+        h = self.features(x)
+        h.detach().view(-1).clamp_(0)
+        return self.linear(h)
+
+
+class WrittenLater(Base):
+    """The detached tensor is the memory of h, and has the results of its relu."""
+
+    def forward(self, x):
+        h = self.features(x)
+        kept = h.detach()
+        return self.linear(torch.nn.functional.relu(h, inplace=True) - 2 * kept)
+
+
+class WritesFeatures(Base):
+    def forward(self, x):
+        h = self.features(x)
+        with torch.no_grad():
+            h.clamp_(0)
+        return self.linear(h)
+
+
+class WritesWeight(Base):
+    def forward(self, x):
+        with torch.no_grad():
+            self.convolution.weight.view(-1).clamp_(-0.1, 0.1)
+        return self.linear(self.features(x))
+
+
+@pytest.mark.parametrize(("make", "line"), [(WritesFeatures, "h.clamp_(0)"), (WritesWeight, "clamp_(-0.1, 0.1)")])
+def test_writing_to_what_has_a_gradient_is_refused_with_its_line(make, line):
+    program = torch.export.export(make().train(), (torch.randn(SAMPLES, 2, 5, 5),))
+    with pytest.raises(
+        ModelError, match=r"aten\.clamp_\.default \(test_torch_no_grad\.py:\d+.*inside torch\.no_grad"
+    ) as error:
+        from_exported_program(program)
+    assert line in str(error.value)
+
+
+class OnlyWrites(Base):
+    """The block of `torch.no_grad()` has no result, which PyTorch saves, but does not load again."""
+
+    def forward(self, x):
+        h = self.features(x)
+        with torch.no_grad():
+            self.center[:2] = h.mean(0)[:2]
+        return self.linear(h - self.center)
+
+
+class Detached(Base):
+    def forward(self, x):
+        h = self.features(x)
+        self.center[:2] = h.detach().mean(0)[:2]
+        return self.linear(h - self.center)
+
+
+@pytest.mark.parametrize(("make", "line"), [(WritesDetached, "clamp_"), (WrittenLater, "relu_")])
+def test_writing_to_the_memory_of_a_detached_tensor_is_refused(make, line):
+    program = torch.export.export(make().train(), (torch.randn(SAMPLES, 2, 5, 5),))
+    with pytest.raises(ModelError, match=rf"aten\.{line}.*detach.*clone\(\)"):
+        from_exported_program(program)
+
+
+def test_a_file_that_pytorch_does_not_load_is_refused_with_the_remedy(tmp_path):
+    for make in (OnlyWrites, Detached):
+        program = torch.export.export(make().train(), (torch.randn(SAMPLES, 2, 5, 5),))
+        torch.export.save(program, tmp_path / f"{make.__name__}.pt2")
+    with pytest.raises(ModelError, match=r"torch\.no_grad\(\) block that gives no result.*x\.detach\(\)"):
+        load_pt2(tmp_path / "OnlyWrites.pt2", None)
+    assert "center" in load_pt2(tmp_path / "Detached.pt2", None).states
