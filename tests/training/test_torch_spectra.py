@@ -219,6 +219,16 @@ def test_step_is_that_of_pytorch(name):
         np.testing.assert_allclose(average, real(reference.average).numpy(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("results", ["float32", "operands", "activations"])
+def test_transforms_stay_in_float32(results):
+    """As under PyTorch's autocast: of a model whose only products are transforms, the step is that of float32."""
+    torch.manual_seed(0)
+    model = from_exported_program(exported(Long(900), torch.randn(2, 900)))
+    plain, narrow = (build_step(model, loss="mse", dtype=dtype, results=results) for dtype in ("float32", "bfloat16"))
+    assert "bfloat16" not in narrow.module.script()
+    assert narrow.module.script().count("R.matmul(") == plain.module.script().count("R.matmul(") > 8
+
+
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 8, 12, 49])
 def test_tables_are_those_of_the_transform(period):
     wanted = np.exp(2j * np.pi * np.outer(np.arange(period), np.arange(period)) / period)

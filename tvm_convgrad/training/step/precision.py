@@ -24,10 +24,7 @@ from tvm_convgrad.training.ir.graph import (
     replay,
 )
 from tvm_convgrad.training.step.names import ACTIVATIONS
-from tvm_convgrad.training.step.storage import CONTRACTIONS, Storage
-
-_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.permute_dims")
-"""What is cast before, not behind them."""
+from tvm_convgrad.training.step.storage import CONTRACTIONS, VIEWS, Storage, is_narrowed
 
 
 def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IRModule:
@@ -70,7 +67,7 @@ def _narrow_function(
         return _cast(builder, tensor, dtype, narrowed)
 
     def rewrite(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr | None:
-        if element_type(call.args[0]) != "float32":
+        if not is_narrowed(call, builder.lookup_binding):
             return None
         operands = [cast(argument) if isinstance(argument.ty, relax.TensorType) else argument for argument in call.args]
         narrow = relax.Call(call.op, operands, _with_result(call.attrs, result_dtype), list(call.ty_args))
@@ -90,7 +87,7 @@ def _cast(builder: relax.BlockBuilder, tensor: relax.Expr, dtype: str, narrowed:
     """
     if tensor not in narrowed:
         made = builder.lookup_binding(tensor) if isinstance(tensor, relax.Var) else None
-        if isinstance(made, tvm.ir.Call) and operator_name(made) in _VIEWS:
+        if isinstance(made, tvm.ir.Call) and operator_name(made) in VIEWS:
             operand = _cast(builder, made.args[0], dtype, narrowed)
             cast = relax.Call(made.op, [operand, *made.args[1:]], made.attrs, list(made.ty_args))
         else:
@@ -129,8 +126,8 @@ class _Kept:
             is_bound = isinstance(value, relax.TupleGetItem)
             environment[variable] = builder.emit(value, variable.name) if is_bound else value
             return
-        kept, name = self._storage.keeps(variable), operator_name(value)
-        if name in CONTRACTIONS and element_type(value.args[0]) == "float32":
+        kept = self._storage.keeps(variable)
+        if is_narrowed(value, builder.lookup_binding):
             operands = [self._cast(each) if isinstance(each.ty, relax.TensorType) else each for each in value.args]
             attributes = _with_result(value.attrs, self._dtype if kept else "float32")
             bound = builder.emit(relax.Call(value.op, operands, attributes, list(value.ty_args)), variable.name)

@@ -16,12 +16,13 @@ to the predictions (scores, the loss and its own terms) stays float32, as does w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from relax_ops.compat import Constant
 from relax_ops.ir import constant_extents
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.ir.cheap import CHEAP, READERS, SOURCES, is_large, variables_of
@@ -40,6 +41,33 @@ CONTRACTIONS = (MATMUL, *CONVOLUTIONS, *WEIGHT_GRADIENTS)
 
 def _names(*names: str) -> frozenset[str]:
     return frozenset(f"relax.{name}" for name in names)
+
+
+VIEWS = _names("reshape", "expand_dims", "permute_dims")
+"""Operators that show the elements of their operand as another shape."""
+
+
+def is_narrowed(call: relax.Call, value_of: Callable[[relax.Var], relax.Expr | None]) -> bool:
+    """Whether a call is a contraction whose operands are cast to 16 bits.
+
+    A product with a constant is not: it is with a table of the importer's, such as the cosines of a Fourier transform,
+    which PyTorch's autocast leaves in float32 as well. `value_of` gives what a variable is bound to, if it is bound.
+    """
+    name = operator_name(call)
+    if name not in CONTRACTIONS or element_type(call.args[0]) != "float32":
+        return False
+    return name != MATMUL or not any(_is_constant(operand, value_of) for operand in call.args)
+
+
+def _is_constant(operand: relax.Expr, value_of: Callable[[relax.Var], relax.Expr | None]) -> bool:
+    while isinstance(operand, relax.Var):
+        made = value_of(operand)
+        if isinstance(made, tvm.ir.Call) and operator_name(made) in VIEWS:
+            made = made.args[0]
+        if made is None or isinstance(made, tvm.ir.Call):
+            return False
+        operand = made
+    return isinstance(operand, Constant)
 
 
 MOVES = _names(
@@ -150,6 +178,8 @@ class Storage:
             if not isinstance(value, tvm.ir.Call) or not _is_float32(variable):
                 continue
             name = operator_name(value)
+            if name in CONTRACTIONS and not is_narrowed(value, self._values.get):
+                continue
             if name == MATMUL:
                 mixes = all(operand in self._of_samples for operand in value.args)
                 is_one = len(getattr(variable.ty.shape, "values", ())) > 2 and not self._is_summed(variable)
@@ -233,4 +263,4 @@ def _is_float32(variable: relax.Var) -> bool:
     return isinstance(variable.ty, relax.TensorType) and element_type(variable) == "float32"
 
 
-__all__ = ["CONTRACTIONS", "MAX_POOL_GRADIENTS", "Storage"]
+__all__ = ["CONTRACTIONS", "MAX_POOL_GRADIENTS", "VIEWS", "Storage", "is_narrowed"]
