@@ -43,7 +43,8 @@ def as_array(given: Any, what: str) -> Array:
         reason = str(error).strip().splitlines()
         raise ArtifactError(
             f"{what}, a {type(given).__module__}.{type(given).__name__}, cannot be read as an array on the CPU "
-            f"({reason[0] if reason else type(error).__name__}); give one of numpy, or move and detach it first."
+            f"({reason[0] if reason else type(error).__name__}); give one of numpy, or move and detach it first, and "
+            "convert it to a type that numpy has, as in x.detach().float().cpu()."
         ) from error
 
 
