@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
+from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
 from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
@@ -46,14 +47,7 @@ def test_a_listed_parameter_is_trained_unless_a_constant_shares_it(tmp_path):
     (warning,) = found.warnings
     assert "1 number of the model is not trained (merged)" in warning
     runner = Runner(build_step(found, lr=0.1))
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    for images, classes in zip(x, labels, strict=True):
-        loss, _ = runner.step(images.numpy(), classes.numpy(), lr=0.1)
-        optimizer.zero_grad()
-        expected = torch.nn.functional.cross_entropy(reference(images.double()), classes)
-        expected.backward()
-        optimizer.step()
-        assert abs(loss - expected.item()) < 1e-5
+    train_beside(runner, reference, zip(x, labels, strict=True), 0.1)
     state = runner.named("parameter")
     assert set(state) == {"convolution.weight", "convolution.bias", "region"}
     for name, value in state.items():

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
@@ -37,19 +38,10 @@ def test_instance_norms_of_any_batch(rank, options):
     torch.manual_seed(rank)
     model = Normalised(rank, **options).train()
     reference = copy.deepcopy(model).double()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     shape = (2, *(5, 4, 3)[:rank])
     runner = Runner(build_step(from_exported_program(exported(model, torch.randn(4, *shape)), batch="dynamic"), lr=0.1))
-    for samples in (4, 2, 7):
-        x, labels = torch.randn(samples, *shape) + 1, torch.randint(0, 3, (samples,))
-        found, scores = runner.step(x.numpy(), labels.numpy(), lr=0.1)
-        optimizer.zero_grad()
-        expected = reference(x.double())
-        loss = torch.nn.functional.cross_entropy(expected, labels)
-        loss.backward()
-        optimizer.step()
-        assert abs(found - loss.item()) < 1e-5
-        assert relative_error(scores, expected.detach().numpy()) < 1e-5
+    batches = [(torch.randn(n, *shape) + 1, torch.randint(0, 3, (n,))) for n in (4, 2, 7)]
+    train_beside(runner, reference, batches, 0.1)
     state = runner.named()
     wanted = {name: value for name, value in reference.state_dict().items() if name in state}
     assert {name for name in reference.state_dict() if "tracked" not in name} <= set(wanted)
@@ -96,16 +88,9 @@ def test_tensors_joined_along_a_symbolic_axis(options):
     torch.manual_seed(0)
     model = Joined(torch.nn.GRU(5, 5, batch_first=True, **options)).train()
     reference = copy.deepcopy(model).double()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     program = exported(model, torch.randn(4, 3, 5))
     runner = Runner(build_step(from_exported_program(program, batch="dynamic"), lr=0.1))
-    for samples in (4, 2, 7):
-        x, labels = torch.randn(samples, 3, 5), torch.randint(0, 3, (samples,))
-        found, _ = runner.step(x.numpy(), labels.numpy(), lr=0.1)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(reference(x.double()), labels)
-        loss.backward()
-        optimizer.step()
-        assert abs(found - loss.item()) < 1e-5
+    batches = [(torch.randn(n, 3, 5), torch.randint(0, 3, (n,))) for n in (4, 2, 7)]
+    train_beside(runner, reference, batches, 0.1)
     for name, value in runner.named("parameter").items():
         assert relative_error(value, reference.state_dict()[name].numpy()) < 1e-5, name

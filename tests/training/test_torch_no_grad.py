@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
 
+from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export import from_exported_program, load_pt2  # noqa: E402
@@ -124,16 +125,7 @@ def test_buffers_and_parameters_are_those_of_pytorch(make):
     x, labels = torch.randn(STEPS, SAMPLES, 2, 5, 5), torch.randint(0, 4, (STEPS, SAMPLES))
     runner = Runner(build_step(from_exported_program(torch.export.export(model, (x[0],))), lr=RATE))
     start = {name: value.clone() for name, value in reference.state_dict().items()}
-    optimizer = torch.optim.SGD(reference.parameters(), lr=RATE)
-    for images, classes in zip(x, labels, strict=True):
-        found, scores = runner.step(images.numpy(), classes.numpy(), lr=RATE)
-        optimizer.zero_grad()
-        expected = reference(images.double())
-        loss = torch.nn.functional.cross_entropy(expected, classes)
-        loss.backward()
-        optimizer.step()
-        assert abs(found - loss.item()) < 1e-5
-        assert relative_error(scores, expected.detach().numpy()) < 1e-5
+    train_beside(runner, reference, zip(x, labels, strict=True), RATE)
     state = runner.named()
     for name, value in reference.state_dict().items():
         if name == "count" and name not in state:  # of a model that does not count
