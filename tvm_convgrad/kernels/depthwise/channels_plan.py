@@ -134,8 +134,8 @@ def _conv_tiling(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> Chan
     # Smaller elements spread over as many rows and pages, which hardware prefetchers do not follow either.
     limit = PREFETCH_FROM * DTYPE_BYTES[spec.source.dtype] // element
     prefetch = in_place and _from_memory(problem, limit)
-    far = prefetch and spec.out_step[2] == 1 and problem.bytes >= FAR_FROM
-    far = far and problem.macs < FAR_PRODUCTS * problem.bytes
+    is_bound = problem.bytes >= FAR_FROM and problem.macs < FAR_PRODUCTS * problem.bytes
+    far = prefetch and spec.out_step[2] == 1 and is_bound
     slab_h = height if far else max(1, machine.l2_bytes // SLAB_SHARE // (row_bytes * step)) * step
     blocks = -(-spec.groups * each // lanes)
     wanted = 4 * machine.parts

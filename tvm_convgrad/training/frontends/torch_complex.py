@@ -135,11 +135,15 @@ class _Rewriting:
         if is_complex(node):
             self._parts[node] = found
         else:
-            for spec in self._program.graph_signature.output_specs:
-                if spec.arg.name == node.name:
-                    spec.arg.name = found.name
+            self._rename_output(node, found)
             node.replace_all_uses_with(found)
             self._graph.erase_node(node)
+
+    def _rename_output(self, node: torch.fx.Node, made: torch.fx.Node) -> None:
+        """Let the outputs that are a node's value be those of the node made in its place."""
+        for spec in self._program.graph_signature.output_specs:
+            if spec.arg.name == node.name:
+                spec.arg.name = made.name
 
     def _hold_real(self, node: torch.fx.Node) -> None:
         """A complex parameter, buffer or constant as a real one with a last axis of 2."""
@@ -171,9 +175,7 @@ class _Rewriting:
             (made,) = self._inlined(
                 before, lambda *x: [torch.stack([x[0], x[1] if len(x) > 1 else torch.zeros_like(x[0])], -1)], inputs, {}
             )
-            for spec in self._program.graph_signature.output_specs:
-                if spec.arg.name == each.name:
-                    spec.arg.name = made.name
+            self._rename_output(each, made)
             return made
 
         return torch.fx.node.map_arg(values, viewed)

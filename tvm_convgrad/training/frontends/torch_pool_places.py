@@ -54,13 +54,8 @@ def _max_pool_with_places(
     taps, pads, dilations = ([*given] * (rank // len(given)) for given in (kernel, padding, dilation))
     steps = [*stride] * (rank // len(stride)) if stride else taps
     extents = x.shape[x.ndim - rank :]
-    counts, ends = [], []
-    for extent, tap, step, pad, dilated in zip(extents, taps, steps, pads, dilations, strict=True):
-        free = extent + 2 * pad - dilated * (tap - 1) - 1
-        count = (-(-free // step) if ceil_mode else free // step) + 1
-        count -= ceil_mode and (count - 1) * step >= extent + pad  # the last window begins inside
-        counts.append(count)
-        ends.append(max((count - 1) * step + dilated * (tap - 1) + 1 - extent - pad, 0))
+    axes = zip(extents, taps, steps, pads, dilations, strict=True)
+    counts, ends = zip(*(_windows(*axis, ceil_mode) for axis in axes), strict=True)
     widths = [width for pair in zip(reversed(pads), reversed(ends), strict=True) for width in pair]
     places = torch.arange(math.prod(extents)).reshape(*([1] * (x.ndim - rank)), *extents)
     whole, numbers = (torch.nn.functional.pad(each, widths, value=low) for each, low in ((x, -math.inf), (places, 0)))
@@ -77,6 +72,14 @@ def _max_pool_with_places(
     values, numbers = (torch.stack([tensor[window] for window in windows]) for tensor in (whole, numbers))
     found = values.argmax(0, keepdim=True)
     return values.gather(0, found)[0], numbers.expand(values.shape).gather(0, found)[0]
+
+
+def _windows(extent: int, tap: int, step: int, pad: int, dilation: int, ceil_mode: bool) -> tuple[int, int]:
+    """The number of windows along an axis, and the elements behind it that the last one reads."""
+    free = extent + 2 * pad - dilation * (tap - 1) - 1
+    count = (-(-free // step) if ceil_mode else free // step) + 1
+    count -= ceil_mode and (count - 1) * step >= extent + pad  # the last window begins inside
+    return count, max((count - 1) * step + dilation * (tap - 1) + 1 - extent - pad, 0)
 
 
 def _adaptive_max_with_places(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -154,9 +157,7 @@ def average_pool(
     steps = [*stride] * (rank // len(stride)) if stride else taps
     widths: list[int] = []
     for extent, tap, step, pad in zip(x.shape[x.ndim - rank :], taps, steps, pads, strict=True):
-        count = -(-(extent + 2 * pad - tap) // step) + 1
-        count -= (count - 1) * step >= extent + pad  # the last window begins inside
-        widths = [pad, max((count - 1) * step + tap - extent - pad, 0), *widths]
+        widths = [pad, _windows(extent, tap, step, pad, 1, True)[1], *widths]
     pool = {2: torch.ops.aten.avg_pool2d.default, 3: torch.ops.aten.avg_pool3d.default}[rank]
     return pool(torch.nn.functional.pad(x, widths), taps, steps, [0] * rank, False, True, divisor)
 

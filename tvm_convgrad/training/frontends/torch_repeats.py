@@ -20,8 +20,10 @@ if TYPE_CHECKING:  # optional packages
 NUMBERS = "numbers.default"
 """The operator that makes a constant vector, as the importer calls it."""
 
-_COPIES = ("lift_fresh_copy.default", "detach.default", "detach_.default", "clone.default", "alias.default")
-_OWN = ("stop_gradient.default",)
+_COPIES = (
+    *("lift_fresh_copy.default", "detach.default", "detach_.default", "clone.default", "alias.default"),
+    "stop_gradient.default",
+)
 
 
 def numbers(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
@@ -61,7 +63,7 @@ def with_constant_repeats(program: torch.export.ExportedProgram) -> None:
 
 def _constant(program: torch.export.ExportedProgram, node: torch.fx.Node) -> torch.Tensor | None:
     """The value of a tensor that the program keeps and does not write, or None."""
-    while node.op == "call_function" and name_of(node) in (*_COPIES, *_OWN):
+    while node.op == "call_function" and name_of(node) in _COPIES:
         node = node.args[0]
     signature = program.graph_signature
     target = {spec.arg.name: spec.target for spec in signature.input_specs if spec.target is not None}.get(node.name)

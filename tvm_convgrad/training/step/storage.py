@@ -59,14 +59,11 @@ def is_narrowed(call: relax.Call, value_of: Callable[[relax.Var], relax.Expr | N
     return name != MATMUL or not any(_is_constant(operand, value_of) for operand in call.args)
 
 
-def _is_constant(operand: relax.Expr, value_of: Callable[[relax.Var], relax.Expr | None]) -> bool:
+def _is_constant(operand: relax.Expr | None, value_of: Callable[[relax.Var], relax.Expr | None]) -> bool:
     while isinstance(operand, relax.Var):
-        made = value_of(operand)
-        if isinstance(made, tvm.ir.Call) and operator_name(made) in VIEWS:
-            made = made.args[0]
-        if made is None or isinstance(made, tvm.ir.Call):
-            return False
-        operand = made
+        operand = value_of(operand)
+    if isinstance(operand, tvm.ir.Call) and operator_name(operand) in VIEWS:
+        return _is_constant(operand.args[0], value_of)
     return isinstance(operand, Constant)
 
 
