@@ -62,7 +62,7 @@ def calls(proto: onnx.ModelProto, threads: int, layout: str) -> Iterator[Call]:
     from tvm_convgrad.codegen.hardware import native_target
     from tvm_convgrad.training.compile.lower import compile_predictor
     from tvm_convgrad.training.export.onnx_writer import with_trained
-    from tvm_convgrad.training.frontends.onnx import from_onnx
+    from tvm_convgrad.training.frontends.onnx.model import from_onnx
     from tvm_convgrad.training.step.options import StepOptions
     from tvm_convgrad.training.step.predictor import build_predictor
 

@@ -27,7 +27,7 @@ from tvm_convgrad.report.gradients import describe_convolutions
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
 from tvm_convgrad.training.compile.lower import compile_with_plan
 from tvm_convgrad.training.compile.targets import parse_target
-from tvm_convgrad.training.frontends.onnx import from_onnx
+from tvm_convgrad.training.frontends.onnx.model import from_onnx
 from tvm_convgrad.training.model.model import Model, from_module
 from tvm_convgrad.training.runtime.checkpoint import CHECKPOINT, Progress, load, load_latest, save
 from tvm_convgrad.training.runtime.data import Samples
@@ -163,7 +163,7 @@ def onnx_model(case: Case) -> Model:
 def torch_model(case: Case) -> Model:
     """The same network by way of torch.export: its batch norm counts its batches in a scalar."""
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     class Mean(torch.nn.Module):
         def __init__(self) -> None:

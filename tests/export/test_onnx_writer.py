@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 from tests.training.test_onnx_torch import graph, layer_norm, linear, node  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.export.onnx_writer import Written, with_trained  # noqa: E402
-from tvm_convgrad.training.frontends.onnx_prepared import prepared  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.prepared import prepared  # noqa: E402
 
 RNG = np.random.default_rng(0)
 SQUARE, WIDE = (RNG.integers(-3, 4, shape).astype("float32") for shape in ((6, 6), (6, 4)))

@@ -58,7 +58,7 @@ def test_steps_equal_accumulation_by_hand(count):
 
 def test_equals_pytorch_s_accumulation():
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     torch.manual_seed(0)
     network = torch.nn.Sequential(

@@ -14,8 +14,8 @@ from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.step.build import build_step
 
 onnx = pytest.importorskip("onnx")
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
-from tvm_convgrad.training.frontends.onnx_batch import fixed_shapes  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.batch import fixed_shapes  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
 
 EXPORTED = 16
 RNG = np.random.default_rng(0)
@@ -288,7 +288,7 @@ def test_relax_modules_without_a_batch():
 
 def test_pt2_with_a_fixed_batch():
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     class Net(torch.nn.Module):
         def __init__(self):

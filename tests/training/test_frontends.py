@@ -13,7 +13,7 @@ from tests.training.harness import Runner
 from tests.training.small_models import data, onnx_model, relax_module, weights
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.frontends import load_model
-from tvm_convgrad.training.frontends.onnx import from_onnx
+from tvm_convgrad.training.frontends.onnx.model import from_onnx
 from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.step.build import build_step
 
@@ -184,7 +184,7 @@ def test_onnx_errors(tmp_path):
     ]
     del model.graph.node[:]
     model.graph.node.extend([*extra, helper.make_node("Odd", ["y"], ["v"], domain="my.domain")])
-    from tvm_convgrad.training.frontends.onnx import from_onnx
+    from tvm_convgrad.training.frontends.onnx.model import from_onnx
 
     with pytest.raises(ModelError, match=r"unsupported operators: StringNormalizer \(2x\), my\.domain\.Odd \(1x\)"):
         from_onnx(model)
@@ -236,7 +236,7 @@ def test_pt2_file_batch_and_dropout(tmp_path):
 
 def test_pt2_random_operators_are_refused():
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     class Noisy(torch.nn.Module):
         def __init__(self):

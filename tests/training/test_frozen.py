@@ -72,7 +72,7 @@ def test_values_can_be_set_without_building_anew():
 def test_pytorch_state_dict_is_complete():
     """Frozen parameters, frozen batch norms, buffers: all that `load_state_dict` asks for, with PyTorch's values."""
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     class Network(torch.nn.Module):
         def __init__(self) -> None:

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
-from tvm_convgrad.training.frontends.onnx_rewrites import rewritten_layers  # noqa: E402
-from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.rewrites import rewritten_layers  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.torch_parameters import with_exported_parameters  # noqa: E402
 
 TRAINING = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
 X = torch.zeros(4, 3, 6, 6)

@@ -13,7 +13,7 @@ pytest.importorskip("onnxscript")
 
 from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 

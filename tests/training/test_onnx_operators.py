@@ -17,7 +17,7 @@ from tests.training.onnx_graphs import SHAPE, model  # noqa: E402
 from tests.training.onnx_operators import TOPICS  # noqa: E402
 from tests.training.onnx_references import REFERENCES  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 UNIT = 2.0**-24

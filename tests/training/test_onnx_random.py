@@ -12,7 +12,7 @@ from onnx import numpy_helper  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 KEPT = 0.75

@@ -14,8 +14,8 @@ helper = onnx.helper
 
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
-from tvm_convgrad.training.frontends.onnx_torch import with_exported_parameters  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.torch_parameters import with_exported_parameters  # noqa: E402
 
 RNG = np.random.default_rng(0)
 SQUARE, WIDE = (RNG.standard_normal(shape).astype("float32") for shape in ((6, 6), (6, 4)))

@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: E402
 from tests.training.harness import Runner  # noqa: E402
 from tests.training.torch_operators import TOPICS, _grid  # noqa: E402
 from tests.training.torch_topics import SHAPE, Topic, volume  # noqa: E402
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 UNIT = 2.0**-24

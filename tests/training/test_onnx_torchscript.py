@@ -16,8 +16,8 @@ onnx = pytest.importorskip("onnx")
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 from torch import nn  # noqa: E402
 
-from tvm_convgrad.training.frontends.onnx_names import names_read, with_own_parameters  # noqa: E402
-from tvm_convgrad.training.frontends.onnx_torchscript import with_module_names  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.names import names_read, with_own_parameters  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.torchscript import with_module_names  # noqa: E402
 
 
 class Network(nn.Module):

@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
-from tvm_convgrad.training.frontends.onnx import from_onnx  # noqa: E402
-from tvm_convgrad.training.frontends.onnx_views import with_reshapes  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.views import with_reshapes  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 

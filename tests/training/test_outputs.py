@@ -175,7 +175,7 @@ def test_pt2_heads(tmp_path):
 
 def test_onnx_heads():
     onnx = pytest.importorskip("onnx")
-    from tvm_convgrad.training.frontends.onnx import from_onnx
+    from tvm_convgrad.training.frontends.onnx.model import from_onnx
 
     helper, tensors = onnx.helper, onnx.numpy_helper
     names = ("trunk", "logits_weight", "wide_weight")

@@ -127,7 +127,7 @@ def stepped(torch, net, batches):
 )
 def test_three_steps_are_those_of_pytorch(name, free):
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     head, target = heads(torch)[name]
     net = network(torch, head)
@@ -154,7 +154,7 @@ def test_three_steps_are_those_of_pytorch(name, free):
 
 def test_both_ways_to_step_give_the_same_bits():
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     head, _ = heads(torch)["scores too"]
     model = from_exported_program(exported(torch, network(torch, head), LABELS), outputs=OwnLoss())
@@ -179,7 +179,7 @@ def test_both_ways_to_step_give_the_same_bits():
 
 def test_the_loss_is_the_mean_of_the_losses_of_micro_batches():
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     head, _ = heads(torch)["loss alone"]
     net = network(torch, head)
@@ -196,7 +196,7 @@ def test_the_loss_is_the_mean_of_the_losses_of_micro_batches():
 
 def test_dropout_is_drawn_in_steps_alone():
     torch = pytest.importorskip("torch")
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     head, _ = heads(torch)["scores too"]
     net = network(torch, head, dropout=0.5)

@@ -18,7 +18,7 @@ from tests.training import networks  # noqa: E402
 from tests.training import test_torch_deformable as deformable  # noqa: E402
 from tests.training import test_torch_spectra as spectra  # noqa: E402
 from tests.training.harness import relative_error  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.per_sample import per_sample_module  # noqa: E402
 
 

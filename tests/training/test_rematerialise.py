@@ -14,7 +14,7 @@ from tests.training.harness import Runner
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.compile.planned_memory import Planner, plan_memory
 from tvm_convgrad.training.frontends import load_model
-from tvm_convgrad.training.frontends.torch_export import from_exported_program
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 from tvm_convgrad.training.ir.recomputation import Recomputation
 from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.passes import rematerialise

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from tests.training.harness import Runner, relative_error  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program, load_pt2  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program, load_pt2  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tests.training.harness import Runner  # noqa: E402
 from tests.training.torch_deformable import Geometry, deformed  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 nn = torch.nn

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 IMAGE, IDS = torch.ones(2, 3, 6, 6), torch.ones(2, 4, dtype=torch.int64)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from tests.training import networks  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 FULL = bool(os.environ.get("CONVGRAD_FULL"))

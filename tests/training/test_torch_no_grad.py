@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
 from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program, load_pt2  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program, load_pt2  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 STEPS, SAMPLES, RATE = 4, 3, 0.1

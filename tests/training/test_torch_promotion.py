@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import UnsupportedError  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
-from tvm_convgrad.training.frontends.torch_promotion import as_declared  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.promotion import as_declared  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 UNIT = 2.0**-24

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
-from tvm_convgrad.training.frontends.torch_export import from_exported_program  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.model.own_loss import OwnLoss  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends import load_model  # noqa: E402
-from tvm_convgrad.training.frontends.torch_types import known_types, leaf_names  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.known_types import known_types, leaf_names  # noqa: E402
 
 tree = torch.utils._pytree
 

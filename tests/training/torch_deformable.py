@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.training.torch_topics import Function
-from tvm_convgrad.training.frontends.torch_deformable import declare_deformable
+from tvm_convgrad.training.frontends.torch_export.operators.deformable import declare_deformable
 
 declare_deformable()
 

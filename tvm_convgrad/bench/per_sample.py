@@ -112,7 +112,7 @@ def _ours(
     """The compiled function; the first call leaves its results in `values`."""
     import torch
 
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     model = from_exported_program(torch.export.export(module, (x,)))
     compiled = compile_module(per_sample_module(model, result=result), target)

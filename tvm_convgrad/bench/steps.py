@@ -145,7 +145,7 @@ def _load(model: str, batch: int | None) -> Model:
     import torch
 
     from tvm_convgrad.bench.networks import network
-    from tvm_convgrad.training.frontends.torch_export import from_exported_program
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
 
     module, size = network(model)
     return from_exported_program(torch.export.export(module, (torch.zeros(batch or 8, 3, size, size),)), source=model)

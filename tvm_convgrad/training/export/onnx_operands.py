@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tvm_convgrad.core.errors import ModelError
-from tvm_convgrad.training.frontends.onnx_prepared import Prepared
+from tvm_convgrad.training.frontends.onnx.prepared import Prepared
 from tvm_convgrad.training.runtime.schema import Array
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.export.onnx_inference import set_inference
 from tvm_convgrad.training.export.onnx_operands import Operand, TrainedOperands
-from tvm_convgrad.training.frontends.onnx_prepared import prepared
+from tvm_convgrad.training.frontends.onnx.prepared import prepared
 from tvm_convgrad.training.runtime.schema import Array
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_convgrad.training.frontends.onnx_prepared import prepared
-from tvm_convgrad.training.frontends.onnx_torch import state_dict_names
-from tvm_convgrad.training.frontends.torch_places import type_name
-from tvm_convgrad.training.frontends.torch_types import known_types
+from tvm_convgrad.training.frontends.onnx.prepared import prepared
+from tvm_convgrad.training.frontends.onnx.torch_parameters import state_dict_names
+from tvm_convgrad.training.frontends.torch_export.known_types import known_types
+from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.runtime.artifact import Artifact
 from tvm_convgrad.training.runtime.checkpoint import Checkpoint
 from tvm_convgrad.training.runtime.schema import SAVED, Array

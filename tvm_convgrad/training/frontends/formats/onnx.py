@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def load(request: Request) -> Model:
     """The model of an .onnx file."""
-    from tvm_convgrad.training.frontends.onnx import load_onnx  # here: it loads TVM
+    from tvm_convgrad.training.frontends.onnx.model import load_onnx  # here: it loads TVM
 
     return load_onnx(request.path, request.batch, request.outputs)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def load(request: Request) -> Model:
     """The model of a .pt2 file."""
-    from tvm_convgrad.training.frontends.torch_export import load_pt2  # here: it loads TVM
+    from tvm_convgrad.training.frontends.torch_export.model import load_pt2  # here: it loads TVM
 
     return load_pt2(request.path, request.batch, request.outputs)
 

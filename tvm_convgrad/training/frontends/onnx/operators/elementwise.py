@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise operators of ONNX, written so that values and gradients are finite for all arguments.
+
+TVM's importer lowers Clip by tensors to loops, and writes Elu, Selu and Mish with an exp that overflows in the branch
+that is not taken, where 0 times infinity makes the gradient NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from tvm_convgrad.training.frontends.onnx.node import Converter, Node
+
+_LINEAR = 20.0
+"""From here on, log(1 + exp(x)) is x in float32; PyTorch's threshold, too."""
+
+
+def clip(node: Node) -> relax.Expr | None:
+    """Clip, whose bounds were attributes up to opset 10."""
+    if not node.is_float():
+        return None
+    data, bounds = node.tensor(), []
+    for position, name, none in ((1, "min", -np.inf), (2, "max", np.inf)):
+        if node.given(position) and node.value(position) is None:
+            return _clip_by_tensors(node)
+        value = node.value(position)
+        bounds.append(node.number(name, none) if value is None else float(value.item()))
+    if np.isnan(bounds).any():
+        return None
+    return op.clip(data, bounds[0], bounds[1])
+
+
+def _clip_by_tensors(node: Node) -> relax.Expr:
+    data = node.tensor()
+    if node.given(1):
+        data = node.emit(op.maximum(data, node.tensor(1)))
+    return op.minimum(data, node.tensor(2)) if node.given(2) else data
+
+
+def elu(node: Node) -> relax.Expr:
+    """x above 0, alpha·(exp(x) − 1) below."""
+    return _elu(node, node.number("alpha", 1.0))
+
+
+def celu(node: Node) -> relax.Expr:
+    """x above 0, alpha·(exp(x / alpha) − 1) below."""
+    alpha = node.number("alpha", 1.0)
+    return _elu(node, alpha, 1 / alpha)
+
+
+def selu(node: Node) -> relax.Expr:
+    """gamma times Elu."""
+    alpha, gamma = node.number("alpha", 1.67326319217681884765625), node.number("gamma", 1.05070102214813232421875)
+    return op.multiply(node.emit(_elu(node, alpha)), node.scalar(gamma))
+
+
+def _elu(node: Node, alpha: float, factor: float = 1.0) -> relax.Expr:
+    x, zero = node.tensor(), node.scalar(0)
+    low = node.emit(op.minimum(x, zero))
+    power = node.emit(op.exp(low if factor == 1 else node.emit(op.multiply(low, node.scalar(factor)))))
+    below = node.emit(op.multiply(node.emit(op.subtract(power, node.scalar(1))), node.scalar(alpha)))
+    return op.where(node.emit(op.greater(x, zero)), x, below)
+
+
+def softplus(node: Node) -> relax.Expr:
+    """log(1 + exp(x))."""
+    return _softplus(node)
+
+
+def _softplus(node: Node) -> relax.Expr:
+    x, bound = node.tensor(), node.scalar(_LINEAR)
+    power = node.emit(op.exp(node.emit(op.minimum(x, bound))))
+    logarithm = node.emit(op.log(node.emit(op.add(power, node.scalar(1)))))
+    return op.where(node.emit(op.greater(x, bound)), x, logarithm)
+
+
+def mish(node: Node) -> relax.Expr:
+    """x·tanh(log(1 + exp(x)))."""
+    return op.multiply(node.tensor(), node.emit(op.tanh(node.emit(_softplus(node)))))
+
+
+def swish(node: Node) -> relax.Expr:
+    """x·sigmoid(alpha·x)."""
+    x, alpha = node.tensor(), node.number("alpha", 1.0)
+    scaled = x if alpha == 1 else node.emit(op.multiply(x, node.scalar(alpha)))
+    return op.multiply(x, node.emit(op.sigmoid(scaled)))
+
+
+def shrink(node: Node) -> relax.Expr:
+    """x + bias below −lambd, x − bias above lambd, else 0."""
+    x, lambd, bias = node.tensor(), node.number("lambd", 0.5), node.number("bias", 0.0)
+    low = node.emit(op.where(op.less(x, node.scalar(-lambd)), op.add(x, node.scalar(bias)), op.zeros_like(x)))
+    return op.where(op.greater(x, node.scalar(lambd)), op.subtract(x, node.scalar(bias)), low)
+
+
+def thresholded_relu(node: Node) -> relax.Expr:
+    """x above alpha, else 0."""
+    x = node.tensor()
+    return op.where(node.emit(op.greater(x, node.scalar(node.number("alpha", 1.0)))), x, op.zeros_like(x))
+
+
+def power(node: Node) -> relax.Expr | None:
+    """Pow by an exponent of another element type."""
+    data, exponent = node.tensor(0), node.tensor(1)
+    if str(data.ty.dtype) == str(exponent.ty.dtype):
+        return None
+    value = node.value(1)
+    cast = relax.const(value, str(data.ty.dtype)) if value is not None else op.astype(exponent, str(data.ty.dtype))
+    return op.power(data, cast)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Celu": celu,
+    "Clip": clip,
+    "Elu": elu,
+    "Mish": mish,
+    "Pow": power,
+    "Selu": selu,
+    "Shrink": shrink,
+    "Softplus": softplus,
+    "Swish": swish,
+    "ThresholdedRelu": thresholded_relu,
+}
+"""By operator of ONNX."""

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX's Resize as a linear map along each axis, in all modes, of 1 to 3 spatial axes.
+
+Where relax.image.resize2d computes the same map it is taken, since TVM lowers it to one loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.relax import op
+
+from relax_ops.gradients.separable import apply_transposed
+from relax_ops.rules.resize import resize_matrix
+from tvm_convgrad.training.frontends.onnx.node import Converter, Node
+
+_RESIZE_2D = {"nearest": "nearest_neighbor", "linear": "linear"}
+_COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+
+
+def resize(node: Node) -> relax.Expr | None:
+    """Resize with constant scales or sizes; regions of interest are left to TVM's importer."""
+    data, first = node.tensor(), 2 if node.opset > 10 else 1
+    coordinates = node.text("coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric")
+    if coordinates == "tf_crop_and_resize" or not node.is_constant(first, first + 1):
+        return None
+    scales, sizes = node.value(first), node.value(first + 1)
+    rank = data.ty.ndim
+    axes = [axis % rank for axis in node.integers("axes", tuple(range(rank)))]
+    given = scales if scales is not None and scales.size else sizes
+    policy = node.text("keep_aspect_ratio_policy", "stretch")
+    if given is None or len(given) != len(axes) or (given is sizes and policy != "stretch"):
+        raise node.refusal(
+            f"it has {0 if given is None else len(given)} scales or sizes for {len(axes)} axes, and the policy "
+            f"{policy!r}; one number for each axis and 'stretch' are supported"
+        )
+    extents, maps = node.extents(), {}
+    for axis, number in zip(axes, given.tolist(), strict=True):
+        extent = extents[axis]
+        if axis == 0 and given is sizes:  # the batch, which other sizes than that of the export may have
+            continue
+        if not isinstance(extent, int):
+            if given is scales and number == 1:
+                continue
+            raise node.refusal(f"the extent of axis {axis} is {extent}; resizing needs a fixed one")
+        result = math.floor(extent * number) if given is scales else int(number)
+        scale = float(number) if given is scales else result / extent
+        matrix = _matrix(node, extent, result, scale, coordinates)
+        if matrix.shape[0] != matrix.shape[1] or not np.array_equal(matrix, np.eye(extent)):
+            maps[axis] = matrix
+    operator = _resize2d(node, maps, coordinates)
+    if operator is not None:
+        return operator
+    for axis, matrix in maps.items():
+        data = node.emit(apply_transposed(node.builder, data, axis, matrix.T))
+    return data
+
+
+def _resize2d(node: Node, maps: dict[int, NDArray[np.float64]], coordinates: str) -> relax.Expr | None:
+    """relax.image.resize2d, if it computes these maps."""
+    mode, extents = node.text("mode", "nearest"), node.extents()
+    if len(extents) != 4 or mode not in _RESIZE_2D or coordinates not in _COORDINATES or not set(maps) <= {2, 3}:
+        return None
+    rounding = node.text("nearest_mode", "round_prefer_floor")
+    sizes = []
+    for axis in (2, 3):
+        extent = extents[axis]
+        if not isinstance(extent, int):
+            return None
+        matrix = maps.get(axis, np.eye(extent))
+        theirs = resize_matrix(extent, len(matrix), _RESIZE_2D[mode], coordinates, rounding, 0.0, 0.0)
+        if not np.allclose(matrix, theirs, rtol=0, atol=1e-6):
+            return None
+        sizes.append(len(matrix))
+    if sizes == list(extents[2:]):
+        return node.tensor()
+    return op.image.resize2d(
+        node.tensor(),
+        (sizes[0], sizes[1]),
+        layout="NCHW",
+        method=_RESIZE_2D[mode],
+        coordinate_transformation_mode=coordinates,
+        rounding_method=rounding,
+    )
+
+
+def _matrix(node: Node, extent: int, result: int, scale: float, coordinates: str) -> NDArray[np.float64]:
+    """A with Y = A·X along one axis, of shape (result, extent)."""
+    at = _places(node, extent, result, scale, coordinates)
+    mode = node.text("mode", "nearest")
+    if mode == "nearest":
+        offsets, weights = np.zeros((result, 1), "int64"), np.ones((result, 1))
+        base = _ROUNDINGS[node.text("nearest_mode", "round_prefer_floor")](at.astype("float32")).astype("int64")
+    else:
+        base = np.ceil(at).astype("int64") - 1
+        kernel, reach = _linear, 1
+        if mode == "cubic":
+            factor = node.number("cubic_coeff_a", -0.75)
+            kernel, reach = (lambda distance: _cubic(distance, factor)), 2
+        shrink = min(scale, 1.0) if node.integer("antialias", 0) else 1.0
+        begin = math.floor(-reach / shrink) + 1
+        offsets = np.arange(begin, 2 - begin)[None, :] + np.zeros((result, 1), "int64")
+        weights = kernel((offsets - (at - base)[:, None]) * shrink)
+        if shrink < 1:
+            weights /= weights.sum(1, keepdims=True)
+    taps = base[:, None] + offsets
+    if node.integer("exclude_outside", 0):
+        weights = np.where((taps < 0) | (taps >= extent), 0, weights)
+        weights /= weights.sum(1, keepdims=True)
+    matrix = np.zeros((result, extent))
+    np.add.at(matrix, (np.arange(result)[:, None], taps.clip(0, extent - 1)), weights)
+    return matrix
+
+
+def _places(node: Node, extent: int, result: int, scale: float, coordinates: str) -> NDArray[np.float64]:
+    """The coordinate in the data of each place of the result."""
+    place = np.arange(result, dtype="float64")
+    half = (place + 0.5) / scale - 0.5
+    if coordinates == "half_pixel":
+        return half
+    if coordinates == "pytorch_half_pixel":
+        return half if result > 1 else np.zeros(1)
+    if coordinates == "align_corners":
+        return place * (extent - 1) / (result - 1) if result > 1 else np.zeros(1)
+    if coordinates == "asymmetric":
+        return place / scale
+    if coordinates == "tf_half_pixel_for_nn":
+        return (place + 0.5) / scale
+    if coordinates == "half_pixel_symmetric":
+        return extent / 2 * (1 - result / (extent * scale)) + half
+    raise node.refusal(f"coordinate_transformation_mode {coordinates!r} is not known")
+
+
+def _linear(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (1 - np.abs(distance)).clip(0)
+
+
+def _cubic(distance: NDArray[np.float64], a: float) -> NDArray[np.float64]:
+    """Keys' kernel (1981), equations (4) and (15)."""
+    t = np.abs(distance)
+    near, far = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+    return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+
+
+_ROUNDINGS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "round_prefer_floor": lambda at: np.ceil(at - np.float32(0.5)),
+    "round_prefer_ceil": lambda at: np.floor(at + np.float32(0.5)),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+CONVERTERS: dict[str, Converter] = {"Resize": resize, "Upsample": resize}
+"""By operator of ONNX."""

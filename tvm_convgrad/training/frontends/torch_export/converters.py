@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Translations of PyTorch's operators to Relax that replace those of TVM's importer, or that it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from tvm_convgrad.training.frontends.torch_export.dropout import STOP_GRADIENT
+from tvm_convgrad.training.frontends.torch_export.operators.arithmetic import (
+    clamp,
+    clamp_by_tensors,
+    divide,
+    floor_divide,
+    or_logical,
+    quotient,
+    reversed_difference,
+)
+from tvm_convgrad.training.frontends.torch_export.operators.convolutions import convolution
+from tvm_convgrad.training.frontends.torch_export.operators.fourier import WAVES, waves
+from tvm_convgrad.training.frontends.torch_export.operators.indexing import (
+    embedding,
+    index,
+    index_put,
+    index_select,
+    select,
+    triangle,
+)
+from tvm_convgrad.training.frontends.torch_export.operators.norms import batch_norm_training, group_norm, layer_norm
+from tvm_convgrad.training.frontends.torch_export.operators.pools import average_pool, max_pool
+from tvm_convgrad.training.frontends.torch_export.operators.products import batched_product
+from tvm_convgrad.training.frontends.torch_export.operators.repeats import NUMBERS, numbers
+from tvm_convgrad.training.frontends.torch_export.operators.resize import antialiased, nearest
+from tvm_convgrad.training.frontends.torch_export.operators.scatter import (
+    as_strided,
+    as_strided_scatter,
+    index_reduce,
+    scatter_add,
+    scatter_reduce,
+)
+from tvm_convgrad.training.ir.graph import element_type, static_shape
+
+if TYPE_CHECKING:  # optional packages
+    import torch
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    Convert: TypeAlias = Callable[[torch.fx.Node, ExportedProgramImporter], relax.Expr]
+
+_LOWEST = -60000.0
+"""Below all arguments for which exp is not 0, in any float type."""
+
+
+def converters() -> dict[str, Convert]:
+    """The translations, by operator."""
+    return {
+        "dropout.default": _dropout,
+        "native_dropout.default": _native_dropout,
+        "_native_batch_norm_legit_functional.default": batch_norm_training,
+        STOP_GRADIENT: lambda node, importer: importer.block_builder.emit(op.grad.no_grad(importer.env[node.args[0]])),
+        WAVES: waves,
+        NUMBERS: numbers,
+        "select.int": select,
+        "index.Tensor": index,
+        "index_select.default": index_select,
+        "index_put.default": index_put,
+        "embedding.default": embedding,
+        "scatter_add.default": scatter_add,
+        "scatter_reduce.two": scatter_reduce,
+        "scatter.reduce": scatter_reduce,
+        "index_reduce.default": index_reduce,
+        "as_strided.default": as_strided,
+        "as_strided_scatter.default": as_strided_scatter,
+        "argmax.default": lambda node, importer: _place(node, importer, importer._argmax_argmin(op.argmax)),
+        "argmin.default": lambda node, importer: _place(node, importer, importer._argmax_argmin(op.argmin)),
+        "amax.default": lambda node, importer: _reduced(node, importer, op.max),
+        "amin.default": lambda node, importer: _reduced(node, importer, op.min),
+        "cat.default": _concat,
+        "add.Tensor": lambda node, importer: or_logical(node, importer, op.add, op.logical_or),
+        "mul.Tensor": lambda node, importer: or_logical(node, importer, op.multiply, op.logical_and),
+        "rsub.Tensor": reversed_difference,
+        "rsub.Scalar": reversed_difference,
+        "bmm.default": batched_product,
+        "convolution.default": convolution,
+        "triu_indices.default": lambda node, _importer: triangle(node, np.triu_indices),
+        "tril_indices.default": lambda node, _importer: triangle(node, np.tril_indices),
+        "native_group_norm.default": group_norm,
+        "native_layer_norm.default": layer_norm,
+        "elu.default": _elu,
+        "celu.default": lambda node, importer: _elu_of(node, importer, *_celu(*node.args[1:])),
+        "softplus.default": _softplus,
+        "clamp.default": clamp,
+        "clamp.Tensor": clamp_by_tensors,
+        "floor_divide.default": floor_divide,
+        "div.Tensor_mode": divide,
+        "div.Tensor": quotient,
+        "upsample_nearest2d.vec": nearest,
+        "_upsample_bilinear2d_aa.vec": lambda node, importer: antialiased(node, importer, "bilinear"),
+        "_upsample_bilinear2d_aa.default": lambda node, importer: antialiased(node, importer, "bilinear"),
+        "_upsample_bicubic2d_aa.vec": lambda node, importer: antialiased(node, importer, "bicubic"),
+        "_upsample_bicubic2d_aa.default": lambda node, importer: antialiased(node, importer, "bicubic"),
+        "max_pool2d.default": lambda node, importer: max_pool(node, importer, importer._max_pool2d),
+        "max_pool3d.default": lambda node, importer: max_pool(node, importer, importer._max_pool3d),
+        "max_pool2d_with_indices.default": lambda node, importer: max_pool(
+            node, importer, importer._max_pool2d_with_indices
+        ),
+        "max_pool3d_with_indices.default": lambda node, importer: max_pool(
+            node, importer, importer._max_pool3d_with_indices
+        ),
+        "avg_pool2d.default": lambda node, importer: average_pool(node, importer, importer._avg_pool2d),
+        "avg_pool3d.default": lambda node, importer: average_pool(node, importer, importer._avg_pool3d),
+    }
+
+
+def _dropout(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    data, rate = importer.env[node.args[0]], float(node.args[1])
+    return importer.block_builder.emit(_dropped(importer, data, rate)[0])
+
+
+def _native_dropout(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    return _dropped(importer, importer.env[node.args[0]], float(node.args[1]))
+
+
+def _dropped(importer: ExportedProgramImporter, data: relax.Expr, rate: float) -> relax.Expr:
+    return importer.block_builder.emit(op.nn.dropout(data, rate))
+
+
+def _reduced(node: torch.fx.Node, importer: ExportedProgramImporter, reduce: Callable[..., relax.Expr]) -> relax.Expr:
+    x, *rest = importer.retrieve_args(node)
+    axes = rest[0] if rest and rest[0] not in ([], ()) else None
+    keep = bool(rest[1]) if len(rest) > 1 else bool(node.kwargs.get("keepdim", False))
+    return importer.block_builder.emit(reduce(x, axes, keepdims=keep))
+
+
+def _concat(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """The concatenation of tensors; those without elements, of which TVM keeps no constants, are omitted."""
+    given, *axis = importer.retrieve_args(node)
+    filled = [tensor for tensor in given if 0 not in static_shape(tensor)]
+    if len(filled) in (0, len(given)):
+        return importer._cat(node)
+    return importer.block_builder.emit(op.concat(filled, axis[0] if axis else node.kwargs.get("dim", 0)))
+
+
+def _place(
+    node: torch.fx.Node, importer: ExportedProgramImporter, convert: Callable[[torch.fx.Node], relax.Expr]
+) -> relax.Expr:
+    """The index of an extremum; where no element is finite, TVM's is -1 and PyTorch's the first."""
+    found = convert(node)
+    return importer.block_builder.emit(op.maximum(found, relax.const(0, element_type(found))))
+
+
+def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    given = [float(number) for number in node.args[1:]]
+    return _elu_of(node, importer, *given, *(1.0, 1.0, 1.0)[len(given) :])
+
+
+def _celu(alpha: float = 1.0) -> tuple[float, float, float]:
+    """alpha, scale and input scale of elu."""
+    return float(alpha), 1.0, 1.0 / float(alpha)
+
+
+def _elu_of(
+    node: torch.fx.Node, importer: ExportedProgramImporter, alpha: float, scale: float, input_scale: float
+) -> relax.Expr:
+    """scale·x above 0, scale·alpha·(exp(input_scale·x) − 1) below; exp is not computed of what would overflow."""
+    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+    dtype = element_type(x)
+    low = emit(op.clip(emit(op.multiply(x, relax.const(input_scale, dtype))), _LOWEST, 0.0))
+    low = emit(op.subtract(emit(op.exp(low)), relax.const(1.0, dtype)))
+    low = emit(op.multiply(low, relax.const(alpha * scale, dtype)))
+    high = x if scale == 1 else emit(op.multiply(x, relax.const(scale, dtype)))
+    return emit(op.where(emit(op.greater(x, relax.const(0.0, dtype))), high, low))
+
+
+def _softplus(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    x, *given = importer.retrieve_args(node)
+    beta, threshold = [*(float(number) for number in given), *(1.0, 20.0)[len(given) :]]
+    return importer.block_builder.emit(op.nn.softplus(x, beta, threshold))

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, differences, products, quotients and bounds, of tensors and numbers of any type."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from tvm_convgrad.training.frontends.torch_export.places import type_name
+from tvm_convgrad.training.ir.graph import element_type
+
+if TYPE_CHECKING:  # optional packages
+    import torch
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+_OF_NUMBERS = {op.add: operator.add, op.multiply: operator.mul}
+
+
+def or_logical(
+    node: torch.fx.Node,
+    importer: ExportedProgramImporter,
+    arithmetic: Callable[..., relax.Expr],
+    logical: Callable[..., relax.Expr],
+) -> relax.Expr:
+    """A sum or product; of booleans the logical operator that PyTorch takes it for."""
+    operands = importer.retrieve_args(node)[:2]
+    if all(isinstance(each, relax.Expr) and element_type(each) == "bool" for each in operands):
+        return importer.block_builder.emit(logical(*operands))
+    plain: relax.Expr = importer._binary_op(arithmetic, _OF_NUMBERS[arithmetic])(node)
+    return plain
+
+
+def reversed_difference(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """y - x; TVM's importer takes a number y for a float32, whatever x is."""
+    x, y = importer.retrieve_args(node)[:2]
+    return importer.block_builder.emit(
+        op.subtract(y if isinstance(y, relax.Expr) else relax.const(y, element_type(x)), x)
+    )
+
+
+def clamp(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Integers are clamped by comparisons: TVM's importer gives them an infinite bound where there is none."""
+    x, *given = importer.retrieve_args(node)
+    low, high = (given[at] if len(given) > at else node.kwargs.get(name) for at, name in enumerate(("min", "max")))
+    emit, dtype = importer.block_builder.emit, element_type(x)
+    if "int" not in dtype:
+        return importer._clamp(node)
+    x = x if low is None else emit(op.maximum(x, relax.const(int(low), dtype)))
+    return x if high is None else emit(op.minimum(x, relax.const(int(high), dtype)))
+
+
+def clamp_by_tensors(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Bounds that are tensors, which TVM's importer does not broadcast x against. Where x equals one, x is kept."""
+    found, *given = importer.retrieve_args(node)
+    bounds = dict(zip(("min", "max"), given, strict=False))
+    bounds |= {name: importer.env[value] for name, value in node.kwargs.items() if value is not None}
+    emit = importer.block_builder.emit
+    for name, is_inside in (("min", op.greater_equal), ("max", op.less_equal)):
+        bound = bounds.get(name)
+        if bound is None:
+            continue
+        kept = emit(is_inside(found, bound))
+        if "float" in element_type(found):
+            kept = emit(op.logical_or(kept, emit(op.isnan(found))))
+        found = emit(op.where(kept, found, bound))
+    return found
+
+
+def divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Quotients, rounded down, to zero or not at all."""
+    mode = node.kwargs.get("rounding_mode")
+    if mode == "floor":
+        return floor_divide(node, importer)
+    emit = importer.block_builder.emit
+    dtype = type_name(node.meta["val"].dtype)
+    inner = dtype if "float" in dtype else "float64"
+    quotient = emit(op.divide(*_as(importer, importer.retrieve_args(node), inner)))
+    quotient = quotient if mode is None else emit(op.trunc(quotient))
+    return quotient if inner == dtype else emit(op.astype(quotient, dtype))
+
+
+def quotient(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x / n for a symbolic extent n, as kl_div(reduction="batchmean") has it, by a sum of n ones; n is below 2**24."""
+    emit, (x, divisor) = importer.block_builder.emit, importer.retrieve_args(node)
+    if isinstance(divisor, tvm.tirx.Var) and not hasattr(divisor.ty, "shape"):
+        return emit(op.divide(x, emit(op.sum(emit(op.ones(relax.ShapeExpr([divisor]), element_type(x)))))))
+    return importer._binary_op(op.divide, operator.truediv)(node)
+
+
+def _as(importer: ExportedProgramImporter, operands: Sequence[Any], dtype: str) -> list[relax.Expr]:
+    """Tensors and numbers as tensors of a type."""
+    return [
+        importer.block_builder.emit(op.astype(operand, dtype))
+        if isinstance(operand, relax.Var)
+        else relax.const(operand, dtype)
+        for operand in operands
+    ]
+
+
+def floor_divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Operands of different types, or numbers, brought to the type of the result."""
+    emit, operands = importer.block_builder.emit, importer.retrieve_args(node)
+    if not any(isinstance(operand, relax.Expr) and hasattr(operand.ty, "shape") for operand in operands):
+        return operands[0] // operands[1]
+    dtype = type_name(node.meta["val"].dtype)
+    return emit(op.floor_divide(*_as(importer, operands, dtype)))
+
+
+__all__ = ["clamp", "clamp_by_tensors", "divide", "floor_divide", "or_logical", "quotient", "reversed_difference"]

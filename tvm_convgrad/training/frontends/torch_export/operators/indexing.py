@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes by indices: select, x[indices], index_select, index_put and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.frontends.torch_export.places import type_name
+from tvm_convgrad.training.ir.graph import element_type, static_shape
+
+if TYPE_CHECKING:  # optional packages
+    import torch
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+
+def select(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x[..., index, ...] as a slice of one element; TVM's importer makes a `take`, which reads out of bounds at -1."""
+    x, axis, index = importer.retrieve_args(node)
+    emit, shape = importer.block_builder.emit, static_shape(x)
+    axis %= len(shape)
+    begin = shape[axis] + index if isinstance(index, int) and index < 0 else index
+    return emit(op.squeeze(emit(op.strided_slice(x, [axis], [begin], [begin + 1], assume_inbound=True)), [axis]))
+
+
+def _wrapped(importer: ExportedProgramImporter, places: relax.Expr, extent: Any) -> relax.Expr:
+    """Indices, of which negative ones count from the end, as indices from the front."""
+    emit, dtype = importer.block_builder.emit, element_type(places)
+    if not isinstance(extent, int):
+        raise UnsupportedError(
+            f"indexing by a tensor needs a fixed extent, not {extent}; export without dynamic shapes"
+        )
+    last = emit(op.add(places, relax.const(extent, dtype)))
+    return emit(op.where(emit(op.less(places, relax.const(0, dtype))), last, places))
+
+
+def index_select(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Slices of x along an axis, by a vector of places."""
+    x, axis, places = importer.retrieve_args(node)
+    return importer.block_builder.emit(op.take(x, places, axis))
+
+
+def embedding(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Rows of a table; no gradient goes to the row `padding_idx`; -1 stands for none."""
+    emit, given = importer.block_builder.emit, importer.retrieve_args(node)
+    table, places, padding, by_frequency = [*given, *(-1, False)[len(given) - 2 :]][:4]
+    if by_frequency:
+        raise UnsupportedError("scale_grad_by_freq is not supported; leave it out of the embedding")
+    rows = emit(op.take(table, places, 0))
+    if padding < 0:
+        return rows
+    is_padding = emit(op.expand_dims(op.equal(places, relax.const(padding, element_type(places))), -1))
+    return emit(op.where(is_padding, emit(op.grad.no_grad(rows)), rows))
+
+
+class _Indexing:
+    """x[indices of some axes, broadcast against each other]: those axes made adjacent and flattened to one.
+
+    `front` is the permutation that brings them together, at `axis`; `places` are numbers along the flattened one.
+    """
+
+    def __init__(
+        self, importer: ExportedProgramImporter, x: relax.Expr, given: Sequence[relax.Expr | None], operator: str
+    ) -> None:
+        emit, shape = importer.block_builder.emit, static_shape(x)
+        indexed = [axis for axis, places in enumerate(given) if places is not None]
+        tensors = [places for places in given if places is not None]
+        if any(element_type(places) == "bool" for places in tensors):
+            raise UnsupportedError(
+                f"aten.{operator} by a mask has a result whose extents depend on the data; use torch.where or multiply "
+                "by the mask"
+            )
+        together = indexed == list(range(indexed[0], indexed[-1] + 1))
+        self.axis = indexed[0] if together else 0
+        rest = [axis for axis in range(len(shape)) if axis not in indexed]
+        self.front = [*rest[: self.axis], *indexed, *rest[self.axis :]]
+        self.shape, self.extents = shape, [shape[axis] for axis in self.front]
+        self.rest = (self.extents[: self.axis], self.extents[self.axis + len(indexed) :])
+        self.places = _wrapped(importer, tensors[0], shape[indexed[0]])
+        for axis, places in zip(indexed[1:], tensors[1:], strict=True):
+            scale = relax.const(shape[axis], element_type(self.places))
+            more = emit(op.astype(_wrapped(importer, places, shape[axis]), element_type(self.places)))
+            self.places = emit(op.add(emit(op.multiply(self.places, scale)), more))
+        self.count = int(np.prod([int(shape[axis]) for axis in indexed]))
+        self._emit = emit
+
+    def flattened(self, x: relax.Expr) -> relax.Expr:
+        """The tensor with the indexed axes as one."""
+        if self.front != sorted(self.front):
+            x = self._emit(op.permute_dims(x, self.front))
+        before, after = self.rest
+        wide = [*before, self.count, *after]
+        return x if len(wide) == len(self.shape) else self._emit(op.reshape(x, relax.ShapeExpr(wide)))
+
+    def restored(self, x: relax.Expr) -> relax.Expr:
+        """The reverse of `flattened`."""
+        x = self._emit(op.reshape(x, relax.ShapeExpr(self.extents)))
+        return self._emit(op.permute_dims(x, [int(place) for place in np.argsort(self.front)]))
+
+
+def index(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """TVM's importer takes the outer product of indices that belong together, such as those of an unfold."""
+    x, given = importer.retrieve_args(node)
+    indexing = _Indexing(importer, x, given, "index.Tensor")
+    return importer.block_builder.emit(op.take(indexing.flattened(x), indexing.places, indexing.axis))
+
+
+def index_put(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x[places] = values, or += values; by a mask, one value wherever it is true."""
+    x, given, values, *accumulate = importer.retrieve_args(node)
+    emit = importer.block_builder.emit
+    mask = given[0]
+    if len(given) == 1 and element_type(mask) == "bool" and all(extent == 1 for extent in static_shape(values)):
+        return _where_masked(importer, x, mask, values, bool(accumulate and accumulate[0]))
+    indexing = _Indexing(importer, x, given, "index_put.default")
+    before, after = indexing.rest
+    places = static_shape(indexing.places)
+    values = emit(op.broadcast_to(values, relax.ShapeExpr([*before, *places, *after])))
+    count = int(np.prod([int(extent) for extent in places]))
+    values = emit(op.reshape(values, relax.ShapeExpr([*before, count, *after])))
+    axis, ndim = indexing.axis, len(before) + 1 + len(after)
+    order = [axis, *(other for other in range(ndim) if other != axis)]
+    data, values = (emit(op.permute_dims(each, order)) for each in (indexing.flattened(x), values))
+    # index_put of TVM takes an index for each axis: everything is one axis here.
+    row = int(np.prod([int(extent) for extent in (*before, *after)]))
+    dtype = element_type(indexing.places)
+    rows = emit(op.reshape(emit(op.multiply(indexing.places, relax.const(row, dtype))), relax.ShapeExpr([count, 1])))
+    flat = emit(op.reshape(emit(op.add(rows, relax.const(np.arange(row), dtype))), relax.ShapeExpr([-1])))
+    line, written = (emit(op.reshape(each, relax.ShapeExpr([-1]))) for each in (data, values))
+    found = emit(op.index_put(line, relax.Tuple([flat]), written, bool(accumulate and accumulate[0])))
+    found = emit(op.reshape(found, relax.ShapeExpr(list(static_shape(data)))))
+    return indexing.restored(emit(op.permute_dims(found, [int(place) for place in np.argsort(order)])))
+
+
+def _where_masked(
+    importer: ExportedProgramImporter, x: relax.Expr, mask: relax.Expr, value: relax.Expr, accumulate: bool
+) -> relax.Expr:
+    """x with one value where a mask of its leading axes is true, as `x[mask] = 0`, or with that added there."""
+    emit = importer.block_builder.emit
+    shape, ndim = static_shape(mask), len(static_shape(x))
+    wide = emit(op.reshape(mask, relax.ShapeExpr([*shape, *[1] * (ndim - len(shape))])))
+    value = emit(op.reshape(value, relax.ShapeExpr([])))
+    return emit(op.where(wide, emit(op.add(x, value)) if accumulate else value, x))
+
+
+def triangle(node: torch.fx.Node, indices: Callable[..., tuple[np.ndarray[Any, Any], ...]]) -> relax.Expr:
+    """The rows and columns of the elements in a triangle of a matrix."""
+    height, width, *offset = node.args
+    found = indices(height, offset[0] if offset else node.kwargs.get("offset", 0), width)
+    dtype = type_name(node.meta["val"].dtype)
+    return relax.const(np.stack(found).astype(dtype), dtype)
+
+
+__all__ = ["embedding", "index", "index_put", "index_select", "select", "triangle"]
