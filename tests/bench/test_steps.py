@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -181,11 +182,12 @@ def test_a_file_against_pytorch(convgrad: Command, tmp_path: Path, optimizer: st
 
 
 def test_other_files_have_no_baseline(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
-    file = tmp_path / "step.json"
-    done = convgrad("bench", "--step", tiny_model, "--seconds", 0, "--json", file)
+    file, other = tmp_path / "step.json", shutil.copy(tiny_model, tmp_path / "other.onnx")
+    done = convgrad("bench", "--step", f"{tiny_model},{other}", "--seconds", 0, "--json", file)
     assert done.code == 0, done.err
     entries = json.loads(file.read_text())["steps"]
-    assert [entry["layout"] for entry in entries] == ["NCHW", "NHWC"]
+    wanted = [(str(model), layout) for model in (tiny_model, other) for layout in ("NCHW", "NHWC")]
+    assert [(entry["model"], entry["layout"]) for entry in entries] == wanted
     assert all(
         entry["theirs"] is entry["ratio"] is entry["variant"] is entry["baseline_memory"] is None for entry in entries
     )
@@ -217,12 +219,13 @@ def test_models_that_do_not_train_alike(convgrad: Command, tmp_path: Path) -> No
     ("arguments", "part"),
     [
         (["resnet19"], "resnet18_cifar"),
+        (["TINY,resnet19"], "--step resnet19"),
         (["missing.onnx"], "does not exist"),
         (["TINY", "--json", "/no/such/folder/x.json"], "/no/such/folder"),
     ],
 )
 def test_refusals(convgrad: Command, tiny_model: str, arguments: list[str], part: str) -> None:
-    convgrad("bench", "--step", *(tiny_model if word == "TINY" else word for word in arguments)).assert_sentence(part)
+    convgrad("bench", "--step", *(word.replace("TINY", tiny_model) for word in arguments)).assert_sentence(part)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -56,11 +57,13 @@ class PerSampleMeasurement:
     pairs: int
 
 
-def run_per_sample(model: str, batches: Sequence[int] | None, options: RunOptions) -> list[PerSampleMeasurement]:
-    """Measure each of RESULTS for every batch.
+def run_per_sample(
+    models: Sequence[str], batches: Sequence[int] | None, options: RunOptions
+) -> list[PerSampleMeasurement]:
+    """Measure each of RESULTS for every model and batch.
 
     Args:
-        model: a name of BUILT_IN; what is exported for a batch PyTorch cannot differentiate sample by sample.
+        models: names of BUILT_IN; what is exported for a batch PyTorch cannot differentiate sample by sample.
         batches: batch sizes; None is 8.
         options: where to measure (on a CPU, by generated kernels), how long, and the file to write.
 
@@ -68,15 +71,15 @@ def run_per_sample(model: str, batches: Sequence[int] | None, options: RunOption
         ModelError: no network of BUILT_IN.
         SetupError: PyTorch is missing, or the results differ.
     """
-    if model not in BUILT_IN:
-        raise ModelError(f"bench --per-sample --step {model}: give one of {', '.join(BUILT_IN)}.")
+    for model in models:
+        if model not in BUILT_IN:
+            raise ModelError(f"bench --per-sample --step {model}: give one or more of {', '.join(BUILT_IN)}.")
     count = use_threads(options.threads)
     prepare_baselines(["torch"], count, options.config)
     found: list[PerSampleMeasurement] = []
-    for batch in batches or [8]:
-        for result in RESULTS:
-            found.append(_measure(model, batch, result, options))
-            save_measurements("per_sample", found, options, count)
+    for model, batch, result in product(models, batches or [8], RESULTS):
+        found.append(_measure(model, batch, result, options))
+        save_measurements("per_sample", found, options, count)
     return found
 
 

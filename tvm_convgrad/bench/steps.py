@@ -101,12 +101,12 @@ class StepMeasurement:
 
 
 def run_steps(
-    model: str, batches: Sequence[int] | None, training: TrainingOptions, options: RunOptions
+    models: Sequence[str], batches: Sequence[int] | None, training: TrainingOptions, options: RunOptions
 ) -> list[StepMeasurement]:
-    """Measure the training step of a model for every batch and layout.
+    """Measure the training step of every model, batch and layout.
 
     Args:
-        model: a name of BUILT_IN, or a model file.
+        models: names of BUILT_IN, or model files.
         batches: batch sizes; None is 8 for the built-in ones, and the batch that a file has.
         training: layouts, optimizer and loss.
         options: where to measure, how long, and the file to write; a library is given all convolutions that it takes.
@@ -118,14 +118,18 @@ def run_steps(
     count = use_threads(options.threads)
     if training.optimizer not in SETTINGS:
         raise UnsupportedError(f"bench --step: optimizer {training.optimizer!r} is unknown; use {', '.join(SETTINGS)}.")
-    prepare_baselines(["torch"] if _runs_in_pytorch(model) else [], count, options.config)
+    for model in models:
+        if model not in BUILT_IN and not Path(model).suffix:
+            raise ModelError(f"bench --step {model}: give model files, or names of {', '.join(BUILT_IN)}.")
+    prepare_baselines(["torch"] if any(map(_runs_in_pytorch, models)) else [], count, options.config)
     found = []
-    sizes: Sequence[int | None] = batches or ([8] if model in BUILT_IN else [None])
-    for batch in sizes:
-        loaded = _load(model, batch)
-        for layout in training.layouts:
-            found.append(_measure(model, loaded, replace(training, layouts=(layout,)), options, count))
-            save_measurements("steps", found, options, count)
+    for model in models:
+        sizes: Sequence[int | None] = batches or ([8] if model in BUILT_IN else [None])
+        for batch in sizes:
+            loaded = _load(model, batch)
+            for layout in training.layouts:
+                found.append(_measure(model, loaded, replace(training, layouts=(layout,)), options, count))
+                save_measurements("steps", found, options, count)
     return found
 
 
@@ -136,8 +140,6 @@ def _runs_in_pytorch(model: str) -> bool:
 def _load(model: str, batch: int | None) -> Model:
     """The model of a name or file; a built-in one is exported by PyTorch, which is optional."""
     if model not in BUILT_IN:
-        if not Path(model).suffix:
-            raise ModelError(f"bench --step {model}: give a model file, or one of {', '.join(BUILT_IN)}.")
         loaded = load_model(model, batch=batch)
         if not isinstance(loaded, Model):
             raise ModelError(f"bench --step {model}: this program has its own gradients; give a model without them.")

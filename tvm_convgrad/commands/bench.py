@@ -53,9 +53,9 @@ def bench(
     step: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL",
-            help="Measure a whole training step instead: of resnet18_cifar, resnet18, mobilenet_v2, convnext_t, "
-            "groupnorm_cifar, or of a model file.",
+            metavar="MODEL[,…]",
+            help="Measure whole training steps instead: of resnet18_cifar, resnet18, mobilenet_v2, convnext_t, "
+            "groupnorm_cifar, or of model files.",
         ),
     ] = None,
     per_sample: Annotated[
@@ -168,11 +168,11 @@ def bench(
     if per_sample and step is not None:
         from tvm_convgrad.bench.per_sample import run_per_sample, show_per_sample
 
-        show_per_sample(run_per_sample(step, batches or None, run))
+        show_per_sample(run_per_sample(_models(step), batches or None, run))
     elif step is not None:
         from tvm_convgrad.bench.steps import TrainingOptions, run_steps, show_steps
 
-        show_steps(run_steps(step, batches or None, TrainingOptions(layouts, optimizer, loss), run))
+        show_steps(run_steps(_models(step), batches or None, TrainingOptions(layouts, optimizer, loss), run))
     else:
         from tvm_convgrad.bench.baselines import BASELINES
         from tvm_convgrad.bench.layers import layers_of, problems_from
@@ -275,6 +275,11 @@ def _batches(text: str | None) -> list[int]:
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise typer.BadParameter(f"--batch {text}: give positive numbers.")
     return [int(size) for size in sizes]
+
+
+def _models(text: str) -> list[str]:
+    """The models of --step; a file whose name has a comma is one model."""
+    return [text] if Path(text).exists() else list(dict.fromkeys(text.split(",")))
 
 
 def _suites(text: str) -> list[str]:
