@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that depend on a symbolic batch: instance norms and joined tensors against PyTorch, refusals by remedy."""
+"""Operators that depend on a symbolic batch, against PyTorch at several batches, and refusals with their remedies."""
 
 from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
+
 from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
+from tests.training.torch_topics import SHAPE, Topic  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
@@ -57,16 +61,68 @@ def test_an_instance_norm_of_running_statistics_is_refused(export):
 
 
 def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
-    class Folded(torch.nn.Module):
+    class Strided(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.scale = torch.nn.Parameter(torch.ones(1))
 
         def forward(self, x):
-            return torch.nn.functional.fold(x * self.scale, (4, 4), 2)
+            return torch.as_strided(x * self.scale, (x.shape[0], 3), (9, 2))
 
-    with pytest.raises(ModelError, match=r"needs fixed extents; export without dynamic shapes\.$"):
-        from_exported_program(exported(Folded(), torch.randn(3, 8, 9)))
+    with pytest.raises(ModelError, match=r"needs fixed extents; export without dynamic shapes, or write it as slices"):
+        from_exported_program(exported(Strided(), torch.randn(3, 9)))
+
+
+def chosen(x):
+    """An element of each sample, and one written: by places that number the samples, and by places from the end."""
+    samples, rows = torch.arange(x.shape[0]), x.flatten(1)
+    places = rows.detach().argmax(1)
+    picked = rows[samples, places].unsqueeze(1) * rows[-1, -3]
+    written = rows.index_put((samples, places // 2), picked[:, 0] * 2)
+    return written.index_put((torch.tensor([-1, 0]),), rows[:2] * 3, accumulate=True)
+
+
+def columns(x):
+    """Columns written and added to, of every sample."""
+    y = x.clone()
+    y[:, [3, 0, -2]] = x[:, [1, 1, 2]] * 2
+    return y.index_add(1, torch.tensor([0, 3, 0]), x[:, :3])
+
+
+FUNCTIONS = {
+    "unfold": lambda x: F.unfold(x, (3, 2), (1, 2), (1, 0), (2, 1)),
+    "fold": lambda x: F.fold(x.flatten(2).repeat(1, 6, 1)[:, :, :9], (7, 6), (2, 3), (3, 1), (1, 2), (2, 3)),
+    "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 3, 2, return_indices=True), 3, 2, output_size=(6, 6)),
+    "grid_sample": lambda x: F.grid_sample(x, x[:, :2].movedim(1, 3).tanh() * 1.3, align_corners=False),
+    "grid_volume": lambda x: F.grid_sample(
+        x.unflatten(1, (2, 2)), x[:, :3, None].movedim(1, 4).tanh(), "bilinear", "reflection", align_corners=True
+    ),
+    "chosen": chosen,
+    "columns": columns,
+}
+
+
+def test_gradients_for_any_batch():
+    torch.manual_seed(0)
+    model = Topic(FUNCTIONS).train()
+    reference = copy.deepcopy(model).double()
+    program = exported(model, torch.randn(3, *SHAPE[1:]))
+    runner = Runner(build_step(from_exported_program(program, batch="dynamic"), loss="mse", lr=1.0))
+    for batch in (2, 5):
+        x = torch.randn(batch, *SHAPE[1:])
+        outputs = reference(x.double())
+        target = torch.randn(outputs.shape, dtype=torch.float64)
+        reference.zero_grad()
+        ((outputs - target) ** 2).sum().backward()
+        before = runner.named("parameter")
+        runner.step(x.numpy(), target.float().numpy(), lr=float(target.numel()))
+        after = runner.named("parameter")
+        with torch.no_grad():
+            for name, value in reference.named_parameters():
+                scale = max(float(value.grad.abs().max()), 1.0)
+                found = before[name].astype("float64") - after[name]
+                np.testing.assert_allclose(found, value.grad.numpy(), rtol=0, atol=400 * 2.0**-24 * scale, err_msg=name)
+                value.copy_(torch.from_numpy(after[name]))
 
 
 class Joined(torch.nn.Module):

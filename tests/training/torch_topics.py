@@ -77,5 +77,5 @@ class Topic(nn.Module):
         for name, function in self.functions.items():
             y = x + self.offsets[name]
             y = self.layers[name](y) if name in self.layers else function(y)
-            results.append(y.reshape(SHAPE[0], -1))
+            results.append(y.reshape(x.shape[0], -1))
         return torch.cat(results, 1)

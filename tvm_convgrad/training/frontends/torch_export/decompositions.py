@@ -18,7 +18,8 @@ from tvm_convgrad.training.frontends.torch_export.operators import pool_places a
 from tvm_convgrad.training.frontends.torch_export.operators.bags import embedding_bag
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import deform_conv2d
 from tvm_convgrad.training.frontends.torch_export.operators.erfinv import inverse_error
-from tvm_convgrad.training.frontends.torch_export.operators.grid import affine_grid, grid_sampler_3d
+from tvm_convgrad.training.frontends.torch_export.operators.grid import affine_grid, grid_sampler
+from tvm_convgrad.training.frontends.torch_export.operators.sliding_blocks import col2im, im2col
 from tvm_convgrad.training.frontends.torch_export.operators.stft import istft, stft
 from tvm_convgrad.training.frontends.torch_export.view_copies import view_copies
 
@@ -37,7 +38,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for packet in (aten.dropout, aten.native_dropout, aten.celu, aten.softplus):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
-    table |= torch._decomp.get_decompositions([aten.grid_sampler_2d])
     own: dict[Any, Callable[..., Any]] = {
         aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax(x, dim, True), dim, keepdim),
         aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
@@ -60,7 +60,12 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._safe_softmax.default: _safe_softmax,
         aten.instance_norm.default: _instance_norm,
         aten.ldexp.Tensor: lambda x, power: x * torch.pow(2.0, power),
-        aten.grid_sampler_3d.default: grid_sampler_3d,
+        aten.grid_sampler_2d.default: grid_sampler,
+        aten.grid_sampler_3d.default: grid_sampler,
+        aten.im2col.default: im2col,
+        aten.col2im.default: col2im,
+        aten.max_unpool2d.default: pools.max_unpool,
+        aten.max_unpool3d.default: pools.max_unpool,
         aten.affine_grid_generator.default: affine_grid,
         aten.lgamma.default: gamma.lgamma,
         aten.digamma.default: gamma.digamma,

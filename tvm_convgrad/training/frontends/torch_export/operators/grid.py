@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""affine_grid, and grid_sample of volumes written out as reads of corners."""
+"""affine_grid, and grid_sample written out as reads of corners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # an optional package
     from torch import Tensor
 
-_NEAREST, _BORDER, _REFLECTION = 1, 1, 2
+_NEAREST, _BICUBIC = 1, 2
+"""Modes of interpolation; 0 is linear."""
+
+_BORDER, _REFLECTION = 1, 2
+"""Modes of padding; 0 is zeros."""
 
 
 def affine_grid(theta: Tensor, size: Sequence[int], aligned: bool) -> Tensor:
@@ -32,14 +36,20 @@ def affine_grid(theta: Tensor, size: Sequence[int], aligned: bool) -> Tensor:
     return (base * theta.mT.unsqueeze(1)).sum(-2).view(count, *extents, rank)
 
 
-def grid_sampler_3d(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
-    """x (N, C, D, H, W) at the places that a grid (N, d, h, w, 3) has in [-1, 1], as `torch.grid_sampler_3d`."""
+def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
+    """x (N, C, *extents) at the places that a grid (N, *extents, rank) has in [-1, 1], as `torch.grid_sampler_3d`.
+
+    PyTorch's own decomposition of images needs a fixed batch; bicubic sampling, which only images have, is left to it.
+    """
     import torch
 
+    if mode == _BICUBIC:
+        found: Tensor = torch._decomp.decompositions.grid_sampler_2d(x, grid, mode, padding, aligned)
+        return found
     extents = x.shape[2:]
     places = []
     for axis, extent in enumerate(extents):
-        at = grid[..., 2 - axis]
+        at = grid[..., len(extents) - 1 - axis]
         at = (at + 1) * ((extent - 1) / 2) if aligned else (at + 1) * (extent / 2) - 0.5
         if padding == _REFLECTION:
             at = _reflected(at, extent, aligned)
@@ -63,7 +73,7 @@ def grid_sampler_3d(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: b
         return read([at.round() for at in places])
     low = [at.floor() for at in places]
     result = torch.zeros((), dtype=x.dtype)
-    for upper in product((False, True), repeat=3):
+    for upper in product((False, True), repeat=len(extents)):
         corner = [at + 1 if one else at for at, one in zip(low, upper, strict=True)]
         weight = torch.ones((), dtype=x.dtype)
         for at, below, one in zip(places, low, upper, strict=True):

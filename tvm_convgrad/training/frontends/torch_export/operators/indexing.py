@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tvm.relax import op
 
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends.torch_export.places import type_name
+from tvm_convgrad.training.ir.counting import count_of
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
@@ -28,14 +30,19 @@ def select(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
     return emit(op.squeeze(emit(op.strided_slice(x, [axis], [begin], [begin + 1], assume_inbound=True)), [axis]))
 
 
-def _wrapped(importer: ExportedProgramImporter, places: relax.Expr, extent: Any) -> relax.Expr:
+def _extent(importer: ExportedProgramImporter, x: relax.Expr, axis: int, dtype: str) -> relax.Expr:
+    """The extent of an axis as a tensor of one integer, also where it is a symbol."""
+    x = importer.block_builder.emit(op.astype(x, "float32")) if element_type(x) == "bool" else x
+    count = count_of(importer.block_builder, x, [axis])
+    if isinstance(count, int):
+        return relax.const(count, dtype)
+    return importer.block_builder.emit(op.astype(count, dtype))
+
+
+def _wrapped(importer: ExportedProgramImporter, places: relax.Expr, extent: relax.Expr) -> relax.Expr:
     """Indices, of which negative ones count from the end, as indices from the front."""
     emit, dtype = importer.block_builder.emit, element_type(places)
-    if not isinstance(extent, int):
-        raise UnsupportedError(
-            f"indexing by a tensor needs a fixed extent, not {extent}; export without dynamic shapes"
-        )
-    last = emit(op.add(places, relax.const(extent, dtype)))
+    last = emit(op.add(places, extent))
     return emit(op.where(emit(op.less(places, relax.const(0, dtype))), last, places))
 
 
@@ -81,12 +88,13 @@ class _Indexing:
         self.front = [*rest[: self.axis], *indexed, *rest[self.axis :]]
         self.shape, self.extents = shape, [shape[axis] for axis in self.front]
         self.rest = (self.extents[: self.axis], self.extents[self.axis + len(indexed) :])
-        self.places = _wrapped(importer, tensors[0], shape[indexed[0]])
+        dtype = element_type(tensors[0])
+        self.places = _wrapped(importer, tensors[0], _extent(importer, x, indexed[0], dtype))
         for axis, places in zip(indexed[1:], tensors[1:], strict=True):
-            scale = relax.const(shape[axis], element_type(self.places))
-            more = emit(op.astype(_wrapped(importer, places, shape[axis]), element_type(self.places)))
-            self.places = emit(op.add(emit(op.multiply(self.places, scale)), more))
-        self.count = int(np.prod([int(shape[axis]) for axis in indexed]))
+            extent = _extent(importer, x, axis, dtype)
+            more = _wrapped(importer, emit(op.astype(places, dtype)), extent)
+            self.places = emit(op.add(emit(op.multiply(self.places, extent)), more))
+        self.count = math.prod(shape[axis] for axis in indexed)
         self._emit = emit
 
     def flattened(self, x: relax.Expr) -> relax.Expr:
@@ -120,21 +128,16 @@ def index_put(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.E
     indexing = _Indexing(importer, x, given, "index_put.default")
     before, after = indexing.rest
     places = static_shape(indexing.places)
+    count = math.prod(places)
+    wide = [*before, count, *after]
     values = emit(op.broadcast_to(values, relax.ShapeExpr([*before, *places, *after])))
-    count = int(np.prod([int(extent) for extent in places]))
-    values = emit(op.reshape(values, relax.ShapeExpr([*before, count, *after])))
-    axis, ndim = indexing.axis, len(before) + 1 + len(after)
-    order = [axis, *(other for other in range(ndim) if other != axis)]
-    data, values = (emit(op.permute_dims(each, order)) for each in (indexing.flattened(x), values))
-    # index_put of TVM takes an index for each axis: everything is one axis here.
-    row = int(np.prod([int(extent) for extent in (*before, *after)]))
-    dtype = element_type(indexing.places)
-    rows = emit(op.reshape(emit(op.multiply(indexing.places, relax.const(row, dtype))), relax.ShapeExpr([count, 1])))
-    flat = emit(op.reshape(emit(op.add(rows, relax.const(np.arange(row), dtype))), relax.ShapeExpr([-1])))
-    line, written = (emit(op.reshape(each, relax.ShapeExpr([-1]))) for each in (data, values))
-    found = emit(op.index_put(line, relax.Tuple([flat]), written, bool(accumulate and accumulate[0])))
-    found = emit(op.reshape(found, relax.ShapeExpr(list(static_shape(data)))))
-    return indexing.restored(emit(op.permute_dims(found, [int(place) for place in np.argsort(order)])))
+    values = emit(op.reshape(values, relax.ShapeExpr(wide)))
+    line = emit(op.reshape(indexing.places, relax.ShapeExpr([*[1] * len(before), count, *[1] * len(after)])))
+    reduction = "add" if accumulate and accumulate[0] else "update"
+    found = op.scatter_elements(
+        indexing.flattened(x), emit(op.broadcast_to(line, relax.ShapeExpr(wide))), values, indexing.axis, reduction
+    )
+    return indexing.restored(emit(found))
 
 
 def _where_masked(

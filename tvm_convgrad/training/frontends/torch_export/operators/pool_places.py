@@ -138,6 +138,14 @@ def adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
     return x, torch.zeros(x.shape, dtype=torch.int64)
 
 
+def max_unpool(x: Tensor, places: Tensor, size: Sequence[int], *_window: Sequence[int]) -> Tensor:
+    """An image of zeros with x at the places that a max pool gave, which number its pixels."""
+    line = x.ndim - len(size)
+    values = x.flatten(line)
+    zeros = x.new_zeros([*values.shape[:-1], math.prod(size)])
+    return zeros.scatter(line, places.flatten(line), values).unflatten(line, size)
+
+
 def average_pool(
     x: Tensor,
     kernel: Sequence[int],
@@ -162,4 +170,4 @@ def average_pool(
     return pool(torch.nn.functional.pad(x, widths), taps, steps, [0] * rank, False, True, divisor)
 
 
-__all__ = ["adaptive_max", "average_pool", "with_used_places"]
+__all__ = ["adaptive_max", "average_pool", "max_unpool", "with_used_places"]
