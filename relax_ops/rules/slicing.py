@@ -145,19 +145,24 @@ def _slice_scatter_legalization(stock: Legalization) -> Legalization:
         x, written, *bounds = call.args
         shape, axis = shape_of(x), int(call.attrs.axis) % ndim_of(x)
         numbers = extents_of(bounds)
-        if not all(isinstance(number, int) for number in (*numbers, shape[axis])) or numbers[2] < 1:
+        if same_shape(shape_of(written), shape):
+            return written
+        if not all(isinstance(number, int) for number in numbers) or numbers[2] < 1:
             return stock(block_builder, call)
-        places = range(shape[axis])[slice(*numbers)]
-        if not places:
+        if shape_of(written)[axis] == 0:
             return x
 
         def write(whole: te.Tensor, part: te.Tensor) -> te.Tensor:
+            extent = shape[axis] if isinstance(shape[axis], int) else whole.shape[axis]
+            begin, end = (_start(number, extent, 1) for number in numbers[:2])
+            step = numbers[2]
+
             def element(*place: Any) -> Any:
                 at = place[axis]
-                row = tirx.floordiv(at - places.start, places.step)
-                inside = tirx.all(at >= places.start, at <= places[-1])
-                if places.step != 1:
-                    inside = tirx.all(inside, tirx.floormod(at - places.start, places.step) == 0)
+                row = tirx.floordiv(at - begin, step)
+                inside = tirx.all(at >= begin, at < end)
+                if step != 1:
+                    inside = tirx.all(inside, tirx.floormod(at - begin, step) == 0)
                 # A select would read the slice at all places, out of bounds, too.
                 return tirx.if_then_else(inside, part(*place[:axis], row, *place[axis + 1 :]), whole(*place))
 

@@ -20,6 +20,7 @@ from tests.cli.command import Command
 from tests.conftest import build_tiny
 from tests.device.binding import INPUT, PREDICTION, STATE, TARGET, Open, RefusedError
 from tvm_convgrad.core.cpu_features import local_features
+from tvm_convgrad.core.errors import ArtifactError
 from tvm_convgrad.device.files import CMAKE, INCLUDE, SOURCES
 from tvm_convgrad.training.runtime.artifact import ARTIFACT, inspect_artifact
 from tvm_convgrad.training.runtime.checkpoint import load
@@ -107,6 +108,22 @@ def test_a_free_batch(tiny_dynamic_step: Path, open_c: Open, samples: int) -> No
     assert ours.step(x, y, out) == np.float32(loss)
     np.testing.assert_array_equal(out, expected)
     assert ours.tensor(INPUT, 0)[3][0] == -1
+
+
+def test_the_least_batch_of_a_batch_norm(tiny_dynamic_step: Path, open_c: Open, tmp_path: Path) -> None:
+    manifest = inspect_artifact(tiny_dynamic_step).manifest
+    manifest["schema"]["inputs"][0]["least"] = 2
+    path = tmp_path / "least.so"
+    path.write_bytes(seal(ARTIFACT, tiny_dynamic_step.read_bytes(), manifest)[0])
+    ours, theirs = open_c(path), Session(path)
+    x, y = tiny.make_arrays(1, 7)
+    with pytest.raises(ArtifactError, match=r"has 1 sample, .* give at least 2, or build with --bn frozen\.$") as error:
+        theirs.step(x, y)
+    with pytest.raises(RefusedError, match=re.escape(str(error.value))):
+        ours.step(x, y)
+    np.testing.assert_array_equal(ours.predict(x, np.empty((1, tiny.CLASSES), "float32")), theirs.predict(x))
+    more = tiny.make_arrays(2, 7)
+    assert ours.step(*more) == np.float32(theirs.step(*more)[0])
 
 
 def test_no_samples_are_refused(tiny_dynamic_step: Path, open_c: Open) -> None:

@@ -79,7 +79,7 @@ def chosen(x):
     places = rows.detach().argmax(1)
     picked = rows[samples, places].unsqueeze(1) * rows[-1, -3]
     written = rows.index_put((samples, places // 2), picked[:, 0] * 2)
-    return written.index_put((torch.tensor([-1, 0]),), rows[:2] * 3, accumulate=True)
+    return written.index_put((torch.tensor([-1, 0]),), torch.stack([rows.sum(0), rows[0] * 3]), accumulate=True)
 
 
 def columns(x):
@@ -150,3 +150,16 @@ def test_tensors_joined_along_a_symbolic_axis(options):
     train_beside(runner, reference, batches, 0.1)
     for name, value in runner.named("parameter").items():
         assert relative_error(value, reference.state_dict()[name].numpy()) < 1e-5, name
+
+
+@pytest.mark.parametrize("extents", [(), (1,), (2,)])
+def test_a_batch_norm_of_one_value_is_a_least_batch(extents):
+    """Of a sample with one value for each channel no variance exists: PyTorch raises, too."""
+    norm = {0: torch.nn.BatchNorm1d, 1: torch.nn.BatchNorm1d}[len(extents)](4)
+    model = torch.nn.Sequential(norm, torch.nn.Flatten(), torch.nn.LazyLinear(3)).train()
+    x = torch.randn(3, 4, *extents)
+    model(x)
+    step = build_step(from_exported_program(exported(model, x), batch="dynamic"))
+    assert [schema.least for schema in step.inputs] == [2 if extents in ((), (1,)) else 1]
+    frozen = build_step(from_exported_program(exported(model, x), batch="dynamic"), bn="frozen")
+    assert [schema.least for schema in frozen.inputs] == [1]

@@ -208,3 +208,68 @@ def test_a_file_that_pytorch_does_not_load_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(ModelError, match=r"torch\.no_grad\(\) block that gives no result.*x\.detach\(\)"):
         load_pt2(tmp_path / "OnlyWrites.pt2", None)
     assert "center" in load_pt2(tmp_path / "Detached.pt2", None).states
+
+
+class Distilled(torch.nn.Module):
+    """A student, its teacher behind `no_grad`, and a layer that is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher, self.unused = (torch.nn.Linear(5, 4) for _ in range(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            taught = self.teacher(x)
+        return self.student(x) - taught
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_without_gradient_stay_as_they_are(name):
+    torch.manual_seed(0)
+    model = Distilled().train()
+    optimizer, settings = OPTIMIZERS[name]
+    x, labels = torch.randn(SAMPLES, 5), torch.randint(0, 4, (SAMPLES,))
+    program = torch.export.export(model, (x,))
+    runner = Runner(build_step(from_exported_program(program), optimizer=name, lr=RATE, **settings))
+    reference = copy.deepcopy(model).double()
+    trained = optimizer(reference.parameters(), lr=RATE, **settings)
+    for _ in range(STEPS):
+        runner.step(x.numpy(), labels.numpy(), lr=RATE)
+        trained.zero_grad()
+        torch.nn.functional.cross_entropy(reference(x.double()), labels).backward()
+        trained.step()
+    state = runner.named()
+    for parameter, value in reference.state_dict().items():
+        if parameter.startswith("student"):
+            assert relative_error(state[parameter], value.numpy()) < 1e-5
+        elif parameter in state:
+            assert (state[parameter] == dict(model.named_parameters())[parameter].detach().numpy()).all(), parameter
+    assert "teacher.weight" in state
+
+
+class OnlyStatistics(torch.nn.Module):
+    """A batch norm of which nothing but its new running mean is used, which has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 4)
+
+    def forward(self, x):
+        self.norm(x)
+        return self.linear(x + self.norm.running_mean)
+
+
+def test_new_statistics_have_no_gradient():
+    torch.manual_seed(0)
+    model = OnlyStatistics().train()
+    reference = copy.deepcopy(model).double()
+    x, labels = torch.randn(STEPS, SAMPLES, 5), torch.randint(0, 4, (STEPS, SAMPLES))
+    runner = Runner(build_step(from_exported_program(torch.export.export(model, (x[0],))), lr=RATE))
+    train_beside(runner, reference, zip(x, labels, strict=True), RATE)
+    assert relative_error(runner.named()["norm.running_mean"], reference.norm.running_mean.numpy()) < 1e-5

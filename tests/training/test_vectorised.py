@@ -74,6 +74,15 @@ def test_not_a_number_stays_one(name: str) -> None:
     np.testing.assert_array_equal(np.isnan(run(name, x)), np.isnan(x))
 
 
+def test_exp_overflows_and_vanishes_where_it_does() -> None:
+    x = np.zeros(SMALL + 16, "float32")
+    edges = np.array([88.0, 88.3, 88.5, 88.72, 88.73, 100.0, np.inf, -87.0, -104.0, -np.inf], "float32")
+    x[: len(edges)] = edges
+    with np.errstate(over="ignore"):
+        wanted = np.exp(edges.astype("float64")).astype("float32")
+    np.testing.assert_allclose(run("relax.exp", x)[: len(edges)], wanted, rtol=BOUND, atol=0)
+
+
 @pytest.mark.parametrize(
     ("count", "dtype", "is_replaced"),
     [(SMALL + 1, "float32", True), (SMALL, "float32", False), (SMALL + 1, "float64", False)],

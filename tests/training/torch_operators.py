@@ -229,6 +229,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "log_softmax": lambda x: x.log_softmax(-1),
         "softmin": lambda x: F.softmin(x, 1),
         "cosine_similarity": lambda x: F.cosine_similarity(x[:, :2], x[:, 2:], 1),
+        "pairwise_of_many_rows": lambda x: torch.cdist(_whole(x).view(2, 36, 4), _whole(x).view(2, 36, 4)),
         "pairwise": lambda x: torch.cdist(row(x), row(x)[:, :3] + 3.0),
         "any_mask": lambda x: x * (x > 1).any(1, keepdim=True),
         "mode": lambda x: (torch.round(x.detach()) + x - x.detach()).mode(3).values,
@@ -333,6 +334,13 @@ TOPICS: dict[str, dict[str, Function]] = {
         "hardsigmoid": lambda x: F.hardsigmoid(x * 4),
         "hardtanh": lambda x: F.hardtanh(x * 2),
         "relu6": lambda x: F.relu6(x * 8),
+        "relu6_on_its_borders": lambda x: F.relu6(_whole(x) * 3),
+        "hardtanh_on_its_borders": lambda x: F.hardtanh(_whole(x), -1.0, 2.0),
+        "clamp_on_its_borders": lambda x: _whole(x).clamp(-1, 2),
+        "binary_cross_entropy": lambda x: F.binary_cross_entropy(
+            torch.sigmoid(x * 40), torch.sigmoid(x.flip(0)), weight=x.detach().abs(), reduction="none"
+        ),
+        "binary_cross_entropy_mean": lambda x: F.binary_cross_entropy(torch.sigmoid(x * 9), (x > 0).to(x.dtype)) * x,
         "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
         "glu": lambda x: F.glu(x, 1),
         "logsigmoid": lambda x: F.logsigmoid(x * 50),

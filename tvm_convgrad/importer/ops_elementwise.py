@@ -174,13 +174,12 @@ def clipped(context: Context, value: relax.Expr, low: float, high: float) -> rel
         raise ModelError(f"the bounds are {low} and {high}")
     dtype = context.dtype(value)
     if context.is_float(value):
-        bounds = [context.const(low, dtype), context.const(high, dtype)]
-    else:
-        limits = np.iinfo(np.dtype(dtype)) if dtype != "bool" else None
-        if limits is None:
-            raise ModelError("truth values cannot be clipped")
-        whole = [int(min(max(bound, float(limits.min)), float(limits.max))) for bound in (low, high)]
-        bounds = [context.const(min(max(bound, limits.min), limits.max), dtype) for bound in whole]
+        return context.emit(relax.op.clip(value, low, high))
+    limits = np.iinfo(np.dtype(dtype)) if dtype != "bool" else None
+    if limits is None:
+        raise ModelError("truth values cannot be clipped")
+    whole = [int(min(max(bound, float(limits.min)), float(limits.max))) for bound in (low, high)]
+    bounds = [context.const(min(max(bound, limits.min), limits.max), dtype) for bound in whole]
     return context.emit(relax.op.minimum(context.emit(relax.op.maximum(value, bounds[0])), bounds[1]))
 
 

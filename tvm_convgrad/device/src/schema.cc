@@ -127,6 +127,7 @@ Spec Spec::Of(const Json& entry) {
     if (spec.type.code != kDLInt && spec.type.code != kDLUInt) entry.At("range").Refuse("is not of integers");
     spec.range = Range::Of(entry.At("range"));
   }
+  if (entry.Has("least")) spec.least = entry.At("least").Integer();
   std::vector<std::int64_t> known;
   for (const Json& extent : entry.At("shape").Items()) {
     if (extent.IsText()) {

@@ -37,6 +37,7 @@ struct Spec {
   std::vector<std::string> symbols;  // the name of each free extent, "" for others
   DLDataType type;
   std::optional<Range> range;
+  std::int64_t least = 1;  // the least extent of the first axis that a training step takes
 
   static Spec Of(const Json& entry);
   std::string Shown() const;  // such as float32[n, 3, 8, 8]

@@ -116,7 +116,7 @@ void Session::RequireSplit() const {
   }
 }
 
-Session::Arguments Session::BatchOf(const convgrad_batch& batch, bool target) {
+Session::Arguments Session::BatchOf(const convgrad_batch& batch, bool target, bool trains) {
   if (batch.input_count != artifact_.inputs.size() || batch.inputs == nullptr) {
     throw Failure("the model takes " + std::to_string(artifact_.inputs.size()) + " inputs, but " +
                   std::to_string(batch.input_count) + " were given.");
@@ -135,6 +135,12 @@ Session::Arguments Session::BatchOf(const convgrad_batch& batch, bool target) {
   }
   if (target) add(*artifact_.target, batch.target, "the target");
   const auto rows = ShapeOf(arguments[0].cast<ffi::Tensor>());
+  const std::int64_t least = artifact_.inputs[0].least;
+  if (trains && !rows.empty() && rows[0] < least) {
+    throw Failure("the input has " + std::to_string(rows[0]) +
+                  " sample, of which a batch norm has one value for each channel and no variance; give at least " +
+                  std::to_string(least) + ", or build with --bn frozen.");
+  }
   progress.batch = progress.batch != 0 || rows.empty() ? progress.batch : rows[0];
   extents_ = std::move(known);
   return arguments;
@@ -170,7 +176,7 @@ void Session::Count(double loss) {
 
 float Session::TrainStep(const convgrad_batch& batch, convgrad_buffer predictions) {
   RequireTraining();
-  Arguments arguments = BatchOf(batch, true);
+  Arguments arguments = BatchOf(batch, true, true);
   CheckBuffer(predictions, extents_);
   arguments.push_back(Rate());
   arguments.push_back(State());
@@ -186,7 +192,7 @@ float Session::Gradients(const convgrad_batch& batch, std::int64_t number, float
                          convgrad_buffer predictions) {
   RequireSplit();
   CheckFlat(flat, size, false);
-  Arguments arguments = BatchOf(batch, true);
+  Arguments arguments = BatchOf(batch, true, true);
   CheckBuffer(predictions, extents_);
   ffi::Array<ffi::Any> state = State().cast<ffi::Array<ffi::Any>>();
   if (number >= 0 && !artifact_.state.empty() && artifact_.state.back().role == "counter") {

@@ -53,7 +53,7 @@ class Session {
 
   ffi::Any Function(const char* name);
   ffi::Any Run(const char* name, const Arguments& arguments);
-  Arguments BatchOf(const convgrad_batch& batch, bool target);
+  Arguments BatchOf(const convgrad_batch& batch, bool target, bool trains = false);
   void RequireTraining() const;
   void RequireSplit() const;
   std::size_t Number(const std::string& name) const;

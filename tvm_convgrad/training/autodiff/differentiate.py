@@ -30,7 +30,8 @@ class Composite:
     """An operator that is written out as others, with a gradient of its own that is cheaper than theirs.
 
     `forward(builder, call)` gives the results as a literal tuple, and what `backward(builder, saved, grad)` needs to
-    give a partial for each argument from the gradient of the first result; the others must not reach the target.
+    give a partial for each argument from the gradient of the first result. No gradient passes the others, such as new
+    running statistics that the model reads: PyTorch, too, updates these without gradients.
     """
 
     forward: Callable[[Any, Any], tuple[Any, Any]]
@@ -83,10 +84,10 @@ def emit_with_gradients(
         if binding.var not in dependent or not adjoints.known(binding.var):
             continue
         if binding.var in saved:
-            partials = table[operator_name(binding.value)].backward(
-                builder, saved[binding.var], adjoints.field(binding.var, 0)
-            )
-            adjoints.add_all(binding.value.args, partials)
+            gradient = adjoints.field(binding.var, 0)
+            if gradient is not None:
+                backward = table[operator_name(binding.value)].backward
+                adjoints.add_all(binding.value.args, backward(builder, saved[binding.var], gradient))
         else:
             _propagate(builder, binding, environment, adjoints, source, origins or {})
     gradients = []
@@ -97,6 +98,17 @@ def emit_with_gradients(
             gradient = builder.emit(relax.op.zeros(shape, element_type(parameter)))
         gradients.append(gradient)
     return results, gradients
+
+
+def without_gradient(function: relax.Function, wanted: Sequence[int]) -> frozenset[int]:
+    """Which of the parameters at the positions `wanted` get no gradient, as numbers from 0.
+
+    The first result reads them only behind `no_grad`, or not at all.
+    """
+    parameters = [function.params[position] for position in wanted]
+    trace = [b for b in bindings_of(function) if not isinstance(b, relax.MatchCast) or _casts_tensor(b)]
+    needed = _needed(trace, _dependents(trace, parameters), function.body.body.fields[0])
+    return frozenset(number for number, parameter in enumerate(parameters) if parameter not in needed)
 
 
 def _operands(value: relax.Expr) -> list[relax.Var]:
@@ -124,16 +136,19 @@ def _dependents(trace: list[relax.Binding], parameters: list[relax.Var]) -> set[
     return dependent
 
 
-def _reached(trace: list[relax.Binding], dependent: set[relax.Var], target: relax.Expr) -> list[relax.Call]:
-    """The calls between parameters and target."""
+def _needed(trace: list[relax.Binding], dependent: set[relax.Var], target: relax.Expr) -> set[relax.Expr]:
+    """The target, and the variables through which it depends on the parameters."""
     needed = {target}
-    calls = []
     for binding in reversed(trace):
         if binding.var in needed and binding.var in dependent:
             needed.update(_operands(binding.value))
-            if isinstance(binding.value, tvm.ir.Call):
-                calls.append(binding.value)
-    return calls
+    return needed
+
+
+def _reached(trace: list[relax.Binding], dependent: set[relax.Var], target: relax.Expr) -> list[relax.Call]:
+    """The calls between parameters and target, the last one first."""
+    needed = _needed(trace, dependent, target) & dependent
+    return [b.value for b in reversed(trace) if b.var in needed and isinstance(b.value, tvm.ir.Call)]
 
 
 def _refuse_missing_rules(calls: list[relax.Call], source: str, origins: Mapping[str, str]) -> None:
@@ -224,9 +239,9 @@ class _Adjoints:
             fields.append(field)
         return self._builder.emit(relax.Tuple(fields))
 
-    def field(self, variable: relax.Var, index: int) -> relax.Expr:
-        """The sum for one field of a tuple; something must have arrived there."""
-        return self._fields[variable][index]
+    def field(self, variable: relax.Var, index: int) -> relax.Expr | None:
+        """The sum for one field of a tuple, None if nothing has arrived there."""
+        return self._fields.get(variable, {}).get(index)
 
     def add_all(self, operands: Sequence[relax.Expr], partials: Sequence[relax.Expr]) -> None:
         """Add a partial to each operand, but none where it is `no_grad`."""

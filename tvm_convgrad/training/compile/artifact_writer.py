@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -63,8 +64,10 @@ def make_inference_manifest(
 
 
 def _entry(tensor: TensorSchema | StateSchema) -> Manifest:
-    role, range_ = getattr(tensor, "role", ""), getattr(tensor, "range", None)
-    return TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, role, range_).to_json()
+    spec = TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype)
+    if isinstance(tensor, TensorSchema):
+        return replace(spec, range=tensor.range, least=tensor.least).to_json()
+    return replace(spec, role=tensor.role).to_json()
 
 
 def _manifest(
@@ -91,10 +94,13 @@ def _manifest(
 
 
 def _without_ranges(schema: Manifest) -> Manifest:
-    """The schema as it was before it had ranges, which follow from the model: a step of before is the same step."""
+    """The schema as it was before it had ranges and least extents, which follow from the model.
+
+    So a step that was built before is the same step.
+    """
 
     def plain(entry: Manifest) -> Manifest:
-        return {key: value for key, value in entry.items() if key != "range"}
+        return {key: value for key, value in entry.items() if key not in ("range", "least")}
 
     without = {**schema, "inputs": [plain(entry) for entry in schema["inputs"]]}
     return without | ({"target": plain(schema["target"])} if "target" in schema else {})

@@ -28,6 +28,7 @@ CHEAP = frozenset(
         "where",
         "clip",
         "nn.relu",
+        "nn.relu6",
     )
 )
 """Operators that cost less than writing and reading their result."""

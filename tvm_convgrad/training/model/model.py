@@ -42,12 +42,14 @@ class TensorSchema:
 
     Attributes:
         range: the values that are in range if the tensor is used as indices (see `index_ranges`), otherwise None.
+        least: the least extent of the first axis that a training step takes.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
     range: IndexRange | None = None
+    least: int = 1
 
     def describe(self) -> str:
         """The schema as text, such as `x: float32[n, 3, 32, 32]`."""

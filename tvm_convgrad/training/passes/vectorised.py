@@ -42,6 +42,23 @@ def _erf(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, value, name="erf", tag="elemwise")
 
 
+_HELD, _HIGH = 88.3762626647949, 88.0
+"""The argument of topi.fast_exp is held between -_HELD and _HELD."""
+
+
+def _exp(x: te.Tensor) -> te.Tensor:
+    """As topi.fast_exp, but infinite where exp is, since from 88 on it is exp(x - 1) e, and 0 below -_HELD."""
+    zero, one, e = (tirx.const(number, "float32") for number in (0.0, 1.0, math.e))
+    low, high = tirx.const(-_HELD, "float32"), tirx.const(_HIGH, "float32")
+    fast = topi.fast_exp(te.compute(x.shape, lambda *at: x(*at) - tirx.Select(x(*at) > high, one, zero)))
+
+    def value(*place: tirx.Expr) -> tirx.Expr:
+        here = x(*place)
+        return tirx.Select(here < low, zero, fast(*place) * tirx.Select(here > high, e, one))
+
+    return te.compute(x.shape, value, name="exp", tag="elemwise")
+
+
 def _gelu(x: te.Tensor) -> te.Tensor:
     """x Phi(x), Phi(x) = (1 + erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel 2016)."""
     half = topi.multiply(x, tirx.const(0.5, "float32"))
@@ -59,7 +76,7 @@ def _silu(x: te.Tensor) -> te.Tensor:
 
 FUNCTIONS = {
     "relax.erf": _erf,
-    "relax.exp": topi.fast_exp,
+    "relax.exp": _exp,
     "relax.tanh": topi.fast_tanh,
     "relax.sigmoid": _sigmoid,
     "relax.nn.gelu": _gelu,

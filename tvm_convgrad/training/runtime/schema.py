@@ -23,6 +23,7 @@ class TensorSpec:
 
     Attributes:
         range: the values that the model takes, if it uses all of them as indices; None for any.
+        least: the least extent of the first axis that a training step takes.
     """
 
     name: str
@@ -30,18 +31,21 @@ class TensorSpec:
     dtype: str
     role: str = ""
     range: IndexRange | None = None
+    least: int = 1
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> TensorSpec:
         """Read a manifest entry."""
         found = IndexRange.from_json(entry["range"]) if "range" in entry else None
-        return cls(entry["name"], tuple(entry["shape"]), entry["dtype"], entry.get("role", ""), found)
+        shape, least = tuple(entry["shape"]), entry.get("least", 1)
+        return cls(entry["name"], shape, entry["dtype"], entry.get("role", ""), found, least)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest entry."""
         entry = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         ranged = {"range": self.range.to_json()} if self.range is not None else {}
-        return entry | ({"role": self.role} if self.role else {}) | ranged
+        least = {"least": self.least} if self.least > 1 else {}
+        return entry | ({"role": self.role} if self.role else {}) | ranged | least
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

@@ -183,7 +183,7 @@ class Session:
             ArtifactError: an array has a wrong shape or element type, no samples, or a value out of range.
             UnsupportedError: the learning rate is negative or no finite float32 number.
         """
-        arguments, rate = self._batch(x, y), self._rate(lr)
+        arguments, rate = self._batch(x, y, trains=True), self._rate(lr)
         self._given = (arguments[-1], rate)
         loss, predictions, self._state = self._call("step", *arguments, rate, tuple(self._state))
         return float(loss.numpy()), array_of(predictions)
@@ -220,7 +220,7 @@ class Session:
                 built with --split.
         """
         self._check_split()
-        arguments = self._batch(x, y)
+        arguments = self._batch(x, y, trains=True)
         loss, predictions, flat, moved = self._call("gradients", *arguments, self._state_with(number))
         fresh = iter(moved)
         self._state = tuple(
@@ -279,12 +279,18 @@ class Session:
             return tuple(self._state)
         return (*others, tvm.runtime.tensor(np.array(number, "int64"), device=self._device))
 
-    def _batch(self, x: Any, y: Any) -> list[Any]:
+    def _batch(self, x: Any, y: Any, *, trains: bool = False) -> list[Any]:
         """Inputs and target as tensors, checked."""
         extents: dict[str, int] = {}
         arrays = self._accept(x, extents)
         if not len(arrays[0]):
             raise ArtifactError("the input has no samples, of which no mean loss exists; give at least one.")
+        least = self.inputs[0].least
+        if trains and len(arrays[0]) < least:
+            raise ArtifactError(
+                f"the input has {len(arrays[0])} sample, of which a batch norm has one value for each channel and no "
+                f"variance; give at least {least}, or build with --bn frozen."
+            )
         target = self._array(self.target, y, extents, "the target")
         return [
             tensor_of(array, given, self._device)

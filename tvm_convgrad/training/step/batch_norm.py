@@ -8,18 +8,20 @@ The attribute `momentum` of `relax.nn.batch_norm` has this sense too; frontends 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import relax
 
+from relax_ops.compat import arithmetic
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.ir.counting import count_of, scalar, scaled_sum
-from tvm_convgrad.training.ir.graph import Environment, Rewrite, element_type, static_shape
+from tvm_convgrad.training.ir.graph import Environment, Rewrite, bindings_of, element_type, is_call, static_shape
 
 OP = "relax.nn.batch_norm"
-MODES = ("train", "train-all", "frozen")
 _COUNTER = ".num_batches_tracked"
 
 
@@ -127,6 +129,27 @@ def training_gradient(builder: relax.BlockBuilder, saved: Saved, grad: relax.Exp
         no_grad(running_mean),
         no_grad(running_var),
     ]
+
+
+def least_batch(function: relax.Function, inputs: int) -> int:
+    """The least batch of a function whose first `inputs` parameters are its inputs; 2 or 1.
+
+    2, if a batch norm that is still one has a single value for each channel of a single sample, of which no variance
+    exists.
+    """
+    extents = static_shape(function.params[0])[:1] if inputs else ()
+    if not extents or isinstance(extents[0], int):
+        return 1
+    analyzer = arithmetic.Analyzer()
+    analyzer.bind(extents[0], tvm.tirx.IntImm("int64", 1))
+    for binding in bindings_of(function):
+        if is_call(binding.value, OP):
+            data = binding.value.args[0]
+            others = [extent for axis, extent in enumerate(static_shape(data)) if axis != _axis(binding.value)]
+            count = analyzer.simplify(math.prod(others, start=tvm.tirx.IntImm("int64", 1)))
+            if isinstance(count, tvm.tirx.IntImm) and int(count.value) == 1:
+                return 2
+    return 1
 
 
 def _moved(builder: relax.BlockBuilder, running: relax.Expr, batch: relax.Expr, momentum: float) -> relax.Expr:

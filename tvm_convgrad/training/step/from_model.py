@@ -9,7 +9,7 @@ from tvm import relax
 
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.flat import FlatLayout
-from tvm_convgrad.training.autodiff.differentiate import Composite, emit_with_gradients
+from tvm_convgrad.training.autodiff.differentiate import Composite, emit_with_gradients, without_gradient
 from tvm_convgrad.training.ir.counting import scalar
 from tvm_convgrad.training.ir.gradient_ops import gradient_descriptors
 from tvm_convgrad.training.ir.graph import (
@@ -110,6 +110,9 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     counted = optimizer.needs_step or drops
     forward = _loss_function(objective, options, drops=drops, counted=counted)
     state = initial_state(model, optimizer, counted, averaged=options.ema is not None, scaled=options.is_scale_dynamic)
+    first = len(model.inputs) + 1
+    untrained = without_gradient(forward, range(first, first + state.parameters))
+    state = replace(state, untrained=untrained)
     parts = _Parts(model, options, optimizer, state, forward, objective)
     builder = builder_with_tir(model.module)
     _emit_step(builder, parts)
@@ -126,11 +129,12 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
         names += [name for name in SPLIT_FUNCTIONS if name not in names]
     module = relax.transform.DeadCodeElimination(names)(builder.get())
     module = convert_layout(narrow(module, options.dtype, options.results), options.layout)
+    least = batch_norm.least_batch(forward, len(model.inputs))
     target = replace(schema_of(forward.params[len(model.inputs)], "target"), range=objective.target_range())
     prediction = module["predict"].ret_ty if objective.predicts else module["step"].ret_ty.fields[1]
     return StepModule(
         module=module,
-        inputs=tuple(whole_schema(schema, accumulate) for schema in model.inputs),
+        inputs=tuple(replace(whole_schema(schema, accumulate), least=least) for schema in model.inputs),
         target=whole_schema(target, accumulate),
         prediction=schema_of(relax.Var("prediction", prediction), "prediction"),
         state=parts.state.schemas,

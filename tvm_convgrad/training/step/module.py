@@ -78,6 +78,7 @@ class State:
         counted: whether the last tensor counts the steps done.
         averaged: whether there are averages, one for each parameter.
         scaled: whether there are the tensors of a loss scale that adapts.
+        untrained: numbers of the parameters that no gradient reaches; they and their slots stay as they are.
     """
 
     schemas: tuple[StateSchema, ...]
@@ -87,6 +88,7 @@ class State:
     counted: bool
     averaged: bool = False
     scaled: bool = False
+    untrained: frozenset[int] = frozenset()
 
     @cached_property
     def type(self) -> relax.TupleType:
@@ -191,6 +193,10 @@ def emit_updates(
         dtype = element_type(parameter)
         own_rate = rate if dtype == "float32" else builder.emit(relax.op.astype(rate, dtype))
         own_slots = slots[index * each : (index + 1) * each]
+        if index in state.untrained:  # as in PyTorch, where their gradient is None: neither decay nor momentum
+            new_parameters.append(parameter)
+            new_slots += own_slots
+            continue
         decays = options.decayed == "all" or len(static_shape(parameter)) > 1
         updated, kept = optimizer.update(builder, Update(parameter, gradient, own_slots, own_rate, step), decays)
         new_parameters.append(updated)

@@ -32,7 +32,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.indexing import (
 )
 from tvm_convgrad.training.frontends.torch_export.operators.norms import batch_norm_training, group_norm, layer_norm
 from tvm_convgrad.training.frontends.torch_export.operators.pools import average_pool, max_pool
-from tvm_convgrad.training.frontends.torch_export.operators.products import batched_product
+from tvm_convgrad.training.frontends.torch_export.operators.products import added_product, batched_product, product
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import NUMBERS, numbers
 from tvm_convgrad.training.frontends.torch_export.operators.resize import antialiased, nearest
 from tvm_convgrad.training.frontends.torch_export.operators.scatter import (
@@ -83,12 +83,15 @@ def converters() -> dict[str, Convert]:
         "mul.Tensor": lambda node, importer: or_logical(node, importer, op.multiply, op.logical_and),
         "rsub.Tensor": reversed_difference,
         "rsub.Scalar": reversed_difference,
+        "mm.default": product,
+        "addmm.default": added_product,
         "bmm.default": batched_product,
         "convolution.default": convolution,
         "triu_indices.default": lambda node, _importer: triangle(node, np.triu_indices),
         "tril_indices.default": lambda node, _importer: triangle(node, np.tril_indices),
         "native_group_norm.default": group_norm,
         "native_layer_norm.default": layer_norm,
+        "hardtanh.default": _hardtanh,
         "elu.default": _elu,
         "celu.default": lambda node, importer: _elu_of(node, importer, *_celu(*node.args[1:])),
         "softplus.default": _softplus,
@@ -155,6 +158,19 @@ def _place(
 def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     given = [float(number) for number in node.args[1:]]
     return _elu_of(node, importer, *given, *(1.0, 1.0, 1.0)[len(given) :])
+
+
+def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """The bounds of x, with no gradient on them, where torch.clamp has one."""
+    x, *given = importer.retrieve_args(node)
+    low, high = [*given, *(-1.0, 1.0)[len(given) :]]
+    low, high = float(node.kwargs.get("min_val", low)), float(node.kwargs.get("max_val", high))
+    emit, dtype = importer.block_builder.emit, element_type(x)
+    if (low, high) == (0.0, 6.0):
+        return emit(op.nn.relu6(x))
+    bounded = emit(op.clip(x, low, high))
+    inside = op.logical_and(op.greater(x, relax.const(low, dtype)), op.less(x, relax.const(high, dtype)))
+    return emit(op.where(emit(inside), x, emit(op.grad.no_grad(bounded))))
 
 
 def _celu(alpha: float = 1.0) -> tuple[float, float, float]:

@@ -19,6 +19,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.bags import embeddin
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import deform_conv2d
 from tvm_convgrad.training.frontends.torch_export.operators.erfinv import inverse_error
 from tvm_convgrad.training.frontends.torch_export.operators.grid import affine_grid, grid_sampler
+from tvm_convgrad.training.frontends.torch_export.operators.losses import binary_cross_entropy
 from tvm_convgrad.training.frontends.torch_export.operators.sliding_blocks import col2im, im2col
 from tvm_convgrad.training.frontends.torch_export.operators.stft import istft, stft
 from tvm_convgrad.training.frontends.torch_export.view_copies import view_copies
@@ -101,6 +102,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.adaptive_max_pool2d.default: pools.adaptive_max,
         aten.adaptive_max_pool3d.default: pools.adaptive_max,
         aten._cdist_forward.default: lambda x, y, p, _mode: _norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, [-1]),
+        aten._euclidean_dist.default: _euclidean_distances,
+        aten.binary_cross_entropy.default: binary_cross_entropy,
         aten.linalg_vector_norm.default: _norm,
         aten.std.correction: _deviation,
         aten.std_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
@@ -249,6 +252,12 @@ def _of_nonzero(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     zero = x == 0
     return torch.where(zero, torch.zeros_like(x), function(torch.where(zero, torch.ones_like(x), x)))
+
+
+def _euclidean_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Distances of rows by a product of matrices, as `torch.cdist` of many; the slope is 0 where one is 0."""
+    squares = (x * x).sum(-1, keepdim=True) + (y * y).sum(-1).unsqueeze(-2)
+    return _of_nonzero(lambda square: square.sqrt(), (squares - 2.0 * (x @ y.mT)).clamp_min(0.0))
 
 
 def _product(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
+from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
@@ -311,6 +312,16 @@ def _output_names(torch: ModuleType, program: torch.export.ExportedProgram, tens
     return [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
 
 
+def _array_of(tensor: torch.Tensor) -> Array:
+    """A tensor's values; PyTorch gives none of bfloat16 to numpy."""
+    import torch
+
+    held = tensor.detach().cpu().contiguous()
+    if held.dtype is torch.bfloat16:
+        return held.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+    return held.numpy()
+
+
 def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], set[str], set[str]]:
     """Values of parameters, buffers and constants by variable name; the names of those that are frozen, or constants.
 
@@ -325,7 +336,7 @@ def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], s
     for spec in signature.input_specs:
         if spec.target is None or spec.target not in tensors:
             continue
-        values[spec.arg.name] = tensors[spec.target].detach().cpu().contiguous().numpy()
+        values[spec.arg.name] = _array_of(tensors[spec.target])
         if spec.target not in program.state_dict:
             constants.add(spec.arg.name)
         elif spec.target not in trained:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of batches of matrices."""
+"""Products of matrices and of batches of them. TVM's importer computes all products in float32."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tvm_convgrad.training.frontends.torch_export.places import name_of
+from tvm_convgrad.training.ir.graph import element_type
 
 if TYPE_CHECKING:  # optional packages
     import torch
@@ -31,6 +32,30 @@ def batched_product(node: torch.fx.Node, importer: ExportedProgramImporter) -> r
     return emit(op.matmul(left, matrix))
 
 
+def product(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """A product of two matrices."""
+    return _product(importer, *(importer.env[operand] for operand in node.args))
+
+
+def added_product(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """beta x + alpha y z; x is not read if beta is 0."""
+    x, y, z = (importer.env[operand] for operand in node.args)
+    emit = importer.block_builder.emit
+    found = _scaled(importer, _product(importer, y, z), node.kwargs.get("alpha", 1))
+    beta = node.kwargs.get("beta", 1)
+    return found if beta == 0 else emit(op.add(_scaled(importer, x, beta), found))
+
+
+def _product(importer: ExportedProgramImporter, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """The product, of numbers of 16 bits with sums in float32."""
+    wide = None if element_type(left) == "float64" else "float32"
+    return importer.block_builder.emit(op.matmul(left, right, wide))
+
+
+def _scaled(importer: ExportedProgramImporter, x: relax.Expr, factor: float) -> relax.Expr:
+    return x if factor == 1 else importer.block_builder.emit(op.multiply(x, relax.const(factor, element_type(x))))
+
+
 def _repeated_matrix(node: torch.fx.Node) -> torch.fx.Node | None:
     """The node of the one matrix, with axes of extent 1 before its own, that a batch of matrices repeats, or None."""
     views = ("expand.default", "view.default", "_unsafe_view.default", "reshape.default")
@@ -45,4 +70,4 @@ def _repeated_matrix(node: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
-__all__ = ["batched_product"]
+__all__ = ["added_product", "batched_product", "product"]
