@@ -27,6 +27,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.indexing import (
     index,
     index_put,
     index_select,
+    part,
     select,
     triangle,
 )
@@ -64,6 +65,7 @@ def converters() -> dict[str, Convert]:
         WAVES: waves,
         NUMBERS: numbers,
         "select.int": select,
+        "slice.Tensor": part,
         "index.Tensor": index,
         "index_select.default": index_select,
         "index_put.default": index_put,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,18 @@ def select(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
     axis %= len(shape)
     begin = shape[axis] + index if isinstance(index, int) and index < 0 else index
     return emit(op.squeeze(emit(op.strided_slice(x, [axis], [begin], [begin + 1], assume_inbound=True)), [axis]))
+
+
+def part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x[begin:end:step] along an axis, by TVM's importer; not up to a fixed place of an axis whose extent is free."""
+    x, axis, _, end = [*importer.retrieve_args(node), *(0, None, None)[len(node.args) - 1 :]][:4]
+    extent = static_shape(x)[axis]
+    if not isinstance(extent, int) and isinstance(end, int) and 0 < end < sys.maxsize:
+        raise UnsupportedError(
+            f"it ends at place {end} of an axis whose extent, {extent}, may be less; export without dynamic shapes, or "
+            f"index by torch.arange({end})"
+        )
+    return importer._slice(node)
 
 
 def _extent(importer: ExportedProgramImporter, x: relax.Expr, axis: int, dtype: str) -> relax.Expr:
@@ -159,4 +172,4 @@ def triangle(node: torch.fx.Node, indices: Callable[..., tuple[np.ndarray[Any, A
     return relax.const(np.stack(found).astype(dtype), dtype)
 
 
-__all__ = ["embedding", "index", "index_put", "index_select", "select", "triangle"]
+__all__ = ["embedding", "index", "index_put", "index_select", "part", "select", "triangle"]
