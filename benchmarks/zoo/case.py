@@ -33,7 +33,7 @@ from tvm.target import Target
 from benchmarks.zoo.architectures import Architecture
 from benchmarks.zoo.comparison import RATE, compare
 from benchmarks.zoo.costs import memory, timed
-from benchmarks.zoo.problem import FORMS, Problem, draw, export, without_dropout
+from benchmarks.zoo.problem import FORMS, Problem, draw, export, make_distinct, without_dropout
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.core.kept_objects import KeptObjects
@@ -117,6 +117,8 @@ def run_case(
         try:
             torch.manual_seed(0)
             module = architecture.make()
+            if form == "onnx":
+                make_distinct(module)
             module.train(form == "train")
             problem = draw(module, architecture, batch, seed=0)
             outcome = replace(outcome, parameters=sum(value.numel() for value in module.parameters()))

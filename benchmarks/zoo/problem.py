@@ -46,6 +46,19 @@ def draw(module: nn.Module, architecture: Architecture, batch: int, seed: int) -
     return Problem(inputs, torch.randn(shape, generator=generator), "mse", outputs)
 
 
+def make_distinct(module: nn.Module) -> None:
+    """Move parameters that are constant, such as those of new batch norms, a little apart.
+
+    The exporter to ONNX makes one layer of two that read the same tensor with equal values, which those of a trained
+    model never have.
+    """
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in module.parameters():
+            if value.numel() and bool((value == value.flatten()[0]).all()):
+                value.add_(0.01 * torch.randn(value.shape, generator=generator))
+
+
 def first_tensor(value: object) -> Tensor:
     """The first tensor of a nested output, in the order in which torch.export flattens it."""
     return torch.utils._pytree.tree_flatten(value)[0][0]

@@ -333,8 +333,6 @@ Axes = list[tuple[str, Any]]
 
 def _is_relu6(call: relax.Expr) -> bool:
     """Whether a value is a tensor between 0 and 6."""
-    if _operator(call) == "relax.nn.relu6":
-        return True
     return _operator(call) == "relax.clip" and [float(getattr(each, "value", -1)) for each in call.args[1:]] == [0, 6]
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations: clip, relu6, leakyrelu, prelu, gelu, gelu_tanh, selu, softplus, silu.
+"""Activations: clip (relu6), leakyrelu, prelu, gelu, gelu_tanh, selu, softplus, silu.
 
-At a kink the derivative is PyTorch's: clip passes the gradient on both borders, relu6 on none of them, leakyrelu and
-prelu take the negative side at 0. TVM lowers clip and relu6 to instructions that lose NaN; the legalization here keeps
-it. Hardswish and hardsigmoid are compositions of these and have no operator of their own.
+At a kink the derivative is PyTorch's: clip passes the gradient on both borders, relu6, which is clip to 0 and 6, on
+none of them, leakyrelu and prelu take the negative side at 0. TVM lowers clip to instructions that lose NaN; the
+legalization here keeps it. Hardswish and hardsigmoid are compositions of these and have no operator of their own.
 """
 
 from __future__ import annotations
@@ -35,27 +35,19 @@ _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
 _GELU_CUBIC = 0.044715
 
+RELU6 = (0.0, 6.0)
+"""The bounds of clip that are ReLU6, which Relax has no operator for."""
+
 
 def clip(
     _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, _ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
-    """y = min(max(x, lo), hi): dx = dy where lo ≤ x ≤ hi, else 0."""
+    """y = min(max(x, lo), hi): dx = dy where lo ≤ x ≤ hi, else 0; of relu6 where 0 < x < 6."""
     x, low, high = orig_call.args
-    dtype = dtype_of(x)
-    inside = op.logical_and(
-        op.greater_equal(x, scalar(_number(low), dtype)), op.less_equal(x, scalar(_number(high), dtype))
-    )
+    dtype, bounds = dtype_of(x), (_number(low), _number(high))
+    above, below = (op.greater, op.less) if bounds == RELU6 else (op.greater_equal, op.less_equal)
+    inside = op.logical_and(above(x, scalar(bounds[0], dtype)), below(x, scalar(bounds[1], dtype)))
     return [op.where(inside, output_grad, scalar(0, dtype)), *no_grads([low, high])]
-
-
-def relu6(
-    _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, _ctx: relax.BlockBuilder
-) -> list[relax.Expr]:
-    """y = min(max(x, 0), 6): dx = dy where 0 < x < 6, else 0."""
-    (x,) = orig_call.args
-    dtype = dtype_of(x)
-    inside = op.logical_and(op.greater(x, scalar(0, dtype)), op.less(x, scalar(6, dtype)))
-    return [op.where(inside, output_grad, scalar(0, dtype))]
 
 
 def _number(value: relax.Expr) -> float:
@@ -138,14 +130,10 @@ def softplus(
     return [cast(op.where(linear, grad, op.multiply(grad, op.sigmoid(scaled))), dtype_of(x), ctx)]
 
 
-RELU6 = (0.0, 6.0)
-"""The bounds of nn.relu6, which has no others."""
-
-
 def _clip_legalization(stock: Legalization) -> Legalization:
     def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         dtype = dtype_of(call)
-        bounds = [float(getattr(bound, "value", math.nan)) for bound in call.args[1:]] or list(RELU6)
+        bounds = [float(getattr(bound, "value", math.nan)) for bound in call.args[1:]]
         if dtype not in FLOATS or any(map(math.isnan, bounds)):
             return stock(block_builder, call)
         low, high = (tirx.const(bound, dtype) for bound in bounds)
@@ -168,7 +156,6 @@ def _prelu_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: list[
 
 RULES = (
     unary_rules("clip", gradient=clip, layout=unary_layout, legalize=_clip_legalization),
-    unary_rules("nn.relu6", gradient=relu6, layout=unary_layout, legalize=_clip_legalization),
     unary_rules("nn.leakyrelu", gradient=leakyrelu, layout=unary_layout),
     unary_rules("nn.softplus", gradient=softplus, layout=unary_layout),
     unary_rules("nn.gelu", gradient=elementwise_gradient(_gelu)),

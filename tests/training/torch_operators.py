@@ -71,6 +71,11 @@ def _multiples(x: Tensor) -> Tensor:
     return torch.round(x.detach() * 4) * 2**21 + (x - x.detach())
 
 
+def _probabilities(x: Tensor) -> Tensor:
+    """Probabilities, some of which are 0 and 1."""
+    return torch.where(x > 0.5, x * 0 + 1, torch.where(x < -1, x * 0, torch.sigmoid(x)))
+
+
 def _flow(x: Tensor, reach: float) -> Tensor:
     """Places of a volume, (samples, 2, 3, 4, 3), off the borders of its cells."""
     return torch.tanh(x[:, :, :3, :6].reshape(-1, 2, 3, 4, 3)) * reach
@@ -338,9 +343,9 @@ TOPICS: dict[str, dict[str, Function]] = {
         "hardtanh_on_its_borders": lambda x: F.hardtanh(_whole(x), -1.0, 2.0),
         "clamp_on_its_borders": lambda x: _whole(x).clamp(-1, 2),
         "binary_cross_entropy": lambda x: F.binary_cross_entropy(
-            torch.sigmoid(x * 40), torch.sigmoid(x.flip(0)), weight=x.detach().abs(), reduction="none"
+            _probabilities(x), torch.sigmoid(x.detach().flip(0)), weight=x.detach().abs(), reduction="none"
         ),
-        "binary_cross_entropy_mean": lambda x: F.binary_cross_entropy(torch.sigmoid(x * 9), (x > 0).to(x.dtype)) * x,
+        "binary_cross_entropy_mean": lambda x: F.binary_cross_entropy(_probabilities(x), (x > 0).to(x.dtype)) * x,
         "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
         "glu": lambda x: F.glu(x, 1),
         "logsigmoid": lambda x: F.logsigmoid(x * 50),

@@ -28,7 +28,6 @@ CHEAP = frozenset(
         "where",
         "clip",
         "nn.relu",
-        "nn.relu6",
     )
 )
 """Operators that cost less than writing and reading their result."""

@@ -236,7 +236,7 @@ class Storage:
             numbers = [float(getattr(bound, "value", "nan")) for bound in value.args[1:]]
             exact = all(float(numpy_dtype(self._dtype).type(number)) == number for number in numbers)
             return exact and self._is_kept(operands[0])
-        return name in MOVES | {"relax.nn.relu", "relax.nn.relu6"} and all(map(self._is_kept, operands))
+        return name in MOVES | {"relax.nn.relu"} and all(map(self._is_kept, operands))
 
     def _biased(self, call: relax.Call) -> Any:
         """The result of a contraction to which nothing but this call adds a small tensor of the state, or None."""

@@ -168,11 +168,11 @@ def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.E
     low, high = [*given, *(-1.0, 1.0)[len(given) :]]
     low, high = float(node.kwargs.get("min_val", low)), float(node.kwargs.get("max_val", high))
     emit, dtype = importer.block_builder.emit, element_type(x)
-    if (low, high) == (0.0, 6.0):
-        return emit(op.nn.relu6(x))
     bounded = emit(op.clip(x, low, high))
-    inside = op.logical_and(op.greater(x, relax.const(low, dtype)), op.less(x, relax.const(high, dtype)))
-    return emit(op.where(emit(inside), x, emit(op.grad.no_grad(bounded))))
+    if (low, high) == (0.0, 6.0):  # ReLU6, as the gradient of clip knows it
+        return bounded
+    outside = op.logical_or(op.less_equal(x, relax.const(low, dtype)), op.greater_equal(x, relax.const(high, dtype)))
+    return emit(op.where(emit(outside), emit(op.grad.no_grad(bounded)), x))
 
 
 def _celu(alpha: float = 1.0) -> tuple[float, float, float]:

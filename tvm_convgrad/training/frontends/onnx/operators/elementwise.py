@@ -29,8 +29,6 @@ def clip(node: Node) -> relax.Expr | None:
         bounds.append(node.number(name, none) if value is None else float(value.item()))
     if np.isnan(bounds).any():
         return None
-    if bounds == [0.0, 6.0]:  # as exporters write ReLU6, whose gradient is 0 on the borders
-        return op.nn.relu6(data)
     return op.clip(data, bounds[0], bounds[1])
 
 
