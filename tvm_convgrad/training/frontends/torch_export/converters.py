@@ -35,7 +35,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.norms import batch_n
 from tvm_convgrad.training.frontends.torch_export.operators.pools import average_pool, max_pool
 from tvm_convgrad.training.frontends.torch_export.operators.products import added_product, batched_product, product
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import NUMBERS, numbers
-from tvm_convgrad.training.frontends.torch_export.operators.resize import antialiased, nearest
+from tvm_convgrad.training.frontends.torch_export.operators.resize import RESIZES, resize
 from tvm_convgrad.training.frontends.torch_export.operators.scatter import (
     as_strided,
     as_strided_scatter,
@@ -102,11 +102,7 @@ def converters() -> dict[str, Convert]:
         "floor_divide.default": floor_divide,
         "div.Tensor_mode": divide,
         "div.Tensor": quotient,
-        "upsample_nearest2d.vec": nearest,
-        "_upsample_bilinear2d_aa.vec": lambda node, importer: antialiased(node, importer, "bilinear"),
-        "_upsample_bilinear2d_aa.default": lambda node, importer: antialiased(node, importer, "bilinear"),
-        "_upsample_bicubic2d_aa.vec": lambda node, importer: antialiased(node, importer, "bicubic"),
-        "_upsample_bicubic2d_aa.default": lambda node, importer: antialiased(node, importer, "bicubic"),
+        **{f"{name}.{overload}": resize for name in RESIZES for overload in ("vec", "default")},
         "max_pool2d.default": lambda node, importer: max_pool(node, importer, importer._max_pool2d),
         "max_pool3d.default": lambda node, importer: max_pool(node, importer, importer._max_pool3d),
         "max_pool2d_with_indices.default": lambda node, importer: max_pool(

@@ -20,6 +20,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.deformable import de
 from tvm_convgrad.training.frontends.torch_export.operators.erfinv import inverse_error
 from tvm_convgrad.training.frontends.torch_export.operators.grid import affine_grid, grid_sampler
 from tvm_convgrad.training.frontends.torch_export.operators.losses import binary_cross_entropy
+from tvm_convgrad.training.frontends.torch_export.operators.resize import RESIZES
 from tvm_convgrad.training.frontends.torch_export.operators.sliding_blocks import col2im, im2col
 from tvm_convgrad.training.frontends.torch_export.operators.stft import istft, stft
 from tvm_convgrad.training.frontends.torch_export.view_copies import view_copies
@@ -35,8 +36,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     aten = torch.ops.aten
     table = dict(torch.export.default_decompositions())
-    # PyTorch writes celu and softplus with an exp that overflows in the branch that is not taken.
-    for packet in (aten.dropout, aten.native_dropout, aten.celu, aten.softplus):
+    # PyTorch writes celu and softplus with an exp that overflows in the branch that is not taken, and resizes with
+    # other weights than those of its kernels.
+    resizes = [getattr(aten, name) for name in RESIZES]
+    for packet in (aten.dropout, aten.native_dropout, aten.celu, aten.softplus, *resizes):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     own: dict[Any, Callable[..., Any]] = {
