@@ -103,6 +103,17 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "depth_to_space": of("DepthToSpace", blocksize=2),
         },
     ),
+    "resizing_10": (
+        10,
+        {
+            "nearest_10": lambda g, x: g("Resize", x, np.array([1, 1, 3, 4], "float32")),
+            "nearest_fraction_10": lambda g, x: g("Resize", x, np.array([1, 1, 1.7, 2.4], "float32")),
+            "nearest_reduced_10": lambda g, x: g("Resize", x, np.array([1, 1, 0.6, 0.75], "float32"), mode="nearest"),
+            "linear_10": lambda g, x: g("Resize", x, np.array([1, 1, 0.6, 2], "float32"), mode="linear"),
+        },
+    ),
+    "resizing_9": (9, {"upsample_9": lambda g, x: g("Upsample", x, np.array([1, 1, 4, 3], "float32"))}),
+    "resizing_8": (8, {"upsample_8": lambda g, x: g("Upsample", x, mode="nearest", scales=[1.0, 1.0, 4.0, 3.0])}),
     "reductions": (
         18,
         {

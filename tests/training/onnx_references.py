@@ -68,7 +68,28 @@ def _unrolled(active, started=False):
     return function
 
 
+def _at(rows, columns):
+    """The elements at these rows and columns: resizes of before opset 11, as ONNX Runtime has them."""
+    return lambda g, x: g("Gather", g("Gather", x, rows, axis=2), columns, axis=3)
+
+
+def _mixed(rows, columns):
+    """Products with a matrix for each axis, of 4 columns."""
+    return lambda g, x: g("MatMul", g("MatMul", np.array(rows, "float64"), x), np.array(columns, "float64").T)
+
+
+_UPSAMPLED = _at(np.arange(16) // 4, np.arange(12) // 3)
+
 REFERENCES: dict[str, Function] = {
+    "nearest_10": _at(np.arange(12) // 3, np.arange(16) // 4),
+    "nearest_fraction_10": _at([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 2, 2, 2, 3]),
+    "nearest_reduced_10": _at([0, 2], [0, 2, 3]),
+    "linear_10": _mixed(
+        [[1, 0, 0, 0], [0, 1 / 3, 2 / 3, 0]],
+        np.repeat(np.eye(4), 2, 0) / 2 + np.eye(4)[[0, 1, 1, 2, 2, 3, 3, 3]] / 2,
+    ),
+    "upsample_9": _UPSAMPLED,
+    "upsample_8": _UPSAMPLED,
     "rnn_relu": _unrolled(lambda g, x: g("Relu", x), started=True),
     "rnn_clip": _unrolled(lambda g, x: g("Tanh", g("Clip", x, -0.4, 0.4))),
     "softmax_flat": _flat("Softmax", 2),

@@ -23,7 +23,9 @@ def resize(node: Node) -> relax.Expr | None:
     coordinates = node.text("coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric")
     if coordinates == "tf_crop_and_resize" or not node.is_constant(first, first + 1):
         return None
-    scales, sizes = node.value(first), node.value(first + 1)
+    stated = node.attributes.get("scales")  # of Upsample up to opset 8
+    scales = node.value(first) if stated is None else np.array(stated, "float32")
+    sizes = node.value(first + 1)
     rank = data.ty.ndim
     axes = [axis % rank for axis in node.integers("axes", tuple(range(rank)))]
     given = scales if scales is not None and scales.size else sizes
@@ -53,7 +55,18 @@ def _candidate(node: Node, coordinates: str) -> Resize2d | None:
     method = _RESIZE_2D.get(node.text("mode", "nearest"))
     if method is None or coordinates not in _COORDINATES:
         return None
-    return Resize2d(method, coordinates, node.text("nearest_mode", "round_prefer_floor"))
+    return Resize2d(method, coordinates, _nearest_mode(node, 1.0))
+
+
+def _nearest_mode(node: Node, scale: float) -> str:
+    """How a coordinate is rounded.
+
+    Up to opset 10 the standard does not say; ONNX Runtime rounds down where it enlarges and up where it reduces, which
+    is what PyTorch's exporter writes such nodes for.
+    """
+    if node.opset > 10:
+        return node.text("nearest_mode", "round_prefer_floor")
+    return "floor" if scale >= 1 else "ceil"
 
 
 def _matrix(node: Node, extent: int, result: int, scale: float, coordinates: str) -> NDArray[np.float64]:
@@ -62,7 +75,7 @@ def _matrix(node: Node, extent: int, result: int, scale: float, coordinates: str
     mode = node.text("mode", "nearest")
     if mode == "nearest":
         offsets, weights = np.zeros((result, 1), "int64"), np.ones((result, 1))
-        base = _ROUNDINGS[node.text("nearest_mode", "round_prefer_floor")](at.astype("float32")).astype("int64")
+        base = _ROUNDINGS[_nearest_mode(node, scale)](at.astype("float32")).astype("int64")
     else:
         base = np.ceil(at).astype("int64") - 1
         kernel, reach = _linear, 1
