@@ -35,6 +35,8 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "celu": of("Celu", scale=60.0, alpha=1.3),
             "selu": of("Selu", scale=60.0),
             "softplus": of("Softplus", scale=60.0),
+            "softplus_near_zero": lambda g, x: g("Mul", g("Softplus", g("Sub", x, 18.0)), 1e7),
+            "elu_near_zero": lambda g, x: g("Mul", g("Elu", g("Mul", x, 1e-6)), 1e6),
             "mish": of("Mish", scale=30.0),
             "hard_swish": of("HardSwish", scale=3.0),
             "hard_sigmoid": of("HardSigmoid", scale=3.0, alpha=0.3, beta=0.4),

@@ -123,6 +123,11 @@ LOOKUPS: dict[str, dict[str, Function]] = {
         "i1e": lambda x: torch.special.i1e(x * 6) * 3,
         "erfinv": lambda x: torch.erfinv(torch.tanh(x)),
         "erfinv_near_one": lambda x: torch.erfinv(1 - torch.exp(-x.abs() - 3)),
+        "log1p_near_zero": lambda x: torch.log1p(x * 1e-6) * 1e6,
+        "expm1_near_zero": lambda x: torch.expm1(x * 1e-6) * 1e6 + F.elu(x * 1e-6) * 1e6,
+        "erfc_of_large": lambda x: torch.erfc(3 + x.abs()).log(),
+        "softplus_near_zero": lambda x: F.softplus(x - 18) * 1e7,
+        "logsigmoid_near_zero": lambda x: F.logsigmoid(x.abs() + 17) * 1e7,
         "ndtr": lambda x: torch.special.ndtr(x) + torch.special.xlog1py(x, x * x) + torch.special.entr(x.abs()),
         "logit": lambda x: torch.logit(torch.sigmoid(x)) + torch.logit(x * 0.3 + 0.5, eps=0.1),
         "kaiser": lambda x: (

@@ -10,6 +10,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.rules.near_zero import erfc, expm1, log1p
+from tvm_convgrad.training.frontends.activations import elu
 from tvm_convgrad.training.frontends.torch_export.dropout import STOP_GRADIENT
 from tvm_convgrad.training.frontends.torch_export.operators.arithmetic import (
     clamp,
@@ -43,6 +45,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.scatter import (
     scatter_add,
     scatter_reduce,
 )
+from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
@@ -50,9 +53,6 @@ if TYPE_CHECKING:  # optional packages
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     Convert: TypeAlias = Callable[[torch.fx.Node, ExportedProgramImporter], relax.Expr]
-
-_LOWEST = -60000.0
-"""Below all arguments for which exp is not 0, in any float type."""
 
 
 def converters() -> dict[str, Convert]:
@@ -95,7 +95,10 @@ def converters() -> dict[str, Convert]:
         "native_layer_norm.default": layer_norm,
         "hardtanh.default": _hardtanh,
         "elu.default": _elu,
-        "celu.default": lambda node, importer: _elu_of(node, importer, *_celu(*node.args[1:])),
+        "celu.default": _celu,
+        "log1p.default": _of_one(log1p),
+        "expm1.default": _of_one(expm1),
+        "erfc.default": _of_one(erfc),
         "softplus.default": _softplus,
         "clamp.default": clamp,
         "clamp.Tensor": clamp_by_tensors,
@@ -155,7 +158,7 @@ def _place(
 
 def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     given = [float(number) for number in node.args[1:]]
-    return _elu_of(node, importer, *given, *(1.0, 1.0, 1.0)[len(given) :])
+    return elu(importer.block_builder, importer.env[node.args[0]], *given)
 
 
 def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
@@ -171,22 +174,20 @@ def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.E
     return emit(op.where(emit(inside), x, emit(op.grad.no_grad(bounded))))
 
 
-def _celu(alpha: float = 1.0) -> tuple[float, float, float]:
-    """alpha, scale and input scale of elu."""
-    return float(alpha), 1.0, 1.0 / float(alpha)
+def _celu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    alpha = float(node.args[1]) if len(node.args) > 1 else 1.0
+    return elu(importer.block_builder, importer.env[node.args[0]], alpha, 1.0, 1.0 / alpha)
 
 
-def _elu_of(
-    node: torch.fx.Node, importer: ExportedProgramImporter, alpha: float, scale: float, input_scale: float
-) -> relax.Expr:
-    """scale·x above 0, scale·alpha·(exp(input_scale·x) − 1) below; exp is not computed of what would overflow."""
-    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    dtype = element_type(x)
-    low = emit(op.clip(emit(op.multiply(x, relax.const(input_scale, dtype))), _LOWEST, 0.0))
-    low = emit(op.subtract(emit(op.exp(low)), relax.const(1.0, dtype)))
-    low = emit(op.multiply(low, relax.const(alpha * scale, dtype)))
-    high = x if scale == 1 else emit(op.multiply(x, relax.const(scale, dtype)))
-    return emit(op.where(emit(op.greater(x, relax.const(0.0, dtype))), high, low))
+def _of_one(make: Callable[[relax.Expr], relax.Call]) -> Convert:
+    """An operator of one tensor; of integers it is that of the result's type, as in PyTorch."""
+
+    def convert(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+        emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+        dtype = type_name(node.meta["val"].dtype)
+        return emit(make(x if element_type(x) == dtype else emit(op.astype(x, dtype))))
+
+    return convert
 
 
 def _softplus(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:

@@ -39,7 +39,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     # PyTorch writes celu and softplus with an exp that overflows in the branch that is not taken, and resizes with
     # other weights than those of its kernels.
     resizes = [getattr(aten, name) for name in RESIZES]
-    for packet in (aten.dropout, aten.native_dropout, aten.celu, aten.softplus, *resizes):
+    for packet in (aten.dropout, aten.native_dropout, aten.celu, aten.softplus, aten.erfc, *resizes):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     own: dict[Any, Callable[..., Any]] = {
@@ -118,7 +118,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             x == 0, torch.ones_like(x), _of_nonzero(lambda angle: torch.sin(angle) / angle, x * math.pi)
         ),
         aten.exp2.default: lambda x: torch.exp(x * math.log(2.0)),
-        aten.erfc.default: lambda x: 1.0 - torch.erf(x),
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         aten.mish.default: lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
         aten.logaddexp.default: ordering.logaddexp,
