@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tvm_convgrad.training.frontends.activations import clamped
 from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.ir.graph import element_type
 
@@ -55,20 +56,11 @@ def clamp(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
 
 
 def clamp_by_tensors(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    """Bounds that are tensors, which TVM's importer does not broadcast x against. Where x equals one, x is kept."""
-    found, *given = importer.retrieve_args(node)
+    """Bounds that are tensors, which TVM's importer does not broadcast x against."""
+    x, *given = importer.retrieve_args(node)
     bounds = dict(zip(("min", "max"), given, strict=False))
     bounds |= {name: importer.env[value] for name, value in node.kwargs.items() if value is not None}
-    emit = importer.block_builder.emit
-    for name, is_inside in (("min", op.greater_equal), ("max", op.less_equal)):
-        bound = bounds.get(name)
-        if bound is None:
-            continue
-        kept = emit(is_inside(found, bound))
-        if "float" in element_type(found):
-            kept = emit(op.logical_or(kept, emit(op.isnan(found))))
-        found = emit(op.where(kept, found, bound))
-    return found
+    return clamped(importer.block_builder, x, bounds.get("min"), bounds.get("max"))
 
 
 def divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
