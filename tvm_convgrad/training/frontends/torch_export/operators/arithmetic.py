@@ -36,6 +36,46 @@ def or_logical(
     return plain
 
 
+def is_any(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Whether an element is not 0: of all, or along axes. TVM's importer takes the maximum, 0 of (-1, 0).
+
+    NaN differs from 0, but not in TVM's code.
+    """
+    x, *given = importer.retrieve_args(node)
+    axes = given[0] if given else node.kwargs.get("dim")
+    keep = bool(given[1] if len(given) > 1 else node.kwargs.get("keepdim", False))
+    emit, dtype = importer.block_builder.emit, element_type(x)
+    found = x if dtype == "bool" else emit(op.not_equal(x, relax.const(0, dtype)))
+    if "float" in dtype:
+        found = emit(op.logical_or(found, emit(op.isnan(x))))
+    if axes is None or isinstance(axes, int) or len(axes):  # along no axis it is each element's own
+        found = emit(op.max(emit(op.astype(found, "int8")), axes, keepdims=keep))
+    return emit(op.astype(found, "bool"))
+
+
+def differs(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x != y, which is true of NaN in PyTorch, and false in TVM's code."""
+    found, emit = importer._binary_op(op.not_equal, operator.ne)(node), importer.block_builder.emit
+    for operand in _floats(node, importer):
+        found = emit(op.logical_or(found, emit(op.isnan(operand))))
+    return found
+
+
+def equals(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x == y, which is false of NaN; TVM takes it for true if both are the same tensor."""
+    found, emit = importer._binary_op(op.equal, operator.eq)(node), importer.block_builder.emit
+    for operand in _floats(node, importer)[:1]:
+        found = emit(op.logical_and(found, emit(op.logical_not(emit(op.isnan(operand))))))
+    return found
+
+
+def _floats(node: torch.fx.Node, importer: ExportedProgramImporter) -> list[relax.Expr]:
+    """The operands that are tensors of floats, each once."""
+    x, y = importer.retrieve_args(node)[:2]
+    tensors = [x] if x is y else [x, y]
+    return [each for each in tensors if isinstance(each, relax.Expr) and "float" in element_type(each)]
+
+
 def reversed_difference(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     """y - x; TVM's importer takes a number y for a float32, whatever x is."""
     x, y = importer.retrieve_args(node)[:2]
@@ -103,4 +143,13 @@ def floor_divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> rela
     return emit(op.floor_divide(*_as(importer, operands, dtype)))
 
 
-__all__ = ["clamp", "clamp_by_tensors", "divide", "floor_divide", "or_logical", "quotient", "reversed_difference"]
+__all__ = [
+    "clamp",
+    "clamp_by_tensors",
+    "divide",
+    "floor_divide",
+    "is_any",
+    "or_logical",
+    "quotient",
+    "reversed_difference",
+]
