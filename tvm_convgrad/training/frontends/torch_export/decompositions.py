@@ -91,8 +91,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.split_with_sizes.default: _parts,
         aten.split.Tensor: _equal_parts,
         aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length),
-        aten.fmin.default: lambda x, y: _without_nan(torch.minimum, x, y),
-        aten.fmax.default: lambda x, y: _without_nan(torch.maximum, x, y),
+        aten.fmin.default: lambda x, y: torch.where((x <= y) | torch.isnan(y), x, y),
+        aten.fmax.default: lambda x, y: torch.where((x >= y) | torch.isnan(y), x, y),
         aten.prod.dim_int: _product,
         aten.prod.default: lambda x, *, dtype=None: _product(x.flatten(), 0, dtype=dtype),
         aten.index_fill.int_Tensor: _index_fill,
@@ -121,7 +121,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         aten.mish.default: lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
         aten.logaddexp.default: ordering.logaddexp,
-        aten.copysign.Tensor: lambda x, y: torch.where(y < 0, -x.abs(), x.abs()),
+        aten.copysign.Tensor: _signed,
+        aten.copysign.Scalar: lambda x, y: x.abs() * math.copysign(1.0, y),
         aten._neg_view.default: torch.neg,
         aten.avg_pool2d.default: pools.average_pool,
         aten.avg_pool3d.default: pools.average_pool,
@@ -209,8 +210,15 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
     import torch
 
     x = x if dtype is None else x.to(dtype)
-    masked = x.amax(dim, True) <= torch.finfo(x.dtype).min  # the least number is what TVM's amax has in place of -inf
+    masked = x.amax(dim, True) == -math.inf
     return torch.where(masked, torch.zeros_like(x), torch.softmax(torch.where(masked, torch.zeros_like(x), x), dim))
+
+
+def _signed(x: Tensor, y: Tensor) -> Tensor:
+    """x with the sign of y, which zeros have, too: the angle of (-1, y) is -pi for y = -0.0."""
+    import torch
+
+    return torch.where(torch.atan2(y, torch.full_like(y, -1.0)) < 0, -x.abs(), x.abs())
 
 
 def _instance_norm(
@@ -284,13 +292,6 @@ def _equal_parts(x: Tensor, size: int, dim: int = 0) -> Any:
     """The same of parts of one size, of which the last may be smaller."""
     extent = x.shape[dim]
     return _parts(x, [extent], dim) if isinstance(extent, int) and size >= extent else NotImplemented
-
-
-def _without_nan(extremum: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """The extremum of two tensors, of which one is NaN only where both are."""
-    import torch
-
-    return torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, extremum(x, y)))
 
 
 def _cumulative_product(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
