@@ -110,6 +110,16 @@ REFERENCES: dict[str, Function] = {
     "space_to_depth_crd": lambda g, x: g(
         "Reshape", g("Transpose", g("Reshape", x, [2, 4, 2, 2, 2, 2]), perm=[0, 1, 3, 5, 2, 4]), [2, 16, 2, 2]
     ),
+    "lp_ceil": lambda g, x: g(
+        "LpPool", g("Pad", x, [0, 0, 0, 0, 0, 0, 1, 1], 0.0), kernel_shape=[3, 3], strides=[2, 2], p=3
+    ),
+    "lp_ceil_pads": lambda g, x: g(
+        "LpPool", g("Pad", x, [0, 0, 1, 0, 0, 0, 0, 1], 0.0), kernel_shape=[2, 3], strides=[3, 2], p=1
+    ),
+    "lp_dilated_ceil": lambda g, x: g(
+        "LpPool", g("Pad", x, [0, 0, 0, 0, 0, 0, 1, 0], 0.0), kernel_shape=[2, 2], strides=[3, 1], dilations=[1, 2], p=2
+    ),
+    "global_lp_of_zeros": lambda g, x: g("ReduceL2", g("Relu", g("Sub", x, 1.7)), [2, 3]),
     "global_lp": lambda g, x: g("Pow", g("ReduceSum", g("Pow", g("Abs", x), 3.0), [2, 3]), 1 / 3),
     "pad_crop": lambda g, x: g("Pad", g("Slice", x, [1, 0], [4, 3], [2, 3]), [0, 0, 0, 2, 0, 0, 1, 0], 0.5),
 }
