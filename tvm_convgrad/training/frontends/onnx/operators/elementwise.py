@@ -13,6 +13,7 @@ from tvm.relax import op
 
 from tvm_convgrad.training.frontends.activations import clamped, elu
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
+from tvm_convgrad.training.ir.graph import element_type
 
 _LINEAR = 20.0
 """From here on, log(1 + exp(x)) is x in float32; PyTorch's threshold, too."""
@@ -81,13 +82,19 @@ def thresholded_relu(node: Node) -> relax.Expr:
 
 
 def power(node: Node) -> relax.Expr | None:
-    """Pow by an exponent of another element type."""
+    """Pow, whose result has the type of the base, by an exponent of any type; TVM's is of floats only.
+
+    Of integers it is computed in float64, which is exact up to 2**53, and rounded to zero.
+    """
     data, exponent = node.tensor(0), node.tensor(1)
-    if str(data.ty.dtype) == str(exponent.ty.dtype):
+    dtype, inner = element_type(data), element_type(data) if node.is_float() else "float64"
+    if element_type(exponent) == dtype == inner:
         return None
     value = node.value(1)
-    cast = relax.const(value, str(data.ty.dtype)) if value is not None else op.astype(exponent, str(data.ty.dtype))
-    return op.power(data, cast)
+    cast = op.astype(exponent, inner) if value is None else relax.const(value, inner)
+    base = data if dtype == inner else node.emit(op.astype(data, inner))
+    found = op.power(base, cast)
+    return found if dtype == inner else op.astype(node.emit(found), dtype)
 
 
 CONVERTERS: dict[str, Converter] = {
