@@ -2,9 +2,9 @@
 """Activations: clip, relu6, leakyrelu, prelu, gelu, gelu_tanh, selu, softplus, silu.
 
 At a kink the derivative is PyTorch's: clip passes the gradient on both borders, relu6 on none of them, leakyrelu and
-prelu take the negative side at 0. TVM lowers clip and relu6 to instructions that lose NaN, and softplus with a logarithm
-that loses small results; the legalizations here do not. Hardswish and hardsigmoid are compositions of these and have no
-operator of their own.
+prelu take the negative side at 0. TVM lowers clip and relu6 to instructions that lose NaN, and softplus with a
+logarithm that loses small results; the legalizations here do not. Hardswish and hardsigmoid are compositions of these
+and have no operator of their own.
 """
 
 from __future__ import annotations
