@@ -173,8 +173,8 @@ def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
 def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     """The bounds of x, with no gradient on them, where torch.clamp has one."""
     x, *given = importer.retrieve_args(node)
-    low, high = [*given, *(-1.0, 1.0)[len(given) :]]
-    low, high = float(node.kwargs.get("min_val", low)), float(node.kwargs.get("max_val", high))
+    bounds = [*given, *(-1.0, 1.0)[len(given) :]]
+    low, high = float(node.kwargs.get("min_val", bounds[0])), float(node.kwargs.get("max_val", bounds[1]))
     emit, dtype = importer.block_builder.emit, element_type(x)
     if (low, high) == (0.0, 6.0):
         return emit(op.nn.relu6(x))
