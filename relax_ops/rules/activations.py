@@ -2,8 +2,9 @@
 """Activations: clip (relu6), leakyrelu, prelu, gelu, gelu_tanh, selu, softplus, silu.
 
 At a kink the derivative is PyTorch's: clip passes the gradient on both borders, relu6, which is clip to 0 and 6, on
-none of them, leakyrelu and prelu take the negative side at 0. TVM lowers clip to instructions that lose NaN; the
-legalization here keeps it. Hardswish and hardsigmoid are compositions of these and have no operator of their own.
+none of them, leakyrelu and prelu take the negative side at 0. TVM lowers clip to instructions that lose NaN, and
+softplus with a logarithm that loses small results; the legalizations here do not. Hardswish and hardsigmoid are
+compositions of these and have no operator of their own.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from relax_ops.gradients.common import (
     scalar,
     shape_of,
     sum_to,
+    wide,
     widened,
 )
 from relax_ops.layouts.common import unary_layout
 from relax_ops.rules.contract import Legalization, OperatorRules, named
 from relax_ops.rules.elementwise import unary_rules
+from relax_ops.rules.near_zero import computed, log1p_of
 from relax_ops.vmap.common import channelwise, separate_channels
 from relax_ops.vmap.emitter import Vmap
 from tvm_convgrad.codegen.extrema import at_least, at_most
@@ -146,6 +149,23 @@ def _clip_legalization(stock: Legalization) -> Legalization:
     return legalize
 
 
+def _softplus_legalization(_stock: Legalization) -> Legalization:
+    """log1p(exp(beta·x))/beta, as in PyTorch; TVM's log(1 + exp(beta·x)) is 0 from about −16.6 on in float32."""
+
+    def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        beta, threshold = float(call.attrs.beta), float(call.attrs.threshold)
+        dtype = wide(dtype_of(call))
+
+        def element(x: tirx.Expr) -> tirx.Expr:
+            scaled = x * tirx.const(beta, dtype)
+            curve = log1p_of(tirx.exp(scaled)) * tirx.const(1 / beta, dtype)
+            return tirx.Select(scaled > tirx.const(threshold, dtype), x, curve)
+
+        return computed(block_builder, call.args[0], "softplus", element)
+
+    return legalize
+
+
 def _prelu_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: list[bool]) -> relax.Expr:
     """The mapped axis becomes part of the channels; one slope may be that of all channels."""
     data, slopes = (m.everywhere(arg, own) for arg, own in zip(args, mapped, strict=True))
@@ -157,7 +177,7 @@ def _prelu_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: list[
 RULES = (
     unary_rules("clip", gradient=clip, layout=unary_layout, legalize=_clip_legalization),
     unary_rules("nn.leakyrelu", gradient=leakyrelu, layout=unary_layout),
-    unary_rules("nn.softplus", gradient=softplus, layout=unary_layout),
+    unary_rules("nn.softplus", gradient=softplus, layout=unary_layout, legalize=_softplus_legalization),
     unary_rules("nn.gelu", gradient=elementwise_gradient(_gelu)),
     unary_rules("nn.gelu_tanh", gradient=elementwise_gradient(_gelu_tanh)),
     unary_rules("nn.selu", gradient=elementwise_gradient(_selu)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from relax_ops.rules import near_zero
 from tests.gradients.harness import batch, check, gradients, integers, relax, sample
 
 op = relax.op
@@ -19,6 +20,10 @@ UNARY = {
     "tan": (lambda x: op.tan(x * relax.const(0.5, "float32")), lambda t: lambda x: t.tan(x / 2), False),
     "log": (op.log, lambda t: t.log, True),
     "exp": (op.exp, lambda t: t.exp, False),
+    "log1p": (near_zero.log1p, lambda t: t.log1p, True),
+    "expm1": (near_zero.expm1, lambda t: t.expm1, False),
+    "erfc": (near_zero.erfc, lambda t: t.erfc, False),
+    "softplus": (lambda x: op.nn.softplus(x, 2.0, 3.0), lambda t: lambda x: t.nn.functional.softplus(x, 2, 3), False),
 }
 
 

@@ -27,6 +27,12 @@ from tests.training.onnx_graphs import (
 BOTH = np.array([[[0, 2], [-1, 1]], [[1, 3], [0, -4]]])
 LAST = np.array([[0], [-1], [2], [2]])
 
+
+def _counts(g, x):
+    """Integers from 0 to 4 that depend on x."""
+    return g("Cast", g("Abs", g("Round", g("Mul", x, 1.5))), to=TensorProto.INT64)
+
+
 TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
     "activations": (
         18,
@@ -35,6 +41,8 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "celu": of("Celu", scale=60.0, alpha=1.3),
             "selu": of("Selu", scale=60.0),
             "softplus": of("Softplus", scale=60.0),
+            "softplus_near_zero": lambda g, x: g("Mul", g("Softplus", g("Sub", x, 18.0)), 1e7),
+            "elu_near_zero": lambda g, x: g("Mul", g("Elu", g("Mul", x, 1e-6)), 1e6),
             "mish": of("Mish", scale=30.0),
             "hard_swish": of("HardSwish", scale=3.0),
             "hard_sigmoid": of("HardSigmoid", scale=3.0, alpha=0.3, beta=0.4),
@@ -58,6 +66,8 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "pow": lambda g, x: g("Add", g("Pow", x, 3.0), g("Pow", g("Add", g("Abs", x), 0.5), -1.5)),
             "pow_integer": lambda g, x: g("Pow", x, np.array(2, "int64")),
             "pow_tensor": lambda g, x: g("Pow", g("Add", g("Abs", x), 0.5), x),
+            "pow_of_integer": lambda g, x: g("Mul", x, g("CastLike", g("Pow", _counts(g, x), g.constant(0.5)), x)),
+            "pow_of_integers": lambda g, x: g("Mul", x, g("CastLike", g("Pow", _counts(g, x), _counts(g, x)), x)),
             "maximum": lambda g, x: g("Max", x, g("Transpose", x, perm=[0, 1, 3, 2]), g("Mul", x, x)),
             "minimum": two("Min"),
             "mean": lambda g, x: g("Mean", x, g("Sin", x), g("Cos", x)),
@@ -103,6 +113,17 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "depth_to_space": of("DepthToSpace", blocksize=2),
         },
     ),
+    "resizing_10": (
+        10,
+        {
+            "nearest_10": lambda g, x: g("Resize", x, np.array([1, 1, 3, 4], "float32")),
+            "nearest_fraction_10": lambda g, x: g("Resize", x, np.array([1, 1, 1.7, 2.4], "float32")),
+            "nearest_reduced_10": lambda g, x: g("Resize", x, np.array([1, 1, 0.6, 0.75], "float32"), mode="nearest"),
+            "linear_10": lambda g, x: g("Resize", x, np.array([1, 1, 0.6, 2], "float32"), mode="linear"),
+        },
+    ),
+    "resizing_9": (9, {"upsample_9": lambda g, x: g("Upsample", x, np.array([1, 1, 4, 3], "float32"))}),
+    "resizing_8": (8, {"upsample_8": lambda g, x: g("Upsample", x, mode="nearest", scales=[1.0, 1.0, 4.0, 3.0])}),
     "reductions": (
         18,
         {
@@ -144,6 +165,20 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
         {
             "layer_norm": lambda g, x: g("LayerNormalization", x, weight(4), weight(4), axis=-1),
             "layer_norm_axes": lambda g, x: g("LayerNormalization", x, weight(4, 4), axis=2, epsilon=1e-3),
+            "layer_norm_statistics": lambda g, x: g(
+                "Concat",
+                *[
+                    g("Flatten", each)
+                    for each in g("LayerNormalization", x, weight(4), weight(4), outputs=3, axis=-1, epsilon=0.1)
+                ],
+                axis=1,
+            ),
+            "layer_norm_of_axes_statistics": lambda g, x: g(
+                "Mul", *g("LayerNormalization", x, weight(4, 4), outputs=3, axis=2, epsilon=0.1)[1:]
+            ),
+            "layer_norm_broadcast": lambda g, x: g("LayerNormalization", x, weight(4), weight(4, 1), outputs=3, axis=2)[
+                0
+            ],
             "instance_norm": lambda g, x: g("InstanceNormalization", x, weight(4), weight(4)),
             "instance_norm_1d": lambda g, x: g("InstanceNormalization", row(g, x), weight(4), weight(4)),
             "instance_norm_3d": lambda g, x: g("InstanceNormalization", volume(g, x), weight(2), weight(2)),
@@ -205,6 +240,12 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             ),
             "lp": of("LpPool", kernel_shape=[2, 2], strides=[2, 1], p=3),
             "lp_pads": of("LpPool", kernel_shape=[3, 2], pads=[1, 0, 1, 1], p=2),
+            "lp_ceil": of("LpPool", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, p=3),
+            "lp_ceil_pads": of("LpPool", kernel_shape=[2, 3], strides=[3, 2], pads=[1, 0, 0, 1], ceil_mode=1, p=1),
+            "lp_dilated_ceil": of("LpPool", kernel_shape=[2, 2], strides=[3, 1], dilations=[1, 2], ceil_mode=1, p=2),
+            "lp_1d": of("LpPool", shape=row, kernel_shape=[3], strides=[2], p=2),
+            "lp_of_zeros": lambda g, x: g("LpPool", g("Relu", g("Sub", x, 1.0)), kernel_shape=[1, 1], p=3),
+            "global_lp_of_zeros": lambda g, x: g("GlobalLpPool", g("Relu", g("Sub", x, 1.7)), p=2),
             "global_lp": of("GlobalLpPool", p=3),
             "global_average": of("GlobalAveragePool"),
             "global_average_1d": of("GlobalAveragePool", shape=row),

@@ -68,7 +68,28 @@ def _unrolled(active, started=False):
     return function
 
 
+def _at(rows, columns):
+    """The elements at these rows and columns: resizes of before opset 11, as ONNX Runtime has them."""
+    return lambda g, x: g("Gather", g("Gather", x, rows, axis=2), columns, axis=3)
+
+
+def _mixed(rows, columns):
+    """Products with a matrix for each axis, of 4 columns."""
+    return lambda g, x: g("MatMul", g("MatMul", np.array(rows, "float64"), x), np.array(columns, "float64").T)
+
+
+_UPSAMPLED = _at(np.arange(16) // 4, np.arange(12) // 3)
+
 REFERENCES: dict[str, Function] = {
+    "nearest_10": _at(np.arange(12) // 3, np.arange(16) // 4),
+    "nearest_fraction_10": _at([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 2, 2, 2, 3]),
+    "nearest_reduced_10": _at([0, 2], [0, 2, 3]),
+    "linear_10": _mixed(
+        [[1, 0, 0, 0], [0, 1 / 3, 2 / 3, 0]],
+        np.repeat(np.eye(4), 2, 0) / 2 + np.eye(4)[[0, 1, 1, 2, 2, 3, 3, 3]] / 2,
+    ),
+    "upsample_9": _UPSAMPLED,
+    "upsample_8": _UPSAMPLED,
     "rnn_relu": _unrolled(lambda g, x: g("Relu", x), started=True),
     "rnn_clip": _unrolled(lambda g, x: g("Tanh", g("Clip", x, -0.4, 0.4))),
     "softmax_flat": _flat("Softmax", 2),
@@ -89,6 +110,16 @@ REFERENCES: dict[str, Function] = {
     "space_to_depth_crd": lambda g, x: g(
         "Reshape", g("Transpose", g("Reshape", x, [2, 4, 2, 2, 2, 2]), perm=[0, 1, 3, 5, 2, 4]), [2, 16, 2, 2]
     ),
+    "lp_ceil": lambda g, x: g(
+        "LpPool", g("Pad", x, [0, 0, 0, 0, 0, 0, 1, 1], 0.0), kernel_shape=[3, 3], strides=[2, 2], p=3
+    ),
+    "lp_ceil_pads": lambda g, x: g(
+        "LpPool", g("Pad", x, [0, 0, 1, 0, 0, 0, 0, 1], 0.0), kernel_shape=[2, 3], strides=[3, 2], p=1
+    ),
+    "lp_dilated_ceil": lambda g, x: g(
+        "LpPool", g("Pad", x, [0, 0, 0, 0, 0, 0, 1, 0], 0.0), kernel_shape=[2, 2], strides=[3, 1], dilations=[1, 2], p=2
+    ),
+    "global_lp_of_zeros": lambda g, x: g("ReduceL2", g("Relu", g("Sub", x, 1.7)), [2, 3]),
     "global_lp": lambda g, x: g("Pow", g("ReduceSum", g("Pow", g("Abs", x), 3.0), [2, 3]), 1 / 3),
     "pad_crop": lambda g, x: g("Pad", g("Slice", x, [1, 0], [4, 3], [2, 3]), [0, 0, 0, 2, 0, 0, 1, 0], 0.5),
 }

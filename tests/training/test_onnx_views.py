@@ -131,6 +131,35 @@ def test_sizes_with_a_free_batch(sizes: str) -> None:
     np.testing.assert_allclose(found, ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
+def test_slices_of_shapes_by_attributes():
+    """F.interpolate(y, x.shape[2:]) and x.view(x.shape[0], -1) at opset 9, where Slice has attributes."""
+    proto = onnx.parser.parse_model("""<ir_version: 4, opset_import: ["" : 9]>
+    net (float[n,2,8,6] x) => (float[n,96] y) {
+        small = AveragePool<kernel_shape=[4,2], strides=[4,2]>(x)
+        all = Shape(x)
+        wanted = Slice<axes=[0], starts=[2], ends=[9223372036854775807]>(all)
+        whole = Cast<to=1>(wanted)
+        few = Shape(small)
+        given = Slice<axes=[0], starts=[-2], ends=[4]>(few)
+        parts = Cast<to=1>(given)
+        factors = Div(whole, parts)
+        ones = Constant<value = float[2] {1.0, 1.0}>()
+        scales = Concat<axis=0>(ones, factors)
+        large = Upsample<mode="nearest">(small, scales)
+        zero = Constant<value = int64 {0}>()
+        n = Gather(all, zero)
+        first = Unsqueeze<axes=[0]>(n)
+        sizes = Concat<axis=0>(first, rest)
+        flat = Reshape(large, sizes)
+        y = Mul(flat, scale)
+    }""")
+    values = {"rest": np.array([-1]), "scale": np.full(96, 0.5, "float32")}
+    proto.graph.initializer.extend([onnx.numpy_helper.from_array(value, name) for name, value in values.items()])
+    x = np.random.default_rng(0).standard_normal((3, 2, 8, 6), dtype="float32")
+    found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)
+    np.testing.assert_allclose(found, ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
 def test_sizes_of_a_sum_with_a_resized_tensor():
     """The batch passes through one resize to the sizes of the next: as in LR-ASPP."""
     proto = resize("first = Shape<start=0, end=1>(x)  sizes = Concat<axis=0>(first, half)")

@@ -12,12 +12,14 @@ import pytest
 import tvm
 from tvm import relax
 
+from relax_ops.rules import near_zero
+from relax_ops.rules.near_zero import EXPM1
 from tvm_convgrad.training.compile.lower import LowerStep
 from tvm_convgrad.training.passes.vectorised import FUNCTIONS, SMALL
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 BOUND = 4e-7
-"""What the module promises: of exp relative, of erf and tanh absolute."""
+"""What the module promises: of exp relative, of erf and tanh absolute; of exp(x) - 1 twice that, relative."""
 
 erf = np.vectorize(math.erf)
 
@@ -30,6 +32,7 @@ EXACT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     # operator: the function in float64, and the error that is allowed at x
     "relax.erf": (erf, lambda x: BOUND + 0 * x),
     "relax.exp": (np.exp, lambda x: BOUND * np.exp(x)),
+    EXPM1: (np.expm1, lambda x: 2 * BOUND * np.abs(np.expm1(x))),
     "relax.tanh": (np.tanh, lambda x: BOUND + 0 * x),
     "relax.sigmoid": (sigmoid, lambda x: 2 * BOUND + 0 * x),
     "relax.nn.gelu": (lambda x: x * (1 + erf(x / math.sqrt(2))) / 2, lambda x: BOUND * (1 + np.abs(x))),
@@ -42,7 +45,7 @@ def program(name: str, count: int, dtype: str = "float32") -> Any:
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            op = relax.op.nn if ".nn." in name else relax.op
+            op = near_zero if name == EXPM1 else relax.op.nn if ".nn." in name else relax.op
             output = builder.emit_output(getattr(op, name.split(".")[-1])(x))
         builder.emit_func_output(output)
     return builder.get()
@@ -81,6 +84,7 @@ def test_exp_overflows_and_vanishes_where_it_does() -> None:
     with np.errstate(over="ignore"):
         wanted = np.exp(edges.astype("float64")).astype("float32")
     np.testing.assert_allclose(run("relax.exp", x)[: len(edges)], wanted, rtol=BOUND, atol=0)
+    np.testing.assert_allclose(run(EXPM1, x)[: len(edges)], wanted - 1, rtol=2 * BOUND, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,18 @@ def _adaptive(x: Tensor, size: tuple[int, ...]) -> Tensor:
     return start.unflatten(-1, extents) + places.to(x.dtype).mean() * 0.1 * x
 
 
+def _whole(x: Tensor) -> Tensor:
+    """x rounded, with the gradient of x: many elements tie, with zeros and with each other."""
+    return torch.round(x.detach()) + x - x.detach()
+
+
+def _masked_rows(x: Tensor) -> Tensor:
+    """Scores with rows to which the least number is added, which leaves nothing else of them, and a row of -inf."""
+    rows = torch.arange(6)[:, None]
+    scores = x + torch.where(rows < 2, torch.finfo(torch.float32).min, 0.0).to(x.dtype)
+    return torch.where(rows == 3, -math.inf, scores)
+
+
 def _copies(x: Tensor) -> Tensor:
     """Results of the operators that copy what others view."""
     found = [
@@ -111,6 +123,19 @@ LOOKUPS: dict[str, dict[str, Function]] = {
             torch.where(torch.arange(6) < 1, math.inf, _holes(x)).nanmedian(3).values.clamp(max=9.0)
         ),
         "nansum": lambda x: _holes(x).nansum(1) + _holes(x).nanmean((1, 2), keepdim=True)[:, 0],
+        "nan_differs": lambda x: x * (_holes(x) != _holes(x) * 2) + x * 3 * (_holes(x) != 0) + x * (_holes(x) == 0.5),
+        "nan_equals": lambda x: (lambda y: x * (y != y) + x * 2 * (y == y))(_holes(x)),
+        "nan_equals_itself": lambda x: x * (_holes(x) == _holes(x)) + x * 2 * (_holes(x) != _holes(x)),
+        "count_of_nonzero": lambda x: x * torch.count_nonzero(_holes(_whole(x)), 1)[:, None],
+        "any_of_negative": lambda x: x * (-(x > 1).int()).any() + x * (-(x > 1).int()).any(1, keepdim=True),
+        "any_of_numbers": lambda x: (
+            x * ((x > 1) * -0.5).any((2, 3), True) + x * torch.where(x > 1, math.nan, 0.0).any(3, True)
+        ),
+        "all_of_negative": lambda x: x * (-(x < 1).int()).all(1, keepdim=True),
+        "fmax_of_ties": lambda x: torch.fmax(_whole(x), torch.zeros_like(x)) + torch.fmin(x.sign(), _whole(x)),
+        "copysign_of_zeros": lambda x: torch.copysign(_whole(x), torch.round(x * 0.4)) + torch.copysign(x, -0.0),
+        "safe_softmax": lambda x: torch.ops.aten._safe_softmax(_masked_rows(x), -1),
+        "cumsum_of_large": lambda x: x.cumsum(3) * torch.tensor([1e6, 1.0, 1.0, 1.0, 1.0, 1.0]),
         "copies": _copies,
     },
     "special_functions": {
@@ -123,6 +148,11 @@ LOOKUPS: dict[str, dict[str, Function]] = {
         "i1e": lambda x: torch.special.i1e(x * 6) * 3,
         "erfinv": lambda x: torch.erfinv(torch.tanh(x)),
         "erfinv_near_one": lambda x: torch.erfinv(1 - torch.exp(-x.abs() - 3)),
+        "log1p_near_zero": lambda x: torch.log1p(x * 1e-6) * 1e6,
+        "expm1_near_zero": lambda x: torch.expm1(x * 1e-6) * 1e6 + F.elu(x * 1e-6) * 1e6,
+        "erfc_of_large": lambda x: torch.erfc(3 + x.abs()).log(),
+        "softplus_near_zero": lambda x: F.softplus(x - 18) * 1e7,
+        "logsigmoid_near_zero": lambda x: F.logsigmoid(x.abs() + 17) * 1e7,
         "ndtr": lambda x: torch.special.ndtr(x) + torch.special.xlog1py(x, x * x) + torch.special.entr(x.abs()),
         "logit": lambda x: torch.logit(torch.sigmoid(x)) + torch.logit(x * 0.3 + 0.5, eps=0.1),
         "kaiser": lambda x: (

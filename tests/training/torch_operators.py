@@ -299,6 +299,27 @@ TOPICS: dict[str, dict[str, Function]] = {
         "area": lambda x: F.interpolate(x, (3, 3), mode="area"),
         "bicubic_antialias": lambda x: F.interpolate(x, (4, 9), mode="bicubic", antialias=True),
         "nearest_factor": lambda x: F.interpolate(x, scale_factor=1.7),
+        "nearest_factor_of_multiple": lambda x: F.interpolate(x[..., :4, :4], scale_factor=(3.1, 2.2)),
+        "nearest_factor_1d": lambda x: F.interpolate(x[:, :, 0], scale_factor=1.7),
+        "nearest_factor_3d": lambda x: F.interpolate(volume(x), scale_factor=(1.6, 1.4, 0.7)),
+        "nearest_exact_factor": lambda x: F.interpolate(x[..., :4], scale_factor=(1.7, 1.2), mode="nearest-exact"),
+        "nearest_exact_factor_1d": lambda x: F.interpolate(x[:, :, 0], scale_factor=0.7, mode="nearest-exact"),
+        "nearest_exact_factor_3d": lambda x: F.interpolate(volume(x), scale_factor=1.6, mode="nearest-exact"),
+        "linear_factor": lambda x: F.interpolate(x[:, :, 0, :5], scale_factor=0.7, mode="linear"),
+        "bilinear_factor": lambda x: F.interpolate(x[..., :5], scale_factor=(1.1, 0.5), mode="bilinear"),
+        "bilinear_factor_of_odd": lambda x: F.interpolate(x[..., :5, :3], scale_factor=1.5, mode="bilinear"),
+        "bilinear_factor_aligned": lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear", align_corners=True),
+        "bilinear_factor_recomputed": lambda x: F.interpolate(
+            x[..., :5], scale_factor=1.5, mode="bilinear", recompute_scale_factor=True
+        ),
+        "trilinear_factor": lambda x: F.interpolate(volume(x), scale_factor=(1.5, 1.6, 0.6), mode="trilinear"),
+        "bicubic_factor": lambda x: F.interpolate(x, scale_factor=(1.1, 1.9), mode="bicubic"),
+        "bilinear_antialias_factor": lambda x: F.interpolate(
+            x[..., :5], scale_factor=(0.7, 0.45), mode="bilinear", antialias=True
+        ),
+        "bicubic_antialias_factor": lambda x: F.interpolate(
+            x[..., :5], scale_factor=(1.3, 0.45), mode="bicubic", antialias=True
+        ),
         "bilinear_antialias": lambda x: F.interpolate(x, (3, 4), mode="bilinear", antialias=True),
         "reflect": lambda x: F.pad(x, (2, 1, 1, 2), mode="reflect"),
         "replicate": lambda x: F.pad(x, (2, 1, 1, 2), mode="replicate"),

@@ -100,6 +100,9 @@ _ELEMENTWISE = CHEAP | _names(
     "nn.selu",
     "nn.softplus",
     "sigmoid",
+    "special.erfc",
+    "special.expm1",
+    "special.log1p",
     "tanh",
 )
 _NORMS = _names("nn.layer_norm", "nn.rms_norm", "nn.group_norm", "nn.instance_norm", "nn.softmax")

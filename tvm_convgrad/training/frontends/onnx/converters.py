@@ -17,6 +17,7 @@ from tvm_convgrad.training.frontends.onnx.node import Converter, Node
 from tvm_convgrad.training.frontends.onnx.operators import (
     elementwise,
     indexing,
+    norms,
     recurrent,
     reductions,
     resize,
@@ -158,6 +159,7 @@ CONVERTERS: dict[str, Converter] = {
     "Tile": tile,
     **elementwise.CONVERTERS,
     **indexing.CONVERTERS,
+    **norms.CONVERTERS,
     **recurrent.CONVERTERS,
     **reductions.CONVERTERS,
     **resize.CONVERTERS,

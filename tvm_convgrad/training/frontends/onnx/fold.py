@@ -253,14 +253,15 @@ def _picked_extents(
         return None
     if not all(name in constants for name in node.input[1:] if name):
         return None
-    vector, *operands = (
-        vectors[node.input[0]],
-        *(numpy_helper.to_array(constants[name]) if name else None for name in node.input[1:]),
-    )
+    vector = vectors[node.input[0]]
     if vector.ndim != 1:
         return None
+    operands = [numpy_helper.to_array(constants[name]) if name else None for name in node.input[1:]]
     if node.op_type == "Gather":
         return np.asarray(vector[operands[0]], object)
+    stated = {attribute.name: attribute.ints for attribute in node.attribute}
+    if "starts" in stated:  # up to opset 9
+        return vector[slice(stated["starts"][0], stated["ends"][0])]
     bounds = [None if each is None else int(each.item()) for each in (*operands, None, None)]
     return vector[slice(bounds[0], bounds[1], bounds[3])]
 
@@ -418,7 +419,11 @@ def _is_batch(name: str, made: Mapping[str, onnx.NodeProto], extents: Mapping[st
 
     node = made.get(name)
     while node is not None and node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Gather", "Slice"):
-        if node.op_type in ("Gather", "Slice"):
+        starts = next((attribute.ints for attribute in node.attribute if attribute.name == "starts"), None)
+        if starts is not None:  # Slice up to opset 9
+            if any(starts):
+                return False
+        elif node.op_type in ("Gather", "Slice"):
             index = made.get(node.input[1])
             if index is None or index.op_type != "Constant" or numpy_helper.to_array(index.attribute[0].t).any():
                 return False

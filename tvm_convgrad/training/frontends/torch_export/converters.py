@@ -10,12 +10,17 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.rules.near_zero import erfc, expm1, log1p
+from tvm_convgrad.training.frontends.activations import elu
 from tvm_convgrad.training.frontends.torch_export.dropout import STOP_GRADIENT
 from tvm_convgrad.training.frontends.torch_export.operators.arithmetic import (
     clamp,
     clamp_by_tensors,
+    differs,
     divide,
+    equals,
     floor_divide,
+    is_any,
     or_logical,
     quotient,
     reversed_difference,
@@ -35,7 +40,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.norms import batch_n
 from tvm_convgrad.training.frontends.torch_export.operators.pools import average_pool, max_pool
 from tvm_convgrad.training.frontends.torch_export.operators.products import added_product, batched_product, product
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import NUMBERS, numbers
-from tvm_convgrad.training.frontends.torch_export.operators.resize import antialiased, nearest
+from tvm_convgrad.training.frontends.torch_export.operators.resize import RESIZES, resize
 from tvm_convgrad.training.frontends.torch_export.operators.scatter import (
     as_strided,
     as_strided_scatter,
@@ -43,6 +48,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.scatter import (
     scatter_add,
     scatter_reduce,
 )
+from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
@@ -50,9 +56,6 @@ if TYPE_CHECKING:  # optional packages
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     Convert: TypeAlias = Callable[[torch.fx.Node, ExportedProgramImporter], relax.Expr]
-
-_LOWEST = -60000.0
-"""Below all arguments for which exp is not 0, in any float type."""
 
 
 def converters() -> dict[str, Convert]:
@@ -80,6 +83,12 @@ def converters() -> dict[str, Convert]:
         "argmin.default": lambda node, importer: _place(node, importer, importer._argmax_argmin(op.argmin)),
         "amax.default": lambda node, importer: _reduced(node, importer, op.max),
         "amin.default": lambda node, importer: _reduced(node, importer, op.min),
+        "ne.Tensor": differs,
+        "ne.Scalar": differs,
+        "eq.Tensor": equals,
+        "any.default": is_any,
+        "any.dim": is_any,
+        "any.dims": is_any,
         "cat.default": _concat,
         "add.Tensor": lambda node, importer: or_logical(node, importer, op.add, op.logical_or),
         "mul.Tensor": lambda node, importer: or_logical(node, importer, op.multiply, op.logical_and),
@@ -95,18 +104,17 @@ def converters() -> dict[str, Convert]:
         "native_layer_norm.default": layer_norm,
         "hardtanh.default": _hardtanh,
         "elu.default": _elu,
-        "celu.default": lambda node, importer: _elu_of(node, importer, *_celu(*node.args[1:])),
+        "celu.default": _celu,
+        "log1p.default": _of_one(log1p),
+        "expm1.default": _of_one(expm1),
+        "erfc.default": _of_one(erfc),
         "softplus.default": _softplus,
         "clamp.default": clamp,
         "clamp.Tensor": clamp_by_tensors,
         "floor_divide.default": floor_divide,
         "div.Tensor_mode": divide,
         "div.Tensor": quotient,
-        "upsample_nearest2d.vec": nearest,
-        "_upsample_bilinear2d_aa.vec": lambda node, importer: antialiased(node, importer, "bilinear"),
-        "_upsample_bilinear2d_aa.default": lambda node, importer: antialiased(node, importer, "bilinear"),
-        "_upsample_bicubic2d_aa.vec": lambda node, importer: antialiased(node, importer, "bicubic"),
-        "_upsample_bicubic2d_aa.default": lambda node, importer: antialiased(node, importer, "bicubic"),
+        **{f"{name}.{overload}": resize for name in RESIZES for overload in ("vec", "default")},
         "max_pool2d.default": lambda node, importer: max_pool(node, importer, importer._max_pool2d),
         "max_pool3d.default": lambda node, importer: max_pool(node, importer, importer._max_pool3d),
         "max_pool2d_with_indices.default": lambda node, importer: max_pool(
@@ -159,14 +167,14 @@ def _place(
 
 def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     given = [float(number) for number in node.args[1:]]
-    return _elu_of(node, importer, *given, *(1.0, 1.0, 1.0)[len(given) :])
+    return elu(importer.block_builder, importer.env[node.args[0]], *given)
 
 
 def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     """The bounds of x, with no gradient on them, where torch.clamp has one."""
     x, *given = importer.retrieve_args(node)
-    low, high = [*given, *(-1.0, 1.0)[len(given) :]]
-    low, high = float(node.kwargs.get("min_val", low)), float(node.kwargs.get("max_val", high))
+    bounds = [*given, *(-1.0, 1.0)[len(given) :]]
+    low, high = float(node.kwargs.get("min_val", bounds[0])), float(node.kwargs.get("max_val", bounds[1]))
     emit, dtype = importer.block_builder.emit, element_type(x)
     bounded = emit(op.clip(x, low, high))
     if (low, high) == (0.0, 6.0):  # ReLU6, as the gradient of clip knows it
@@ -175,22 +183,20 @@ def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.E
     return emit(op.where(emit(outside), emit(op.grad.no_grad(bounded)), x))
 
 
-def _celu(alpha: float = 1.0) -> tuple[float, float, float]:
-    """alpha, scale and input scale of elu."""
-    return float(alpha), 1.0, 1.0 / float(alpha)
+def _celu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    alpha = float(node.args[1]) if len(node.args) > 1 else 1.0
+    return elu(importer.block_builder, importer.env[node.args[0]], alpha, 1.0, 1.0 / alpha)
 
 
-def _elu_of(
-    node: torch.fx.Node, importer: ExportedProgramImporter, alpha: float, scale: float, input_scale: float
-) -> relax.Expr:
-    """scale·x above 0, scale·alpha·(exp(input_scale·x) − 1) below; exp is not computed of what would overflow."""
-    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    dtype = element_type(x)
-    low = emit(op.clip(emit(op.multiply(x, relax.const(input_scale, dtype))), _LOWEST, 0.0))
-    low = emit(op.subtract(emit(op.exp(low)), relax.const(1.0, dtype)))
-    low = emit(op.multiply(low, relax.const(alpha * scale, dtype)))
-    high = x if scale == 1 else emit(op.multiply(x, relax.const(scale, dtype)))
-    return emit(op.where(emit(op.greater(x, relax.const(0.0, dtype))), high, low))
+def _of_one(make: Callable[[relax.Expr], relax.Call]) -> Convert:
+    """An operator of one tensor; of integers it is that of the result's type, as in PyTorch."""
+
+    def convert(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+        emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+        dtype = type_name(node.meta["val"].dtype)
+        return emit(make(x if element_type(x) == dtype else emit(op.astype(x, dtype))))
+
+    return convert
 
 
 def _softplus(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:

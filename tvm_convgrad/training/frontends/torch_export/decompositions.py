@@ -20,6 +20,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.deformable import de
 from tvm_convgrad.training.frontends.torch_export.operators.erfinv import inverse_error
 from tvm_convgrad.training.frontends.torch_export.operators.grid import affine_grid, grid_sampler
 from tvm_convgrad.training.frontends.torch_export.operators.losses import binary_cross_entropy
+from tvm_convgrad.training.frontends.torch_export.operators.resize import RESIZES
 from tvm_convgrad.training.frontends.torch_export.operators.sliding_blocks import col2im, im2col
 from tvm_convgrad.training.frontends.torch_export.operators.stft import istft, stft
 from tvm_convgrad.training.frontends.torch_export.view_copies import view_copies
@@ -35,8 +36,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     aten = torch.ops.aten
     table = dict(torch.export.default_decompositions())
-    # PyTorch writes celu and softplus with an exp that overflows in the branch that is not taken.
-    for packet in (aten.dropout, aten.native_dropout, aten.celu, aten.softplus):
+    # PyTorch writes celu and softplus with an exp that overflows in the branch that is not taken, and resizes with
+    # other weights than those of its kernels.
+    resizes = [getattr(aten, name) for name in RESIZES]
+    for packet in (aten.dropout, aten.native_dropout, aten.celu, aten.softplus, aten.erfc, *resizes):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     own: dict[Any, Callable[..., Any]] = {
@@ -88,8 +91,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.split_with_sizes.default: _parts,
         aten.split.Tensor: _equal_parts,
         aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length),
-        aten.fmin.default: lambda x, y: _without_nan(torch.minimum, x, y),
-        aten.fmax.default: lambda x, y: _without_nan(torch.maximum, x, y),
+        aten.fmin.default: lambda x, y: torch.where((x <= y) | torch.isnan(y), x, y),
+        aten.fmax.default: lambda x, y: torch.where((x >= y) | torch.isnan(y), x, y),
         aten.prod.dim_int: _product,
         aten.prod.default: lambda x, *, dtype=None: _product(x.flatten(), 0, dtype=dtype),
         aten.index_fill.int_Tensor: _index_fill,
@@ -115,11 +118,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             x == 0, torch.ones_like(x), _of_nonzero(lambda angle: torch.sin(angle) / angle, x * math.pi)
         ),
         aten.exp2.default: lambda x: torch.exp(x * math.log(2.0)),
-        aten.erfc.default: lambda x: 1.0 - torch.erf(x),
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         aten.mish.default: lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
         aten.logaddexp.default: ordering.logaddexp,
-        aten.copysign.Tensor: lambda x, y: torch.where(y < 0, -x.abs(), x.abs()),
+        aten.copysign.Tensor: _signed,
+        aten.copysign.Scalar: lambda x, y: x.abs() * math.copysign(1.0, y),
         aten._neg_view.default: torch.neg,
         aten.avg_pool2d.default: pools.average_pool,
         aten.avg_pool3d.default: pools.average_pool,
@@ -207,8 +210,15 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
     import torch
 
     x = x if dtype is None else x.to(dtype)
-    masked = x.amax(dim, True) <= torch.finfo(x.dtype).min  # the least number is what TVM's amax has in place of -inf
+    masked = x.amax(dim, True) == -math.inf
     return torch.where(masked, torch.zeros_like(x), torch.softmax(torch.where(masked, torch.zeros_like(x), x), dim))
+
+
+def _signed(x: Tensor, y: Tensor) -> Tensor:
+    """x with the sign of y, which zeros have, too: the angle of (-1, y) is -pi for y = -0.0."""
+    import torch
+
+    return torch.where(torch.atan2(y, torch.full_like(y, -1.0)) < 0, -x.abs(), x.abs())
 
 
 def _instance_norm(
@@ -282,13 +292,6 @@ def _equal_parts(x: Tensor, size: int, dim: int = 0) -> Any:
     """The same of parts of one size, of which the last may be smaller."""
     extent = x.shape[dim]
     return _parts(x, [extent], dim) if isinstance(extent, int) and size >= extent else NotImplemented
-
-
-def _without_nan(extremum: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """The extremum of two tensors, of which one is NaN only where both are."""
-    import torch
-
-    return torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, extremum(x, y)))
 
 
 def _cumulative_product(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:

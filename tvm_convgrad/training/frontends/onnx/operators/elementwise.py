@@ -11,7 +11,9 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from tvm_convgrad.training.frontends.activations import clamped, elu
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
+from tvm_convgrad.training.ir.graph import element_type
 
 _LINEAR = 20.0
 """From here on, log(1 + exp(x)) is x in float32; PyTorch's threshold, too."""
@@ -24,7 +26,8 @@ def clip(node: Node) -> relax.Expr | None:
     data, bounds = node.tensor(), []
     for position, name, none in ((1, "min", -np.inf), (2, "max", np.inf)):
         if node.given(position) and node.value(position) is None:
-            return _clip_by_tensors(node)
+            low, high = (node.tensor(place) if node.given(place) else None for place in (1, 2))
+            return clamped(node.builder, data, low, high)
         value = node.value(position)
         bounds.append(node.number(name, none) if value is None else float(value.item()))
     if np.isnan(bounds).any():
@@ -32,53 +35,28 @@ def clip(node: Node) -> relax.Expr | None:
     return op.clip(data, bounds[0], bounds[1])
 
 
-def _clip_by_tensors(node: Node) -> relax.Expr:
-    data = node.tensor()
-    if node.given(1):
-        data = node.emit(op.maximum(data, node.tensor(1)))
-    return op.minimum(data, node.tensor(2)) if node.given(2) else data
+def _elu(node: Node) -> relax.Expr:
+    return elu(node.builder, node.tensor(), node.number("alpha", 1.0))
 
 
-def elu(node: Node) -> relax.Expr:
-    """x above 0, alpha·(exp(x) − 1) below."""
-    return _elu(node, node.number("alpha", 1.0))
-
-
-def celu(node: Node) -> relax.Expr:
-    """x above 0, alpha·(exp(x / alpha) − 1) below."""
+def _celu(node: Node) -> relax.Expr:
     alpha = node.number("alpha", 1.0)
-    return _elu(node, alpha, 1 / alpha)
+    return elu(node.builder, node.tensor(), alpha, 1.0, 1 / alpha)
 
 
-def selu(node: Node) -> relax.Expr:
-    """gamma times Elu."""
+def _selu(node: Node) -> relax.Expr:
     alpha, gamma = node.number("alpha", 1.67326319217681884765625), node.number("gamma", 1.05070102214813232421875)
-    return op.multiply(node.emit(_elu(node, alpha)), node.scalar(gamma))
-
-
-def _elu(node: Node, alpha: float, factor: float = 1.0) -> relax.Expr:
-    x, zero = node.tensor(), node.scalar(0)
-    low = node.emit(op.minimum(x, zero))
-    power = node.emit(op.exp(low if factor == 1 else node.emit(op.multiply(low, node.scalar(factor)))))
-    below = node.emit(op.multiply(node.emit(op.subtract(power, node.scalar(1))), node.scalar(alpha)))
-    return op.where(node.emit(op.greater(x, zero)), x, below)
+    return elu(node.builder, node.tensor(), alpha, gamma)
 
 
 def softplus(node: Node) -> relax.Expr:
     """log(1 + exp(x))."""
-    return _softplus(node)
-
-
-def _softplus(node: Node) -> relax.Expr:
-    x, bound = node.tensor(), node.scalar(_LINEAR)
-    power = node.emit(op.exp(node.emit(op.minimum(x, bound))))
-    logarithm = node.emit(op.log(node.emit(op.add(power, node.scalar(1)))))
-    return op.where(node.emit(op.greater(x, bound)), x, logarithm)
+    return op.nn.softplus(node.tensor(), 1.0, _LINEAR)
 
 
 def mish(node: Node) -> relax.Expr:
     """x·tanh(log(1 + exp(x)))."""
-    return op.multiply(node.tensor(), node.emit(op.tanh(node.emit(_softplus(node)))))
+    return op.multiply(node.tensor(), node.emit(op.tanh(node.emit(softplus(node)))))
 
 
 def swish(node: Node) -> relax.Expr:
@@ -102,22 +80,28 @@ def thresholded_relu(node: Node) -> relax.Expr:
 
 
 def power(node: Node) -> relax.Expr | None:
-    """Pow by an exponent of another element type."""
+    """Pow, whose result has the type of the base, by an exponent of any type; TVM's is of floats only.
+
+    Of integers it is computed in float64, which is exact up to 2**53, and rounded to zero.
+    """
     data, exponent = node.tensor(0), node.tensor(1)
-    if str(data.ty.dtype) == str(exponent.ty.dtype):
+    dtype, inner = element_type(data), element_type(data) if node.is_float() else "float64"
+    if element_type(exponent) == dtype == inner:
         return None
     value = node.value(1)
-    cast = relax.const(value, str(data.ty.dtype)) if value is not None else op.astype(exponent, str(data.ty.dtype))
-    return op.power(data, cast)
+    cast = op.astype(exponent, inner) if value is None else relax.const(value, inner)
+    base = data if dtype == inner else node.emit(op.astype(data, inner))
+    found = op.power(base, cast)
+    return found if dtype == inner else op.astype(node.emit(found), dtype)
 
 
 CONVERTERS: dict[str, Converter] = {
-    "Celu": celu,
+    "Celu": _celu,
     "Clip": clip,
-    "Elu": elu,
+    "Elu": _elu,
     "Mish": mish,
     "Pow": power,
-    "Selu": selu,
+    "Selu": _selu,
     "Shrink": shrink,
     "Softplus": softplus,
     "Swish": swish,

@@ -120,14 +120,6 @@ def lp_normalization(node: Node) -> relax.Expr:
     return op.divide(data, total if p == 1 else node.emit(op.sqrt(total)))
 
 
-def global_lp_pool(node: Node) -> relax.Expr:
-    """The p-norm over all spatial axes."""
-    data, p = node.tensor(), node.number("p", 2)
-    powers = node.emit(op.power(node.emit(op.abs(data)), node.scalar(p)))
-    total = node.emit(op.sum(powers, list(range(2, data.ty.ndim)), keepdims=True))
-    return op.power(total, node.scalar(1 / p))
-
-
 def einsum(node: Node) -> relax.Expr:
     """Einsum as products of matrices: operands are combined from left to right."""
     given, _, stated = node.text("equation", "").replace(" ", "").partition("->")
@@ -223,7 +215,6 @@ CONVERTERS: dict[str, Converter] = {
     "CumProd": cumulative_product,
     "CumSum": cumulative_sum,
     "Einsum": einsum,
-    "GlobalLpPool": global_lp_pool,
     "LogSoftmax": softmax,
     "LpNormalization": lp_normalization,
     "ReduceL2": euclidean,

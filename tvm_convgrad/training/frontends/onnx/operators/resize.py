@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX's Resize as a linear map along each axis, in all modes, of 1 to 3 spatial axes.
-
-Where relax.image.resize2d computes the same map it is taken, since TVM lowers it to one loop.
-"""
+"""ONNX's Resize and Upsample as a linear map along each axis, in all modes, of 1 to 3 spatial axes."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from tvm import relax
-from tvm.relax import op
 
-from relax_ops.gradients.separable import apply_transposed
-from relax_ops.rules.resize import resize_matrix
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
+from tvm_convgrad.training.frontends.resizing import Resize2d, resized
 
 _RESIZE_2D = {"nearest": "nearest_neighbor", "linear": "linear"}
 _COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
@@ -28,7 +23,9 @@ def resize(node: Node) -> relax.Expr | None:
     coordinates = node.text("coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric")
     if coordinates == "tf_crop_and_resize" or not node.is_constant(first, first + 1):
         return None
-    scales, sizes = node.value(first), node.value(first + 1)
+    stated = node.attributes.get("scales")  # of Upsample up to opset 8
+    scales = node.value(first) if stated is None else np.array(stated, "float32")
+    sizes = node.value(first + 1)
     rank = data.ty.ndim
     axes = [axis % rank for axis in node.integers("axes", tuple(range(rank)))]
     given = scales if scales is not None and scales.size else sizes
@@ -49,43 +46,27 @@ def resize(node: Node) -> relax.Expr | None:
             raise node.refusal(f"the extent of axis {axis} is {extent}; resizing needs a fixed one")
         result = math.floor(extent * number) if given is scales else int(number)
         scale = float(number) if given is scales else result / extent
-        matrix = _matrix(node, extent, result, scale, coordinates)
-        if matrix.shape[0] != matrix.shape[1] or not np.array_equal(matrix, np.eye(extent)):
-            maps[axis] = matrix
-    operator = _resize2d(node, maps, coordinates)
-    if operator is not None:
-        return operator
-    for axis, matrix in maps.items():
-        data = node.emit(apply_transposed(node.builder, data, axis, matrix.T))
-    return data
+        maps[axis] = _matrix(node, extent, result, scale, coordinates)
+    return resized(node.builder, data, maps, _candidate(node, coordinates))
 
 
-def _resize2d(node: Node, maps: dict[int, NDArray[np.float64]], coordinates: str) -> relax.Expr | None:
-    """relax.image.resize2d, if it computes these maps."""
-    mode, extents = node.text("mode", "nearest"), node.extents()
-    if len(extents) != 4 or mode not in _RESIZE_2D or coordinates not in _COORDINATES or not set(maps) <= {2, 3}:
+def _candidate(node: Node, coordinates: str) -> Resize2d | None:
+    """The operator of Relax that may compute the same."""
+    method = _RESIZE_2D.get(node.text("mode", "nearest"))
+    if method is None or coordinates not in _COORDINATES:
         return None
-    rounding = node.text("nearest_mode", "round_prefer_floor")
-    sizes = []
-    for axis in (2, 3):
-        extent = extents[axis]
-        if not isinstance(extent, int):
-            return None
-        matrix = maps.get(axis, np.eye(extent))
-        theirs = resize_matrix(extent, len(matrix), _RESIZE_2D[mode], coordinates, rounding, 0.0, 0.0)
-        if not np.allclose(matrix, theirs, rtol=0, atol=1e-6):
-            return None
-        sizes.append(len(matrix))
-    if sizes == list(extents[2:]):
-        return node.tensor()
-    return op.image.resize2d(
-        node.tensor(),
-        (sizes[0], sizes[1]),
-        layout="NCHW",
-        method=_RESIZE_2D[mode],
-        coordinate_transformation_mode=coordinates,
-        rounding_method=rounding,
-    )
+    return Resize2d(method, coordinates, _nearest_mode(node, 1.0))
+
+
+def _nearest_mode(node: Node, scale: float) -> str:
+    """How a coordinate is rounded.
+
+    Up to opset 10 the standard does not say; ONNX Runtime rounds down where it enlarges and up where it reduces, which
+    is what PyTorch's exporter writes such nodes for.
+    """
+    if node.opset > 10:
+        return node.text("nearest_mode", "round_prefer_floor")
+    return "floor" if scale >= 1 else "ceil"
 
 
 def _matrix(node: Node, extent: int, result: int, scale: float, coordinates: str) -> NDArray[np.float64]:
@@ -94,7 +75,7 @@ def _matrix(node: Node, extent: int, result: int, scale: float, coordinates: str
     mode = node.text("mode", "nearest")
     if mode == "nearest":
         offsets, weights = np.zeros((result, 1), "int64"), np.ones((result, 1))
-        base = _ROUNDINGS[node.text("nearest_mode", "round_prefer_floor")](at.astype("float32")).astype("int64")
+        base = _ROUNDINGS[_nearest_mode(node, scale)](at.astype("float32")).astype("int64")
     else:
         base = np.ceil(at).astype("int64") - 1
         kernel, reach = _linear, 1

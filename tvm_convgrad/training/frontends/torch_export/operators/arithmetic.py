@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tvm_convgrad.training.frontends.activations import clamped
 from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.ir.graph import element_type
 
@@ -35,6 +36,46 @@ def or_logical(
     return plain
 
 
+def is_any(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Whether an element is not 0: of all, or along axes. TVM's importer takes the maximum, 0 of (-1, 0).
+
+    NaN differs from 0, but not in TVM's code.
+    """
+    x, *given = importer.retrieve_args(node)
+    axes = given[0] if given else node.kwargs.get("dim")
+    keep = bool(given[1] if len(given) > 1 else node.kwargs.get("keepdim", False))
+    emit, dtype = importer.block_builder.emit, element_type(x)
+    found = x if dtype == "bool" else emit(op.not_equal(x, relax.const(0, dtype)))
+    if "float" in dtype:
+        found = emit(op.logical_or(found, emit(op.isnan(x))))
+    if axes is None or isinstance(axes, int) or len(axes):  # along no axis it is each element's own
+        found = emit(op.max(emit(op.astype(found, "int8")), axes, keepdims=keep))
+    return emit(op.astype(found, "bool"))
+
+
+def differs(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x != y, which is true of NaN in PyTorch, and false in TVM's code."""
+    found, emit = importer._binary_op(op.not_equal, operator.ne)(node), importer.block_builder.emit
+    for operand in _floats(node, importer):
+        found = emit(op.logical_or(found, emit(op.isnan(operand))))
+    return found
+
+
+def equals(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x == y, which is false of NaN; TVM takes it for true if both are the same tensor."""
+    found, emit = importer._binary_op(op.equal, operator.eq)(node), importer.block_builder.emit
+    for operand in _floats(node, importer)[:1]:
+        found = emit(op.logical_and(found, emit(op.logical_not(emit(op.isnan(operand))))))
+    return found
+
+
+def _floats(node: torch.fx.Node, importer: ExportedProgramImporter) -> list[relax.Expr]:
+    """The operands that are tensors of floats, each once."""
+    x, y = importer.retrieve_args(node)[:2]
+    tensors = [x] if x is y else [x, y]
+    return [each for each in tensors if isinstance(each, relax.Expr) and "float" in element_type(each)]
+
+
 def reversed_difference(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     """y - x; TVM's importer takes a number y for a float32, whatever x is."""
     x, y = importer.retrieve_args(node)[:2]
@@ -55,20 +96,11 @@ def clamp(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
 
 
 def clamp_by_tensors(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    """Bounds that are tensors, which TVM's importer does not broadcast x against. Where x equals one, x is kept."""
-    found, *given = importer.retrieve_args(node)
+    """Bounds that are tensors, which TVM's importer does not broadcast x against."""
+    x, *given = importer.retrieve_args(node)
     bounds = dict(zip(("min", "max"), given, strict=False))
     bounds |= {name: importer.env[value] for name, value in node.kwargs.items() if value is not None}
-    emit = importer.block_builder.emit
-    for name, is_inside in (("min", op.greater_equal), ("max", op.less_equal)):
-        bound = bounds.get(name)
-        if bound is None:
-            continue
-        kept = emit(is_inside(found, bound))
-        if "float" in element_type(found):
-            kept = emit(op.logical_or(kept, emit(op.isnan(found))))
-        found = emit(op.where(kept, found, bound))
-    return found
+    return clamped(importer.block_builder, x, bounds.get("min"), bounds.get("max"))
 
 
 def divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
@@ -111,4 +143,13 @@ def floor_divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> rela
     return emit(op.floor_divide(*_as(importer, operands, dtype)))
 
 
-__all__ = ["clamp", "clamp_by_tensors", "divide", "floor_divide", "or_logical", "quotient", "reversed_difference"]
+__all__ = [
+    "clamp",
+    "clamp_by_tensors",
+    "divide",
+    "floor_divide",
+    "is_any",
+    "or_logical",
+    "quotient",
+    "reversed_difference",
+]

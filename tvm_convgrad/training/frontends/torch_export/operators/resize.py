@@ -1,55 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizes of images: by the nearest element, and with anti-aliasing."""
+"""PyTorch's resizes (F.interpolate) in all modes, with sizes or with factors.
+
+Given factors, PyTorch takes 1/factor for the distance of neighbouring places in most cases, although the result has
+floor(extent·factor) of them, and the quotient of the extents in others. The weights are therefore those that PyTorch's
+own operator gives for unit vectors.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tvm import relax
-from tvm.relax import op
 
 from tvm_convgrad.core.errors import UnsupportedError
-from tvm_convgrad.training.ir.graph import element_type, static_shape
+from tvm_convgrad.training.frontends.resizing import Resize2d, resized
+from tvm_convgrad.training.frontends.torch_export.places import name_of
+from tvm_convgrad.training.ir.graph import static_shape
 
 if TYPE_CHECKING:  # optional packages
     import torch
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+RESIZES = {
+    "upsample_nearest1d": 1,
+    "upsample_nearest2d": 2,
+    "upsample_nearest3d": 3,
+    "_upsample_nearest_exact1d": 1,
+    "_upsample_nearest_exact2d": 2,
+    "_upsample_nearest_exact3d": 3,
+    "upsample_linear1d": 1,
+    "upsample_bilinear2d": 2,
+    "upsample_trilinear3d": 3,
+    "upsample_bicubic2d": 2,
+    "_upsample_bilinear2d_aa": 2,
+    "_upsample_bicubic2d_aa": 2,
+}
+"""The number of resized axes by operator."""
 
-def nearest(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    """Indices floor(i·in/out) of each axis; TVM's importer rounds where the quotient is not a whole number."""
-    x = importer.env[node.args[0]]
-    before, after = static_shape(x)[2:], tuple(node.meta["val"].shape[2:])
-    if all(isinstance(extent, int) and isinstance(new, int) for extent, new in zip(before, after, strict=True)):
-        if all(new % extent == 0 for extent, new in zip(before, after, strict=True)):
-            return importer._upsample_nearest2d(node)
-        scales = node.args[2] if len(node.args) > 2 and node.args[2] else (None, None)
-        for axis, (extent, new, scale) in enumerate(zip(before, after, scales, strict=True), 2):
-            step = np.float32(1 / scale) if scale else np.float32(extent) / np.float32(new)
-            places = np.minimum(np.floor(np.arange(new, dtype="float32") * step), extent - 1).astype("int64")
-            x = importer.block_builder.emit(op.take(x, relax.const(places, "int64"), axis))
-        return x
-    raise UnsupportedError("aten.upsample_nearest2d.vec needs fixed extents; export with a dynamic batch only")
+_WIDTH = 2
+"""Of the other axes in `_matrix`: PyTorch 2.13 resizes columns of width 1 wrongly, if with anti-aliasing."""
 
 
-def antialiased(node: torch.fx.Node, importer: ExportedProgramImporter, mode: str) -> relax.Expr:
-    """A linear resize, an axis at a time: the products with what PyTorch makes of the unit matrices."""
+def resize(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """A resize of the last axes.
+
+    Raises:
+        UnsupportedError: the extent of one of these axes is not known.
+    """
+    operator = node.target.overloadpacket
+    name, x = operator.__name__, importer.env[node.args[0]]
+    rank = RESIZES[name]
+    before, after = static_shape(x)[-rank:], tuple(node.meta["val"].shape[-rank:])
+    if not all(isinstance(extent, int) for extent in (*before, *after)):
+        raise UnsupportedError(f"aten.{name_of(node)} needs fixed extents; export with a dynamic batch only")
+    aligned, factors = _options(node, rank)
+    first = len(static_shape(x)) - rank
+    maps = {
+        first + axis: _matrix(operator, axis, rank, int(extent), int(new), aligned, factors[axis])
+        for axis, (extent, new) in enumerate(zip(before, after, strict=True))
+    }
+    candidate = None
+    if name in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
+        candidate = Resize2d("nearest_neighbor", "half_pixel")
+    elif name == "upsample_bilinear2d":
+        candidate = Resize2d("linear", "align_corners" if aligned else "half_pixel")
+    return resized(importer.block_builder, x, maps, candidate)
+
+
+def _options(node: torch.fx.Node, rank: int) -> tuple[bool | None, Sequence[float | None]]:
+    """`align_corners`, None of modes without it, and the factors, None where the size is given alone.
+
+    Overload `vec` has one list of factors, and `default` an argument for each axis.
+    """
+    names = [argument.name for argument in node.target._schema.arguments]
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    aligned = bool(given["align_corners"]) if "align_corners" in names else None
+    if "scale_factors" in names:
+        return aligned, given.get("scale_factors") or [None] * rank
+    return aligned, [given.get(name) for name in names if name.startswith("scales")]
+
+
+def _matrix(
+    operator: torch._ops.OpOverloadPacket,
+    axis: int,
+    rank: int,
+    extent: int,
+    new: int,
+    aligned: bool | None,
+    factor: float | None,
+) -> NDArray[np.float64]:
+    """A with Y = A·X along one axis: the results for unit vectors, which are the channels of one sample."""
     import torch  # optional; loaded, since there is a node
 
-    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
-    aligned = bool(node.args[2])
-    for axis, new in zip((2, 3), node.meta["val"].shape[2:], strict=True):
-        extent = static_shape(x)[axis]
-        unit = torch.eye(extent, dtype=torch.float64)[None, None]
-        weights = torch.nn.functional.interpolate(
-            unit, (int(new), extent), mode=mode, align_corners=aligned, antialias=True
-        )[0, 0]
-        if axis == 2:
-            x = emit(op.matmul(relax.const(weights.numpy(), element_type(x)), x))
-        else:
-            x = emit(op.matmul(x, relax.const(weights.T.contiguous().numpy(), element_type(x))))
-    return x
+    units = torch.eye(extent, dtype=torch.float64).reshape(1, extent, *[1] * axis, extent, *[1] * (rank - 1 - axis))
+    shape, size = [_WIDTH] * rank, [_WIDTH] * rank
+    shape[axis], size[axis] = extent, new
+    factors = [factor if place == axis else None for place in range(rank)]
+    options = [] if aligned is None else [aligned]
+    found = operator.default(units.expand(1, extent, *shape).contiguous(), size, *options, *factors)
+    columns = found[0].movedim(axis + 1, 1).reshape(extent, new, -1)  # the same for all places of the other axes
+    return columns[:, :, 0].T.numpy().copy()
 
 
-__all__ = ["antialiased", "nearest"]
+__all__ = ["RESIZES", "resize"]
