@@ -182,11 +182,12 @@ def test_a_file_against_pytorch(convgrad: Command, tmp_path: Path, optimizer: st
 
 
 def test_other_files_have_no_baseline(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
-    file, other = tmp_path / "step.json", shutil.copy(tiny_model, tmp_path / "other.onnx")
+    path, function = tiny_model.split(":")
+    file, other = tmp_path / "step.json", f"{shutil.copy(path, tmp_path / 'other.py')}:{function}"
     done = convgrad("bench", "--step", f"{tiny_model},{other}", "--seconds", 0, "--json", file)
     assert done.code == 0, done.err
     entries = json.loads(file.read_text())["steps"]
-    wanted = [(str(model), layout) for model in (tiny_model, other) for layout in ("NCHW", "NHWC")]
+    wanted = [(model, layout) for model in (tiny_model, other) for layout in ("NCHW", "NHWC")]
     assert [(entry["model"], entry["layout"]) for entry in entries] == wanted
     assert all(
         entry["theirs"] is entry["ratio"] is entry["variant"] is entry["baseline_memory"] is None for entry in entries
