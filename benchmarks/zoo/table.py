@@ -43,7 +43,9 @@ def document(outcomes: Sequence[Outcome], command: str, cases: int) -> str:
         "memory is ours / PyTorch's, each in a process of its own.",
         f"{len(outcomes)} of {cases} cases have been tried. Imported ones were read and differentiated, and not built. "
         "Rewritten ones are right but for parameters that PyTorch's exporter has folded or computed in advance (batch "
-        "norms, weight norms), of which the import warns. Build times are of machines that may have been busy.",
+        "norms, weight norms), of which the import warns. Parameters of one value are moved apart before an export to "
+        "ONNX, as the exporter merges two layers of one tensor with equal values. Build times are of machines that may "
+        "have been busy.",
         _table(("form", *results, "geometric mean of the ratio", "slower", "mean memory"), rows),
         "## Every case",
         _table(
