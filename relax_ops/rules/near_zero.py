@@ -28,7 +28,6 @@ LOG1P, EXPM1, ERFC = (f"relax.special.{name}" for name in ("log1p", "expm1", "er
 _TERMS = {"float32": 10, "float64": 18}
 """Of the series of exp(x) − 1, which is right to rounding for |x| ≤ 1: the next term is x/(terms + 1)! of the first."""
 
-
 _ARTANH_TERMS = {"float32": 5, "float64": 11}
 """Of the series s + s³/3 + s⁵/5 + ..., for |s| ≤ 0.18."""
 

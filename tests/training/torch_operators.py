@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.training.torch_activations import ACTIVATIONS
 from tests.training.torch_deformable import DEFORMABLE
 from tests.training.torch_lookups import LOOKUPS
 from tests.training.torch_spectra import SPECTRA
-from tests.training.torch_topics import SHAPE, Function, row, volume
+from tests.training.torch_topics import SHAPE, Function, dead, row, volume, whole
 
 
 def _filled(x: Tensor) -> Tensor:
@@ -40,16 +41,6 @@ def _masked_put(x: Tensor) -> Tensor:
     return y
 
 
-def _dead(x: Tensor) -> Tensor:
-    """x with vectors of channels that are all 0, rows that are, and one whole channel."""
-    return x * (torch.arange(6).view(6, 1) % 3 > 0) * (torch.arange(6) > 1) * (torch.arange(4).view(4, 1, 1) != 1)
-
-
-def _whole(x: Tensor) -> Tensor:
-    """Four times x, rounded, with the gradient of x: sums with large integers are exact in float32."""
-    return torch.round(x.detach() * 4) + (x - x.detach())
-
-
 def _squares(x: Tensor) -> Tensor:
     """Matrices of 4 rows, none of them singular; the largest elements of their columns are off the diagonal."""
     return x[:, :, :4, :4] * 0.2 + torch.eye(4).roll(1, 0) * 2
@@ -64,16 +55,6 @@ def _reduced_at(x: Tensor, reduction: str, include_self: bool) -> Tensor:
 def _index_reduced(x: Tensor, reduction: str, include_self: bool) -> Tensor:
     places = torch.tensor([0, 2, 0, 0, 2, 2])
     return x[:, :, :3].index_reduce(2, places, x.flip(3), reduction, include_self=include_self)
-
-
-def _multiples(x: Tensor) -> Tensor:
-    """Whole multiples of a power of two, whose quotients by 7 float32 rounds, with the gradient of x."""
-    return torch.round(x.detach() * 4) * 2**21 + (x - x.detach())
-
-
-def _probabilities(x: Tensor) -> Tensor:
-    """Probabilities, some of which are 0 and 1."""
-    return torch.where(x > 0.5, x * 0 + 1, torch.where(x < -1, x * 0, torch.sigmoid(x)))
 
 
 def _flow(x: Tensor, reach: float) -> Tensor:
@@ -177,7 +158,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "scatter_mean": lambda x: _reduced_at(x, "mean", True),
         "scatter_mean_alone": lambda x: _reduced_at(x, "mean", False),
         "scatter_product": lambda x: _reduced_at(x, "prod", True),
-        "scatter_product_of_zeros": lambda x: _reduced_at(_dead(x), "prod", True),
+        "scatter_product_of_zeros": lambda x: _reduced_at(dead(x), "prod", True),
         "scatter_product_alone": lambda x: _reduced_at(x, "prod", False),
         "scatter_max": lambda x: _reduced_at(x, "amax", True),
         "scatter_max_of_ties": lambda x: _reduced_at(torch.round(x.detach()) + x - x.detach(), "amax", True),
@@ -218,13 +199,13 @@ TOPICS: dict[str, dict[str, Function]] = {
         "norm_l1": lambda x: x.norm(p=1, dim=(2, 3)),
         "normalize": lambda x: F.normalize(x, dim=1),
         "vector_norm_inf": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1),
-        "norm_at_zero": lambda x: _dead(x).norm(dim=1),
-        "norm_cubic_at_zero": lambda x: _dead(x).norm(p=3, dim=(2, 3)),
-        "norm_root_at_zero": lambda x: _dead(x).norm(p=0.5, dim=1),
-        "norm_inverse_at_zero": lambda x: _dead(x).norm(p=-1, dim=1),
+        "norm_at_zero": lambda x: dead(x).norm(dim=1),
+        "norm_cubic_at_zero": lambda x: dead(x).norm(p=3, dim=(2, 3)),
+        "norm_root_at_zero": lambda x: dead(x).norm(p=0.5, dim=1),
+        "norm_inverse_at_zero": lambda x: dead(x).norm(p=-1, dim=1),
         "norm_inverse": lambda x: (x * x + 0.5).norm(p=-2, dim=(2, 3)),
-        "normalize_at_zero": lambda x: F.normalize(_dead(x), dim=1),
-        "deviation_at_zero": lambda x: _dead(x).std(1) + torch.std_mean(_dead(x), 1)[0],
+        "normalize_at_zero": lambda x: F.normalize(dead(x), dim=1),
+        "deviation_at_zero": lambda x: dead(x).std(1) + torch.std_mean(dead(x), 1)[0],
         "pairwise_self": lambda x: torch.cdist(row(x), row(x)),
         "logsumexp": lambda x: x.logsumexp(1),
         "cumsum": lambda x: x.cumsum(2),
@@ -234,7 +215,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "log_softmax": lambda x: x.log_softmax(-1),
         "softmin": lambda x: F.softmin(x, 1),
         "cosine_similarity": lambda x: F.cosine_similarity(x[:, :2], x[:, 2:], 1),
-        "pairwise_of_many_rows": lambda x: torch.cdist(_whole(x).view(2, 36, 4), _whole(x).view(2, 36, 4)),
+        "pairwise_of_many_rows": lambda x: torch.cdist(whole(x).view(2, 36, 4), whole(x).view(2, 36, 4)),
         "pairwise": lambda x: torch.cdist(row(x), row(x)[:, :3] + 3.0),
         "any_mask": lambda x: x * (x > 1).any(1, keepdim=True),
         "mode": lambda x: (torch.round(x.detach()) + x - x.detach()).mode(3).values,
@@ -345,86 +326,6 @@ TOPICS: dict[str, dict[str, Function]] = {
             x, F.affine_grid(x[:, 0, :2, :3] * 0.4, (2, 4, 5, 5), align_corners=False), align_corners=False
         ),
     },
-    "activations": {
-        "elu": lambda x: F.elu(x * 3),
-        "elu_large": lambda x: F.elu(x * 100),
-        "elu_alpha": lambda x: F.elu(x * 100, 0.7),
-        "celu": lambda x: F.celu(x * 100, 1.3),
-        "selu": lambda x: F.selu(x * 100),
-        "softplus": lambda x: F.softplus(x * 100),
-        "mish": lambda x: F.mish(x * 50),
-        "silu": lambda x: F.silu(x),
-        "gelu": lambda x: F.gelu(x),
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "hardswish": lambda x: F.hardswish(x * 4),
-        "hardsigmoid": lambda x: F.hardsigmoid(x * 4),
-        "hardtanh": lambda x: F.hardtanh(x * 2),
-        "relu6": lambda x: F.relu6(x * 8),
-        "relu6_on_its_borders": lambda x: F.relu6(_whole(x) * 3),
-        "hardtanh_on_its_borders": lambda x: F.hardtanh(_whole(x), -1.0, 2.0),
-        "clamp_on_its_borders": lambda x: _whole(x).clamp(-1, 2),
-        "binary_cross_entropy": lambda x: F.binary_cross_entropy(
-            _probabilities(x), torch.sigmoid(x.detach().flip(0)), weight=x.detach().abs(), reduction="none"
-        ),
-        "binary_cross_entropy_mean": lambda x: F.binary_cross_entropy(_probabilities(x), (x > 0).to(x.dtype)) * x,
-        "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
-        "glu": lambda x: F.glu(x, 1),
-        "logsigmoid": lambda x: F.logsigmoid(x * 50),
-        "tanhshrink": lambda x: F.tanhshrink(x),
-        "softshrink": lambda x: F.softshrink(x),
-        "hardshrink": lambda x: F.hardshrink(x),
-        "softsign": lambda x: F.softsign(x),
-        "threshold": lambda x: F.threshold(x, 0.1, 0.5),
-        "clamp": lambda x: x.clamp(-0.5, 0.7),
-        "clamp_min": lambda x: x.clamp_min(0.3),
-        "clamp_tensor": lambda x: x.clamp(max=torch.full((6,), 0.2)),
-        "abs": lambda x: x.abs(),
-        "sqrt": lambda x: (x.abs() + 0.1).sqrt(),
-        "rsqrt": lambda x: (x * x + 0.1).rsqrt(),
-        "pow": lambda x: x**3 + (x * x + 0.5) ** 0.7,
-        "pow_negative": lambda x: (x * x + 0.5) ** -1.5,
-        "exp2": lambda x: torch.exp2(x),
-        "expm1": lambda x: torch.expm1(x),
-        "log1p": lambda x: torch.log1p(x.abs()),
-        "log2": lambda x: torch.log2(x.abs() + 0.2) + torch.log10(x.abs() + 0.2),
-        "reciprocal": lambda x: 1 / (x * x + 1) + (x * x + 2).reciprocal(),
-        "erf": lambda x: torch.erf(x) + torch.erfc(x * 2),
-        "atan2": lambda x: torch.atan2(x, x * x + 1),
-        "asinh": lambda x: torch.asinh(x) + torch.atanh(x * 0.3) + torch.acosh(x * x + 1.5),
-        "trigonometry": lambda x: x.sin() + x.cos() * 2 + x.sinh() + x.cosh() * 2 + x.atan(),
-        "lerp": lambda x: torch.lerp(x, x * x, 0.3),
-        "addcmul": lambda x: torch.addcmul(x, x, x.sin(), value=0.5),
-        "addcdiv": lambda x: torch.addcdiv(x, x, x * x + 1, value=0.5),
-        "floor_divide": lambda x: x * (torch.arange(6) // 2) + x * (7.0 // torch.arange(1, 7)),
-        "true_divide_trunc": lambda x: (
-            x * torch.div(torch.arange(6), 4, rounding_mode="trunc") + torch.div(x, 0.3, rounding_mode="floor") * x
-        ),
-        "remainder": lambda x: torch.remainder(x, 0.7) + torch.fmod(x, 0.7),
-        "remainder_of_large": lambda x: torch.remainder(_multiples(x), 7.0) + torch.fmod(_multiples(x), -7.0),
-        "remainder_by_infinity": lambda x: torch.remainder(x, torch.tensor(math.inf)).clamp(max=3.0),
-        "remainder_of_divisor": lambda x: torch.remainder(
-            _multiples(x).detach(), x.detach().sign() * 7 + x - x.detach()
-        ),
-        "floor_divide_of_large": lambda x: x * torch.div(_multiples(x), 7.0, rounding_mode="floor").remainder(4.0),
-        "add_to_itself": lambda x: torch.add(x, x, alpha=-3) + torch.sub(x, x, alpha=0.5),
-        "lgamma": lambda x: torch.lgamma(x.abs() * 5 + 0.1) + torch.lgamma(torch.tanh(x) * 0.3 - 1.5),
-        "digamma": lambda x: torch.digamma(x.abs() * 5 + 0.1) + torch.digamma(torch.tanh(x) * 0.3 - 1.5),
-        "polygamma": lambda x: torch.polygamma(1, x.abs() + 0.3) + torch.polygamma(2, torch.tanh(x) * 0.3 - 1.5),
-        "round": lambda x: x - x.round() + x.floor() * 0.5 + x.ceil() * x,
-        "sign": lambda x: x * x.sign() + x.trunc() * x,
-        "maximum": lambda x: torch.maximum(x, x.flip(3)) + torch.minimum(x, x.flip(2)),
-        "rsub": lambda x: 1.5 - x,
-        "logaddexp": lambda x: torch.logaddexp(x, x * 2),
-        "sigmoid_gate": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
-        "nan_to_num": lambda x: torch.nan_to_num(x),
-        "double_and_back": lambda x: (x.double() * 2).float(),
-        "bool_arithmetic": lambda x: x * (x > 0) + x * (x < 1).float() - x * (~(x > 0.5)),
-        "copysign": lambda x: torch.copysign(x * x, x),
-        "hypot": lambda x: torch.hypot(x, x + 3),
-        "sinc_at_zero": lambda x: torch.sinc(_dead(x)),
-        "heaviside": lambda x: x * torch.heaviside(x.detach(), torch.tensor(0.5, dtype=x.dtype)),
-        "square": lambda x: x.square() + torch.sinc(x + 0.25),
-    },
     "matrices": {
         "inverse": lambda x: torch.linalg.inv(_squares(x)),
         "solve": lambda x: torch.linalg.solve(_squares(x), x[:, :, :4, 4:]),
@@ -458,9 +359,9 @@ TOPICS: dict[str, dict[str, Function]] = {
         "layer_norm": lambda x: F.layer_norm(x, (6,)),
         "layer_norm_2d": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,)).permute(0, 3, 1, 2),
         "group_norm": lambda x: F.group_norm(x, 2),
-        "group_norm_far_from_zero": lambda x: F.group_norm(_whole(x) + 1000, 2) * torch.arange(1.0, 7.0),
+        "group_norm_far_from_zero": lambda x: F.group_norm(whole(x) + 1000, 2) * torch.arange(1.0, 7.0),
         "instance_norm": lambda x: F.instance_norm(x),
-        "instance_norm_far_from_zero": lambda x: F.instance_norm(_whole(x) - 3000) * torch.arange(1.0, 7.0),
+        "instance_norm_far_from_zero": lambda x: F.instance_norm(whole(x) - 3000) * torch.arange(1.0, 7.0),
         "instance_norm_1d": lambda x: F.instance_norm(row(x)),
         "rms_norm": lambda x: F.rms_norm(x, (6,)),
         "rms_norm_of_all": lambda x: F.rms_norm(x, SHAPE),
@@ -513,6 +414,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "transformer": None,
         "spectral": lambda x: x / torch.linalg.matrix_norm(x.flatten(2)[0]),
     },
+    **ACTIVATIONS,
     **DEFORMABLE,
     **LOOKUPS,
     **SPECTRA,

@@ -96,9 +96,8 @@ def torch_step(training: Training, channels_last: bool) -> Step:
 
         module = network(training.model)[0]
     else:
-        from tvm_convgrad.training.frontends.torch_export.known_types import (
-            known_types,  # the package `training` loads TVM
-        )
+        # Here, as the package `training` loads TVM.
+        from tvm_convgrad.training.frontends.torch_export.known_types import known_types
 
         with known_types(Path(training.model)):
             module = torch.export.load(training.model).module()

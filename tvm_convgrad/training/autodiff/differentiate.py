@@ -67,7 +67,7 @@ def emit_with_gradients(
     """
     parameters = [function.params[position] for position in wanted]
     target = function.body.body.fields[0]
-    trace = [b for b in bindings_of(function) if not isinstance(b, relax.MatchCast) or _casts_tensor(b)]
+    trace = _trace_of(function)
     dependent = _dependents(trace, parameters)
     _refuse_missing_rules(_reached(trace, dependent, target), source, origins or {})
 
@@ -106,7 +106,7 @@ def without_gradient(function: relax.Function, wanted: Sequence[int]) -> frozens
     The first result reads them only behind `no_grad`, or not at all.
     """
     parameters = [function.params[position] for position in wanted]
-    trace = [b for b in bindings_of(function) if not isinstance(b, relax.MatchCast) or _casts_tensor(b)]
+    trace = _trace_of(function)
     needed = _needed(trace, _dependents(trace, parameters), function.body.body.fields[0])
     return frozenset(number for number, parameter in enumerate(parameters) if parameter not in needed)
 
@@ -120,6 +120,11 @@ def _operands(value: relax.Expr) -> list[relax.Var]:
     if isinstance(value, relax.Tuple):
         return [variable for field in value.fields for variable in _operands(field)]
     return _operands(value.tuple_value) if isinstance(value, relax.TupleGetItem) else []
+
+
+def _trace_of(function: relax.Function) -> list[relax.Binding]:
+    """The bindings that compute something, or that gradients pass through."""
+    return [b for b in bindings_of(function) if not isinstance(b, relax.MatchCast) or _casts_tensor(b)]
 
 
 def _casts_tensor(binding: relax.Binding) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tvm_convgrad.training.frontends.onnx.torch_parameters import Exported
@@ -60,28 +61,33 @@ def rewritten_layers(exported: Exported, source: str) -> list[str]:
         notes.append(f"{source}: the exporter has removed {what} zero; the step trains a network without it. {_REMEDY}")
     computed = exported.computed
     if computed:
-        what = "1 tensor is a result" if len(computed) == 1 else f"{len(computed)} tensors are results"
-        shown = ", ".join(computed[:_SHOWN]) + (", …" if len(computed) > _SHOWN else "")
         notes.append(
-            f"{source}: {what} of the exporter ({shown}), which computes in advance what follows from parameters and "
-            f"constants; each is trained as one parameter. {_REMEDY}"
+            f"{source}: {_results(computed)} of the exporter ({_shown(computed)}), which computes in advance what "
+            f"follows from parameters and constants; each is trained as one parameter. {_REMEDY}"
         )
     if exported.kept:
-        what = "1 tensor is a result" if len(exported.kept) == 1 else f"{len(exported.kept)} tensors are results"
-        shown = ", ".join(exported.kept[:_SHOWN]) + (", …" if len(exported.kept) > _SHOWN else "")
         notes.append(
-            f"{source}: {what} of the exporter ({shown}), which computes constants in advance; they follow from no "
-            f"parameter, by the file's list of them or by their names, so they are not trained. {_REMEDY}"
+            f"{source}: {_results(exported.kept)} of the exporter ({_shown(exported.kept)}), which computes constants "
+            "in advance; they follow from no parameter, by the file's list of them or by their names, so they are not "
+            f"trained. {_REMEDY}"
         )
     if exported.untold:
         what = "1 number of the model is" if len(exported.untold) == 1 else f"{len(exported.untold)} numbers are"
-        shown = ", ".join(exported.untold[:_SHOWN]) + (", …" if len(exported.untold) > _SHOWN else "")
         notes.append(
-            f"{source}: {what} not trained ({shown}), since the file does not tell parameters without an axis "
-            "from constants. To train them, give them the shape (1,), or pass torch.export.export(model.train(), ...) "
-            "as .pt2."
+            f"{source}: {what} not trained ({_shown(exported.untold)}), since the file does not tell parameters "
+            "without an axis from constants. To train them, give them the shape (1,), or pass "
+            "torch.export.export(model.train(), ...) as .pt2."
         )
     return notes
+
+
+def _results(names: Sequence[str]) -> str:
+    return "1 tensor is a result" if len(names) == 1 else f"{len(names)} tensors are results"
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The first names."""
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
 def _is_folded(node: onnx.NodeProto, shared: dict[str, str], initializers: set[str]) -> bool:
