@@ -13,10 +13,12 @@ from typing import Any, TypeAlias
 
 import tvm
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm_ffi.dataclasses import py_class
 
+from relax_ops.one_thread import one_thread_each
 from tvm_convgrad.codegen.extrema import is_nan, maximum
+from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import DTypeError, ProblemError
 from tvm_convgrad.core.geometry import SPATIAL
 
@@ -130,31 +132,31 @@ def infer_type(call: relax.Call, _block_builder: relax.BlockBuilder) -> relax.Te
 
 def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """FLegalize: tensor expressions, for any target; a max pool first finds the winner of each window."""
-    attrs = call.attrs
-    if str(call.op.name) == AVG:
-        return block_builder.call_te(
-            lambda grad, data: _Pool(attrs, grad.shape, data).gradient(grad, None),
-            *call.args,
-            primfunc_name_hint="avg_pool_backward",
+    attrs, operands = call.attrs, list(call.args)
+    if str(call.op.name) != AVG:
+        # A function of its own: within one function, TVM's analysis of the buffer between takes seconds for 3-D pools.
+        found = block_builder.call_te(
+            lambda grad, data: _Pool(attrs, grad.shape, data).winners(), *operands, primfunc_name_hint="max_pool_winner"
         )
-    # A function of its own: within one function, TVM's analysis of the buffer between takes seconds for 3-D pools.
-    winner = block_builder.emit_te(
-        lambda grad, data: _Pool(attrs, grad.shape, data).winner(), *call.args, primfunc_name_hint="max_pool_winner"
-    )
-    return block_builder.call_te(
-        lambda grad, data, winner: _Pool(attrs, grad.shape, data).gradient(grad, winner),
-        *call.args,
-        winner,
-        primfunc_name_hint="max_pool_backward",
-    )
+        winners = block_builder.emit(one_thread_each(block_builder, found))
+        operands.append(block_builder.emit(relax.TupleGetItem(winners, 0)))
+
+    def gradient(grad: te.Tensor, data: te.Tensor, *winner: te.Tensor) -> te.Tensor:
+        return _Pool(attrs, grad.shape, data).gradient(grad, *winner)
+
+    dtype, name = str(call.ty.dtype), "avg_pool_backward" if str(call.op.name) == AVG else "max_pool_backward"
+    total = one_thread_each(block_builder, block_builder.call_te(gradient, *operands, primfunc_name_hint=name))
+    total = block_builder.normalize(total)
+    return total if str(total.ty.dtype) == dtype else block_builder.call_te(topi.cast, block_builder.emit(total), dtype)
 
 
 def legalize_max_pool(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """The lowering of a max pool of a plain layout and any extents: NaN stays, and so does -inf, which TVM loses."""
     shape = call.ty.shape.values
-    return block_builder.call_te(
+    found = block_builder.call_te(
         lambda data: _Pool(call.attrs, shape, data).largest(), call.args[0], primfunc_name_hint="max_pool"
     )
+    return one_thread_each(block_builder, found)
 
 
 class _Pool:
@@ -173,10 +175,11 @@ class _Pool:
         dtype = str(data.dtype)
         self.wide = "float32" if dtype in ("float16", "bfloat16") else dtype  # to compare and sum in
 
-    def gradient(self, grad: te.Tensor, winner: te.Tensor | None) -> te.Tensor:
+    def gradient(self, grad: te.Tensor, winner: te.Tensor | None = None) -> te.Tensor:
         """dX[i] = Σ_k dY[o]·share(o, k) over the kernel offsets k for which a window o reads place i.
 
-        The share is 1 or 0 by `winner` where it is given, else 1/count of the window.
+        The share is 1 or 0 by `winner` where it is given, else 1/count of the window. For a GPU the type is that of the
+        sum: its function holds no tensor to cast from.
         """
         offsets = [te.reduce_axis((0, k), name=f"k{i}") for i, k in enumerate(self.kernel)]
         dtype, sum_dtype = str(self.data.dtype), self.wide
@@ -202,7 +205,7 @@ class _Pool:
             return te.sum(value, axis=offsets)
 
         total = te.compute(self.data.shape, element, name="pool_gradient")
-        if sum_dtype == dtype:
+        if sum_dtype == dtype or is_gpu(tvm.target.Target.current(allow_none=True)):
             return total
         return te.compute(self.data.shape, lambda *i: total(*i).astype(dtype), name="pool_gradient_cast")
 
@@ -212,8 +215,11 @@ class _Pool:
             number = number * extent + tirx.Cast("int32", offset.var)
         return number
 
-    def winner(self) -> te.Tensor:
-        """For each window, the number of the kernel offset of its first maximum, or of its last NaN."""
+    def winners(self) -> list[te.Tensor]:
+        """For each window, the number of the kernel offset of its first maximum, or of its last NaN; and its value.
+
+        Both are results: a function for a GPU cannot hold a tensor of its own, as the unused value would be.
+        """
         outside = math.prod(self.kernel)
 
         def better(left: Pair, right: Pair) -> Pair:
@@ -227,7 +233,7 @@ class _Pool:
 
         argmax = te.comm_reducer(better, nothing, name="first_max")
         offsets = self._offsets()
-        padded = self._padded()
+        padded = self._padded(self.wide)
 
         def element(*window: tirx.Expr) -> tirx.Expr:
             at = self._place(window, offsets)
@@ -235,17 +241,21 @@ class _Pool:
             number = tirx.if_then_else(inside, self._flat(offsets), tirx.const(outside, "int32"))
             return argmax((number, padded(*at)), axis=offsets)
 
-        return te.compute(self.windows, element, name="winner")[0]
+        return list(te.compute(self.windows, element, name="winner"))
 
     def largest(self) -> te.Tensor:
-        """The largest value of each window, or NaN if it has one."""
+        """The largest value of each window, or NaN if it has one.
+
+        A GPU compares values of 16 bits themselves, as its function holds no tensor to cast from.
+        """
+        dtype = str(self.data.dtype)
+        compared = dtype if is_gpu(tvm.target.Target.current(allow_none=True)) else self.wide
         reduce = te.comm_reducer(maximum, lambda dtype: tirx.const(float("-inf"), dtype), name="max")
-        offsets, padded = self._offsets(), self._padded()
+        offsets, padded = self._offsets(), self._padded(compared)
         result = te.compute(
             self.windows, lambda *window: reduce(padded(*self._place(window, offsets)), axis=offsets), name="max_pool"
         )
-        dtype = str(self.data.dtype)
-        if self.wide == dtype:
+        if compared == dtype:
             return result
         return te.compute(self.windows, lambda *window: result(*window).astype(dtype), name="max_pool_cast")
 
@@ -267,8 +277,8 @@ class _Pool:
             for condition in (place[axis] - low >= 0, place[axis] - low < self.data.shape[axis])
         ]
 
-    def _padded(self) -> te.Tensor:
-        """The data with −inf around it, as far as the last window reaches."""
+    def _padded(self, dtype: str) -> te.Tensor:
+        """The data, as a type, with −inf around it, as far as the last window reaches."""
         shape = list(self.data.shape)
         for i, axis in enumerate(self.axes):
             reach = (self.kernel[i] - 1) * self.dilation[i] + 1
@@ -278,10 +288,9 @@ class _Pool:
             at = list(place)
             for axis, low in zip(self.axes, self.low, strict=True):
                 at[axis] = place[axis] - low
-            nothing = tirx.const(float("-inf"), self.wide)
             value = self.data(*at)
-            wide = value if self.wide == str(self.data.dtype) else value.astype(self.wide)
-            return tirx.if_then_else(tirx.all(*self._inside(place)), wide, nothing)
+            cast = value if dtype == str(self.data.dtype) else value.astype(dtype)
+            return tirx.if_then_else(tirx.all(*self._inside(place)), cast, tirx.const(float("-inf"), dtype))
 
         return te.compute(shape, element, name="padded")
 

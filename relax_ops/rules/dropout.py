@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 from tvm import relax, te, tirx
 
 from relax_ops import dropout
 from relax_ops.dropout import BITS, WORD, philox, seed_words, threshold
 from relax_ops.gradients.common import no_grads
+from relax_ops.one_thread import one_thread_each
 from relax_ops.rules.contract import Legalization
 from relax_ops.rules.elementwise import unary_rules
+from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import UnsupportedError
 
 
@@ -42,8 +45,7 @@ def legalize_mask(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.
     least = threshold(float(attrs.rate))
     first, second = seed_words(int(attrs.seed), int(attrs.stream))
 
-    def compute(like: te.Tensor, step: te.Tensor) -> te.Tensor:
-        # The key is computed once, not for every element.
+    def key_words(step: te.Tensor) -> te.Tensor:
         def key_word(word: tirx.Expr) -> tirx.Expr:
             number = step().astype("uint64")
             words = philox(
@@ -51,8 +53,9 @@ def legalize_mask(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.
             )
             return tirx.Select(word == 0, *words)
 
-        key = te.compute((2,), key_word, name="dropout_key")
+        return te.compute((2,), key_word, name="dropout_key")
 
+    def elements(like: te.Tensor, key: te.Tensor) -> te.Tensor:
         def element(*place: tirx.Expr) -> tirx.Expr:
             number: Any = tirx.IntImm("int64", 0)
             for index, extent in zip(place, like.shape, strict=True):
@@ -65,7 +68,16 @@ def legalize_mask(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.
 
         return te.compute(like.shape, element, name="dropout_mask")
 
-    return block_builder.call_te(compute, *call.args, primfunc_name_hint="dropout_mask")
+    like, step = call.args
+    # The key is computed once, not for every element. A GPU's schedule would inline it where it is read, which is in
+    # each round of every element (megabytes of source), unless it is a function of its own that nothing is fused with.
+    if not is_gpu(tvm.target.Target.current(allow_none=True)):
+        return block_builder.call_te(
+            lambda like, step: elements(like, key_words(step)), like, step, primfunc_name_hint="dropout_mask"
+        )
+    found = block_builder.call_te(key_words, step, primfunc_name_hint="dropout_key")
+    key = block_builder.emit(one_thread_each(block_builder, found))
+    return block_builder.call_te(elements, like, key, primfunc_name_hint="dropout_mask")
 
 
 def _constant(value: int) -> tirx.Expr:

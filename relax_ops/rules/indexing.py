@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 from tvm import relax, te
 from tvm.relax import op
 
 from relax_ops.compat import Constant, array_of
 from relax_ops.expressions import ndim_of
+from relax_ops.gpu_scatter import legalize_take_backward
 from relax_ops.gradients.common import cast, dtype_of, fit, no_grads, scalar, shape_of, widened
 from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted
@@ -23,6 +25,7 @@ from relax_ops.rules.slicing import put_back
 from relax_ops.vmap.common import along_one_axis, same_axis
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
+from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import UnsupportedError
 
 
@@ -251,6 +254,15 @@ def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:
     return axis + (along <= axis)
 
 
+def _take_backward_legalization(stock: Legalization) -> Legalization:
+    def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        own = is_gpu(tvm.target.Target.current(allow_none=True)) and call.attrs.axis is not None
+        return legalize_take_backward(block_builder, call) if own else stock(block_builder, call)
+
+    legalize.__doc__ = "FLegalize of grad.take_backward."
+    return legalize
+
+
 RULES = (
     OperatorRules(
         named("take"),
@@ -261,7 +273,7 @@ RULES = (
         linear=((0,),),
         legalize=_take_legalization,
     ),
-    OperatorRules(named("grad.take_backward"), mapped_axis=take_backward_axis),
+    OperatorRules(named("grad.take_backward"), mapped_axis=take_backward_axis, legalize=_take_backward_legalization),
     OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
     OperatorRules(
         named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis, vmap=along_one_axis

@@ -159,6 +159,11 @@ def machine_of(target: Target | None) -> Machine | None:
     return _machine(str(target))
 
 
+def is_gpu(target: object) -> bool:
+    """Whether a target is a TVM target for NVIDIA GPUs."""
+    return isinstance(target, Target) and target.kind.name == "cuda"
+
+
 def cores_of(target: Target) -> int:
     """How many cores kernels for a TVM target are made for: its attribute num-cores, or DEFAULT_CORES.
 

@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tvm
+from tvm.relax.backend.cuda import pipeline as stages
 
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import INSTALL
 from tvm_convgrad.offload.libraries import installed_file
 
 _HEADERS = (("nvidia-cuda-runtime", "cuda_runtime.h"), ("nvidia-cuda-cccl", "cuda/std/cstdint"))
-
-
-def is_gpu(target: tvm.target.Target) -> bool:
-    """Whether a target is an NVIDIA GPU."""
-    return isinstance(target, tvm.target.Target) and target.kind.name == "cuda"
 
 
 def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Executable:
@@ -32,12 +28,45 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
     whole = tvm.target.Target(target, host="llvm")
     with _nvrtc():
         try:
-            return tvm.compile(module, target=whole)
+            return tvm.compile(module, target=whole, relax_pipeline=_pipeline(whole))
         except RuntimeError as error:  # TVM's own are of this kind
             raise UnsupportedError(
                 f"target {target.attrs['arch']}: TVM's schedules and NVRTC cannot compile the step for a GPU "
                 f"({str(error).strip().splitlines()[-1]}); use --target llvm, or tvm_convgrad.partition for a part."
             ) from error
+
+
+def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+    """TVM's pipeline for GPUs, with a check."""
+    passes = [
+        *stages.library_dispatch_passes(target),
+        *stages.legalize_passes(target),
+        _refuse_unscheduled,
+        *stages.dataflow_lower_passes(target),
+        *stages.finalize_passes(target),
+    ]
+    return tvm.transform.Sequential(passes)
+
+
+@tvm.transform.module_pass(opt_level=0)
+def _refuse_unscheduled(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """The module as it is.
+
+    Raises:
+        UnsupportedError: no schedule has made a function one for the GPU: it would run on the host, with addresses of
+            the GPU's memory.
+    """
+    left = [
+        variable.name_hint
+        for variable, function in module.functions.items()
+        if isinstance(function, tvm.tirx.PrimFunc) and not (function.attrs or {}).get("tirx.is_scheduled")
+    ]
+    if left:
+        raise UnsupportedError(
+            f"target {tvm.target.Target.current().attrs['arch']}: TVM has no GPU schedule for {', '.join(left)}; use "
+            "--target llvm, or replace the operator in the model."
+        )
+    return module
 
 
 @contextmanager
@@ -62,4 +91,4 @@ def _nvrtc() -> Iterator[None]:
             os.environ.pop(key, None) if value is None else os.environ.update({key: value})
 
 
-__all__ = ["compile_for_gpu", "is_gpu"]
+__all__ = ["compile_for_gpu"]

@@ -14,11 +14,11 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from relax_ops.active import rules
 from relax_ops.lowering import Lowered, recorded_choices, recorded_seconds
 from relax_ops.passes.fusion import FuseEpilogues
-from tvm_convgrad.codegen.hardware import machine_of, native_target
+from tvm_convgrad.codegen.hardware import is_gpu, machine_of, native_target
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.offload.registry import NONE
-from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
+from tvm_convgrad.training.compile.gpu import compile_for_gpu
 from tvm_convgrad.training.compile.separate import build_apart, builds_in_force, pool_of
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.ir.recomputation import recomputation_of

@@ -10,10 +10,10 @@ from tvm import relax
 from tvm.relax import vm_build
 
 from relax_ops.active import rules
+from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.offload.partition import offload
 from tvm_convgrad.offload.registry import NONE
-from tvm_convgrad.training.compile.gpu import is_gpu
 from tvm_convgrad.training.compile.lower import finished, ordered, simplified
 from tvm_convgrad.training.ir.recomputation import ALL, Recomputation, recomputation_of, with_recomputation
 from tvm_convgrad.training.ir.recomputation import NONE as NOTHING
