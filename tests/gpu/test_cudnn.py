@@ -75,7 +75,7 @@ def refused(target: Any, direction: str, problem: ConvProblem, epilogue: Epilogu
 
 def test_exact(target: Any) -> None:
     """Every problem that the rules take, and there must be many."""
-    right = 0
+    right, wrong = 0, []
     for descriptor in (*SUITE, *MORE):
         problem = ConvProblem.from_descriptor(descriptor)
         for direction in DIRECTIONS:
@@ -83,15 +83,18 @@ def test_exact(target: Any) -> None:
                 continue
             operands, wanted = numbers_of(problem, direction)
             call = Call(target, direction, problem)
-            for _ in range(2):
-                assert np.array_equal(call(operands), wanted), f"{direction} {descriptor}"
-            right += 1
+            if all(np.array_equal(call(operands), wanted) for _ in range(2)):
+                right += 1
+            else:
+                wrong.append(f"{direction} {descriptor}")
+    assert wrong == []
     assert right >= 2 * len(SUITE)
 
 
 def test_sums_and_epilogues(target: Any) -> None:
     done = set()
-    for descriptor in ("mb2ic32ih9oc16kh3ph1", MORE[0], MORE[1], "g2mb2ic8ih9oc8kh3ph1"):
+    narrow = "mb2ic8ih6oc16kh3ph1_dt=bf16:bf16:bf16_lay=NHWC:OHWI:NHWC"  # sums under 256
+    for descriptor in ("mb2ic32ih9oc16kh3ph1", MORE[0], narrow, "g2mb2ic8ih9oc8kh3ph1"):
         problem = ConvProblem.from_descriptor(descriptor)
         rng = np.random.default_rng(0)
         for direction in DIRECTIONS:
@@ -157,7 +160,7 @@ def test_the_current_stream(target: Any) -> None:
     try:
         found = call(operands, stream=stream)
     finally:
-        device.set_raw_stream(None)
+        device.set_raw_stream(0)
         device.free_raw_stream(stream)
     assert np.array_equal(found, wanted)
 
@@ -185,7 +188,7 @@ def test_the_properties_of_this_gpu(target: Any) -> None:
 
     arch = arch_of(target)
     assert arch in DEVICES, f"{arch} is not among {', '.join(DEVICES)}: rules and lists are not checked for it"
-    text = tvm_ffi.get_global_func("convgrad.cudnn.1.properties")(0)
+    text = backend("cudnn").function("properties")(0)
     print(text)
     assert "json" not in str(text)
 

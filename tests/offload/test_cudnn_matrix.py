@@ -41,9 +41,14 @@ def answer(direction: str, problem: ConvProblem, epilogue: Epilogue, arch: str) 
 
 
 def disagreements(questions: Iterator[Question], arch: str) -> tuple[list[str], Counter[bool]]:
-    """Where rules and library differ, and how many yes and no both say."""
+    """Where rules and library differ, and how many yes and no both say.
+
+    Layouts with which cuDNN computes something else, although it says yes, are no question.
+    """
     wrong, agreed = [], Counter[bool]()
     for direction, problem, epilogue in questions:
+        if rules.layout_refusal(problem):
+            continue
         reason = rules.refusal(direction, problem, epilogue, version_of(arch))
         has, why = answer(direction, problem, epilogue, arch)
         if has == (not reason):
@@ -72,7 +77,7 @@ GRID = (
 )
 LAYOUTS = {
     1: ("NCW:OIW:NCW", "NWC:OWI:NWC"),
-    2: ("NCHW:OIHW:NCHW", "NHWC:OHWI:NHWC", "NHWC:HWIO:NHWC", "NHWC:OIHW:NCHW", "CHWN:IHWO:CHWN"),
+    2: ("NCHW:OIHW:NCHW", "NHWC:OHWI:NHWC", "NHWC:OIHW:NHWC", "NHWC:OIHW:NCHW", "NCHW:OHWI:NCHW"),
     3: ("NCDHW:OIDHW:NCDHW", "NDHWC:ODHWI:NDHWC"),
 }
 
@@ -107,6 +112,13 @@ def test_the_grid(arch: str) -> None:
     assert wrong == []
     assert agreed[True] > 500
     assert agreed[False] > 90
+
+
+def test_layouts_that_cudnn_misreads() -> None:
+    """On an H100, cuDNN 9.19 has engines for these, and none of them is right (tests/gpu)."""
+    for layouts, named in (("NHWC:HWIO:NHWC", "HWIO of weight"), ("CHWN:OIHW:CHWN", "CHWN of data")):
+        problem = ConvProblem.from_descriptor(GRID[0]).with_layouts(*layouts.split(":"))
+        assert f"the layout {named}" in rules.refusal("forward", problem, NO_EPILOGUE, 90)
 
 
 def others() -> list[ConvProblem]:

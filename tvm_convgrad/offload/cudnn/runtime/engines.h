@@ -37,8 +37,26 @@ struct Device {
 
 constexpr int64_t kMostKnobs = CUDNN_KNOB_TYPE_COUNTS;
 
+/*! \brief Engines of the weight gradient whose results are not those that their notes promise, by their numbers. */
+enum : int64_t {
+  // Rounds as a transform does: up to 1e-3 of the largest element for 5x5 kernels, 1e-5 for 3x3 (cuDNN 9.19, sm_90).
+  kTransformWithoutNote = 17,
+  // Adds parts of a reduction in bfloat16 (the same).
+  kNarrowSumsWithoutNote = 47,
+};
+
+/*! \brief Why a call may not use an engine by what it has been seen to compute; empty if it may. */
+inline std::string Unannounced(const Spec& spec, int64_t engine) {
+  if (spec.direction != kBackwardWeight) return "";
+  if (engine == kTransformWithoutNote && !spec.transforms) return "computes by a transform, though it has no note of it";
+  if (engine == kNarrowSumsWithoutNote && spec.data_type == CUDNN_DATA_BFLOAT16 && !spec.tf32) {
+    return "sums in a narrow type, though it has no note of it";
+  }
+  return "";
+}
+
 /*! \brief Why a call may not use an engine with these notes; empty if it may. */
-inline std::string Refusal(const Spec& spec, const std::vector<cudnnBackendNumericalNote_t>& notes,
+inline std::string Refusal(const Spec& spec, int64_t engine, const std::vector<cudnnBackendNumericalNote_t>& notes,
                            const std::vector<cudnnBackendBehaviorNote_t>& behavior) {
   if (std::find(behavior.begin(), behavior.end(), CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) != behavior.end()) {
     return "compiled when it is first called, for seconds";
@@ -68,7 +86,7 @@ inline std::string Refusal(const Spec& spec, const std::vector<cudnnBackendNumer
       default: break;
     }
   }
-  return "";
+  return Unannounced(spec, engine);
 }
 
 class Engines {
@@ -93,7 +111,7 @@ class Engines {
         Plan plan = Described(config);
         if (std::find(seen.begin(), seen.end(), plan.choice) != seen.end()) continue;
         seen.push_back(plan.choice);
-        std::string reason = Refusal(spec_, plan.notes, plan.behavior);
+        std::string reason = Refusal(spec_, plan.choice.index, plan.notes, plan.behavior);
         if (reason.empty()) reason = Finish(config, &plan);
         if (!found(std::move(plan), reason)) return;
       }
@@ -123,7 +141,7 @@ class Engines {
     if (status != CUDNN_STATUS_SUCCESS) return Library::Get().Reason(status);
     plan->choice = choice;
     ReadNotes(engine, plan);
-    const std::string reason = Refusal(spec_, plan->notes, plan->behavior);
+    const std::string reason = Refusal(spec_, choice.index, plan->notes, plan->behavior);
     return reason.empty() ? Finish(config, plan) : reason;
   }
 
