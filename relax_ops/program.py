@@ -31,6 +31,7 @@ def forward_call(
     kernel_layout: str,
     grad_layout: str,
     out_dtype: str | None,
+    is_direct: bool = False,
 ) -> Any:
     """A stock convolution, with what stock lacks around it.
 
@@ -43,6 +44,8 @@ def forward_call(
         builder: a BlockBuilder; all but the last operation are emitted into it.
         data, weight: Relax tensors.
         out_dtype: of the result; None leaves the type of the sum.
+        is_direct: whether the operator itself has `out_dtype`, for a library that sums 16-bit operands in float32 and
+            rounds once; else a cast follows it.
     """
     dtypes = {dtype_of(builder.normalize(operand).ty) for operand in (data, weight)}
     operand_dtype = dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
@@ -52,6 +55,8 @@ def forward_call(
     )
     rank = len(strides)
     sum_dtype = "float32" if operand_dtype in ("float16", "bfloat16") else operand_dtype
+    if is_direct and out_dtype is not None:
+        sum_dtype = out_dtype
     empty = _empty_result(builder, data, weight, (data_layout, kernel_layout, grad_layout), strides, padding, dilation)
     if empty is not None:
         return relax.op.zeros(relax.ShapeExpr(empty), out_dtype or sum_dtype)
@@ -141,9 +146,18 @@ class Convolution:
 
 
 def direction_call(
-    builder: relax.BlockBuilder, direction: Direction, problem: ConvProblem, first: Any, second: Any
+    builder: relax.BlockBuilder,
+    direction: Direction,
+    problem: ConvProblem,
+    first: Any,
+    second: Any,
+    *,
+    is_direct: bool = False,
 ) -> relax.Expr:
-    """The call that computes `direction` of a static problem from two operands of its shapes, layouts and types."""
+    """The call that computes `direction` of a static problem from two operands of its shapes, layouts and types.
+
+    `is_direct` is that of `forward_call`; gradients have their type themselves.
+    """
     geometry: dict[str, Any] = {
         "strides": problem.strides,
         "padding": problem.padding,
@@ -154,20 +168,24 @@ def direction_call(
         "kernel_layout": problem.kernel_layout,
     }
     if direction is FORWARD:
-        return forward_call(builder, first, second, out_dtype=problem.grad_dtype, **geometry)
+        return forward_call(builder, first, second, out_dtype=problem.grad_dtype, is_direct=is_direct, **geometry)
     own = {"data_shape": problem.data_shape} if direction is BACKWARD_DATA else {"kernel_size": problem.kernel}
     out_dtype = problem.tensors[direction.result][1]
     return make_call(OpEntry(direction, problem.rank), first, second, out_dtype=out_dtype, **own, **geometry)
 
 
-def directions_module(directions: Iterable[tuple[str, Direction, ConvProblem]]) -> Any:
-    """An IRModule with a function for each (function name, direction, static problem), of its operands."""
+def directions_module(directions: Iterable[tuple[str, Direction, ConvProblem]], *, is_direct: bool = False) -> Any:
+    """An IRModule with a function for each (function name, direction, static problem), of its operands.
+
+    `is_direct` is that of `forward_call`.
+    """
     builder = relax.BlockBuilder()
     for name, direction, problem in directions:
         problem.require_static("running")
         operands = [relax.Var(operand, relax.TensorType(*problem.tensors[operand])) for operand in direction.operands]
         with builder.function(name, operands):
             with builder.dataflow():
-                result = builder.emit_output(direction_call(builder, direction, problem, *operands))
+                result = direction_call(builder, direction, problem, *operands, is_direct=is_direct)
+                result = builder.emit_output(result)
             builder.emit_func_output(result)
     return builder.get()

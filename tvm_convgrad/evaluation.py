@@ -26,6 +26,7 @@ from relax_ops.ir import problem_of
 from relax_ops.passes.fusion import fuse_epilogues
 from relax_ops.program import directions_module
 from tvm_convgrad import op as operators
+from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core import backward
 from tvm_convgrad.core.catalogue import BY_NAME, DIRECTIONS, FORWARD, Direction, OpEntry
 from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
@@ -201,7 +202,7 @@ def evaluate_problem(
 def _runnable(target: TargetLike) -> Target:
     """The target as an object; raises SetupError where programs for it cannot run."""
     found = Target(target)
-    if found.kind.name == "cuda":
+    if is_gpu(found):
         local_target()
     return found
 
@@ -216,7 +217,7 @@ def _compiled(direction: Direction, problem: ConvProblem, impl: str, target: str
     """The compiled function of a direction of a problem."""
     tvm_convgrad.register()
     machine = Target(target)
-    module = directions_module([("main", direction, problem)])
+    module = directions_module([("main", direction, problem)], is_direct=is_gpu(machine) and impl in BACKENDS)
     with forced(direction.name, impl):
         executable = tvm.compile(offloaded(module, impl, machine), machine)
     return relax.VirtualMachine(executable, tvm.device_from_target(machine))["main"]

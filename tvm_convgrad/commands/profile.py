@@ -44,18 +44,21 @@ def profile(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Measure each operator of a training step: time, share, FLOP/s and bytes/s, compared with the machine's limits."""
+    """Measure each operator of a training step: time, share, FLOP/s and bytes/s, compared with the machine's limits.
+
+    On a GPU each call is waited for, so that its time includes the launch.
+    """
+    from tvm_convgrad.bench.configuration import configuration_of
+    from tvm_convgrad.bench.gpu_roofline import measure_gpu_roofline
     from tvm_convgrad.bench.peak import Peak
     from tvm_convgrad.bench.roofline import measure_roofline
     from tvm_convgrad.codegen.hardware import native_target
-    from tvm_convgrad.core.errors import UnsupportedError
     from tvm_convgrad.core.files import check_destination, write_atomic
     from tvm_convgrad.core.json_text import json_text
     from tvm_convgrad.report.plot import save_profile
     from tvm_convgrad.report.profile import Limits, as_json, chrome_trace, rows_of, show
     from tvm_convgrad.report.tables import print_json
     from tvm_convgrad.threads import use_threads
-    from tvm_convgrad.training.runtime.artifact import is_for_gpu
     from tvm_convgrad.training.runtime.data import random_samples
     from tvm_convgrad.training.runtime.loop import batch_size_of
     from tvm_convgrad.training.runtime.reader import Reader
@@ -75,10 +78,6 @@ def profile(
             check_destination(path)
     used = use_threads(threads)
     session = Session(step)
-    if is_for_gpu(session.artifact.manifest):
-        raise UnsupportedError(
-            f"profile: {step} runs on a GPU, where calls return before their work is done; use Nsight Systems."
-        )
     reader = Reader(session, images)
     if data is None:
         size = session.batch or batch_size or 32
@@ -91,11 +90,15 @@ def profile(
     with closing(reader):
         batch = next(samples.batches(Order(seed=0, epoch=0, size=size)))
         timeline = record(session, batch.inputs, batch.target, steps)
-    measured = measure_roofline(Peak(native_target(), used))
+    if session.on_gpu:
+        gpu = configuration_of("cuda", dtype=str(session.artifact.options.get("dtype") or "float32"))
+        measured, where = measure_gpu_roofline(gpu), gpu.gpu_name
+    else:
+        measured, where = measure_roofline(Peak(native_target(), used)), f"threads {used}"
     limits = Limits(measured.gflops, measured.bandwidth)
     convolutions = [*session.artifact.gradients, *session.artifact.forward]
     table = rows_of(timeline, convolutions, size)
-    title = f"a step of {step.name}, batch {size}, threads {used}"
+    title = f"a step of {step.name}, batch {size}, {where}"
     if trace is not None:
         write_atomic(trace, json_text(chrome_trace(timeline), indent=None).encode())
     if plot is not None:

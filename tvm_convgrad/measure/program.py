@@ -14,6 +14,7 @@ from tvm import relax
 import tvm_convgrad
 from relax_ops.lowering import recorded_choices
 from relax_ops.program import directions_module
+from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.entries import default_path
@@ -23,7 +24,7 @@ from tvm_convgrad.kernels.transforms import TRANSFORMS, allow_transforms
 from tvm_convgrad.measure.timing import Array, Call
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.offload.registry import NAMES, backend
-from tvm_convgrad.training.compile.gpu import compile_for_gpu, is_gpu
+from tvm_convgrad.training.compile.gpu import compile_for_gpu
 
 
 def random_operands(direction: str, problem: ConvProblem) -> dict[str, Array]:
@@ -59,7 +60,7 @@ def tvm_call(
     builder = relax.BlockBuilder()
     with builder.function("let_go", []):
         builder.emit_func_output(relax.ShapeExpr([]))
-    module = directions_module([("main", DIRECTIONS[direction], problem)])
+    module = directions_module([("main", DIRECTIONS[direction], problem)], is_direct=gpu)
     module.update_func(tvm.ir.GlobalVar("let_go"), builder.finalize()["let_go"])
     library = Offloaded(module)
     if impl in NAMES:

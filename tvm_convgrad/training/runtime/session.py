@@ -43,6 +43,7 @@ class Session:
         inputs, prediction: name, shape and element type of each input and of the predictions; `shape[0]` is the batch.
         batch: the number of samples of a step, or None if it is not fixed.
         threads: the number of threads of TVM's thread pool, of which a process has one.
+        on_gpu: whether it computes on a GPU.
 
     Args:
         path: the file that `convgrad build` or `convgrad export --inference` wrote.
@@ -71,7 +72,8 @@ class Session:
         batch = self.inputs[0].shape[0]
         self.batch = batch if isinstance(batch, int) else None
         module = load_module(self.artifact)
-        self._device = tvm.cuda(0) if is_for_gpu(self.artifact.manifest) else tvm.cpu()
+        self.on_gpu = is_for_gpu(self.artifact.manifest)
+        self._device = tvm.cuda(0) if self.on_gpu else tvm.cpu()
         self._vm: Any = relax.VirtualMachine(module, self._device)
         self._state: Any = ()
         self.reset()
@@ -187,6 +189,11 @@ class Session:
         self._given = (arguments[-1], rate)
         loss, predictions, self._state = self._call("step", *arguments, rate, tuple(self._state))
         return float(loss.numpy()), array_of(predictions)
+
+    def wait(self) -> None:
+        """Wait until the device has computed what was called; on a CPU it has when a call returns."""
+        if self.on_gpu:
+            self._device.sync()
 
     @contextmanager
     def instrumented(self, note: Instrument, given: list[Any]) -> Iterator[None]:

@@ -136,6 +136,7 @@ def _time(session: Session, run: Callable[[], float]) -> tuple[list[float], list
     clock = time.perf_counter_ns
 
     def note(_function: object, _name: str, before: bool, _result: object, *_arguments: object) -> int:
+        session.wait()  # a GPU computes on after a call has returned
         (begins if before else ends).append(clock())
         return 0
 
