@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, s_tir, tirx
 
 arithmetic: Any = tvm.sym if hasattr(tvm, "sym") else tvm.arith
@@ -43,3 +44,18 @@ def array_of(constant: Any) -> np.ndarray[Any, Any]:
 def buffer_of(region: Any) -> Any:
     """The buffer of a BufferRegion, an attribute that is called source since 0.27."""
     return region.source if hasattr(region, "source") else region.buffer
+
+
+def starts_threads(function: tirx.PrimFunc) -> bool:
+    """Whether a function starts the threads of a GPU itself, as some of TVM's operators do."""
+    found: list[bool] = []
+
+    def note(node: Any) -> None:
+        if isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
+            found.append(True)
+
+    if hasattr(tirx, "stmt_functor"):  # TVM 0.26
+        tirx.stmt_functor.post_order_visit(function.body, note)
+    else:
+        tvm_ffi.structural_walk(function.body, [(tirx.AttrStmt, note)], order="post")
+    return bool(found)

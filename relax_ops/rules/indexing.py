@@ -16,7 +16,7 @@ from tvm.relax import op
 from relax_ops.compat import Constant, array_of
 from relax_ops.expressions import ndim_of
 from relax_ops.gpu_scatter import legalize_take_backward
-from relax_ops.gradients.common import cast, dtype_of, fit, no_grads, scalar, shape_of, widened
+from relax_ops.gradients.common import cast, count, dtype_of, fit, no_grads, scalar, shape_of, widened
 from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted
 from relax_ops.rules.contract import Legalization, OperatorRules, named
@@ -197,10 +197,14 @@ def _scattered_product(orig_call: relax.Call, output_grad: relax.Expr, ctx: rela
 def index_tensor(
     _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
-    """y = x[places of the first axes, broadcast against each other]: dx is dy summed at each place."""
+    """y = x[places of the first axes, broadcast against each other]: dx is dy summed at each place.
+
+    Not by index_put, which adds in parallel in TVM: of two threads that add to one place one's sum is lost.
+    """
     x, places = orig_call.args
     zeros = ctx.emit(op.zeros_like(x))
-    return [op.index_put(zeros, places, output_grad, accumulate=True), op.grad.no_grad(places)]
+    stacked = stacked_places(ctx, x, places)
+    return [op.scatter_nd(zeros, stacked, output_grad, "add"), op.grad.no_grad(places)]
 
 
 def index_put(
@@ -213,6 +217,38 @@ def index_put(
         dx = ctx.emit(op.index_put(output_grad, places, ctx.emit(op.zeros_like(values))))
     found = ctx.emit(op.index_tensor(output_grad, places))
     return [dx, op.grad.no_grad(places), fit(ctx, found, values)]
+
+
+def stacked_places(ctx: relax.BlockBuilder, x: relax.Expr, places: relax.Expr) -> relax.Expr:
+    """The places of index_tensor or index_put as scatter_nd reads them: vectors along a last axis, none negative."""
+    fields = list(places) if isinstance(places, relax.Tuple) else [ctx.emit(each) for each in _items(places)]
+    wrapped = []
+    for axis, field in enumerate(fields):
+        place, number = cast(field, "int64", ctx), count(ctx, x, [axis], "float32")
+        extent = scalar(number, "int64") if isinstance(number, int) else cast(number, "int64", ctx)
+        last = ctx.emit(op.add(place, extent))
+        wrapped.append(ctx.emit(op.where(op.less(place, scalar(0, "int64")), last, place)))
+    whole = wrapped[0]
+    for each in wrapped[1:]:
+        whole = ctx.emit(op.add(whole, each))
+    shape = relax.ShapeExpr(list(shape_of(whole)))
+    columns = [ctx.emit(op.expand_dims(ctx.emit(op.broadcast_to(each, shape)), [-1])) for each in wrapped]
+    return columns[0] if len(columns) == 1 else ctx.emit(op.concat(columns, -1))
+
+
+def _items(places: relax.Expr) -> list[relax.Expr]:
+    return [relax.TupleGetItem(places, number) for number in range(len(places.ty.fields))]
+
+
+def index_put_written(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """index_put that adds, as scatter_nd, whose threads share no place; one that writes as it is."""
+    x, places, values = call.args
+    if not call.attrs.accumulate:
+        return call
+    stacked = stacked_places(builder, x, places)
+    *whole, indexed = shape_of(stacked)
+    given = [*whole, *shape_of(x)[int(indexed) :]]
+    return op.scatter_nd(x, stacked, builder.emit(op.broadcast_to(values, relax.ShapeExpr(given))), "add")
 
 
 def take_layout(site: Site) -> Decision:

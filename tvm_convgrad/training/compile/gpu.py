@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tvm
+from tvm import tirx
 from tvm.relax.backend.cuda import pipeline as stages
+from tvm.s_tir import dlight
 
+from relax_ops.compat import starts_threads
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import INSTALL
 from tvm_convgrad.offload.libraries import installed_file
@@ -37,15 +40,34 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
 
 
 def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
-    """TVM's pipeline for GPUs, with a check."""
+    """TVM's pipeline for GPUs, in which a schedule that fails is left out, and none at all is refused."""
+    rules = dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.GeneralReduction, dlight.gpu.Fallback
+    *legalize, _schedules = stages.legalize_passes(target)
     passes = [
         *stages.library_dispatch_passes(target),
-        *stages.legalize_passes(target),
+        *legalize,
+        dlight.ApplyDefaultSchedule(*(_Careful(rule()) for rule in rules)),
         _refuse_unscheduled,
         *stages.dataflow_lower_passes(target),
         *stages.finalize_passes(target),
     ]
     return tvm.transform.Sequential(passes)
+
+
+class _Careful(dlight.ScheduleRule):
+    """A schedule of TVM's that is not applied where it fails, as some do for functions of two reductions or slices."""
+
+    def __init__(self, rule: dlight.ScheduleRule) -> None:
+        self._rule = rule
+
+    def apply(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, tunable: bool
+    ) -> tvm.s_tir.Schedule | list[tvm.s_tir.Schedule] | None:
+        """The schedule, or None: then the next one is tried."""
+        try:
+            return self._rule.apply(func, target, tunable)
+        except (AssertionError, RuntimeError, ValueError):  # its own assertions, and TVM's errors
+            return None
 
 
 @tvm.transform.module_pass(opt_level=0)
@@ -59,7 +81,9 @@ def _refuse_unscheduled(module: tvm.IRModule, _context: tvm.transform.PassContex
     left = [
         variable.name_hint
         for variable, function in module.functions.items()
-        if isinstance(function, tvm.tirx.PrimFunc) and not (function.attrs or {}).get("tirx.is_scheduled")
+        if isinstance(function, tirx.PrimFunc)
+        and not (function.attrs or {}).get("tirx.is_scheduled")
+        and not starts_threads(function)
     ]
     if left:
         raise UnsupportedError(

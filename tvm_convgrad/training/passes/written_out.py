@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that TVM lowers badly, as others: group norms, instance norms, and tensors filled with infinities.
+"""Operators that TVM lowers badly, as others: group norms, instance norms, tensors filled with infinities, index_put.
 
 TVM takes the variance of these norms as a difference of two means, which loses the digits of data far from zero
 (`relax_ops.rules.norms`). As sums and products, forward and gradient share the centred data and the deviation.
 Masks of attention are full of -inf; of relax.full and relax.full_like with such a value TVM 0.27 lowers nothing, as its
-check of the element type fails. A constant that is broadcast is the same.
+check of the element type fails. A constant that is broadcast is the same. An index_put that adds loses sums of places
+that occur twice, as its threads add at the same time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.compat import Constant, array_of
+from relax_ops.rules.indexing import index_put_written
 from relax_ops.rules.norms import WRITTEN_OUT, written_out
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, rewritten
 
@@ -58,7 +60,11 @@ def _filled(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 _WRITTEN: Mapping[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]] = MappingProxyType(
-    {**dict.fromkeys(WRITTEN_OUT, written_out), **dict.fromkeys((_FULL, _FULL_LIKE), _filled)}
+    {
+        **dict.fromkeys(WRITTEN_OUT, written_out),
+        **dict.fromkeys((_FULL, _FULL_LIKE), _filled),
+        "relax.index_put": index_put_written,
+    }
 )
 """What each operator is replaced by."""
 

@@ -108,7 +108,7 @@ def as_strided_scatter(node: torch.fx.Node, importer: ExportedProgramImporter) -
     emit, (places, _) = importer.block_builder.emit, _strided(node, *node.args[2:])
     x, values = (importer.env[operand] for operand in node.args[:2])
     line, written = (emit(op.reshape(each, relax.ShapeExpr([-1]))) for each in (x, values))
-    found = emit(op.index_put(line, relax.Tuple([relax.const(places, "int64")]), written))
+    found = emit(op.scatter_elements(line, relax.const(places, "int64"), written, 0))
     return emit(op.reshape(found, x.ty.shape))
 
 
