@@ -114,21 +114,21 @@ test-browser: $(VENV)/with-test $(VENV)/with-browser docs
 test-gpu: $(VENV)/with-test $(VENV)/with-cuda
 	$(BIN)/pytest -m gpu tests/gpu
 
-# Tables of layers and of steps, and their JSON, in OUT: each type by cuDNN, CUTLASS's strong points, whole steps. What
+# Tables of steps and of layers, and their JSON, in OUT: whole steps, each type by cuDNN, CUTLASS's strong points. What
 # cannot be measured fails the target at its end.
 GPU_BENCH := $(BIN)/convgrad bench --target cuda
 GPU_LAYERS := $(GPU_BENCH) --seconds 0.2
 bench-gpu: $(VENV)/with-cuda $(VENV)/with-torch
 	@mkdir -p $(OUT); failed=0; \
 	table() { name=$$1; shift; "$$@" --json $(OUT)/$$name.json --markdown $(OUT)/$$name.md || failed=1; }; \
+	for type in float32 float16; do for model in resnet18 mobilenet_v2; do \
+	    $(GPU_BENCH) --step $$model --batch 32 --dtype $$type --json $(OUT)/step-$$model-$$type.json || failed=1; \
+	done; done; \
 	networks="--suite resnet50,mobilenet_v2 --batch 32,256 --direction all"; \
 	for type in float32 float16 bfloat16; do table cudnn-$$type $(GPU_LAYERS) $$networks --dtype $$type; done; \
 	table cudnn-tf32 env CONVGRAD_CUDNN=tf32,transforms,nondeterministic $(GPU_LAYERS) $$networks; \
 	table cutlass-float16 $(GPU_LAYERS) --impl cutlass --suite resnet50 --batch 32 --layout NHWC --dtype float16 \
 	    --direction wgrad,forward --against torch,cudnn; \
-	for type in float32 float16; do for model in resnet18 mobilenet_v2; do \
-	    $(GPU_BENCH) --step $$model --batch 32 --dtype $$type --json $(OUT)/step-$$model-$$type.json || failed=1; \
-	done; done; \
 	exit $$failed
 
 $(OLDEST)/with-test: $(SOURCES)

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm_ffi.dataclasses import py_class
 
-from relax_ops.one_thread import one_thread_each
+from relax_ops.gpu.scheduled import one_thread_each
 from tvm_convgrad.codegen.extrema import is_nan, maximum
 from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import DTypeError, ProblemError

@@ -10,8 +10,8 @@ from tvm import relax, te, tirx
 
 from relax_ops import dropout
 from relax_ops.dropout import BITS, WORD, philox, seed_words, threshold
+from relax_ops.gpu.scheduled import one_thread_each
 from relax_ops.gradients.common import no_grads
-from relax_ops.one_thread import one_thread_each
 from relax_ops.rules.contract import Legalization
 from relax_ops.rules.elementwise import unary_rules
 from tvm_convgrad.codegen.hardware import is_gpu

@@ -15,7 +15,7 @@ from tvm.relax import op
 
 from relax_ops.compat import Constant, array_of
 from relax_ops.expressions import ndim_of
-from relax_ops.gpu_scatter import legalize_take_backward
+from relax_ops.gpu.take_backward import legalize_take_backward
 from relax_ops.gradients.common import cast, count, dtype_of, fit, no_grads, scalar, shape_of, widened
 from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted

@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from relax_ops.one_thread import THREADS, scheduled
+from relax_ops.gpu.scheduled import THREADS, scheduled
 
 
 def legalize_take_backward(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

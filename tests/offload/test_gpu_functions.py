@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators of steps that TVM's GPU pipeline alone cannot compile, compiled for a GPU without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tvm import relax
+from tvm.target import Target
+
+from relax_ops.dropout import dropout_mask
+from relax_ops.pool_backward import max_pool_backward
+from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.compile.lower import compile_module
+
+pytestmark = pytest.mark.cuda
+
+TARGET = Target({"kind": "cuda", "arch": "sm_90"})
+POOL = {"pool_size": [3, 3], "strides": [2, 2], "padding": [1, 1, 1, 1], "dilation": [1, 1], "layout": "NCHW"}
+WINDOW = {key: POOL[key] for key in ("pool_size", "strides", "padding")}
+PLACES = ((7,), "int64")
+
+
+def kernels_of(make: Callable[..., relax.Expr], *operands: tuple[tuple[int, ...], str]) -> str:
+    """The CUDA source of an expression of tensors of these shapes and types."""
+    builder = relax.BlockBuilder()
+    given = [relax.Var(f"a{i}", relax.TensorType(*each)) for i, each in enumerate(operands)]
+    with builder.function("main", given):
+        with builder.dataflow():
+            result = builder.emit_output(make(*given))
+        builder.emit_func_output(result)
+    modules = [compile_module(builder.get(), TARGET).mod]
+    found = []
+    while modules:
+        module = modules.pop()
+        modules += list(module.imports)
+        found += [module.inspect_source("cuda")] if module.kind == "cuda" else []
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_max_pools(dtype: str) -> None:
+    x, dy = ((2, 3, 9, 9), dtype), ((2, 3, 5, 5), dtype)
+    assert "max_pool_kernel" in kernels_of(lambda data: relax.op.nn.max_pool2d(data, **WINDOW), x)
+    source = kernels_of(lambda grad, data: max_pool_backward(grad, data, **POOL), dy, x)
+    assert "max_pool_winner_kernel" in source
+    assert "__shared__" not in source  # a window is no work for the threads of a block
+
+
+def test_dropout_is_small() -> None:
+    """The key's ten rounds are not repeated in each round of the mask, where they made megabytes."""
+    source = kernels_of(lambda like, step: dropout_mask(like, step, rate=0.3), ((64, 300), "float32"), ((), "int64"))
+    assert "dropout_key_kernel" in source
+    assert len(source) < 100_000
+
+
+def test_the_gradient_of_take() -> None:
+    """A thread for each column, which no other writes."""
+    shapes = ((7, 16), "float32"), ((50, 16), "float32"), PLACES
+    source = kernels_of(lambda grad, x, places: relax.op.grad.take_backward(grad, x, places, 0), *shapes)
+    assert source.count("void __launch_bounds__(256) take_backward_kernel") == 2 * 2  # declared and defined
+
+
+def test_operators_with_threads_of_their_own() -> None:
+    shapes = ((7, 16), "float32"), ((7, 16), "int64"), ((7, 16), "float32")
+    assert "atomic" not in kernels_of(lambda x, at, v: relax.op.scatter_elements(x, at, v, 0, "add"), *shapes)
+
+
+def test_what_has_no_schedule_is_refused() -> None:
+    """Such a function would run on the host, with addresses of the GPU's memory."""
+    with pytest.raises(UnsupportedError, match="sm_90: TVM has no GPU schedule for index_put"):
+        kernels_of(
+            lambda x, at, v: relax.op.index_put(x, relax.Tuple([at]), v), ((50,), "float32"), PLACES, ((7,), "float32")
+        )
