@@ -73,3 +73,14 @@ def test_what_has_no_schedule_is_refused() -> None:
         kernels_of(
             lambda x, at, v: relax.op.index_put(x, relax.Tuple([at]), v), ((50,), "float32"), PLACES, ((7,), "float32")
         )
+
+
+def test_long_formulas_are_not_fused_whole() -> None:
+    """Each value is read twice by the next: as one formula they would be 2^16 times as long."""
+
+    def chain(x: relax.Expr) -> relax.Expr:
+        for _ in range(16):
+            x = relax.op.add(x, relax.op.sin(x))
+        return x
+
+    assert len(kernels_of(chain, ((64,), "float32"))) < 100_000
