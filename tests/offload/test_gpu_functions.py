@@ -48,6 +48,12 @@ def test_max_pools(dtype: str) -> None:
     assert "__shared__" not in source  # a window is no work for the threads of a block
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_adaptive_pools(dtype: str) -> None:
+    source = kernels_of(lambda x: relax.op.nn.adaptive_avg_pool2d(x, (3, 4)), ((2, 3, 7, 5), dtype))
+    assert "adaptive_avg_pool_kernel" in source
+
+
 def test_dropout_is_small() -> None:
     """The key's ten rounds are not repeated in each round of the mask, where they made megabytes."""
     source = kernels_of(lambda like, step: dropout_mask(like, step, rate=0.3), ((64, 300), "float32"), ((), "int64"))

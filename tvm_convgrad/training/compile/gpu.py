@@ -14,14 +14,14 @@ from tvm.relax.backend.cuda import pipeline as stages
 from tvm.s_tir import dlight
 
 from relax_ops.compat import starts_threads
-from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.errors import ConvGradError, SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import INSTALL
 from tvm_convgrad.offload.libraries import installed_file
 
 MOST_FUSED = 8
 """The most operators that become one function. TVM's schedules for GPUs write the formula of an intermediate value
-wherever it is read: that of a cumulative maximum, each of whose steps is read several times, filled the memory. With this
-bound a ResNet-18 has as many functions as without, a transformer layer 3 % more."""
+wherever it is read: that of a cumulative maximum, each of whose steps is read several times, filled the memory. With
+this bound a ResNet-18 has as many functions as without, a transformer layer 3 % more."""
 
 _HEADERS = (("nvidia-cuda-runtime", "cuda_runtime.h"), ("nvidia-cuda-cccl", "cuda/std/cstdint"))
 
@@ -37,10 +37,14 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
     with _nvrtc(), tvm.transform.PassContext(opt_level=3, config={"relax.FuseOps.max_depth": MOST_FUSED}):
         try:
             return tvm.compile(module, target=whole, relax_pipeline=_pipeline(whole))
-        except RuntimeError as error:  # TVM's own are of this kind
+        except ConvGradError:
+            raise
+        except (RuntimeError, ValueError) as error:  # TVM's own are of these kinds
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            said = lines[0] if isinstance(error, ValueError) else lines[-1]
             raise UnsupportedError(
                 f"target {target.attrs['arch']}: TVM's schedules and NVRTC cannot compile the step for a GPU "
-                f"({str(error).strip().splitlines()[-1]}); use --target llvm, or tvm_convgrad.partition for a part."
+                f"({said}); use --target llvm, or tvm_convgrad.partition for a part."
             ) from error
 
 
