@@ -53,7 +53,9 @@ FIXED = 53
     ("direction", "descriptor", "epilogue", "version", "reason"),
     [
         ("forward", "g4mb{n}ic4ih9oc12kh3sh2ph0rh1", Epilogue(bias=True, relu=True, accumulate=True), 75, ""),
-        ("backward_weight", "mb2ic3ih9oc4kh3_lay=CNHW:IHWO:NCHW", Epilogue(accumulate=True), 75, ""),
+        ("backward_weight", "mb2ic3ih9oc4kh3_lay=NHWC:OIHW:NCHW", Epilogue(accumulate=True), 75, ""),
+        ("backward_weight", "mb2ic3ih9oc4kh3_lay=CNHW:OIHW:NCHW", NO_EPILOGUE, 75, "the layout CNHW of data"),
+        ("forward", "mb2ic3ih9oc4kh3_lay=NHWC:HWIO:NHWC", NO_EPILOGUE, 90, "the layout HWIO of weight"),
         ("forward", "mb2ic4ih9oc4kh3_dt=bf16:bf16:bf16", NO_EPILOGUE, 75, "sm_75 has no bfloat16; sm_80 is the first"),
         ("forward", "mb2ic4ih9oc4kh3_dt=bf16:bf16:bf16", NO_EPILOGUE, 80, ""),
         ("forward", "mb2ic4ih9oc4kh3_dt=f16:f16:f32", NO_EPILOGUE, 90, "types float16, float32; it takes one type"),
