@@ -16,9 +16,8 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm_ffi.dataclasses import py_class
 
-from relax_ops.gpu.scheduled import one_thread_each
+from relax_ops.gpu.scheduled import lowers_for_gpu, one_thread_each
 from tvm_convgrad.codegen.extrema import is_nan, maximum
-from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import DTypeError, ProblemError
 from tvm_convgrad.core.geometry import SPATIAL
 
@@ -205,7 +204,7 @@ class _Pool:
             return te.sum(value, axis=offsets)
 
         total = te.compute(self.data.shape, element, name="pool_gradient")
-        if sum_dtype == dtype or is_gpu(tvm.target.Target.current(allow_none=True)):
+        if sum_dtype == dtype or lowers_for_gpu():
             return total
         return te.compute(self.data.shape, lambda *i: total(*i).astype(dtype), name="pool_gradient_cast")
 
@@ -249,7 +248,7 @@ class _Pool:
         A GPU compares values of 16 bits themselves, as its function holds no tensor to cast from.
         """
         dtype = str(self.data.dtype)
-        compared = dtype if is_gpu(tvm.target.Target.current(allow_none=True)) else self.wide
+        compared = dtype if lowers_for_gpu() else self.wide
         reduce = te.comm_reducer(maximum, lambda dtype: tirx.const(float("-inf"), dtype), name="max")
         offsets, padded = self._offsets(), self._padded(compared)
         result = te.compute(

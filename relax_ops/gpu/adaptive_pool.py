@@ -8,10 +8,9 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 
 from relax_ops.gpu.scheduled import one_thread_each
+from relax_ops.gradients.common import wide
 from relax_ops.ir import constant_extents
 from tvm_convgrad.core.geometry import SPATIAL
-
-_NARROW = ("float16", "bfloat16")
 
 
 def covers(call: relax.Call) -> bool:
@@ -29,7 +28,7 @@ def legalize_adaptive_pool(block_builder: relax.BlockBuilder, call: relax.Call) 
     assert result is not None
     axes = [str(call.attrs.layout).index(letter) for letter in SPATIAL[len(source) - 2]]
     dtype = str(call.ty.dtype)
-    wide = "float32" if dtype in _NARROW else dtype
+    sum_dtype = wide(dtype)
 
     def mean(data: te.Tensor) -> te.Tensor:
         spans = [_longest(source[axis], result[axis]) for axis in axes]
@@ -42,14 +41,14 @@ def legalize_adaptive_pool(block_builder: relax.BlockBuilder, call: relax.Call) 
                 at[axis] = begin + offset
                 inside.append(at[axis] < end)
                 count = count * (end - begin)
-            share = data(*at).astype(wide) / count.astype(wide)
-            return te.sum(tirx.if_then_else(tirx.all(*inside), share, tirx.const(0, wide)), axis=offsets)
+            share = data(*at).astype(sum_dtype) / count.astype(sum_dtype)
+            return te.sum(tirx.if_then_else(tirx.all(*inside), share, tirx.const(0, sum_dtype)), axis=offsets)
 
         return te.compute(result, element, name="adaptive_avg_pool")
 
     found = block_builder.call_te(mean, call.args[0], primfunc_name_hint="adaptive_avg_pool")
     found = one_thread_each(block_builder, found)
-    return found if wide == dtype else block_builder.call_te(topi.cast, block_builder.emit(found), dtype)
+    return found if sum_dtype == dtype else block_builder.call_te(topi.cast, block_builder.emit(found), dtype)
 
 
 def _window(place: Any, source: int, result: int) -> tuple[Any, Any]:

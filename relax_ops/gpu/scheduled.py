@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions for GPUs whose schedule is fixed where they are made: one thread for each element of the result.
 
-TVM's GPU pipeline fuses a function with its neighbours, and schedules a reduction across threads. With a combiner of
+TVM's GPU pipeline fuses a function with those around it, and schedules a reduction across threads. With a combiner of
 our own, such as a maximum that keeps NaN, it cannot, and finds out too late; and a window of 9 places gets a block.
 """
 
@@ -19,6 +19,11 @@ THREADS = 256
 _OPAQUE = 8  # TVM's kOpaque: nothing is fused with it
 
 
+def lowers_for_gpu() -> bool:
+    """Whether the target of the lowering that is under way is a GPU."""
+    return is_gpu(tvm.target.Target.current(allow_none=True))
+
+
 def one_thread_each(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
     """The call of a TIR function, which for a GPU is scheduled here; for a CPU the call as it is.
 
@@ -26,9 +31,9 @@ def one_thread_each(block_builder: relax.BlockBuilder, call: relax.Call) -> rela
         block_builder: its module has the function.
         call: what `block_builder.call_te` gives.
     """
-    target = tvm.target.Target.current(allow_none=True)
-    if not is_gpu(target):
+    if not lowers_for_gpu():
         return call
+    target = tvm.target.Target.current()
     function = block_builder.get()[call.args[0]]
     return scheduled(block_builder, call, dlight.gpu.Fallback().apply(function, target, False).mod["main"])
 
@@ -47,4 +52,4 @@ def scheduled(block_builder: relax.BlockBuilder, call: relax.Call, function: tir
     return call
 
 
-__all__ = ["THREADS", "one_thread_each", "scheduled"]
+__all__ = ["THREADS", "lowers_for_gpu", "one_thread_each", "scheduled"]

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from tvm import relax
 
+from relax_ops.gpu.scheduled import lowers_for_gpu
 from relax_ops.layouts.site import Decision, Site
 from relax_ops.per_sample.states import Summed
 from relax_ops.vmap.emitter import Vmap
@@ -96,3 +97,16 @@ class OperatorRules:
 def named(*names: str) -> tuple[str, ...]:
     """Names of Relax operators from what stands behind `relax.`."""
     return tuple(f"relax.{name}" for name in names)
+
+
+def on_gpus(own: Legalization, covers: Callable[[relax.Call], bool]) -> LegalizationRule:
+    """The rule `legalize` of a lowering that is `own` for what it covers on GPUs, and the stock one elsewhere."""
+
+    def wrapped(stock: Legalization) -> Legalization:
+        def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+            return (own if lowers_for_gpu() and covers(call) else stock)(block_builder, call)
+
+        legalize.__doc__ = own.__doc__
+        return legalize
+
+    return wrapped

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import relax, te, tirx
 
 from relax_ops import dropout
 from relax_ops.dropout import BITS, WORD, philox, seed_words, threshold
-from relax_ops.gpu.scheduled import one_thread_each
+from relax_ops.gpu.scheduled import lowers_for_gpu, one_thread_each
 from relax_ops.gradients.common import no_grads
 from relax_ops.rules.contract import Legalization
 from relax_ops.rules.elementwise import unary_rules
-from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import UnsupportedError
 
 
@@ -71,7 +69,7 @@ def legalize_mask(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.
     like, step = call.args
     # The key is computed once, not for every element. A GPU's schedule would inline it where it is read, which is in
     # each round of every element (megabytes of source), unless it is a function of its own that nothing is fused with.
-    if not is_gpu(tvm.target.Target.current(allow_none=True)):
+    if not lowers_for_gpu():
         return block_builder.call_te(
             lambda like, step: elements(like, key_words(step)), like, step, primfunc_name_hint="dropout_mask"
         )

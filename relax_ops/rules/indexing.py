@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import relax, te
 from tvm.relax import op
 
@@ -19,13 +18,12 @@ from relax_ops.gpu.take_backward import legalize_take_backward
 from relax_ops.gradients.common import cast, count, dtype_of, fit, no_grads, scalar, shape_of, widened
 from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted
-from relax_ops.rules.contract import Legalization, OperatorRules, named
+from relax_ops.rules.contract import Legalization, OperatorRules, named, on_gpus
 from relax_ops.rules.elementwise import no_gradients
 from relax_ops.rules.slicing import put_back
 from relax_ops.vmap.common import along_one_axis, same_axis
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
-from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core.errors import UnsupportedError
 
 
@@ -290,13 +288,8 @@ def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:
     return axis + (along <= axis)
 
 
-def _take_backward_legalization(stock: Legalization) -> Legalization:
-    def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        own = is_gpu(tvm.target.Target.current(allow_none=True)) and call.attrs.axis is not None
-        return legalize_take_backward(block_builder, call) if own else stock(block_builder, call)
-
-    legalize.__doc__ = "FLegalize of grad.take_backward."
-    return legalize
+def _has_axis(call: relax.Call) -> bool:
+    return call.attrs.axis is not None
 
 
 RULES = (
@@ -309,7 +302,9 @@ RULES = (
         linear=((0,),),
         legalize=_take_legalization,
     ),
-    OperatorRules(named("grad.take_backward"), mapped_axis=take_backward_axis, legalize=_take_backward_legalization),
+    OperatorRules(
+        named("grad.take_backward"), mapped_axis=take_backward_axis, legalize=on_gpus(legalize_take_backward, _has_axis)
+    ),
     OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
     OperatorRules(
         named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis, vmap=along_one_axis

@@ -26,15 +26,15 @@ from legalize.builder import Extent
 from relax_ops import pool_backward
 from relax_ops.compat import SBlock, SBlockRealize
 from relax_ops.expressions import same_extent
-from relax_ops.gpu import adaptive_pool
+from relax_ops.gpu.adaptive_pool import covers, legalize_adaptive_pool
 from relax_ops.gradients.common import FLOATS, cast, divide_by_count, dtype_of, shape_of, wide
 from relax_ops.gradients.separable import apply_transposed, identity, multiply_transposed
 from relax_ops.ir import constant_extents, shape_values
 from relax_ops.layouts.algebra import stored
 from relax_ops.layouts.site import Decision, Site, unconverted
-from relax_ops.rules.contract import Legalization, OperatorRules, named
+from relax_ops.rules.contract import Legalization, OperatorRules, named, on_gpus
 from relax_ops.vmap.common import window, window_axis
-from tvm_convgrad.codegen.hardware import is_gpu, machine_of
+from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.codegen.loops import MAX_INDEX
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL
@@ -273,15 +273,6 @@ def _own_legalization(_stock: Legalization) -> Legalization:
     return pool_backward.legalize
 
 
-def _adaptive_legalization(stock: Legalization) -> Legalization:
-    def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        own = is_gpu(tvm.target.Target.current(allow_none=True)) and adaptive_pool.covers(call)
-        return (adaptive_pool.legalize_adaptive_pool if own else stock)(block_builder, call)
-
-    legalize.__doc__ = "FLegalize of an adaptive average pool."
-    return legalize
-
-
 def _legalization(stock: Legalization, is_forward: bool) -> Legalization:
     fallback = pool_backward.legalize_max_pool if is_forward else pool_backward.legalize
 
@@ -330,7 +321,7 @@ RULES = (
         legalize=_max_pool_legalization,
     ),
     _rules(_pools("avg"), gradient=pool, stock_fails=stock_gradient_fails, vmap=window),
-    _rules(_pools("adaptive_avg"), gradient=adaptive, vmap=window, legalize=_adaptive_legalization),
+    _rules(_pools("adaptive_avg"), gradient=adaptive, vmap=window, legalize=on_gpus(legalize_adaptive_pool, covers)),
     _rules(
         named("grad.max_pool2d_backward"),
         gradient=max_backward,

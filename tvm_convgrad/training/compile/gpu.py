@@ -34,7 +34,7 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
         UnsupportedError: TVM has no GPU schedule for an operation of the module.
     """
     whole = tvm.target.Target(target, host="llvm")
-    with _nvrtc(), tvm.transform.PassContext(opt_level=3, config={"relax.FuseOps.max_depth": MOST_FUSED}):
+    with _nvrtc(), _bounded_fusion():
         try:
             return tvm.compile(module, target=whole, relax_pipeline=_pipeline(whole))
         except ConvGradError:
@@ -46,6 +46,18 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
                 f"target {target.attrs['arch']}: TVM's schedules and NVRTC cannot compile the step for a GPU "
                 f"({said}); use --target llvm, or tvm_convgrad.partition for a part."
             ) from error
+
+
+def _bounded_fusion() -> tvm.transform.PassContext:
+    """The context in force, with the bound of MOST_FUSED unless it has one."""
+    now = tvm.transform.PassContext.current()
+    return tvm.transform.PassContext(
+        opt_level=now.opt_level,
+        required_pass=list(now.required_pass),
+        disabled_pass=list(now.disabled_pass),
+        instruments=list(now.instruments),
+        config={"relax.FuseOps.max_depth": MOST_FUSED, **now.config},
+    )
 
 
 def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
