@@ -115,7 +115,7 @@ def test_the_grid(arch: str) -> None:
 
 
 def test_layouts_that_cudnn_misreads() -> None:
-    """cuDNN has engines for these. On an H100 none was right for HWIO; orders such as CHWN have not been tried there."""
+    """cuDNN has engines for these. On an H100 none was right for HWIO; orders such as CHWN were not tried there."""
     for layouts, named in (("NHWC:HWIO:NHWC", "HWIO of weight"), ("CHWN:OIHW:CHWN", "CHWN of data")):
         problem = ConvProblem.from_descriptor(GRID[0]).with_layouts(*layouts.split(":"))
         assert f"the layout {named}" in rules.refusal("forward", problem, NO_EPILOGUE, 90)

@@ -49,7 +49,7 @@ def _type_refusal(direction: str, problem: ConvProblem, version: int) -> str:
 
 
 def layout_refusal(problem: ConvProblem) -> str:
-    """Why cuDNN is not given a problem's layouts, or nothing: it has engines for any strides, but not right ones."""
+    """Why cuDNN is not given a problem's layouts, or nothing; it has engines for any strides, some wrong."""
     letters = SPATIAL[problem.rank]
     layouts = {"data": problem.data_layout, "weight": problem.kernel_layout, "grad": problem.grad_layout}
     for name, layout in layouts.items():
