@@ -14,12 +14,16 @@ from tvm import relax
 from relax_ops.dropout import dropout_mask, reference_mask
 from relax_ops.pool_backward import avg_pool_backward, max_pool_backward
 from relax_ops.program import directions_module
+from tests.offload.matrix_product import operands_of, product
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.cuda import local_target
+from tvm_convgrad.offload.partition import partition
+from tvm_convgrad.offload.registry import backend, load_runtime
 from tvm_convgrad.training.compile.lower import compile_module
+from tvm_convgrad.training.passes.library_products import ProductsForLibraries
 
 pytestmark = pytest.mark.gpu
 
@@ -105,3 +109,27 @@ def test_convolutions_without_a_library(target: Any, direction: str, descriptor:
     machine = relax.VirtualMachine(compile_module(module, target), tvm.cuda(0))
     found = machine["main"](*(tvm.runtime.tensor(operand, tvm.cuda(0)) for operand in operands)).numpy()
     assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((8, 28, 28, 48), [0, 1, 2]), ((4096, 48), [0]), ((8, 48, 28, 28), [0, 2, 3])]
+)
+def test_sums(target: Any, dtype: str, shape: tuple[int, ...], axes: list[int]) -> None:
+    """Sums of float32 in one call and in two: every sum of such integers is exact."""
+    x = numbers(dtype, *shape)
+    found = run(target, [x], lambda x: relax.op.sum(relax.op.astype(x, "float32"), axes))
+    assert np.array_equal(found, x.astype("float64").sum(tuple(axes)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["A B", "A B^T", "A^T B"])
+def test_products(target: Any, dtype: str, form: str) -> None:
+    """Linear layers and their gradients, which cuDNN computes."""
+    module = product(form, *((40, 96, 24) if form == "A^T B" else (96, 40, 24)), dtype)
+    a, b, wanted = operands_of(module, form)
+    module = partition(ProductsForLibraries(("cudnn",), target)(module), ["cudnn"], target)
+    load_runtime("cudnn", backend("cudnn").library())
+    machine = relax.VirtualMachine(compile_module(module, target), tvm.cuda(0))
+    found = machine["main"](*(tvm.runtime.tensor(each, tvm.cuda(0)) for each in (a, b))).numpy()
+    assert np.array_equal(found.astype("float64"), wanted)

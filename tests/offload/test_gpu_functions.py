@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
+import tvm_ffi
 from tvm import relax
 from tvm.target import Target
 
 from relax_ops.dropout import dropout_mask
 from relax_ops.pool_backward import max_pool_backward
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.offload.nvrtc import compiled, precise_kernels
 from tvm_convgrad.training.compile.lower import compile_module
 
 pytestmark = pytest.mark.cuda
@@ -23,7 +26,7 @@ PLACES = ((7,), "int64")
 
 
 def kernels_of(make: Callable[..., relax.Expr], *operands: tuple[tuple[int, ...], str]) -> str:
-    """The CUDA source of an expression of tensors of these shapes and types."""
+    """The CUDA source of an expression of tensors of these shapes and types, which NVRTC takes."""
     builder = relax.BlockBuilder()
     given = [relax.Var(f"a{i}", relax.TensorType(*each)) for i, each in enumerate(operands)]
     with builder.function("main", given):
@@ -36,13 +39,17 @@ def kernels_of(make: Callable[..., relax.Expr], *operands: tuple[tuple[int, ...]
         module = modules.pop()
         modules += list(module.imports)
         found += [module.inspect_source("cuda")] if module.kind == "cuda" else []
+    for source in found:
+        assert compiled(source, "sm_90")
     return "\n".join(found)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_max_pools(dtype: str) -> None:
     x, dy = ((2, 3, 9, 9), dtype), ((2, 3, 5, 5), dtype)
-    assert "max_pool_kernel" in kernels_of(lambda data: relax.op.nn.max_pool2d(data, **WINDOW), x)
+    source = kernels_of(lambda data: relax.op.nn.max_pool2d(data, **WINDOW), x)
+    assert "max_pool_kernel" in source
+    assert ("inff/*" in source) == (dtype == "bfloat16")  # a name that C++ does not have
     source = kernels_of(lambda grad, data: max_pool_backward(grad, data, **POOL), dy, x)
     assert "max_pool_winner_kernel" in source
     assert "__shared__" not in source  # a window is no work for the threads of a block
@@ -90,3 +97,41 @@ def test_long_formulas_are_not_fused_whole() -> None:
         return x
 
     assert len(kernels_of(chain, ((64,), "float32"))) < 100_000
+
+
+def test_arithmetic_is_that_of_a_cpu() -> None:
+    """No approximate instruction but those that exact functions are made of, none that flushes subnormal numbers."""
+    source = kernels_of(
+        lambda x, y: relax.op.sqrt(relax.op.tanh(relax.op.sin(relax.op.exp(relax.op.log(relax.op.divide(x, y)))))),
+        ((7, 16), "float32"),
+        ((7, 16), "float32"),
+    )
+    ptx = compiled(source, "sm_90", ptx=True).decode()
+    assert "div.rn.f32" in ptx
+    assert "sqrt.rn.f32" in ptx
+    assert not set(
+        re.findall(r"\b(?:div|sqrt|lg2|sin|cos|tanh)\.(?:approx|full)[\w.]*|\b(?:add|mul|fma)\.[\w.]*ftz[\w.]*", ptx)
+    )
+
+
+def test_an_error_of_nvrtc_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"NVRTC: NVRTC_ERROR_COMPILATION; .*identifier \"y\" is undefined"):
+        compiled('extern "C" __global__ void f(float* x) { x[0] = y; }', "sm_90")
+
+
+def test_tvms_own_compiler_is_back_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tvm_callback_cuda_compile"
+    source = 'extern "C" __global__ void f(float* x) { x[0] = __expf(x[1]); }'
+    calls: list[str] = []
+    before = tvm_ffi.get_global_func(name)
+    tvm_ffi.register_global_func(name, lambda code, *_: calls.append(str(code)) or b"own", override=True)
+    try:
+        with TARGET, precise_kernels():
+            assert bytes(tvm_ffi.get_global_func(name)(source))[:4] == b"\x7fELF"
+        assert calls == []
+        monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")  # the user's choice
+        with TARGET, precise_kernels():
+            tvm_ffi.get_global_func(name)(source)
+        assert calls == [source]
+    finally:
+        tvm_ffi.register_global_func(name, before, override=True)

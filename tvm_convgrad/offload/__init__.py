@@ -12,6 +12,7 @@ partition.py    convolutions, with what follows them, replaced by calls of a bac
 in_place.py     calls that write a sum in the place of a summand
 measured.py     which of kernel and library was faster, for `auto`
 cuda.py         CUDA's runtime from its package, the GPU of this machine
+nvrtc.py        CUDA kernels that TVM wrote, compiled without approximate arithmetic
 cudnn/          cuDNN on NVIDIA GPUs
 cutlass/        CUTLASS on NVIDIA GPUs: kernels compiled for one problem
 onednn/         oneDNN on CPUs

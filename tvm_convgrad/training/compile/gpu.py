@@ -3,27 +3,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.relax.backend.cuda import pipeline as stages
 from tvm.s_tir import dlight
 
 from relax_ops.compat import starts_threads
-from tvm_convgrad.core.errors import ConvGradError, SetupError, UnsupportedError
-from tvm_convgrad.offload.cuda import INSTALL
-from tvm_convgrad.offload.libraries import installed_file
+from tvm_convgrad.core.errors import ConvGradError, UnsupportedError
+from tvm_convgrad.offload.nvrtc import header_folders, precise_kernels
+from tvm_convgrad.training.passes.staged_sums import SumInStages
 
 MOST_FUSED = 8
 """The most operators that become one function. TVM's schedules for GPUs write the formula of an intermediate value
 wherever it is read: that of a cumulative maximum, each of whose steps is read several times, filled the memory. With
 this bound a ResNet-18 has as many functions as without, a transformer layer 3 % more."""
-
-_HEADERS = (("nvidia-cuda-runtime", "cuda_runtime.h"), ("nvidia-cuda-cccl", "cuda/std/cstdint"))
 
 
 def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Executable:
@@ -34,7 +27,8 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
         UnsupportedError: TVM has no GPU schedule for an operation of the module.
     """
     whole = tvm.target.Target(target, host="llvm")
-    with _nvrtc(), _bounded_fusion():
+    header_folders()  # what is missing is said before anything is compiled
+    with precise_kernels(), _bounded_fusion():
         try:
             return tvm.compile(module, target=whole, relax_pipeline=_pipeline(whole))
         except ConvGradError:
@@ -65,6 +59,8 @@ def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     rules = dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.GeneralReduction, dlight.gpu.Fallback
     *legalize, _schedules = stages.legalize_passes(target)
     passes = [
+        SumInStages(),
+        relax.transform.DeadCodeElimination(),
         *stages.library_dispatch_passes(target),
         *legalize,
         dlight.ApplyDefaultSchedule(*(_Careful(rule()) for rule in rules)),
@@ -112,28 +108,6 @@ def _refuse_unscheduled(module: tvm.IRModule, _context: tvm.transform.PassContex
             "--target llvm, or replace the operator in the model."
         )
     return module
-
-
-@contextmanager
-def _nvrtc() -> Iterator[None]:
-    """TVM finds NVRTC's headers in the packages of the registry, unless CUDA_PATH is set."""
-    headers = [installed_file(*each) for each in _HEADERS]
-    missing = [package for (package, _), found in zip(_HEADERS, headers, strict=True) if found is None]
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
-        missing.append("cuda-bindings")
-    if missing:
-        raise SetupError(f"compiling for a GPU needs NVRTC (not installed: {', '.join(missing)}): {INSTALL}")
-    runtime, library = (each for each in headers if each is not None)
-    own = {"CUDA_PATH": str(runtime.parents[1]), "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-I{library.parents[2]}"}
-    if "CUDA_PATH" in os.environ:
-        own = {}
-    before = {key: os.environ.get(key) for key in own}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key, None) if value is None else os.environ.update({key: value})
 
 
 __all__ = ["compile_for_gpu"]

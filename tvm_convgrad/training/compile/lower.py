@@ -29,6 +29,7 @@ from tvm_convgrad.training.passes.gradient_sums import AddGradientsInPlace
 from tvm_convgrad.training.passes.in_place import UpdateStateInPlace
 from tvm_convgrad.training.passes.internal_calls import PIPELINE, CheckAtEntry
 from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
+from tvm_convgrad.training.passes.library_products import ProductsForLibraries
 from tvm_convgrad.training.passes.order import OrderCalls
 from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.passes.recompute import Recompute
@@ -102,7 +103,7 @@ def _compiled(
     module: tvm.IRModule, entry: str, target: tvm.target.Target, backends: Sequence[str]
 ) -> tuple[tvm.runtime.Executable, list[Lowered]]:
     """The executable of a module, and what computes the convolutions of its function `entry`."""
-    module = simplified(module)
+    module = _for_libraries(simplified(module), backends, target)
     offloaded = offload(module, backends, target)
     with recorded_choices() as record:
         executable = compile_module(offloaded.module, target)
@@ -139,8 +140,8 @@ def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> 
 @rules()
 def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
     """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
-    module = simplified(step.module)
     target = target if is_gpu(target) else _cpu(target)
+    module = _for_libraries(simplified(step.module), backends, target)
     offloaded = offload(module, backends, target)
     with target, recorded_choices() as record:
         tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(offloaded.module)
@@ -151,6 +152,13 @@ def simplified(module: tvm.IRModule) -> tvm.IRModule:
     """The module without common subexpressions: the one whose convolutions are counted."""
     passes = [WriteOutOperators(), relax.transform.EliminateCommonSubexpr(), relax.transform.CanonicalizeBindings()]
     return tvm.transform.Sequential(passes)(module)
+
+
+def _for_libraries(module: tvm.IRModule, backends: Sequence[str], target: tvm.target.Target) -> tvm.IRModule:
+    """The module with more convolutions for libraries: on GPUs matrix products are."""
+    if not is_gpu(target) or tuple(backends) == (NONE,):
+        return module
+    return ProductsForLibraries(backends, target)(module)
 
 
 def _rewrites() -> list[tvm.transform.Pass]:

@@ -23,13 +23,13 @@ from relax_ops.ir import constant_extents
 from relax_ops.lowering import add_generated, packed_constant
 from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT, DIRECTIONS, FORWARD
-from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH, ConvProblem
+from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call, operator_name
+from tvm_convgrad.training.ir.matrices import SMALL, Rows, is_transpose, matrix
 
-SMALL = 1 << 16  # multiply-accumulates; below, the time of a call counts
 WIDTH = 64  # pixels of an image row, at most
 _NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
 _TYPES = frozenset([*((d, d) for d in (*_NARROW, *_WIDE)), *((d, "float32") for d in _NARROW)])
@@ -116,7 +116,7 @@ class _Products(PyExprMutator):
         read: dict[Any, bool] = {}
         for value in self.values.values():
             for variable in relax.analysis.free_vars(value):
-                read[variable] = read.get(variable, True) and self._is_transpose(value)
+                read[variable] = read.get(variable, True) and is_transpose(value)
                 self.readers[variable] += 1
         for variable in relax.analysis.free_vars(function.body.body):
             read[variable] = False
@@ -175,7 +175,7 @@ class _Products(PyExprMutator):
 
     def _gradient(self, variable: relax.Var) -> tuple[Any, _Product] | None:
         """The weight gradient, by its variable, that a variable is, or is the transpose of, if nobody else reads it."""
-        if self._is_transpose(self.values.get(variable)) and self.readers[variable] == 1:
+        if is_transpose(self.values.get(variable)) and self.readers[variable] == 1:
             variable = self.values[variable].args[0]
         if self.readers[variable] != 1 or variable in self.left_out:
             return None
@@ -202,12 +202,12 @@ class _Products(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> Any:
         """The transpose of a transpose is what was there, a view of a view is one; everything else stays."""
         is_view = is_call(call, "relax.reshape")
-        if is_view or self._is_transpose(call):
+        if is_view or is_transpose(call):
             operand = self.visit_expr(call.args[0])
             value: Any = self.builder_.lookup_binding(operand) if isinstance(operand, relax.Var) else None
             if is_view and is_call(value, "relax.reshape"):
                 return relax.op.reshape(value.args[0], call.args[1])
-            if not is_view and self._is_transpose(value):
+            if not is_view and is_transpose(value):
                 return value.args[0]
         return super().visit_call_(call)
 
@@ -259,7 +259,7 @@ class _Products(PyExprMutator):
 
     def _matrix_of(self, tensor: relax.Expr, value: relax.Expr, transposed: bool) -> Any:
         """What a kernel gives, `transposed` or not, as the matrix that `value` is."""
-        shape = _matrix(value)
+        shape = matrix(value)
         assert shape is not None  # or there were no product
         if transposed:
             return relax.op.permute_dims(self.builder_.emit(relax.op.reshape(tensor, [shape[1], shape[0]])), [1, 0])
@@ -269,7 +269,7 @@ class _Products(PyExprMutator):
         """The kernel for a matrix product, if there is one and it is worth a call."""
         if not isinstance(call, tvm.ir.Call) or operator_name(call) != "relax.matmul":
             return None
-        left, right = (_matrix(argument) for argument in call.args)
+        left, right = (matrix(argument) for argument in call.args)
         if left is None or right is None:
             return None
         dtype, result = element_type(call.args[0]), element_type(call)
@@ -284,7 +284,7 @@ class _Products(PyExprMutator):
         else:
             direction, rows, channels, operands = FORWARD.name, m, k, (first, second)
             kernel_layout = "OHWI" if is_second_transposed else "HWIO"
-        found = _Rows.of(rows)
+        found = Rows.of(rows)
         if found is None or not isinstance(channels, int) or not isinstance(n, int):
             return None
         if found.representative * channels * n < SMALL:
@@ -318,59 +318,16 @@ class _Products(PyExprMutator):
     def _source(self, operand: relax.Expr) -> tuple[Any, bool]:
         """The matrix that an operand is, or is the transpose of."""
         transposed = False
-        while self._is_transpose(self.values.get(operand)):
+        while is_transpose(self.values.get(operand)):
             operand, transposed = self.values[operand].args[0], not transposed
         return operand, transposed
-
-    @staticmethod
-    def _is_transpose(value: relax.Expr) -> bool:
-        """Whether the value is the transpose of a matrix."""
-        if not is_call(value, "relax.permute_dims"):
-            return False
-        axes = value.attrs.axes
-        return _matrix(value.args[0]) is not None and (axes is None or [int(a) % 2 for a in axes] == [1, 0])
 
 
 def _is_sum_of_rows(value: relax.Expr) -> bool:
     """Whether the value is a vector, the sum of a matrix's rows."""
-    if not is_call(value, "relax.sum") or _matrix(value.args[0]) is None or value.attrs.keepdims:
+    if not is_call(value, "relax.sum") or matrix(value.args[0]) is None or value.attrs.keepdims:
         return False
     return value.attrs.axis is not None and [int(axis) % 2 for axis in value.attrs.axis] == [0]
-
-
-def _matrix(expr: relax.Expr) -> tuple[Any, Any] | None:
-    """The extents of a matrix: integers, or expressions of symbolic ones."""
-    shape = getattr(expr.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or len(shape.values) != 2:
-        return None
-    first, second = (int(e) if isinstance(e, tvm.tirx.IntImm) else e for e in shape.values)
-    return first, second
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a matrix: `each` for every sample of a symbolic `batch`, or in all if that is None."""
-
-    each: int
-    batch: Any = None
-
-    @classmethod
-    def of(cls, extent: Any) -> _Rows | None:
-        """From an extent: a number, a symbolic one, or a multiple of it; None if it is anything else."""
-        if isinstance(extent, int):
-            return cls(extent)
-        if isinstance(extent, tvm.tirx.Var):
-            return cls(1, extent)
-        if isinstance(extent, tvm.tirx.Mul):
-            for factor, batch in ((extent.a, extent.b), (extent.b, extent.a)):
-                if isinstance(factor, tvm.tirx.IntImm) and isinstance(batch, tvm.tirx.Var):
-                    return cls(int(factor), batch)
-        return None
-
-    @property
-    def representative(self) -> int:
-        """How many there are, of a batch of the size that code is planned for if it is symbolic."""
-        return self.each * (1 if self.batch is None else REPRESENTATIVE_BATCH)
 
 
 def _lines(rows: int) -> Iterator[tuple[int, int]]:

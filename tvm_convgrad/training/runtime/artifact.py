@@ -245,12 +245,18 @@ def load_module(artifact: Artifact) -> tvm.runtime.Module:
         SetupError: a vendor's library that the step calls, or the GPU that it is for, is missing on this machine.
         ArtifactError: the file was overwritten in place while it was loaded.
     """
-    if is_for_gpu(artifact.manifest):
+    for_gpu = is_for_gpu(artifact.manifest)
+    if for_gpu:
         from tvm_convgrad.offload.cuda import local_target  # it imports TVM
 
         local_target()
     for name, path in artifact.manifest.get("runtimes", {}).items():
         load_runtime(name, Path(path))
+    if for_gpu:
+        from tvm_convgrad.offload.nvrtc import precise_kernels  # it imports TVM
+
+        with precise_kernels():
+            return load_library(artifact.path, artifact.id)
     return load_library(artifact.path, artifact.id)
 
 
