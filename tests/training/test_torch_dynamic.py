@@ -104,6 +104,16 @@ FUNCTIONS = {
     ),
     "chosen": chosen,
     "columns": columns,
+    "spread": lambda x: (
+        x * (x.std() + x.var(0) + x.var((0, 2), correction=0, keepdim=True) + x.std((1, 3), keepdim=True))
+    ),
+    "spread_and_mean": lambda x: x * sum(torch.var_mean(x, (0, 1), correction=0.5)),
+    **{
+        f"scattered_{reduction}": lambda x, reduction=reduction: x.flatten(1).scatter_reduce(
+            1, x.detach().flatten(1)[:, :20].argsort(1) % 7, x.flatten(1)[:, 3:23], reduction
+        )
+        for reduction in ("prod", "amax", "amin", "mean", "sum")
+    },
 }
 
 

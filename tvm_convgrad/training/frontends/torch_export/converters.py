@@ -36,7 +36,12 @@ from tvm_convgrad.training.frontends.torch_export.operators.indexing import (
     select,
     triangle,
 )
-from tvm_convgrad.training.frontends.torch_export.operators.norms import batch_norm_training, group_norm, layer_norm
+from tvm_convgrad.training.frontends.torch_export.operators.norms import (
+    batch_norm_training,
+    group_norm,
+    layer_norm,
+    variance,
+)
 from tvm_convgrad.training.frontends.torch_export.operators.pools import average_pool, max_pool
 from tvm_convgrad.training.frontends.torch_export.operators.products import added_product, batched_product, product
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import NUMBERS, numbers
@@ -102,6 +107,7 @@ def converters() -> dict[str, Convert]:
         "tril_indices.default": lambda node, _importer: triangle(node, np.tril_indices),
         "native_group_norm.default": group_norm,
         "native_layer_norm.default": layer_norm,
+        "var.correction": variance,
         "hardtanh.default": _hardtanh,
         "elu.default": _elu,
         "celu.default": _celu,

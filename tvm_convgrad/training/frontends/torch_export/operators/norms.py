@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tvm_convgrad.training.frontends.torch_export.places import name_of
+from tvm_convgrad.training.ir.counting import count_of
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
@@ -54,6 +55,23 @@ def layer_norm(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.
     return emit(relax.Tuple([result, *statistics]))
 
 
+def variance(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """The sum of squared deviations by the count less the correction, 1 unless given; the count may be symbolic."""
+    x, *rest = importer.retrieve_args(node)
+    shape, emit, dtype = static_shape(x), importer.block_builder.emit, element_type(x)
+    given = rest[0] if rest else node.kwargs.get("dim")
+    axes = [int(axis) % len(shape) for axis in given] if given else list(range(len(shape)))
+    if all(isinstance(shape[axis], int) for axis in axes):
+        return importer._var_correction(node)
+    correction, keepdims = node.kwargs.get("correction"), bool(node.kwargs.get("keepdim", False))
+    centred = emit(op.subtract(x, emit(op.mean(x, axes, keepdims=True))))
+    total = emit(op.sum(emit(op.multiply(centred, centred)), axes, keepdims=keepdims))
+    left = op.subtract(
+        count_of(importer.block_builder, x, axes), relax.const(1.0 if correction is None else correction, dtype)
+    )
+    return emit(op.divide(total, emit(op.maximum(emit(left), relax.const(0.0, dtype)))))
+
+
 def _has_used_statistics(node: torch.fx.Node) -> bool:
     """Whether the graph reads another result of a norm than the first, which TVM's importer knows alone."""
     return any(name_of(user) == "getitem" and user.args[1] > 0 and user.users for user in node.users)
@@ -70,4 +88,4 @@ def _statistics(
     return emit(op.mean(x, axes, keepdims=keepdims)), emit(op.rsqrt(deviation))
 
 
-__all__ = ["batch_norm_training", "group_norm", "layer_norm"]
+__all__ = ["batch_norm_training", "group_norm", "layer_norm", "variance"]

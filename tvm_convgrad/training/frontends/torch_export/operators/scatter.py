@@ -11,6 +11,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.expressions import same_extent
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 
@@ -67,9 +68,10 @@ def _scattered(
     if not shape:  # a scalar is a vector of one element
         x, places, values = (emit(op.reshape(each, relax.ShapeExpr([1]))) for each in (x, places, values))
     extents = list(static_shape(places))
-    if list(static_shape(values)) != extents:
-        ones, zeros = [1] * len(extents), [0] * len(extents)
-        values = emit(op.strided_slice(values, list(range(len(extents))), zeros, extents, ones))
+    # Values beyond the indices are not read. An extent that stays has to keep its name, for the gradient's shape.
+    axes = [a for a, pair in enumerate(zip(static_shape(values), extents, strict=True)) if not same_extent(*pair)]
+    if axes:
+        values = emit(op.strided_slice(values, axes, [0] * len(axes), [extents[a] for a in axes], [1] * len(axes)))
     filled = relax.ShapeExpr(extents)
     if not include_self:
         neutral = emit(op.full(filled, relax.const(_neutral(reduction, dtype), dtype), dtype))
