@@ -22,6 +22,7 @@ PROBLEMS = [
     "mb1ic5id6ih7iw9oc6kd3kh3kw3pd5ph6pw8dd4dh5dw7",  # 3-d, as many regions as it may have or more
     "g2mb2ic12ih10iw10oc14kh3kw3ph9pw9dh8dw8",  # groups
     "mb1ic4ih5iw5oc6kh1kw1ph3pw3",  # results that read only padding
+    "mb2ic20ih28iw20oc18kh3kw3ph4pw4dh3dw3",  # regions that save less than a tenth, but are wide
 ]
 
 
@@ -80,9 +81,13 @@ def test_wgrad_skips_them_too():
         check_exact(problem, "backward_weight")
 
 
-def test_the_border_of_a_common_layer_is_not_worth_regions():
-    for spec in _specs("mb8ic64ih28oc64oh28kh3ph1"):
-        assert not list(by_regions(spec))
+@pytest.mark.parametrize(
+    ("size", "dilation", "wanted"), [(28, 1, []), (7, 1, []), (7, 2, [3, 3, 9]), (28, 4, [3, 3, 9])]
+)
+def test_the_border_of_a_common_layer_is_not_worth_regions(size, dilation, wanted):
+    """As DeepLab's layers of a dilation of 4 are: at batch 32 they take 0.65 to 0.85 of the time by three regions."""
+    for spec in _specs(f"mb8ic64ih{size}oc64oh{size}kh3dh{dilation - 1}ph{dilation}"):
+        assert [len(split.phases) for split in by_regions(spec)] == wanted
 
 
 @pytest.mark.parametrize("direction", ALL_DIRECTIONS)

@@ -19,9 +19,11 @@ from dataclasses import replace
 from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec, Phase, collapse_axes
 
-MIN_GAIN = 1.15
+MIN_GAIN, WIDE_GAIN = 1.15, 1.08
 """How many times fewer products the regions of each split axis must have: regions cost loops, tiles that end early, and
-time to compile."""
+time to compile. The latter holds where each region is at least WIDE positions long, so that tiles fit it."""
+
+WIDE = 4
 
 MAX_REGIONS = 12
 """Regions of a result: each is a loop nest of its own to compile."""
@@ -40,7 +42,7 @@ def by_regions(spec: ConvSpec) -> Iterator[ConvSpec]:
     regions = [_regions(axis, step, extent) for axis, step, extent in axes_of_source]
     whole = [_without_dead_taps(axis, pieces) for axis, pieces in zip(phase, regions, strict=True)]
     h, w = (
-        pieces if _along(axis) >= MIN_GAIN * max(1, sum(map(_along, pieces))) else [axis]
+        pieces if _along(axis) >= _least_gain(pieces) * max(1, sum(map(_along, pieces))) else [axis]
         for axis, pieces in list(zip(whole, regions, strict=True))[1:]
     )
     seen = set()
@@ -50,7 +52,8 @@ def by_regions(spec: ConvSpec) -> Iterator[ConvSpec]:
         if len(groups) > MAX_REGIONS:
             continue
         split = collapse_axes(replace(spec, phases=groups))  # type: ignore[arg-type]
-        if split.phases not in seen and before >= MIN_GAIN * max(1, products(split)):
+        least = min(map(_least_gain, axes))
+        if split.phases not in seen and before >= least * max(1, products(split)):
             seen.add(split.phases)
             yield split
 
@@ -66,6 +69,11 @@ def _products(phase: Phase) -> int:
 
 def _along(axis: AxisPhase) -> int:
     return axis.count * len(axis.taps)
+
+
+def _least_gain(pieces: list[AxisPhase]) -> float:
+    """How many times fewer products an axis split into these must have."""
+    return WIDE_GAIN if len(pieces) > 1 and min(axis.count for axis in pieces) >= WIDE else MIN_GAIN
 
 
 def _regions(axis: AxisPhase, step: int, extent: int) -> list[AxisPhase]:
