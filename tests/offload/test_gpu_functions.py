@@ -126,11 +126,11 @@ def test_tvms_own_compiler_is_back_after_the_block(monkeypatch: pytest.MonkeyPat
     before = tvm_ffi.get_global_func(name)
     tvm_ffi.register_global_func(name, lambda code, *_: calls.append(str(code)) or b"own", override=True)
     try:
-        with TARGET, precise_kernels():
+        with precise_kernels("sm_90"):
             assert bytes(tvm_ffi.get_global_func(name)(source))[:4] == b"\x7fELF"
         assert calls == []
         monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")  # the user's choice
-        with TARGET, precise_kernels():
+        with precise_kernels("sm_90"):
             tvm_ffi.get_global_func(name)(source)
         assert calls == [source]
     finally:

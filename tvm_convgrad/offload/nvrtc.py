@@ -36,16 +36,19 @@ _NOT_FINITE = (
 
 
 @contextmanager
-def precise_kernels() -> Iterator[None]:
+def precise_kernels(arch: str | None = None) -> Iterator[None]:
     """TVM compiles CUDA by `compiled` inside the block, unless the user asks for nvcc by TVM_CUDA_COMPILE_MODE.
 
     To nvcc TVM_CUDA_NVCC_NO_FAST_MATH=1 says the same.
+
+    Args:
+        arch: such as "sm_90"; None is that of this machine's GPU.
     """
     before = tvm_ffi.get_global_func(_CALLBACK, allow_missing=True)
     if before is None or os.environ.get(_MODE, "nvrtc") != "nvrtc":
         yield
         return
-    tvm_ffi.register_global_func(_CALLBACK, lambda code, *_: compiled(str(code), _arch()), override=True)
+    tvm_ffi.register_global_func(_CALLBACK, lambda code, *_: compiled(str(code), arch or _local_arch()), override=True)
     try:
         yield
     finally:
@@ -111,11 +114,8 @@ def header_folders() -> list[Path]:
     return folders
 
 
-def _arch() -> str:
-    """That of the target in force, or of this machine's GPU."""
-    target = tvm.target.Target.current(allow_none=True)
-    if target is not None and target.kind.name == "cuda":
-        return str(target.attrs["arch"])
+def _local_arch() -> str:
+    """That of this machine's GPU."""
     return "sm_" + tvm.cuda(0).compute_version.replace(".", "")
 
 

@@ -28,7 +28,7 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
     """
     whole = tvm.target.Target(target, host="llvm")
     header_folders()  # what is missing is said before anything is compiled
-    with precise_kernels(), _bounded_fusion():
+    with precise_kernels(str(target.attrs["arch"])), _bounded_fusion():
         try:
             return tvm.compile(module, target=whole, relax_pipeline=_pipeline(whole))
         except ConvGradError:
