@@ -107,6 +107,7 @@ FUNCTIONS = {
     "spread": lambda x: (
         x * (x.std() + x.var(0) + x.var((0, 2), correction=0, keepdim=True) + x.std((1, 3), keepdim=True))
     ),
+    "squeezed": lambda x: x[:, :1].squeeze((0, 1, 2)) * x[None, :, 1:2].squeeze() + x[:, 2:3].squeeze(0).squeeze(1),
     "spread_and_mean": lambda x: x * sum(torch.var_mean(x, (0, 1), correction=0.5)),
     **{
         f"scattered_{reduction}": lambda x, reduction=reduction: x.flatten(1).scatter_reduce(

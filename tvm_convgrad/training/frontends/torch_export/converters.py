@@ -95,6 +95,9 @@ def converters() -> dict[str, Convert]:
         "any.dim": is_any,
         "any.dims": is_any,
         "cat.default": _concat,
+        "squeeze.default": _squeeze,
+        "squeeze.dim": _squeeze,
+        "squeeze.dims": _squeeze,
         "add.Tensor": lambda node, importer: or_logical(node, importer, op.add, op.logical_or),
         "mul.Tensor": lambda node, importer: or_logical(node, importer, op.multiply, op.logical_and),
         "rsub.Tensor": reversed_difference,
@@ -152,6 +155,17 @@ def _reduced(node: torch.fx.Node, importer: ExportedProgramImporter, reduce: Cal
     axes = rest[0] if rest and rest[0] not in ([], ()) else None
     keep = bool(rest[1]) if len(rest) > 1 else bool(node.kwargs.get("keepdim", False))
     return importer.block_builder.emit(reduce(x, axes, keepdims=keep))
+
+
+def _squeeze(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Without the axes of one element, or those of them that are named; a free extent is not one."""
+    x, *given = importer.retrieve_args(node)
+    shape = static_shape(x)
+    named = given[0] if given else node.kwargs.get("dim", node.kwargs.get("dims"))
+    axes = range(len(shape)) if named is None else [named] if isinstance(named, int) else named
+    wanted = sorted({int(axis) % len(shape) for axis in axes}) if shape else []
+    ones = [axis for axis in wanted if isinstance(shape[axis], int) and shape[axis] == 1]
+    return importer.block_builder.emit(op.squeeze(x, ones)) if ones else x
 
 
 def _concat(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
