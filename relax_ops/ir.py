@@ -11,7 +11,7 @@ from tvm import relax
 
 from relax_ops.compat import arithmetic
 from tvm_convgrad.core.arguments import problem_of_call, problem_of_stock_call, stored_attributes
-from tvm_convgrad.core.catalogue import BY_NAME, OpEntry
+from tvm_convgrad.core.catalogue import BACKWARD_DATA, BY_NAME, OpEntry
 from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL, Extent, Size
 from tvm_convgrad.core.problem import ConvProblem
@@ -175,6 +175,11 @@ def transposed_problem_of(call: relax.Call) -> ConvProblem:
     shapes = {"data": tuple(map(_name, result.shape or ())), "weight": weight.shape or (), "grad": data.shape or ()}
     dtypes = {"data": str(result.dtype), "weight": str(weight.dtype), "grad": str(data.dtype)}
     return problem_of_stock_call(name, len(attrs.strides), attrs, shapes, dtypes, transposed=True)
+
+
+def direction_of(operator: str) -> str:
+    """The direction that an operator computes, by its name without `relax.nn.`: a transposed convolution is dgrad."""
+    return BACKWARD_DATA.name if operator in TRANSPOSED else BY_NAME[operator].direction.name
 
 
 def part(call: relax.Call) -> relax.Call:

@@ -19,7 +19,16 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from relax_ops.ir import PREFIX, TRANSPOSED, dtype_of, is_part, problem_of, shape_values, transposed_problem_of
+from relax_ops.ir import (
+    PREFIX,
+    TRANSPOSED,
+    direction_of,
+    dtype_of,
+    is_part,
+    problem_of,
+    shape_values,
+    transposed_problem_of,
+)
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, BY_NAME
 from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
 from tvm_convgrad.core.geometry import DTYPE_BYTES
@@ -138,7 +147,7 @@ class Finder:
                 problem = transposed_problem_of(call) if op in TRANSPOSED else problem_of(call)
             except (ProblemError, DTypeError, UnsupportedError):
                 continue  # legalization handles it
-            direction = BACKWARD_DATA.name if op in TRANSPOSED else BY_NAME[op].direction.name
+            direction = direction_of(op)
             how = None if is_part(call) else self._taker.take(op, direction, problem)
             if how is not None:
                 found.append(Convolution(index, number, op, direction, problem, how, call))

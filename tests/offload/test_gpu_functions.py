@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import tvm_ffi
@@ -13,7 +15,7 @@ from tvm.target import Target
 
 from relax_ops.dropout import dropout_mask
 from relax_ops.pool_backward import max_pool_backward
-from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.nvrtc import compiled, precise_kernels
 from tvm_convgrad.training.compile.lower import compile_module
 
@@ -134,4 +136,35 @@ def test_tvms_own_compiler_is_back_after_the_block(monkeypatch: pytest.MonkeyPat
             tvm_ffi.get_global_func(name)(source)
         assert calls == [source]
     finally:
+        tvm_ffi.register_global_func(name, before, override=True)
+
+
+def test_a_toolkit_without_headers_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    with pytest.raises(SetupError, match=r"CUDA_PATH, .*, has no include/cuda_runtime\.h; correct it, or unset it"):
+        kernels_of(relax.op.exp, ((7, 16), "float32"))
+
+
+def test_other_threads_keep_tvms_compiler() -> None:
+    """And the blocks of two threads do not overlap: the compiler that a block restores is TVM's."""
+    name = "tvm_callback_cuda_compile"
+    source = 'extern "C" __global__ void f(float* x) { x[0] = 1; }'
+    before = tvm_ffi.get_global_func(name)
+    tvm_ffi.register_global_func(name, lambda code, *_: b"own", override=True)
+    other = ThreadPoolExecutor(1)
+
+    def again() -> bytes:
+        with precise_kernels("sm_90"):
+            return bytes(tvm_ffi.get_global_func(name)(source))
+
+    try:
+        with precise_kernels("sm_90"):
+            assert other.submit(lambda: bytes(tvm_ffi.get_global_func(name)(source))).result() == b"own"
+            waiting = other.submit(again)
+            assert bytes(tvm_ffi.get_global_func(name)(source))[:4] == b"\x7fELF"
+            assert not waiting.done()
+        assert waiting.result()[:4] == b"\x7fELF"
+        assert bytes(tvm_ffi.get_global_func(name)(source)) == b"own"
+    finally:
+        other.shutdown()
         tvm_ffi.register_global_func(name, before, override=True)

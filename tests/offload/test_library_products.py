@@ -11,7 +11,10 @@ import tvm
 from tvm import relax
 
 from tests.offload.matrix_product import operands_of, product
-from tvm_convgrad.training.compile.lower import compile_module
+from tvm_convgrad.core.errors import SetupError
+from tvm_convgrad.offload.cudnn.backend import CuDnn
+from tvm_convgrad.offload.cutlass.backend import Cutlass
+from tvm_convgrad.training.compile.lower import compile_module, for_libraries
 from tvm_convgrad.training.ir.graph import calls_of
 from tvm_convgrad.training.passes.library_products import ProductsForLibraries
 
@@ -26,7 +29,8 @@ OPERATORS = {
 
 
 def replaced(module: tvm.IRModule) -> list[str]:
-    return [str(call.op.name) for call in calls_of(module["main"]) if "conv" in str(call.op.name)]
+    (function,) = module.functions.values()
+    return [str(call.op.name) for call in calls_of(function) if "conv" in str(call.op.name)]
 
 
 def run(module: tvm.IRModule, *arrays: Any) -> Any:
@@ -49,7 +53,7 @@ def test_values(form: str, dtype: str, sizes: tuple[int, int, int]) -> None:
 
 def test_symbolic_rows() -> None:
     batch = tvm.tirx.Var("n", "int64")
-    for rows, wanted in ((batch, 1), (batch * 196, 1), (batch * 8192, 0), (batch + 1, 0)):
+    for rows, wanted in ((batch, 1), (batch * 196, 1), (batch * 197, 1), (batch * 8192, 1), (batch + 1, 0)):
         changed = ProductsForLibraries(("cudnn",), TARGET)(product("A B^T", rows, 64, 256))
         assert len(replaced(changed)) == wanted
         if rows is batch:
@@ -73,3 +77,47 @@ def test_what_stays(form: str, sizes: tuple[int, int, int], dtype: str) -> None:
 def test_any_library() -> None:
     """`auto` asks all of the target's."""
     assert replaced(ProductsForLibraries(("auto",), TARGET)(product("A B^T", 96, 40, 24))) == ["relax.nn.conv2d"]
+
+
+def test_a_library_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` leaves the product; a name is told."""
+
+    def refuse(*_: Any) -> None:
+        raise SetupError("no compiler")
+
+    monkeypatch.setattr(CuDnn, "engine", refuse)
+    monkeypatch.setattr(Cutlass, "engine", refuse)
+    assert replaced(ProductsForLibraries(("auto",), TARGET)(product("A B^T", 96, 40, 24))) == []
+    with pytest.raises(SetupError, match="no compiler"):
+        ProductsForLibraries(("cudnn",), TARGET)(product("A B^T", 96, 40, 24))
+
+
+def test_a_transpose_of_another_block() -> None:
+    a, b = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("a", (96, 40)), ("b", (24, 40))))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [a, b]):
+        with builder.dataflow():
+            doubled = builder.emit(relax.op.add(b, b))
+            transposed = builder.emit_output(relax.op.permute_dims(doubled))
+        builder.emit_func_output(builder.emit(relax.op.matmul(a, transposed)))
+    changed = ProductsForLibraries(("cudnn",), TARGET)(builder.get())
+    relax.analysis.well_formed(changed)
+    assert replaced(changed) == ["relax.nn.conv2d_backward_data"]
+
+
+def test_a_linear_layer_does_not_hide_that_every_convolution_is_refused() -> None:
+    """CUTLASS takes no convolution in NCHW, and would take the layer."""
+    x, w, v = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", (2, 8, 8, 8)), ("w", (8, 8, 3, 3)), ("v", (128, 512)))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("step", [x, w, v]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, w, padding=1))
+            flat = builder.emit(relax.op.reshape(y, (2, 512)))
+            output = builder.emit_output(relax.op.matmul(flat, builder.emit(relax.op.permute_dims(v))))
+        builder.emit_func_output(output)
+    module = builder.get()
+    assert replaced(for_libraries(module, ("cudnn",), TARGET)) == ["relax.nn.conv2d", "relax.nn.conv2d"]
+    assert replaced(for_libraries(module, ("cutlass",), TARGET)) == ["relax.nn.conv2d"]

@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +27,6 @@ from tvm_convgrad.offload.cuda import INSTALL
 from tvm_convgrad.offload.libraries import installed_file
 
 _CALLBACK = "tvm_callback_cuda_compile"
-_MODE = "TVM_CUDA_COMPILE_MODE"
 _HEADERS = (("nvidia-cuda-runtime", "cuda_runtime.h", 1), ("nvidia-cuda-cccl", "cuda/std/cstdint", 3))
 """A header of each package, and how many folders it lies below the folder of headers."""
 
@@ -35,28 +36,47 @@ _NOT_FINITE = (
 )
 
 
+_BLOCK = threading.RLock()
+"""Held in each block of `precise_kernels`: TVM has one compiler in a process."""
+
+
 @contextmanager
 def precise_kernels(arch: str | None = None) -> Iterator[None]:
-    """TVM compiles CUDA by `compiled` inside the block, unless the user asks for nvcc by TVM_CUDA_COMPILE_MODE.
+    """What this thread compiles for CUDA by TVM, `compiled` compiles; the blocks of threads are one after another.
 
-    To nvcc TVM_CUDA_NVCC_NO_FAST_MATH=1 says the same.
+    Unless the user asks for nvcc by TVM_CUDA_COMPILE_MODE, to which TVM_CUDA_NVCC_NO_FAST_MATH=1 says the same.
 
     Args:
         arch: such as "sm_90"; None is that of this machine's GPU.
     """
-    before = tvm_ffi.get_global_func(_CALLBACK, allow_missing=True)
-    if before is None or os.environ.get(_MODE, "nvrtc") != "nvrtc":
-        yield
-        return
-    tvm_ffi.register_global_func(_CALLBACK, lambda code, *_: compiled(str(code), arch or _local_arch()), override=True)
-    try:
-        yield
-    finally:
-        tvm_ffi.register_global_func(_CALLBACK, before, override=True)
+    with _BLOCK:
+        before = tvm_ffi.get_global_func(_CALLBACK, allow_missing=True)
+        if before is None or not uses_nvrtc():
+            yield
+            return
+        thread = threading.get_ident()
+
+        def compile_source(code: str, *more: object) -> bytes:
+            if threading.get_ident() != thread:
+                return bytes(before(code, *more))
+            return compiled(str(code), arch or _local_arch())
+
+        tvm_ffi.register_global_func(_CALLBACK, compile_source, override=True)
+        try:
+            yield
+        finally:
+            tvm_ffi.register_global_func(_CALLBACK, before, override=True)
+
+
+def uses_nvrtc() -> bool:
+    """Whether TVM compiles by NVRTC, as it does by default."""
+    return os.environ.get("TVM_CUDA_COMPILE_MODE", "nvrtc").lower() == "nvrtc"
 
 
 def compiled(source: str, arch: str, *, ptx: bool = False) -> bytes:
     """The machine code, or PTX, of CUDA kernels that TVM wrote; no GPU is needed.
+
+    TVM_CUDA_NVRTC_EXTRA_OPTS may have more options of NVRTC.
 
     Args:
         arch: such as "sm_90".
@@ -71,17 +91,20 @@ def compiled(source: str, arch: str, *, ptx: bool = False) -> bytes:
     text = source
     for pattern, value in _NOT_FINITE:
         text = pattern.sub(value, text)
-    program = nvrtc.nvrtcCreateProgram(text.encode(), b"convgrad.cu", 0, [], [])[1]
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"convgrad.cu", 0, [], [])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(f"NVRTC: {status.name}")
     try:
         architecture = arch.replace("sm_", "compute_") if ptx else arch
         options = [f"--gpu-architecture={architecture}", "-default-device", "--device-int128", "--std=c++17"]
         options += [f"-I{folder}" for folder in folders]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        options += shlex.split(os.environ.get("TVM_CUDA_NVRTC_EXTRA_OPTS", ""))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
             nvrtc.nvrtcGetProgramLog(program, log)
             errors = [line for line in log.decode(errors="replace").splitlines() if "error" in line]
-            raise RuntimeError("; ".join([f"NVRTC: {result.name}", *errors]))
+            raise RuntimeError("; ".join([f"NVRTC: {status.name}", *errors]))
         size, read = (
             (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if ptx else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         )
@@ -96,15 +119,20 @@ def header_folders() -> list[Path]:
     """Folders of CUDA's headers: those of the toolkit in CUDA_PATH, or of the registry's packages.
 
     Raises:
-        SetupError: NVRTC's bindings, or a package, are not installed.
+        SetupError: NVRTC's bindings or a package are not installed, or CUDA_PATH has no headers.
     """
     missing = []
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         missing.append("cuda-bindings")
     toolkit = os.environ.get("CUDA_PATH")
-    if toolkit is not None:
+    if toolkit:
         folders = [Path(toolkit, "include"), *sorted(Path(toolkit, "targets").glob("*/include"))]
         folders += [folder / "cccl" for folder in folders]
+        if not any((folder / "cuda_runtime.h").is_file() for folder in folders):
+            raise SetupError(
+                f"compiling for a GPU needs CUDA's headers, and CUDA_PATH, {toolkit}, has no include/cuda_runtime.h; "
+                f"correct it, or unset it to take those of the packages ({INSTALL})."
+            )
     else:
         found = {name: (installed_file(name, file), depth) for name, file, depth in _HEADERS}
         missing += [name for name, (file, _) in found.items() if file is None]
@@ -119,4 +147,4 @@ def _local_arch() -> str:
     return "sm_" + tvm.cuda(0).compute_version.replace(".", "")
 
 
-__all__ = ["compiled", "header_folders", "precise_kernels"]
+__all__ = ["compiled", "header_folders", "precise_kernels", "uses_nvrtc"]

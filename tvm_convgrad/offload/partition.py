@@ -25,7 +25,7 @@ from relax_ops.passes.chain_rewriter import ChainRewriter
 from relax_ops.passes.chains import Chain, Convolution, Finder
 from tvm_convgrad.codegen.hardware import cores_of, machine_of
 from tvm_convgrad.core.epilogue import NO_EPILOGUE, Epilogue
-from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
@@ -184,12 +184,7 @@ class _Libraries:
         return backend(name).unavailable(self._target) or first
 
     def _verdict(self, name: str, direction: str, problem: ConvProblem, epilogue: Epilogue) -> Engine | str:
-        try:
-            return verdict(name, direction, problem, epilogue, self._target)
-        except SetupError as error:
-            if self._automatic:
-                return str(error)
-            raise
+        return verdict(name, direction, problem, epilogue, self._target, lenient=self._automatic)
 
 
 def _lowered(function: str, chain: Chain, target: tvm.target.Target) -> Lowered:

@@ -81,11 +81,31 @@ def library_packages(kind: str) -> tuple[str, ...]:
     return tuple(package for package in packages if package is not None)
 
 
-def verdict(name: str, direction: str, problem: ConvProblem, epilogue: Epilogue, target: Target | None) -> Engine | str:
-    """What a backend would use for a direction of a problem in a program for `target`, or why nothing."""
+def verdict(
+    name: str,
+    direction: str,
+    problem: ConvProblem,
+    epilogue: Epilogue,
+    target: Target | None,
+    *,
+    lenient: bool = False,
+) -> Engine | str:
+    """What a backend would use for a direction of a problem in a program for `target`, or why nothing.
+
+    Args:
+        lenient: whether a library that cannot be asked is a reason too, as it is for `auto`.
+
+    Raises:
+        SetupError: its runtime cannot be built, unless `lenient`.
+    """
     chosen = backend(name)
     reason = chosen.unavailable(target) or chosen.refusal(direction, problem, epilogue, target)
-    return reason or chosen.engine(direction, problem, epilogue, target)
+    try:
+        return reason or chosen.engine(direction, problem, epilogue, target)
+    except SetupError as error:
+        if lenient:
+            return str(error)
+        raise
 
 
 def parse_offload(text: str) -> tuple[str, ...]:

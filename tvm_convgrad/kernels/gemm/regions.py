@@ -19,11 +19,15 @@ from dataclasses import replace
 from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec, Phase, collapse_axes
 
-MIN_GAIN, WIDE_GAIN = 1.15, 1.08
+MIN_GAIN = 1.15
 """How many times fewer products the regions of each split axis must have: regions cost loops, tiles that end early, and
-time to compile. The latter holds where each region is at least WIDE positions long, so that tiles fit it."""
+time to compile."""
+
+WIDE_GAIN = 1.08
+"""The same where each region is at least WIDE positions long, so that tiles fit it."""
 
 WIDE = 4
+"""Positions of a region in which a register tile has room."""
 
 MAX_REGIONS = 12
 """Regions of a result: each is a loop nest of its own to compile."""

@@ -10,7 +10,7 @@ from tvm.s_tir import dlight
 
 from relax_ops.compat import starts_threads
 from tvm_convgrad.core.errors import ConvGradError, UnsupportedError
-from tvm_convgrad.offload.nvrtc import header_folders, precise_kernels
+from tvm_convgrad.offload.nvrtc import header_folders, precise_kernels, uses_nvrtc
 from tvm_convgrad.training.passes.staged_sums import SumInStages
 
 MOST_FUSED = 8
@@ -27,7 +27,8 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
         UnsupportedError: TVM has no GPU schedule for an operation of the module.
     """
     whole = tvm.target.Target(target, host="llvm")
-    header_folders()  # what is missing is said before anything is compiled
+    if uses_nvrtc():
+        header_folders()  # what is missing is said before anything is compiled
     with precise_kernels(str(target.attrs["arch"])), _bounded_fusion():
         try:
             return tvm.compile(module, target=whole, relax_pipeline=_pipeline(whole))

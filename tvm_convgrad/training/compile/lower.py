@@ -12,12 +12,16 @@ from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 
 from relax_ops.active import rules
+from relax_ops.ir import direction_of
 from relax_ops.lowering import Lowered, recorded_choices, recorded_seconds
 from relax_ops.passes.fusion import FuseEpilogues
 from tvm_convgrad.codegen.hardware import is_gpu, machine_of, native_target
+from tvm_convgrad.core.epilogue import NO_EPILOGUE
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.partition import Offloaded, offload
-from tvm_convgrad.offload.registry import NONE
+from tvm_convgrad.offload.registry import AUTO, NONE, require, verdict
 from tvm_convgrad.training.compile.gpu import compile_for_gpu
 from tvm_convgrad.training.compile.separate import build_apart, builds_in_force, pool_of
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
@@ -103,7 +107,7 @@ def _compiled(
     module: tvm.IRModule, entry: str, target: tvm.target.Target, backends: Sequence[str]
 ) -> tuple[tvm.runtime.Executable, list[Lowered]]:
     """The executable of a module, and what computes the convolutions of its function `entry`."""
-    module = _for_libraries(simplified(module), backends, target)
+    module = for_libraries(simplified(module), backends, target)
     offloaded = offload(module, backends, target)
     with recorded_choices() as record:
         executable = compile_module(offloaded.module, target)
@@ -141,7 +145,7 @@ def compile_module(module: tvm.IRModule, target: tvm.target.Target = "llvm") -> 
 def plan_of(step: StepModule, target: tvm.target.Target = "llvm", backends: Sequence[str] = (NONE,)) -> list[Lowered]:
     """What `compile_with_plan` would take for each convolution, without compiling; arguments and errors as there."""
     target = target if is_gpu(target) else _cpu(target)
-    module = _for_libraries(simplified(step.module), backends, target)
+    module = for_libraries(simplified(step.module), backends, target)
     offloaded = offload(module, backends, target)
     with target, recorded_choices() as record:
         tvm.transform.Sequential([*_rewrites(), relax.transform.LegalizeOps()])(offloaded.module)
@@ -154,11 +158,26 @@ def simplified(module: tvm.IRModule) -> tvm.IRModule:
     return tvm.transform.Sequential(passes)(module)
 
 
-def _for_libraries(module: tvm.IRModule, backends: Sequence[str], target: tvm.target.Target) -> tvm.IRModule:
-    """The module with more convolutions for libraries: on GPUs matrix products are."""
+def for_libraries(module: tvm.IRModule, backends: Sequence[str], target: tvm.target.Target) -> tvm.IRModule:
+    """The module with more convolutions for libraries: on GPUs matrix products are.
+
+    Unless libraries are named and refuse all of the module's own, of which `offload` tells the reasons.
+    """
     if not is_gpu(target) or tuple(backends) == (NONE,):
         return module
+    functions = [function for function in module.functions.values() if isinstance(function, relax.Function)]
+    own = {key for function in functions for key in convolution_descriptors(function)}
+    if own and tuple(backends) != (AUTO,):
+        require(backends, target)
+        if not any(_is_taken(name, *key, target) for name in backends for key in own):
+            return module
     return ProductsForLibraries(backends, target)(module)
+
+
+def _is_taken(name: str, operator: str, descriptor: str, target: tvm.target.Target) -> bool:
+    """Whether a library computes a convolution, by the keys of `convolution_descriptors`."""
+    problem = ConvProblem.from_descriptor(descriptor)
+    return isinstance(verdict(name, direction_of(operator), problem, NO_EPILOGUE, target), Engine)
 
 
 def _rewrites() -> list[tvm.transform.Pass]:

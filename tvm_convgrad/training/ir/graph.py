@@ -99,6 +99,12 @@ def rewritten(module: tvm.IRModule, rewriter: PyExprMutator) -> tvm.IRModule:
     return rewriter.builder_.get()
 
 
+def has_single_blocks(module: tvm.IRModule) -> bool:
+    """Whether each Relax function is one block, in all of which its variables may be used."""
+    functions = (function for function in module.functions.values() if isinstance(function, relax.Function))
+    return all(len(function.body.blocks) <= 1 for function in functions)
+
+
 def calls_of(function: relax.Function, name: str | None = None) -> Iterator[relax.Call]:
     """Every call of a straight-line function, in order, or only those of the operator `name`."""
     for binding in bindings_of(function):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,18 @@ def matrix(expr: relax.Expr) -> tuple[Any, Any] | None:
     return first, second
 
 
+def source(values: Mapping[Any, Any], operand: relax.Expr) -> tuple[Any, bool]:
+    """The matrix that an operand is, or is the transpose of, and whether it is that.
+
+    Args:
+        values: what variables are bound to.
+    """
+    transposed = False
+    while is_transpose(values.get(operand)):
+        operand, transposed = values[operand].args[0], not transposed
+    return operand, transposed
+
+
 @dataclass(frozen=True)
 class Rows:
     """The rows of a matrix: `each` for every sample of a symbolic `batch`, or in all if that is None."""
@@ -59,4 +72,4 @@ class Rows:
         return self.each * (1 if self.batch is None else REPRESENTATIVE_BATCH)
 
 
-__all__ = ["SMALL", "Rows", "is_transpose", "matrix"]
+__all__ = ["SMALL", "Rows", "is_transpose", "matrix", "source"]

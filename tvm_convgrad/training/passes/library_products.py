@@ -22,8 +22,8 @@ from tvm_convgrad.core.epilogue import NO_EPILOGUE
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.registry import AUTO, names_for, verdict
-from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, rewritten
-from tvm_convgrad.training.ir.matrices import SMALL, Rows, is_transpose, matrix
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, has_single_blocks, operator_name, rewritten
+from tvm_convgrad.training.ir.matrices import SMALL, Rows, matrix, source
 
 WIDTH = 64
 """Pixels of an image's row, and rows of an image, at most."""
@@ -39,11 +39,12 @@ def ProductsForLibraries(backends: Sequence[str], target: tvm.target.Target) -> 
         backends: as for `offload`; a product that none of them takes stays as it is.
         target: a GPU.
     """
-    names = names_for(target) if tuple(backends) == (AUTO,) else tuple(backends)
+    lenient = tuple(backends) == (AUTO,)
+    names = names_for(target) if lenient else tuple(backends)
 
     def replace(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         module = relax.transform.CanonicalizeBindings()(module)  # gradients bind one tensor to several names
-        return relax.transform.DeadCodeElimination()(rewritten(module, _Products(module, names, target)))
+        return relax.transform.DeadCodeElimination()(rewritten(module, _Products(module, names, target, lenient)))
 
     return tvm.transform.module_pass(replace, opt_level=0, name="ConvgradLibraryProducts")
 
@@ -69,15 +70,13 @@ class _Product:
 
 @mutator
 class _Products(PyExprMutator):
-    def __init__(self, module: tvm.IRModule, names: Sequence[str], target: tvm.target.Target) -> None:
+    def __init__(self, module: tvm.IRModule, names: Sequence[str], target: tvm.target.Target, lenient: bool) -> None:
         super().__init__(module)
-        self._names, self._target = names, target
-        self._values = {
-            binding.var: binding.value
-            for function in module.functions.values()
-            if isinstance(function, relax.Function)
-            for binding in bindings_of(function)
-        }
+        self._names, self._target, self._lenient = names, target, lenient
+        functions = [function for function in module.functions.values() if isinstance(function, relax.Function)]
+        if not has_single_blocks(module):  # a transpose's operand may be unknown where its product is
+            functions = []
+        self._values = {binding.var: binding.value for function in functions for binding in bindings_of(function)}
 
     def visit_call_(self, call: relax.Call) -> Any:
         """The convolution in the place of a product; everything else as it is."""
@@ -99,7 +98,9 @@ class _Products(PyExprMutator):
         dtype, result = element_type(call.args[0]), element_type(call)
         if left is None or right is None or element_type(call.args[1]) != dtype or not {dtype, result} <= _TYPES:
             return None
-        (first, is_first_transposed), (second, is_second_transposed) = map(self._source, call.args)
+        (first, is_first_transposed), (second, is_second_transposed) = (
+            source(self._values, argument) for argument in call.args
+        )
         (m, k), n = left, right[1]
         if is_first_transposed and is_second_transposed:
             return None
@@ -116,7 +117,7 @@ class _Products(PyExprMutator):
             return None
         images, height, width = _images(found.each)
         if found.batch is not None and images != 1:
-            return None
+            images, height, width = 1, 1, found.each
         types = dict.fromkeys(direction.operands, dtype) | {direction.result: result}
         problem = ConvProblem(
             batch=images if found.batch is None else str(found.batch),
@@ -138,18 +139,14 @@ class _Products(PyExprMutator):
         )
 
     def _takes(self, name: str, direction: str, problem: ConvProblem) -> bool:
-        return isinstance(verdict(name, direction, problem, NO_EPILOGUE, self._target), Engine)
-
-    def _source(self, operand: relax.Expr) -> tuple[relax.Expr, bool]:
-        """The matrix that an operand is, or is the transpose of."""
-        transposed = False
-        while is_transpose(self._values.get(operand)):
-            operand, transposed = self._values[operand].args[0], not transposed
-        return operand, transposed
+        found = verdict(name, direction, problem, NO_EPILOGUE, self._target, lenient=self._lenient)
+        return isinstance(found, Engine)
 
 
 def _images(rows: int) -> tuple[int, int, int]:
     """Images, their rows and their columns for a number of rows of a matrix: images as large as divisors allow.
+
+    Of a prime number they are images of one pixel.
 
     Example:
         Rows of 32 images of 14x14 pixels:

@@ -28,7 +28,7 @@ from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call, operator_name
-from tvm_convgrad.training.ir.matrices import SMALL, Rows, is_transpose, matrix
+from tvm_convgrad.training.ir.matrices import SMALL, Rows, is_transpose, matrix, source
 
 WIDTH = 64  # pixels of an image row, at most
 _NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
@@ -277,7 +277,9 @@ class _Products(PyExprMutator):
         if not known or element_type(call.args[1]) != dtype:
             return None
         (m, k), n = left, right[1]
-        (first, is_first_transposed), (second, is_second_transposed) = map(self._source, call.args)
+        (first, is_first_transposed), (second, is_second_transposed) = (
+            source(self.values, argument) for argument in call.args
+        )
         if is_first_transposed:
             direction, rows, channels, operands = BACKWARD_WEIGHT.name, k, m, (call.args[1], first)
             kernel_layout = "OHWI" if call in self.transposed else "HWIO"
@@ -314,13 +316,6 @@ class _Products(PyExprMutator):
         value: Any = self.values.get(operand)
         is_wider = is_call(value, "relax.astype") and (element_type(value.args[0]), element_type(value)) in _TYPES
         return value.args[0] if is_wider else operand
-
-    def _source(self, operand: relax.Expr) -> tuple[Any, bool]:
-        """The matrix that an operand is, or is the transpose of."""
-        transposed = False
-        while is_transpose(self.values.get(operand)):
-            operand, transposed = self.values[operand].args[0], not transposed
-        return operand, transposed
 
 
 def _is_sum_of_rows(value: relax.Expr) -> bool:

@@ -10,7 +10,7 @@ blocks; the second sums over the images.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -20,7 +20,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_ops.ir import shape_values
 from tvm_convgrad.core.geometry import Size
 from tvm_convgrad.core.problem import REPRESENTATIVE_BATCH
-from tvm_convgrad.training.ir.graph import element_type, is_call, operator_name, rewritten
+from tvm_convgrad.training.ir.graph import element_type, has_single_blocks, is_call, operator_name, rewritten
 
 RESULTS = 16
 """Neighbouring results of a block of threads, in TVM's schedule."""
@@ -30,6 +30,10 @@ BLOCKS = 512
 
 SUMMANDS = 512
 """Summands of a result that one block takes in less time than another call would."""
+
+
+_Reduction = Callable[[relax.Expr, list[int]], relax.Expr]
+_REDUCTIONS: dict[str, _Reduction] = {"relax.sum": relax.op.sum, "relax.mean": relax.op.mean}
 
 
 def SumInStages() -> tvm.transform.Pass:
@@ -43,30 +47,33 @@ def _in_stages(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
 
 @mutator
 class _Sums(PyExprMutator):
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self._sees_views = has_single_blocks(module)
+
     def visit_call_(self, call: relax.Call) -> Any:
         """A sum or mean over all leading axes in two stages; everything else as it is."""
         call = super().visit_call_(call)
-        name = operator_name(call)
-        if name not in ("relax.sum", "relax.mean") or not element_type(call).startswith(("float", "bfloat")):
+        reduce = _REDUCTIONS.get(operator_name(call))
+        if reduce is None or call.attrs.axis is None or not element_type(call).startswith(("float", "bfloat")):
             return call
-        extents = shape_values(call.args[0].ty.shape)
-        if extents is None or call.attrs.axis is None:
+        shape = call.args[0].ty.shape
+        extents = None if shape is None else shape_values(shape)
+        if extents is None:
             return call
         axes = sorted(int(axis) % len(extents) for axis in call.attrs.axis)
-        count = math.prod(extents[axis] for axis in axes)
         if axes != list(range(len(axes))) or not _is_worth_it(extents, len(axes)):
             return call
-        if name == "relax.mean" and not isinstance(count, int):
-            return call
-        total = self._in_two(call.args[0], extents, len(axes))
+        total = self._in_two(reduce, call.args[0], extents, len(axes))
         if total is None:
             return call
-        if name == "relax.mean":
-            total = self.builder_.emit(relax.op.divide(total, relax.const(count, element_type(call))))
         return relax.op.reshape(total, call.ty.shape) if call.attrs.keepdims else total
 
-    def _in_two(self, data: relax.Expr, extents: Sequence[Size], leading: int) -> relax.Expr | None:
-        """The sum over the first axes, without them: over all but the first that is not 1, and then over that."""
+    def _in_two(self, reduce: _Reduction, data: relax.Expr, extents: Sequence[Size], leading: int) -> relax.Expr | None:
+        """The sum over the first axes, without them: over all but the first that is not 1, and then over that.
+
+        A mean is the mean of means of as many numbers each, so that no count exceeds what float16 holds.
+        """
         if leading == 1:
             data, leading = self._images(data, extents)
         if leading == 1:
@@ -79,14 +86,14 @@ class _Sums(PyExprMutator):
         rest = [axis for axis in range(leading) if axis != kept]
         if all(_is(extents[axis], 1) for axis in rest):
             return None
-        return self.builder_.emit(relax.op.sum(self.builder_.emit(relax.op.sum(data, rest)), [0]))
+        return self.builder_.emit(reduce(self.builder_.emit(reduce(data, rest)), [0]))
 
     def _images(self, rows: relax.Expr, extents: Sequence[Size]) -> tuple[relax.Expr, int]:
         """The images that rows of pixels are a view of, and how many leading axes they have; or the rows and 1.
 
         TVM fuses what computes the images with a sum over them, but not with one of a view.
         """
-        value = self.lookup_binding(rows) if isinstance(rows, relax.Var) else None
+        value = self.lookup_binding(rows) if self._sees_views and isinstance(rows, relax.Var) else None
         if value is None or not is_call(value, "relax.reshape"):
             return rows, 1
         images = value.args[0]
@@ -106,7 +113,7 @@ def _is_worth_it(extents: Sequence[Size], leading: int) -> bool:
     """Whether the sum over the first axes has many summands for each result, and too few results for a GPU."""
     known = [each if isinstance(each, int) else REPRESENTATIVE_BATCH for each in extents]
     results = math.prod(known[leading:])
-    return leading < len(known) and math.prod(known[:leading]) > SUMMANDS and results < BLOCKS * RESULTS
+    return leading < len(known) and math.prod(known[:leading]) > SUMMANDS and 0 < results < BLOCKS * RESULTS
 
 
 def _parts(extents: Sequence[Size]) -> tuple[int, int] | None:

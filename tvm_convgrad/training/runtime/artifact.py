@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import platform
 import struct
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -246,18 +247,17 @@ def load_module(artifact: Artifact) -> tvm.runtime.Module:
         ArtifactError: the file was overwritten in place while it was loaded.
     """
     for_gpu = is_for_gpu(artifact.manifest)
+    kernels: AbstractContextManager[None] = nullcontext()
     if for_gpu:
-        from tvm_convgrad.offload.cuda import local_target  # it imports TVM
+        from tvm_convgrad.offload.cuda import local_target  # they import TVM
+        from tvm_convgrad.offload.nvrtc import precise_kernels
 
         local_target()
+        kernels = precise_kernels()
     for name, path in artifact.manifest.get("runtimes", {}).items():
         load_runtime(name, Path(path))
-    if for_gpu:
-        from tvm_convgrad.offload.nvrtc import precise_kernels  # it imports TVM
-
-        with precise_kernels():
-            return load_library(artifact.path, artifact.id)
-    return load_library(artifact.path, artifact.id)
+    with kernels:
+        return load_library(artifact.path, artifact.id)
 
 
 def _release(version: str) -> list[str]:
