@@ -44,7 +44,7 @@ _BLOCK = threading.RLock()
 def precise_kernels(arch: str | None = None) -> Iterator[None]:
     """What this thread compiles for CUDA by TVM, `compiled` compiles; the blocks of threads are one after another.
 
-    Unless the user asks for nvcc by TVM_CUDA_COMPILE_MODE, to which TVM_CUDA_NVCC_NO_FAST_MATH=1 says the same.
+    Not if TVM_CUDA_COMPILE_MODE selects nvcc, to which TVM_CUDA_NVCC_NO_FAST_MATH=1 says the same.
 
     Args:
         arch: such as "sm_90"; None is that of this machine's GPU.
