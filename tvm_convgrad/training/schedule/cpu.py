@@ -2,7 +2,7 @@
 """A plain CPU schedule for any TIR function of a training step: threads, vectors and registers, no tuning.
 
 TVM leaves functions on CPUs as one thread's loops with the reduction innermost. Here
-- cheap elementwise stages are inlined where that repeats no work,
+- cheap elementwise stages are inlined where that repeats no work (see `inlining`),
 - elementwise stages run their outer loops on threads,
 - memory-bound stages become loops over contiguous data (see `memory_bound`),
 - other reductions keep a tile of sums in registers (see `reductions`), with threads over the rest.
@@ -19,10 +19,11 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
-from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, buffer_of
+from relax_ops.compat import SBlock, SBlockRealize, TensorLoad
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, opened, parallelise, root_blocks, work_of
+from tvm_convgrad.training.schedule.inlining import inline
 from tvm_convgrad.training.schedule.memory_bound import emitted, may_overwrite
 from tvm_convgrad.training.schedule.padding import pad_products
 from tvm_convgrad.training.schedule.reductions import choose_tile, tile_reduction
@@ -57,7 +58,7 @@ def scheduled(function: tirx.PrimFunc) -> tirx.PrimFunc:
         blocks = root_blocks(schedule)
         if blocks is None:
             return function
-        _inline(schedule, blocks)
+        inline(schedule, blocks)
         loops = _as_memory_bound(schedule)
         if loops is not None:
             return loops.with_attr(_kept_attributes(function))
@@ -80,7 +81,7 @@ def scheduled_in_place(function: tirx.PrimFunc, onto: int) -> tirx.PrimFunc | No
         blocks = root_blocks(schedule)
         if blocks is None:
             return None
-        _inline(schedule, blocks)
+        inline(schedule, blocks)
         return _as_memory_bound(schedule, onto)
     except ScheduleError:
         return None  # as in `scheduled`
@@ -96,7 +97,7 @@ def sharing_memory(function: tirx.PrimFunc, onto: int) -> tirx.PrimFunc | None:
         blocks = root_blocks(schedule)
         if blocks is None:
             return None
-        _inline(schedule, blocks)
+        inline(schedule, blocks)
         blocks = root_blocks(schedule) or []
         stages = [stage_of(schedule.get(block), extents_of(schedule, block)) for block in blocks]
         known = [stage for stage in stages if stage is not None]
@@ -141,45 +142,6 @@ def _kept_attributes(function: tirx.PrimFunc) -> dict[str, Any]:
     """The attributes by which callers and later passes find a function."""
     attributes = function.attrs or {}
     return {"tirx.is_scheduled": True, **{key: attributes[key] for key in ("global_symbol",) if key in attributes}}
-
-
-def _inline(schedule: s_tir.Schedule, blocks: list[s_tir.schedule.SBlockRV]) -> None:
-    """Inline copies, and elementwise stages where that repeats no more than a single multiplication or addition.
-
-    What two stages read that end in the same third one can follow once these are inlined: so it goes on until nothing
-    changes. LLVM computes once what one expression has twice.
-    """
-    left = list(blocks)
-    while True:
-        inlined = [block for block in left if _inline_one(schedule, block)]
-        if not inlined:
-            return
-        left = [block for block in left if not any(block.same_as(other) for other in inlined)]
-
-
-def _inline_one(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
-    """Inline a block into its consumers where that pays; whether it was done."""
-    statement = schedule.get(block)
-    if set(kinds_of(schedule, block)) - {"S"} or len(statement.writes) != 1:
-        return False
-    result = buffer_of(statement.writes[0])
-    temporaries = schedule.mod["main"].body.block.alloc_buffers
-    if not isinstance(statement.body, tirx.BufferStore) or not any(result.same_as(b) for b in temporaries):
-        return False
-    consumers = schedule.get_consumers(block)
-    alone = len(consumers) == 1 and work_of(schedule, consumers[0]) <= work_of(schedule, block)
-    if not consumers or not (alone or _is_cheap(statement.body.value)):
-        return False
-    schedule.compute_inline(block)
-    return True
-
-
-def _is_cheap(value: tirx.Expr) -> bool:
-    """Whether the value is a load, or one addition, subtraction or multiplication of loads and constants."""
-    simple = (TensorLoad, tirx.FloatImm, tirx.IntImm)
-    if isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul)):
-        return isinstance(value.a, simple) and isinstance(value.b, simple)
-    return isinstance(value, simple)
 
 
 def _is_sum(stage: Stage) -> bool:

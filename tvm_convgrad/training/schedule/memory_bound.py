@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data, decl_buffer
@@ -35,6 +35,10 @@ CHAINS = 4  # vectors of partial sums, to hide the latency of additions
 COLUMNS = 12  # vectors that are summed at once
 ITEMS = 16  # pieces of work of a sum over outer loops, at least; more cores than that stay idle
 PART = 64  # terms of a part of a sum over outer loops, at least
+
+
+Bases: TypeAlias = tuple[dict[Address, Any], Any]
+"""Of a stage: by address of its loads, and of its store, where the inner loop begins."""
 
 
 def emitted(
@@ -145,7 +149,7 @@ class _Emitter:
     def _view(self, buffer: tirx.Buffer) -> Any:
         return next(view for other, view in self.views if other.same_as(buffer))
 
-    def _bases(self, group: list[Stage], places: dict[int, Any]) -> list[tuple[list[Any], Any]]:
+    def _bases(self, group: list[Stage], places: dict[int, Any]) -> list[Bases]:
         """For each stage the addresses of its loads and of its store, without the offset of the inner loop."""
 
         def base(address: Address) -> Any:
@@ -155,7 +159,10 @@ class _Emitter:
                     total = total + place * address.coefficients[position]
             return self.loops.let(total, "at")
 
-        return [([base(address) for _, address in stage.loads], base(stage.store)) for stage in group]
+        return [
+            ({address: base(address) for address in dict.fromkeys(stage.address_of.values())}, base(stage.store))
+            for stage in group
+        ]
 
     def _split(self, number: Any, positions: Sequence[int], group: list[Stage]) -> dict[int, Any]:
         """The places of iterators whose fused loop is at `number`, the last iterator fastest.
@@ -172,12 +179,11 @@ class _Emitter:
             places[joined[-1][0]] = self.loops.let(number, "i")
         return places
 
-    def _value(self, stage: Stage, bases: list[Any], run: tuple[int, ...], place: Any) -> Any:
+    def _value(self, stage: Stage, bases: dict[Address, Any], run: tuple[int, ...], place: Any) -> Any:
         def read(wanted: Any) -> Any:
-            index = next(i for i, (other, _) in enumerate(stage.loads) if other.same_as(wanted))
-            address = stage.loads[index][1]
+            address = stage.address_of[wanted]
             step = address.coefficients[run[0]] if run else 0
-            return load(self._view(buffer_of(wanted)), bases[index] + place * step if step else bases[index])
+            return load(self._view(buffer_of(wanted)), bases[address] + place * step if step else bases[address])
 
         return rebuilt(stage.value, read)
 
@@ -215,7 +221,7 @@ class _Emitter:
         else:
             self._inner_loop(group, self._bases(group, places), order, 0, order.length)
 
-    def _store(self, group: list[Stage], bases: list[tuple[list[Any], Any]], run: tuple[int, ...], place: Any) -> None:
+    def _store(self, group: list[Stage], bases: list[Bases], run: tuple[int, ...], place: Any) -> None:
         for stage, (reads, write) in zip(group, bases, strict=True):
             self.loops.store(self._view(stage.store.buffer), write + place, self._value(stage, reads, run, place))
 

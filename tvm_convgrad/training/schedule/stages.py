@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -73,9 +74,10 @@ class Stage:
         """The number of iterations."""
         return math.prod(self.extents)
 
-    def address_of(self, load: TensorLoad) -> Address:
-        """The address of one of the loads in `value`."""
-        return next(address for other, address in self.loads if other.same_as(load))
+    @cached_property
+    def address_of(self) -> dict[Any, Address]:
+        """The address of each of the loads in `value`."""
+        return dict(self.loads)
 
 
 def stage_of(block: SBlock, extents: list[int | None]) -> Stage | None:
