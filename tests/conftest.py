@@ -9,7 +9,6 @@ is not installed. Those of a mark that its entry calls `on_request`, and those t
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
 import os
 import re
@@ -116,15 +115,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers():
             if mark.name in _MARKS and not _has_word(item.path, mark.name):
                 raise pytest.UsageError(f"{item.nodeid}: write its mark, {mark.name}, in the file, for -m {mark.name}")
-
-
-def pytest_collection_finish() -> None:
-    """Take what collecting made, which stays to the end, out of the collector's work: a command that fails calls it.
-
-    With 5,000 tests and what they import that is half a second each time.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _needs_torch(item: pytest.Function) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -52,11 +53,14 @@ class Command:
     def __call__(self, *arguments: object) -> Done:
         self._patch.setattr(sys, "argv", ["convgrad", *map(str, arguments)])
         self._capture.readouterr()
+        gc.freeze()  # a command that fails calls the collector: a second, with all that the tests before it keep
         try:
             cli.main()
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)
+        finally:
+            gc.unfreeze()
         return Done(code, *self._capture.readouterr())
 
 
