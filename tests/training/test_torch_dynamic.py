@@ -32,8 +32,8 @@ class Normalised(torch.nn.Module):
         return self.linear((self.norm(x) * x).relu().flatten(2).mean(2))
 
 
-def exported(model, x):
-    return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+def exported(model, x, least=None):
+    return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=least)},))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -73,9 +73,31 @@ def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
         def forward(self, x):
             return x[:2] * self.scale
 
-    for module, remedy in ((Strided, r"or write it as slices"), (FirstTwo, r"or index by torch\.arange\(2\)")):
-        with pytest.raises(ModelError, match=rf"; export without dynamic shapes, {remedy}\.$"):
-            from_exported_program(exported(module(), torch.randn(3, 9)))
+    class FromFourth(Strided):
+        def forward(self, x):
+            return torch.cat([x, x])[3 : x.shape[0] + 3] * self.scale  # of one sample there are no four
+
+    class Rounded(Strided):
+        def forward(self, x):
+            return x * round(x.shape[0] * 0.7) * self.scale
+
+    for module, remedy in (
+        (Strided, r"without dynamic shapes, or write it as slices"),
+        (FirstTwo, r"without dynamic shapes, or index by torch\.arange\(2\)"),
+        (FromFourth, r"are not in bounds of an axis of .* for each batch; export without dynamic shapes"),
+        (Rounded, r"from the batch by \w+, .*: return x \* round.*, or export the model without dynamic shapes"),
+    ):
+        with pytest.raises(ModelError, match=rf"{remedy}\.$"):
+            from_exported_program(exported(module(), torch.randn(3, 9), least=3))
+
+
+def test_a_multiple_of_the_batch_is_named_so():
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(torch.cat([x, x]))
+
+    with pytest.raises(ModelError, match=r"batch of its inputs is (\w+), but its predictions are \[2 \* \1, 4\]"):
+        from_exported_program(exported(Doubled(9, 4), torch.randn(3, 9)))
 
 
 def chosen(x):
@@ -94,7 +116,35 @@ def columns(x):
     return y.index_add(1, torch.tensor([0, 3, 0]), x[:, :3])
 
 
+def counted(x):
+    """Numbers of Python that are computed from the batch."""
+    n = x.shape[0]
+    scaled = x * (n - 1) / (n * 3.0) + x**2 * (1 / n) - x.sum() / x.numel() + n**-0.5
+    return (
+        (n - torch.add(scaled, x, alpha=n // 2))
+        * max(n % 3, 1)
+        * torch.tensor(2.0 / n)
+        * (x.flatten(1)[:, 0] > n - 6)[:, None, None, None]
+    )
+
+
+def halves(x):
+    """Parts of samples that are joined: from and to places that the batch says."""
+    n, joined = x.shape[0], torch.cat([x, x * 2, x**2])
+    return joined[:n] * joined[n : 2 * n] + joined[-n:] * joined.narrow(0, n, n) + joined[1 : n + 1] * joined[: -2 * n]
+
+
+def contrasted(x):
+    """The diagonal of the products of all pairs, as contrastive losses take it."""
+    left, right = x.flatten(1)[:, ::2], x.flatten(1)[:, 1::2]
+    return (left @ right.T / 10).log_softmax(1).diagonal()[:, None]
+
+
 FUNCTIONS = {
+    "counted": counted,
+    "halves": halves,
+    "contrasted": contrasted,
+    "masked_scatter": lambda x: x.masked_scatter(x.detach() > 0.3, (x * 2).flip(1)),
     "unfold": lambda x: F.unfold(x, (3, 2), (1, 2), (1, 0), (2, 1)),
     "fold": lambda x: F.fold(x.flatten(2).repeat(1, 6, 1)[:, :, :9], (7, 6), (2, 3), (3, 1), (1, 2), (2, 3)),
     "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 3, 2, return_indices=True), 3, 2, output_size=(6, 6)),

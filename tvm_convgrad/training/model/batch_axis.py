@@ -11,7 +11,14 @@ from tvm import relax
 
 from tvm_convgrad.core.errors import ModelError, first_line
 from tvm_convgrad.core.quiet import native_stderr_discarded
-from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, function_scope, replay, static_shape
+from tvm_convgrad.training.ir.graph import (
+    Environment,
+    Extent,
+    builder_with_tir,
+    function_scope,
+    replay,
+    static_shape,
+)
 
 PROBE = 8191
 """A batch that no model has fixed in its shapes: a large prime, which is not a product or quotient of other extents."""
@@ -76,11 +83,18 @@ def _check_result(result: relax.Expr, batch: int, shown: str, source: str) -> No
             "(--loss), or, if this is the loss, build with --loss model."
         )
     if shape[0] != batch:
-        found = [shown if extent == batch else str(extent) for extent in shape]
+        found = [_with_symbol(extent, shown) if batch == PROBE else str(extent) for extent in shape]
         raise BatchError(
             f"{source}: the batch of its inputs is {shown}, but its predictions are [{', '.join(found)}]; axis 0 of "
             "both must be the batch, one row a sample."
         )
+
+
+def _with_symbol(extent: Extent, symbol: str) -> str:
+    """An extent that was inferred for the batch PROBE, as a multiple of the batch's symbol where it is one."""
+    if not isinstance(extent, int) or extent == 0 or extent % PROBE:
+        return str(extent)
+    return symbol if extent == PROBE else f"{extent // PROBE} * {symbol}"
 
 
 def _with_batch(module: tvm.IRModule, function: str, batch: relax.Expr, source: str) -> Any:

@@ -22,10 +22,10 @@ from tvm_convgrad.training.frontends.torch_export.operators.arithmetic import (
     floor_divide,
     is_any,
     or_logical,
-    quotient,
     reversed_difference,
 )
 from tvm_convgrad.training.frontends.torch_export.operators.convolutions import convolution
+from tvm_convgrad.training.frontends.torch_export.operators.extents import EXTENT, extent
 from tvm_convgrad.training.frontends.torch_export.operators.fourier import WAVES, waves
 from tvm_convgrad.training.frontends.torch_export.operators.indexing import (
     embedding,
@@ -72,6 +72,7 @@ def converters() -> dict[str, Convert]:
         STOP_GRADIENT: lambda node, importer: importer.block_builder.emit(op.grad.no_grad(importer.env[node.args[0]])),
         WAVES: waves,
         NUMBERS: numbers,
+        EXTENT: extent,
         "select.int": select,
         "slice.Tensor": part,
         "index.Tensor": index,
@@ -122,7 +123,6 @@ def converters() -> dict[str, Convert]:
         "clamp.Tensor": clamp_by_tensors,
         "floor_divide.default": floor_divide,
         "div.Tensor_mode": divide,
-        "div.Tensor": quotient,
         **{f"{name}.{overload}": resize for name in RESIZES for overload in ("vec", "default")},
         "max_pool2d.default": lambda node, importer: max_pool(node, importer, importer._max_pool2d),
         "max_pool3d.default": lambda node, importer: max_pool(node, importer, importer._max_pool3d),

@@ -304,10 +304,15 @@ def _cumulative_product(x: Tensor, dim: int, *, dtype: torch.dtype | None = None
 
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Every (width + 1)th element of the flattened last two axes."""
+    """Every (width + 1)th element of the flattened last two axes; by indices, if the width is not known."""
+    import torch
+
     x = x.movedim((dim1, dim2), (-2, -1))
     height, width = x.shape[-2:]
     count = min(height + min(offset, 0), width - max(offset, 0))
+    if not isinstance(width, int) or not isinstance(count, int):
+        places = torch.arange(count)
+        return x[..., places - min(offset, 0), places + max(offset, 0)]
     begin = max(offset, 0) - min(offset, 0) * width
     return x.flatten(-2)[..., begin : begin + (count - 1) * (width + 1) + 1 : width + 1]
 

@@ -31,6 +31,7 @@ from tvm_convgrad.training.frontends.torch_export.known_types import known_types
 from tvm_convgrad.training.frontends.torch_export.names import with_free_names
 from tvm_convgrad.training.frontends.torch_export.operators.bags import with_equal_bags
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import declare_deformable
+from tvm_convgrad.training.frontends.torch_export.operators.extents import with_extents_as_tensors
 from tvm_convgrad.training.frontends.torch_export.operators.pool_places import with_used_places
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import with_constant_repeats
 from tvm_convgrad.training.frontends.torch_export.operators.scalars import with_scalars_as_vectors
@@ -125,6 +126,7 @@ def from_exported_program(
         raise ModelError(f"{source}: PyTorch cannot decompose its graph: {first_line(error)}") from error
     program = _with_real_parts(program, source)
     with_operands_apart(program)
+    with_extents_as_tensors(program, source)
     _refuse_unsupported(program, source)
     inputs, results = _tensors_only(torch, program, source)
     adapted, mutated = _buffers_as_inputs(torch, program, inputs, results)

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -116,14 +115,6 @@ def divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
     return quotient if inner == dtype else emit(op.astype(quotient, dtype))
 
 
-def quotient(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    """x / n for a symbolic extent n, as kl_div(reduction="batchmean") has it, by a sum of n ones; n is below 2**24."""
-    emit, (x, divisor) = importer.block_builder.emit, importer.retrieve_args(node)
-    if isinstance(divisor, tvm.tirx.Var) and not hasattr(divisor.ty, "shape"):
-        return emit(op.divide(x, emit(op.sum(emit(op.ones(relax.ShapeExpr([divisor]), element_type(x)))))))
-    return importer._binary_op(op.divide, operator.truediv)(node)
-
-
 def _as(importer: ExportedProgramImporter, operands: Sequence[Any], dtype: str) -> list[relax.Expr]:
     """Tensors and numbers as tensors of a type."""
     return [
@@ -150,6 +141,5 @@ __all__ = [
     "floor_divide",
     "is_any",
     "or_logical",
-    "quotient",
     "reversed_difference",
 ]

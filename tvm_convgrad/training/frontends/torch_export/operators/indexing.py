@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 from tvm.relax import op
 
+from relax_ops.compat import arithmetic
+from tvm_convgrad.codegen.loops import dtype_of
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.ir.counting import count_of
-from tvm_convgrad.training.ir.graph import element_type, static_shape
+from tvm_convgrad.training.ir.graph import Extent, element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
     import torch
@@ -32,18 +35,53 @@ def select(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
 
 
 def part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    """x[begin:end:step] along an axis, by TVM's importer; not up to a fixed place of an axis whose extent is free."""
-    x, axis, _, end = [*importer.retrieve_args(node), *(0, None, None)[len(node.args) - 1 :]][:4]
+    """x[begin:end:step] along an axis; of an axis whose extent is free, if the places are known to be in bounds.
+
+    With numbers for places TVM's importer does it. It clamps symbols by conditions, which no shape may have.
+    """
+    x, axis, begin, end, step = [*importer.retrieve_args(node), *(0, None, None, 1)[len(node.args) - 1 :]][:5]
     extent = static_shape(x)[axis]
     if not isinstance(extent, int) and isinstance(end, int) and 0 < end < sys.maxsize:
         raise UnsupportedError(
             f"it ends at place {end} of an axis whose extent, {extent}, may be less; export without dynamic shapes, or "
             f"index by torch.arange({end})"
         )
-    return importer._slice(node)
+    if all(place is None or isinstance(place, int) for place in (begin, end)):
+        return importer._slice(node)
+    places = [
+        _place_in_bounds(place, extent) for place in (0 if begin is None else begin, extent if end is None else end)
+    ]
+    if places[0] is None or places[1] is None or not _is_at_most(places[0], places[1]):
+        raise UnsupportedError(
+            f"its places {begin} and {end} are not in bounds of an axis of {extent} for each batch; export without "
+            "dynamic shapes"
+        )
+    return importer.block_builder.emit(
+        op.strided_slice(x, [axis], [places[0]], [places[1]], [step], assume_inbound=True)
+    )
 
 
-def _extent(importer: ExportedProgramImporter, x: relax.Expr, axis: int, dtype: str) -> relax.Expr:
+def _place_in_bounds(place: Extent, extent: Extent) -> Extent | None:
+    """A place as one from 0 to the extent, a negative one counted from the end; None where batches differ."""
+    if _is_at_most(extent, place):
+        return extent
+    found = place if _is_at_most(0, place) else place + extent if _is_at_most(place, -1) else None
+    return found if found is not None and _is_at_most(0, found) and _is_at_most(found, extent) else None
+
+
+def _is_at_most(low: Extent, high: Extent) -> bool:
+    """Whether one place is never behind another, whatever the free extents are, which are 1 at least."""
+    difference = high - low
+    if isinstance(difference, int):
+        return difference >= 0
+    analyzer = arithmetic.Analyzer()
+    for variable in tirx.analysis.undefined_vars(difference):
+        one, most = (tirx.const(number, dtype_of(variable)) for number in (1, 2**31 - 1))
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(one, most))
+    return bool(analyzer.can_prove(difference >= 0))
+
+
+def extent_of(importer: ExportedProgramImporter, x: relax.Expr, axis: int, dtype: str) -> relax.Expr:
     """The extent of an axis as a tensor of one integer, also where it is a symbol."""
     x = importer.block_builder.emit(op.astype(x, "float32")) if element_type(x) == "bool" else x
     count = count_of(importer.block_builder, x, [axis])
@@ -102,9 +140,9 @@ class _Indexing:
         self.shape, self.extents = shape, [shape[axis] for axis in self.front]
         self.rest = (self.extents[: self.axis], self.extents[self.axis + len(indexed) :])
         dtype = element_type(tensors[0])
-        self.places = _wrapped(importer, tensors[0], _extent(importer, x, indexed[0], dtype))
+        self.places = _wrapped(importer, tensors[0], extent_of(importer, x, indexed[0], dtype))
         for axis, places in zip(indexed[1:], tensors[1:], strict=True):
-            extent = _extent(importer, x, axis, dtype)
+            extent = extent_of(importer, x, axis, dtype)
             more = _wrapped(importer, emit(op.astype(places, dtype)), extent)
             self.places = emit(op.add(emit(op.multiply(self.places, extent)), more))
         self.count = math.prod(shape[axis] for axis in indexed)
@@ -172,4 +210,4 @@ def triangle(node: torch.fx.Node, indices: Callable[..., tuple[np.ndarray[Any, A
     return relax.const(np.stack(found).astype(dtype), dtype)
 
 
-__all__ = ["embedding", "index", "index_put", "index_select", "part", "select", "triangle"]
+__all__ = ["embedding", "extent_of", "index", "index_put", "index_select", "part", "select", "triangle"]

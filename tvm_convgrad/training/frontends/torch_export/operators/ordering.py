@@ -152,5 +152,6 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
     x, mask = torch.broadcast_tensors(x, mask)
     places = mask.flatten().to(torch.int64).cumsum(0) - 1
-    places = places.clamp(0, source.numel() - 1)
+    last = torch.ones_like(source, dtype=torch.int64).sum() - 1  # as a tensor, since the batch may be symbolic
+    places = places.clamp_min(0).minimum(last)
     return torch.where(mask, source.flatten().index_select(0, places).view(x.shape), x)
