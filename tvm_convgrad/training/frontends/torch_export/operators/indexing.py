@@ -40,24 +40,27 @@ def part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     With numbers for places TVM's importer does it. It clamps symbols by conditions, which no shape may have.
     """
     x, axis, begin, end, step = [*importer.retrieve_args(node), *(0, None, None, 1)[len(node.args) - 1 :]][:5]
+    if axis < 0:  # TVM's topi takes no negative axis of a tensor with a free extent
+        axis += len(static_shape(x))
+        node.update_arg(1, axis)
     extent = static_shape(x)[axis]
-    if not isinstance(extent, int) and isinstance(end, int) and 0 < end < sys.maxsize:
+    if isinstance(extent, int) and all(place is None or isinstance(place, int) for place in (begin, end)):
+        return importer._slice(node)
+    given = (0 if begin is None else begin, extent if end is None else end)
+    first, last = (_place_in_bounds(place, extent) for place in given)
+    if first is not None and last is not None and _is_at_most(first, last):
+        emit = importer.block_builder.emit
+        return emit(op.strided_slice(x, [axis], [first], [last], [step], assume_inbound=True))
+    if isinstance(end, int) and 0 < end < sys.maxsize:
         raise UnsupportedError(
             f"it ends at place {end} of an axis whose extent, {extent}, may be less; export without dynamic shapes, or "
             f"index by torch.arange({end})"
         )
-    if all(place is None or isinstance(place, int) for place in (begin, end)):
+    if isinstance(given[0], int) and end in (None, sys.maxsize):
         return importer._slice(node)
-    places = [
-        _place_in_bounds(place, extent) for place in (0 if begin is None else begin, extent if end is None else end)
-    ]
-    if places[0] is None or places[1] is None or not _is_at_most(places[0], places[1]):
-        raise UnsupportedError(
-            f"its places {begin} and {end} are not in bounds of an axis of {extent} for each batch; export without "
-            "dynamic shapes"
-        )
-    return importer.block_builder.emit(
-        op.strided_slice(x, [axis], [places[0]], [places[1]], [step], assume_inbound=True)
+    raise UnsupportedError(
+        f"its places {begin} and {end} are not in bounds of an axis of {extent} for each batch; export without dynamic "
+        "shapes"
     )
 
 
