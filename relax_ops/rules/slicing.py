@@ -127,8 +127,10 @@ def slice_scatter_gradient(
     _orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
     """y = x with a slice overwritten: that slice of dy is the gradient of what is written, the rest that of x."""
-    _, written, begin, end, stride = orig_call.args
+    x, written, begin, end, stride = orig_call.args
     axis = int(orig_call.attrs.axis)
+    if same_shape(shape_of(written), shape_of(x)):
+        return [ctx.emit(op.zeros_like(output_grad)), output_grad, *no_grads([begin, end, stride])]
     zeros = ctx.emit(op.zeros_like(written))
     dx = op.slice_scatter(output_grad, zeros, begin, end, stride, axis=axis)
     part = op.strided_slice(output_grad, [axis], [begin], [end], [stride])

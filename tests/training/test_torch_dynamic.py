@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: E402
 
 from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
+from tests.training.torch_operators import TOPICS  # noqa: E402
 from tests.training.torch_topics import SHAPE, Topic  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
@@ -77,6 +78,12 @@ def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
         def forward(self, x):
             return torch.cat([x, x])[3 : x.shape[0] + 3] * self.scale  # of one sample there are no four
 
+    class Written(Strided):
+        def forward(self, x):
+            y = torch.cat([x, x])
+            y[: x.shape[0]] *= self.scale
+            return y
+
     class Rounded(Strided):
         def forward(self, x):
             return x * round(x.shape[0] * 0.7) * self.scale
@@ -85,6 +92,7 @@ def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
         (Strided, r"without dynamic shapes, or write it as slices"),
         (FirstTwo, r"without dynamic shapes, or index by torch\.arange\(2\)"),
         (FromFourth, r"are not in bounds of an axis of .* for each batch; export without dynamic shapes"),
+        (Written, r"it writes to places 0 to .*; join the parts by torch.cat, or export without dynamic shapes"),
         (Rounded, r"from the batch by \w+, .*: return x \* round.*, or export the model without dynamic shapes"),
     ):
         with pytest.raises(ModelError, match=rf"{remedy}\.$"):
@@ -144,6 +152,7 @@ FUNCTIONS = {
     "counted": counted,
     "halves": halves,
     "contrasted": contrasted,
+    "added_in_place": TOPICS["selection"]["add_in_place"],
     "last_axis": lambda x: x[..., :2] * x[..., -1:] + x[..., 1:-1:2] * x[:1, ..., 2:4] * x[-1, ..., 3:5],
     "pooled": lambda x: F.adaptive_max_pool2d(x, (3, 4)),
     "inverted": lambda x: torch.linalg.inv(x.mean(1) + 8 * torch.eye(6)),

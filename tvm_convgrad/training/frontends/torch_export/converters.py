@@ -35,6 +35,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.indexing import (
     part,
     select,
     triangle,
+    written_part,
 )
 from tvm_convgrad.training.frontends.torch_export.operators.norms import (
     batch_norm_training,
@@ -75,6 +76,7 @@ def converters() -> dict[str, Convert]:
         EXTENT: extent,
         "select.int": select,
         "slice.Tensor": part,
+        "slice_scatter.default": written_part,
         "index.Tensor": index,
         "index_select.default": index_select,
         "index_put.default": index_put,

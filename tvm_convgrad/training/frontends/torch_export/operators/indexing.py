@@ -48,7 +48,9 @@ def part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
         return importer._slice(node)
     given = (0 if begin is None else begin, extent if end is None else end)
     first, last = (_place_in_bounds(place, extent) for place in given)
-    if first is not None and last is not None and _is_at_most(first, last):
+    if first is not None and last is not None and is_at_most(first, last):
+        if isinstance(first, int) and first == 0 and last is extent and step == 1:
+            return x
         emit = importer.block_builder.emit
         return emit(op.strided_slice(x, [axis], [first], [last], [step], assume_inbound=True))
     if isinstance(end, int) and 0 < end < sys.maxsize:
@@ -64,15 +66,29 @@ def part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     )
 
 
+def written_part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x with other values at [begin:end:step] along an axis, by TVM's importer; not at places that the batch says."""
+    x, _, axis, begin, end = [*importer.retrieve_args(node), *(0, None, None)[len(node.args) - 2 :]][:5]
+    extent = static_shape(x)[axis]
+    if any(not (place is None or isinstance(place, int)) for place in (begin, end)) or not (
+        isinstance(extent, int) or (begin in (None, 0) and end in (None, sys.maxsize))
+    ):
+        raise UnsupportedError(
+            f"it writes to places {begin or 0} to {extent if end is None else end} of an axis of {extent}; join the "
+            "parts by torch.cat, or export without dynamic shapes"
+        )
+    return importer._slice_scatter(node)
+
+
 def _place_in_bounds(place: Extent, extent: Extent) -> Extent | None:
     """A place as one from 0 to the extent, a negative one counted from the end; None where batches differ."""
-    if _is_at_most(extent, place):
+    if is_at_most(extent, place):
         return extent
-    found = place if _is_at_most(0, place) else place + extent if _is_at_most(place, -1) else None
-    return found if found is not None and _is_at_most(0, found) and _is_at_most(found, extent) else None
+    found = place if is_at_most(0, place) else place + extent if is_at_most(place, -1) else None
+    return found if found is not None and is_at_most(0, found) and is_at_most(found, extent) else None
 
 
-def _is_at_most(low: Extent, high: Extent) -> bool:
+def is_at_most(low: Extent, high: Extent) -> bool:
     """Whether one place is never behind another, whatever the free extents are, which are 1 at least."""
     difference = high - low
     if isinstance(difference, int):
@@ -213,4 +229,15 @@ def triangle(node: torch.fx.Node, indices: Callable[..., tuple[np.ndarray[Any, A
     return relax.const(np.stack(found).astype(dtype), dtype)
 
 
-__all__ = ["embedding", "extent_of", "index", "index_put", "index_select", "part", "select", "triangle"]
+__all__ = [
+    "embedding",
+    "extent_of",
+    "index",
+    "index_put",
+    "index_select",
+    "is_at_most",
+    "part",
+    "select",
+    "triangle",
+    "written_part",
+]

@@ -13,6 +13,7 @@ from tvm.relax import op
 
 from relax_ops.expressions import same_extent
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.frontends.torch_export.operators.indexing import is_at_most
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
@@ -67,9 +68,14 @@ def _scattered(
     emit, shape, dtype = importer.block_builder.emit, list(static_shape(x)), element_type(x)
     if not shape:  # a scalar is a vector of one element
         x, places, values = (emit(op.reshape(each, relax.ShapeExpr([1]))) for each in (x, places, values))
-    extents = list(static_shape(places))
+    given, extents = static_shape(values), list(static_shape(places))
+    if not all(is_at_most(extent, of_values) for extent, of_values in zip(extents, given, strict=True)):
+        raise UnsupportedError(
+            f"it takes {extents} values of {list(given)}, which may be fewer; export without dynamic shapes, or number "
+            "the samples by torch.arange(x.shape[0])"
+        )
     # Values beyond the indices are not read. An extent that stays has to keep its name, for the gradient's shape.
-    axes = [a for a, pair in enumerate(zip(static_shape(values), extents, strict=True)) if not same_extent(*pair)]
+    axes = [a for a, pair in enumerate(zip(given, extents, strict=True)) if not same_extent(*pair)]
     if axes:
         values = emit(op.strided_slice(values, axes, [0] * len(axes), [extents[a] for a in axes], [1] * len(axes)))
     filled = relax.ShapeExpr(extents)
