@@ -103,6 +103,47 @@ class ReadBefore(Base):
         return self.linear(torch.nn.functional.relu(h, inplace=True) * scaled + self.center)
 
 
+class MomentumEncoder(Base):
+    """A frozen copy of a layer that follows it, as in MoCo and BYOL."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = torch.nn.Linear(3, 4).requires_grad_(False)
+
+    def forward(self, x):
+        h = self.features(x)
+        self.center.add_(1)
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.linear.parameters(), strict=True):
+                slow.mul_(0.5).add_(fast, alpha=0.5)
+        return self.linear(h) + self.slow(h + self.center)
+
+
+class DetachedInPlace(Base):
+    """No gradient passes what is read after detach_, under either name."""
+
+    def forward(self, x):
+        h = self.features(x)
+        double, triple = h * 2, h * 3
+        kept = double.detach_()
+        triple.detach_()
+        self.center.copy_(kept.mean(0))
+        return self.linear(h * kept + triple + double)
+
+
+class Tracked(Base):
+    """An instance norm with running statistics and without weights, of a known batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.InstanceNorm2d(3, momentum=0.3, track_running_stats=True)
+
+    def forward(self, x):
+        self.center.add_(1)
+        h = self.convolution(x)
+        return self.linear((self.norm(h) * h).mean((2, 3)) + self.center)
+
+
 class Spectral(torch.nn.Module):
     """The power iteration of both layers updates two buffers of each."""
 
@@ -116,7 +157,11 @@ class Spectral(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [MovingAverage, PartOfBuffer, Between, Nested, Codebook, DetachedBuffer, ReadBefore, Spectral]
+    "make",
+    [
+        *(MovingAverage, PartOfBuffer, Between, Nested, Codebook, DetachedBuffer, ReadBefore, Spectral),
+        *(MomentumEncoder, DetachedInPlace, Tracked),
+    ],
 )
 def test_buffers_and_parameters_are_those_of_pytorch(make):
     torch.manual_seed(0)
@@ -128,7 +173,7 @@ def test_buffers_and_parameters_are_those_of_pytorch(make):
     train_beside(runner, reference, zip(x, labels, strict=True), RATE)
     state = runner.named()
     for name, value in reference.state_dict().items():
-        if name == "count" and name not in state:  # of a model that does not count
+        if name.endswith(("count", "num_batches_tracked")) and name not in state:  # of a model that does not count
             assert torch.equal(value, start[name])
             continue
         assert relative_error(state[name], value.numpy()) < 1e-5, name

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from tests.training.torch_topics import Function, dead, whole
 
+_LABELS = torch.tensor([[3, 0, -1, 2, 5, -1], [1, 4, 1, 2, -1, 0]]).repeat(1, 4)
+"""Labels of two samples, of which those in front of the first -1 count; one occurs twice."""
+
 
 def _probabilities(x: Tensor) -> Tensor:
     """Probabilities, some of which are 0 and 1."""
@@ -45,6 +48,10 @@ ACTIVATIONS: dict[str, dict[str, Function]] = {
             _probabilities(x), torch.sigmoid(x.detach().flip(0)), weight=x.detach().abs(), reduction="none"
         ),
         "binary_cross_entropy_mean": lambda x: F.binary_cross_entropy(_probabilities(x), (x > 0).to(x.dtype)) * x,
+        "multilabel_margin": lambda x: (
+            F.multilabel_margin_loss(x[:, :, 0].flatten(1), _LABELS, reduction="none")[:, None] * x[:, 0, 0]
+        ),
+        "multilabel_margin_sum": lambda x: F.multilabel_margin_loss(x[0, 0, 0], _LABELS[0, :6], reduction="sum") * x,
         "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
         "glu": lambda x: F.glu(x, 1),
         "logsigmoid": lambda x: F.logsigmoid(x * 50),

@@ -142,6 +142,9 @@ TOPICS: dict[str, dict[str, Function]] = {
         "fold": lambda x: F.fold(F.unfold(x, 2, stride=2) * 1.5, (6, 6), 2, stride=2),
         "fold_overlapping": lambda x: F.fold(F.unfold(x, 3, padding=1), (6, 6), 3, padding=1),
         "fold_uneven": lambda x: F.fold(x.flatten(2).repeat(1, 6, 1)[:, :, :9], (7, 6), (2, 3), (3, 1), (1, 2), (2, 3)),
+        "scatter_of_more": lambda x: x.scatter(
+            1, torch.tensor([[[[3, 0]], [[1, 2]]]]).expand(1, 2, 1, 2), x.detach() * 2
+        ),
         "fold_one_image": lambda x: F.fold(F.unfold(x[1], 3, (1, 2), (1, 2)), (6, 6), 3, (1, 2), (1, 2)),
         "unfold_tensor": lambda x: x.unfold(3, 3, 2),
         "windows": _windows,

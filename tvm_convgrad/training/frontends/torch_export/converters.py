@@ -51,6 +51,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.scatter import (
     as_strided,
     as_strided_scatter,
     index_reduce,
+    scatter,
     scatter_add,
     scatter_reduce,
 )
@@ -81,6 +82,7 @@ def converters() -> dict[str, Convert]:
         "index_select.default": index_select,
         "index_put.default": index_put,
         "embedding.default": embedding,
+        "scatter.src": scatter,
         "scatter_add.default": scatter_add,
         "scatter_reduce.two": scatter_reduce,
         "scatter.reduce": scatter_reduce,

@@ -13,13 +13,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.training.frontends.torch_export.complex_tensors import of_real_tensors
-from tvm_convgrad.training.frontends.torch_export.operators import bessel, gamma, linalg, ordering
+from tvm_convgrad.training.frontends.torch_export.operators import bessel, fake_quantize, gamma, linalg, ordering
 from tvm_convgrad.training.frontends.torch_export.operators import pool_places as pools
 from tvm_convgrad.training.frontends.torch_export.operators.bags import embedding_bag
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import deform_conv2d
 from tvm_convgrad.training.frontends.torch_export.operators.erfinv import inverse_error
 from tvm_convgrad.training.frontends.torch_export.operators.grid import affine_grid, grid_sampler
-from tvm_convgrad.training.frontends.torch_export.operators.losses import binary_cross_entropy
+from tvm_convgrad.training.frontends.torch_export.operators.losses import binary_cross_entropy, multilabel_margin
 from tvm_convgrad.training.frontends.torch_export.operators.resize import RESIZES
 from tvm_convgrad.training.frontends.torch_export.operators.sliding_blocks import col2im, im2col
 from tvm_convgrad.training.frontends.torch_export.operators.stft import istft, stft
@@ -107,6 +107,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._cdist_forward.default: lambda x, y, p, _mode: _norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, [-1]),
         aten._euclidean_dist.default: _euclidean_distances,
         aten.binary_cross_entropy.default: binary_cross_entropy,
+        aten.multilabel_margin_loss_forward.default: multilabel_margin,
+        aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize.per_tensor,
         aten.linalg_vector_norm.default: _norm,
         aten.std.correction: _deviation,
         aten.std_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
@@ -232,13 +234,14 @@ def _instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    """For a symbolic batch: a group norm whose groups are the channels.
+    """For a symbolic batch, and with running statistics: a group norm whose groups are the channels.
 
-    PyTorch's own form has a batch of one with samples x channels for its channels, a product of symbols.
+    PyTorch's own form has a batch of one with samples x channels for its channels, a product of symbols, and is not
+    decomposed where it writes statistics.
     """
     import torch
 
-    if isinstance(x.shape[0], int) or not use_input_stats:
+    if not use_input_stats or (isinstance(x.shape[0], int) and running_mean is None):
         return NotImplemented
     if running_mean is not None and running_var is not None:
         axes = list(range(2, x.ndim))

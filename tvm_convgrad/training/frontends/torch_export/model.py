@@ -128,6 +128,7 @@ def from_exported_program(
     with_operands_apart(program)
     with_extents_as_tensors(program, source)
     _refuse_unsupported(program, source)
+    _refuse_overwritten(torch, program, source)
     inputs, results = _tensors_only(torch, program, source)
     adapted, mutated = _buffers_as_inputs(torch, program, inputs, results)
     importer, own = ExportedProgramImporter(), converters()
@@ -199,9 +200,14 @@ def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node,
 
 def _with_real_parts(program: torch.export.ExportedProgram, source: str) -> torch.export.ExportedProgram:
     """The program without complex tensors, decomposed again."""
+    import torch
+
     real = with_real_parts(program, source)
     if real is program:
         return program
+    for node in real.graph.nodes:
+        if node.target is torch.ops.aten.view.default:  # real parts may have other strides than the complex tensor
+            node.target = torch.ops.aten.reshape.default
     try:
         return real.run_decompositions(decompositions())
     except _FAILURES as error:
@@ -245,6 +251,17 @@ def _refuse_unsupported(program: torch.export.ExportedProgram, source: str) -> N
             raise ModelError(f"{source} uses {kind} operators: {listed(found)}; {remedy}")
 
 
+def _refuse_overwritten(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
+    trained = {name for name, parameter in program.named_parameters() if parameter.requires_grad}
+    mutation = torch.export.graph_signature.OutputKind.PARAMETER_MUTATION
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is mutation and spec.target in trained:
+            raise ModelError(
+                f"{source}: its forward pass writes to parameter {spec.target!r}, which the optimizer updates, too; "
+                "write to a buffer, or set requires_grad=False."
+            )
+
+
 def _tensors_only(
     torch: ModuleType, program: torch.export.ExportedProgram, source: str
 ) -> tuple[list[InputSpec], list[OutputSpec]]:
@@ -278,7 +295,10 @@ def _buffers_as_inputs(
     input_specs: Sequence[InputSpec],
     output_specs: Sequence[OutputSpec],
 ) -> tuple[Any, list[str]]:
-    """What the translator reads of a program, with buffers as inputs and mutations of them as first outputs."""
+    """What the translator reads of a program, with buffers as inputs and mutations of them as first outputs.
+
+    So are mutations of parameters that are not trained, such as those of a momentum encoder.
+    """
     kinds, outputs = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
     signature = program.graph_signature
     tensors = {**program.state_dict, **program.constants}
@@ -287,11 +307,9 @@ def _buffers_as_inputs(
         replace(spec, kind=kinds.PARAMETER) if spec.kind in (kinds.BUFFER, kinds.CONSTANT_TENSOR) else spec
         for spec in input_specs
     ]
-    mutated = [variable[spec.target] for spec in output_specs if spec.kind is outputs.BUFFER_MUTATION]
-    results = [
-        replace(spec, kind=outputs.USER_OUTPUT) if spec.kind is outputs.BUFFER_MUTATION else spec
-        for spec in output_specs
-    ]
+    is_state = (outputs.BUFFER_MUTATION, outputs.PARAMETER_MUTATION)
+    mutated = [variable[spec.target] for spec in output_specs if spec.kind in is_state]
+    results = [replace(spec, kind=outputs.USER_OUTPUT) if spec.kind in is_state else spec for spec in output_specs]
     adapted = SimpleNamespace(
         graph=program.graph,
         graph_module=program.graph_module,

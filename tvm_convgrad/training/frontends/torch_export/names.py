@@ -29,8 +29,9 @@ def with_free_names(program: torch.export.ExportedProgram) -> tuple[torch.export
         return program, {}
     program = with_own_graph(program)
     signature = program.graph_signature
-    mutation = torch.export.graph_signature.OutputKind.BUFFER_MUTATION
-    for spec in (*signature.input_specs, *(each for each in signature.output_specs if each.kind is mutation)):
+    kinds = torch.export.graph_signature.OutputKind
+    mutations = (kinds.BUFFER_MUTATION, kinds.PARAMETER_MUTATION)
+    for spec in (*signature.input_specs, *(each for each in signature.output_specs if each.kind in mutations)):
         spec.target = renamed.get(spec.target, spec.target)
     for holder in (program.state_dict, program.constants):
         for old in renamed.keys() & holder.keys():

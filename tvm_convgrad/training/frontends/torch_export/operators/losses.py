@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses whose decomposition by PyTorch has another gradient than PyTorch itself."""
+"""Losses whose decomposition by PyTorch has another value or gradient than PyTorch itself."""
 
 from __future__ import annotations
 
@@ -30,4 +30,23 @@ def binary_cross_entropy(p: Tensor, target: Tensor, weight: Tensor | None = None
     return loss if reduction == _NONE else loss.mean() if reduction == _MEAN else loss.sum()
 
 
-__all__ = ["binary_cross_entropy"]
+def multilabel_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> tuple[Tensor, Tensor]:
+    """The loss of several labels a sample, listed up to the first -1, and whether each class is one.
+
+    PyTorch's decomposition compares labels that are clamped to 0, so that each -1 stands for class 0.
+    """
+    import torch
+
+    rows, labels = (each.unsqueeze(0) if each.ndim < 2 else each for each in (x, target))
+    classes = rows.shape[1]
+    listed = (labels < 0).cumsum(1) == 0
+    named = (labels.unsqueeze(2) == torch.arange(classes)) & listed.unsqueeze(2)  # (sample, place in the list, class)
+    is_label = named.sum(1) > 0
+    margins = 1.0 - rows.gather(1, labels.clamp_min(0)).unsqueeze(2) + rows.unsqueeze(1)
+    counted = listed.unsqueeze(2) & ~is_label.unsqueeze(1)
+    loss = torch.where(counted, margins, torch.zeros_like(margins)).relu().sum((1, 2)) / classes
+    reduced = loss.reshape(x.shape[:-1]) if reduction == _NONE else loss.mean() if reduction == _MEAN else loss.sum()
+    return reduced, is_label.to(x.dtype).reshape(x.shape)
+
+
+__all__ = ["binary_cross_entropy", "multilabel_margin"]

@@ -66,8 +66,9 @@ def _constant(program: torch.export.ExportedProgram, node: torch.fx.Node) -> tor
     while node.op == "call_function" and name_of(node) in _COPIES:
         node = node.args[0]
     signature = program.graph_signature
+    written = (*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values())
     target = {spec.arg.name: spec.target for spec in signature.input_specs if spec.target is not None}.get(node.name)
-    if node.op != "placeholder" or target is None or target in signature.buffers_to_mutate.values():
+    if node.op != "placeholder" or target is None or target in written:
         return None
     return program.constants.get(target, program.state_dict.get(target))
 

@@ -14,7 +14,7 @@ from tvm.relax import op
 from relax_ops.expressions import same_extent
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends.torch_export.operators.indexing import is_at_most
-from tvm_convgrad.training.ir.graph import element_type, static_shape
+from tvm_convgrad.training.ir.graph import Extent, element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
     import torch
@@ -29,6 +29,15 @@ _REDUCTIONS = {
     "amax": "max",
     "amin": "min",
 }
+
+
+def scatter(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """x with values written at indices; of more values than indices the first are taken."""
+    x, axis, places, values = importer.retrieve_args(node)
+    if not static_shape(x):
+        return importer._scatter(node)
+    values = _beside(importer, values, static_shape(places))
+    return importer.block_builder.emit(op.scatter_elements(x, places, values, axis, "update"))
 
 
 def scatter_add(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
@@ -68,16 +77,8 @@ def _scattered(
     emit, shape, dtype = importer.block_builder.emit, list(static_shape(x)), element_type(x)
     if not shape:  # a scalar is a vector of one element
         x, places, values = (emit(op.reshape(each, relax.ShapeExpr([1]))) for each in (x, places, values))
-    given, extents = static_shape(values), list(static_shape(places))
-    if not all(is_at_most(extent, of_values) for extent, of_values in zip(extents, given, strict=True)):
-        raise UnsupportedError(
-            f"it takes {extents} values of {list(given)}, which may be fewer; export without dynamic shapes, or number "
-            "the samples by torch.arange(x.shape[0])"
-        )
-    # Values beyond the indices are not read. An extent that stays has to keep its name, for the gradient's shape.
-    axes = [a for a, pair in enumerate(zip(given, extents, strict=True)) if not same_extent(*pair)]
-    if axes:
-        values = emit(op.strided_slice(values, axes, [0] * len(axes), [extents[a] for a in axes], [1] * len(axes)))
+    extents = list(static_shape(places))
+    values = _beside(importer, values, extents)
     filled = relax.ShapeExpr(extents)
     if not include_self:
         neutral = emit(op.full(filled, relax.const(_neutral(reduction, dtype), dtype), dtype))
@@ -89,6 +90,22 @@ def _scattered(
         count = emit(op.maximum(count, relax.const(1, dtype)))
         found = emit((op.divide if "float" in dtype else op.floor_divide)(found, count))
     return found if shape else emit(op.reshape(found, relax.ShapeExpr([])))
+
+
+def _beside(importer: ExportedProgramImporter, values: relax.Expr, extents: Sequence[Extent]) -> relax.Expr:
+    """The values that indices of these extents take: those beyond them are not read."""
+    given = static_shape(values)
+    if not all(is_at_most(extent, of_values) for extent, of_values in zip(extents, given, strict=True)):
+        raise UnsupportedError(
+            f"it takes {list(extents)} values of {list(given)}, which may be fewer; export without dynamic shapes, or "
+            "number the samples by torch.arange(x.shape[0])"
+        )
+    # An extent that stays has to keep its name, for the gradient's shape.
+    axes = [a for a, pair in enumerate(zip(given, extents, strict=True)) if not same_extent(*pair)]
+    if not axes:
+        return values
+    ends = [extents[a] for a in axes]
+    return importer.block_builder.emit(op.strided_slice(values, axes, [0] * len(axes), ends, [1] * len(axes)))
 
 
 def _neutral(reduction: str, dtype: str) -> float | int:
@@ -153,4 +170,4 @@ def _memory(size: Any, steps: Any, begin: int) -> np.ndarray[Any, np.dtype[np.in
     return found.reshape(-1)
 
 
-__all__ = ["as_strided", "as_strided_scatter", "index_reduce", "scatter_add", "scatter_reduce"]
+__all__ = ["as_strided", "as_strided_scatter", "index_reduce", "scatter", "scatter_add", "scatter_reduce"]
