@@ -13,7 +13,7 @@ from typing import TypeAlias
 from tvm import relax, tirx
 from tvm.relax import op
 
-from relax_ops.compat import Constant
+from relax_ops.compat import Constant, array_of
 from relax_ops.gradients.common import dtype_of, fit, scalar
 from relax_ops.rules.contract import Legalization, LegalizationRule
 from relax_ops.rules.elementwise import broadcast_rules, emit_elementwise, no_gradients
@@ -60,7 +60,8 @@ def power(
     """z = x^y: dx = dz·y·x^(y−1), 0 where y = 0; dy = dz·z·ln x, 0 where x = 0 and y ≥ 0."""
     x, y = orig_call.args
     zero, one = scalar(0, dtype_of(y)), scalar(1, dtype_of(y))
-    dx = op.multiply(op.multiply(output_grad, y), op.power(x, op.subtract(y, one)))
+    less = scalar(float(array_of(y)) - 1, dtype_of(y)) if _is_number(y) else op.subtract(y, one)
+    dx = op.multiply(op.multiply(output_grad, y), op.power(x, less))
     dx = op.where(op.equal(y, zero), zero, dx)
     dy = op.multiply(op.multiply(output_grad, orig_var), op.log(x))
     flat = op.logical_and(op.equal(x, zero), op.greater_equal(y, zero))
@@ -134,6 +135,32 @@ def atan2(
     return [fit(ctx, op.multiply(share, x), y), fit(ctx, op.negative(op.multiply(share, y)), x)]
 
 
+def _is_number(expr: relax.Expr) -> bool:
+    """Whether a tensor is a constant scalar of floats."""
+    return isinstance(expr, Constant) and not array_of(expr).ndim and "float" in dtype_of(expr)
+
+
+def _products(stock: Legalization) -> Legalization:
+    """Lowering of squares, cubes and fourth powers to products, as PyTorch computes the first two.
+
+    TVM calls the library's pow for each element, and warns of negative ones each time.
+    """
+
+    def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        x, y = call.args
+        exponent = float(array_of(y)) if _is_number(y) else 0.0
+        if exponent not in (2.0, 3.0, 4.0) or getattr(call.ty.shape, "values", None) is None:
+            return stock(block_builder, call)
+
+        def multiplied(base: tirx.Expr) -> tirx.Expr:
+            square = base * base
+            return square if exponent == 2 else square * base if exponent == 3 else square * square
+
+        return emit_elementwise(block_builder, call, [x], multiplied)
+
+    return legalize
+
+
 def _exponent_varies(call: relax.Call) -> str:
     return "" if isinstance(call.args[1], Constant) else "TVM's rule gives NaN where base and exponent are 0"
 
@@ -143,7 +170,7 @@ RULES = (
     broadcast_rules("subtract", gradient=subtract, linear=((0, 1),)),
     broadcast_rules("multiply", gradient=multiply, linear=((0,), (1,))),
     broadcast_rules("divide", gradient=divide, linear=((0,),)),
-    broadcast_rules("power", gradient=power, stock_fails=_exponent_varies),
+    broadcast_rules("power", gradient=power, stock_fails=_exponent_varies, legalize=_products),
     broadcast_rules("floor_mod", gradient=floor_modulo, legalize=_floored(_floored_remainder)),
     broadcast_rules("mod", gradient=modulo),
     broadcast_rules("atan2", gradient=atan2),

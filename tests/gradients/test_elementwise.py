@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from relax_ops.active import rules
 from relax_ops.rules import near_zero
 from tests.gradients.harness import batch, check, gradients, integers, relax, sample
 
@@ -56,6 +57,20 @@ def test_divide_and_power():
     arrays = [sample(2, 3, 4, positive=True), sample(3, 1, positive=True, seed=5)]
     check(lambda _, x, y: op.divide(x, y), torch.divide, arrays, symbolic=batch(arrays), terms=8)
     check(lambda _, x, y: op.power(x, y), torch.pow, arrays, symbolic=batch(arrays), terms=8)
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 4])
+def test_small_powers_are_products(exponent):
+    """Exact on integers, also negative ones; no call of pow is left in what is compiled."""
+    pytest.importorskip("torch")
+    power = lambda _, x: op.power(x, relax.const(exponent, "float32"))  # noqa: E731
+    check(power, lambda x: x**exponent, [integers(2, 3, 4)], symbolic={(0, 0): "n"}, exact=True)
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(power(builder, x)))
+    with rules():
+        assert "pow(" not in str(relax.transform.LegalizeOps()(builder.get()))
 
 
 def test_power_at_zero_has_no_nan():

@@ -318,3 +318,11 @@ def test_new_statistics_have_no_gradient():
     runner = Runner(build_step(from_exported_program(torch.export.export(model, (x[0],))), lr=RATE))
     train_beside(runner, reference, zip(x, labels, strict=True), RATE)
     assert relative_error(runner.named()["norm.running_mean"], reference.norm.running_mean.numpy()) < 1e-5
+
+
+@pytest.mark.parametrize("momentum", [None, 0.1])
+def test_statistics_that_never_change_are_a_warning(momentum):
+    """PyTorch exports an average over all batches, momentum=None, as momentum 0 in eval mode."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3, momentum=momentum)).eval()
+    found = from_exported_program(torch.export.export(model, (torch.randn(2, 2, 5, 5),))).warnings
+    assert [text.partition(" momentum 0 ")[0] for text in found] == (["a batch norm has"] if momentum is None else [])

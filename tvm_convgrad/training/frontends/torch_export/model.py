@@ -155,7 +155,7 @@ def from_exported_program(
         spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None
     }
     names = {variable: public.get(target, target) for variable, target in targets.items()}
-    return from_module(
+    model = from_module(
         module,
         num_inputs=count,
         parameters=values,
@@ -167,6 +167,20 @@ def from_exported_program(
         output_names=_output_names(torch, program, {spec.arg.name for spec in results}),
         outputs=outputs,
         source=source,
+    )
+    return replace(model, warnings=_warnings(program))
+
+
+def _warnings(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """What the user should know of a program that can be imported."""
+    at = {"batch_norm.default": 6, "_native_batch_norm_legit_no_training.default": 5}  # where the momentum stands
+    still = [node for node in program.graph.nodes if name_of(node) in at and node.args[at[name_of(node)]] == 0]
+    if not still:
+        return ()
+    found = "a batch norm has" if len(still) == 1 else f"{len(still)} batch norms have"
+    return (
+        f"{found} momentum 0 (aten.{name_of(still[0])}{place_of(still[0])}): training does not change the running "
+        "statistics, which predictions read. PyTorch exports momentum=None so in eval mode; set a number.",
     )
 
 
