@@ -2,12 +2,14 @@
 """From a model to a compiled training step.
 
     load_model(path, batch=None) -> Model       a file of one of the formats in frontends/formats
+    from_exported_program(...)   -> Model       a torch.export.ExportedProgram
     from_module(module, ...)     -> Model       a Relax module
     ensemble(models)             -> Model       several models as one; member(values, number) is one of their states
     build_step(model, ...)       -> StepModule  one IRModule with step, predict and init
     compile_step(step)           -> executable of TVM
     per_sample_module(model, …)  -> IRModule    gradients of each sample; PerSampleGradients is the pass that makes them
-    Session(path)                               a compiled step at work: step, predict, save
+    OwnLoss(outputs, target)                    where a model that has its loss puts it, and its predictions
+    Session(path)                               a compiled step at work: step, predict, gradients, apply
     load_latest(folder)          -> Checkpoint
 
 The public functions of the module, as a virtual machine sees them (`state` is one tuple of tensors):
@@ -47,12 +49,14 @@ import importlib
 from typing import Any
 
 _PLACES = {
+    "OwnLoss": "model.own_loss",
     "PerSampleGradients": "autodiff.per_sample",
     "Session": "runtime.session",
     "build_step": "step.build",
     "compile_module": "compile.lower",
     "compile_step": "compile.lower",
     "ensemble": "model.ensemble",
+    "from_exported_program": "frontends.torch_export.model",
     "from_module": "model.model",
     "load_latest": "runtime.checkpoint",
     "load_model": "frontends",
@@ -62,12 +66,14 @@ _PLACES = {
 """The modules of what is offered here. They are imported when used: a session needs no compiler."""
 
 __all__ = [
+    "OwnLoss",
     "PerSampleGradients",
     "Session",
     "build_step",
     "compile_module",
     "compile_step",
     "ensemble",
+    "from_exported_program",
     "from_module",
     "load_latest",
     "load_model",
