@@ -326,3 +326,30 @@ def test_statistics_that_never_change_are_a_warning(momentum):
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3, momentum=momentum)).eval()
     found = from_exported_program(torch.export.export(model, (torch.randn(2, 2, 5, 5),))).warnings
     assert [text.partition(" momentum 0 ")[0] for text in found] == (["a batch norm has"] if momentum is None else [])
+
+
+class InnerGradient(Base):
+    def forward(self, x):
+        return self.linear(torch.func.grad(lambda h: (h**3).sum())(self.features(x)))
+
+
+class Sparse(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("graph", torch.eye(3).to_sparse())
+
+    def forward(self, x):
+        return self.linear(torch.sparse.mm(self.graph, self.features(x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (InnerGradient, r"torch\.func, test_torch_no_grad\.py:\d+: .* write that gradient as operators\.$"),
+        (Sparse, r"tensor 'graph' is sparse \(torch\.sparse_coo\); give the model its to_dense\(\)\.$"),
+    ],
+)
+def test_what_export_loses_is_refused_with_a_remedy(make, said):
+    program = torch.export.export(make().train(), (torch.randn(SAMPLES, 2, 5, 5),))
+    with pytest.raises(ModelError, match=said):
+        from_exported_program(program)

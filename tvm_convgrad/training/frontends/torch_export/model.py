@@ -115,6 +115,7 @@ def from_exported_program(
     if not isinstance(program, torch.export.ExportedProgram):
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
+    _refuse_what_export_loses(torch, program, source)
     program, public = with_free_names(with_one_name(program))
     program = with_used_places(with_plain_dropout(program, source))
     with_equal_bags(program)
@@ -244,6 +245,19 @@ def _refuse_types(torch: ModuleType, program: torch.export.ExportedProgram, sour
             raise ModelError(
                 f"{source}: parameter {name!r} is {dtype}; weights are kept in float32, so export the model in float32 "
                 "(model.float()) and choose a narrow type for the step (--dtype)."
+            )
+
+
+def _refuse_what_export_loses(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
+    """Refuse sparse tensors, and gradients inside of a model, which torch.export cuts off from the model."""
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+            raise ModelError(f"{source}: tensor {name!r} is sparse ({tensor.layout}); give the model its to_dense().")
+    for node in program.graph.nodes:
+        if node.op == "call_function" and name_of(node).endswith("wrap_for_grad"):
+            raise ModelError(
+                f"{source} computes a gradient by torch.func{place_of(node)}, which torch.export does not connect with "
+                "what it is taken of; write that gradient as operators."
             )
 
 
