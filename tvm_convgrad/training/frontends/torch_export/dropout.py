@@ -79,6 +79,8 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
         kept = _added_to_uniform(node)
         if kept is not None:
             _replace(node, "floor.default", lambda call: _bernoulli(call, node.args[0], kept))
+    elif name == "detach_.default" and name_of(node.args[0]) == "lift_fresh_copy.default":
+        return  # a constant, torch.tensor([...])
     elif name in ("detach.default", "detach_copy.default", "detach_.default"):
         _replace(node, name, lambda call: call(torch.ops.convgrad.stop_gradient.default, node.args[0]))
     elif name in _RECURRENT:

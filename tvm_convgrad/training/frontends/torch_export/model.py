@@ -127,6 +127,7 @@ def from_exported_program(
         raise ModelError(f"{source}: PyTorch cannot decompose its graph: {first_line(error)}") from error
     program = _with_real_parts(program, source)
     with_operands_apart(program)
+    _refuse_symbolic_numbers(torch, program, source)
     with_extents_as_tensors(program, source)
     _refuse_unsupported(program, source)
     _refuse_overwritten(torch, program, source)
@@ -290,6 +291,16 @@ def _refuse_overwritten(torch: ModuleType, program: torch.export.ExportedProgram
             )
 
 
+def _refuse_symbolic_numbers(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
+    signature, kinds = program.graph_signature, torch.export.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):
+        if not isinstance(spec.arg, kinds.ConstantArgument | kinds.TensorArgument):
+            raise ModelError(
+                f"{source}: {spec.arg.name!r} is a symbolic number, which a step cannot take or return; export the "
+                "model with a fixed number, or give it as a tensor with an entry for each sample."
+            )
+
+
 def _tensors_only(
     torch: ModuleType, program: torch.export.ExportedProgram, source: str
 ) -> tuple[list[InputSpec], list[OutputSpec]]:
@@ -300,13 +311,6 @@ def _tensors_only(
     """
     signature = program.graph_signature
     constant = torch.export.graph_signature.ConstantArgument
-    tensor = torch.export.graph_signature.TensorArgument
-    for spec in (*signature.input_specs, *signature.output_specs):
-        if not isinstance(spec.arg, constant | tensor):
-            raise ModelError(
-                f"{source}: {spec.arg.name!r} is a symbolic number, which a step cannot take or return; export the "
-                "model with a fixed number, or give it as a tensor with an entry for each sample."
-            )
     fixed = {spec.arg.name for spec in signature.input_specs if isinstance(spec.arg, constant)}
     for node in list(program.graph.nodes):
         if node.op == "placeholder" and node.name in fixed and not node.users:
