@@ -12,7 +12,7 @@ from tvm import te, topi
 
 from tvm_convgrad.training.schedule.blocks import opened, root_blocks
 from tvm_convgrad.training.schedule.cpu import scheduled
-from tvm_convgrad.training.schedule.inlining import MOST_NODES, _nodes, inline
+from tvm_convgrad.training.schedule.inlining import MOST_NODES, inline, nodes_of
 
 SHAPE = (3, 12)
 
@@ -24,8 +24,8 @@ def squared(x: te.Tensor) -> te.Tensor:
     return x
 
 
-def neighbours(x: te.Tensor) -> te.Tensor:
-    """The sum of two neighbours of what is not cheap."""
+def adjacent(x: te.Tensor) -> te.Tensor:
+    """The sum of two adjacent elements of what is not cheap."""
     inner = topi.minimum(topi.multiply(x, x), topi.full_like(x, 4.0))
     return topi.add(topi.strided_slice(inner, [0, 1], [3, 12]), topi.strided_slice(inner, [0, 0], [3, 11]))
 
@@ -54,7 +54,7 @@ def padded_sums(x: np.ndarray) -> np.ndarray:
 
 CASES: dict[str, tuple[Callable[[te.Tensor], te.Tensor], Callable[[np.ndarray], np.ndarray]]] = {
     "squared": (squared, lambda x: x ** (2**14)),
-    "neighbours": (neighbours, lambda x: np.minimum(x * x, 4)[:, 1:] + np.minimum(x * x, 4)[:, :-1]),
+    "adjacent": (adjacent, lambda x: np.minimum(x * x, 4)[:, 1:] + np.minimum(x * x, 4)[:, :-1]),
     "rolled": (rolled, lambda x: np.roll(np.minimum(x * x, 4), 6, 1)),
     "blocks of blocks": (blocks_of_blocks, padded_sums),
 }
@@ -84,17 +84,17 @@ def test_results_are_exact(name: str) -> None:
 
 def test_expressions_do_not_grow_without_end() -> None:
     """2^14 factors would be written out."""
-    nodes = [sum(1 for _ in _nodes(store.value)) for store in left_of("squared")]
+    nodes = [sum(1 for _ in nodes_of(store.value)) for store in left_of("squared")]
     assert MOST_NODES / 4 < max(nodes) <= MOST_NODES
 
 
-@pytest.mark.parametrize(("name", "stages"), [("neighbours", 2), ("rolled", 1)])
+@pytest.mark.parametrize(("name", "stages"), [("adjacent", 2), ("rolled", 1)])
 def test_no_element_is_computed_twice(name: str, stages: int) -> None:
     assert len(left_of(name)) == stages
 
 
 def test_sums_of_padded_sums_stay_apart() -> None:
     """As one expression there would be a condition for each of 81 ways to an element."""
-    nodes = [sum(1 for _ in _nodes(store.value)) for store in left_of("blocks of blocks")]
+    nodes = [sum(1 for _ in nodes_of(store.value)) for store in left_of("blocks of blocks")]
     assert len(nodes) >= 4
     assert max(nodes) < 30

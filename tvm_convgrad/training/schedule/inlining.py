@@ -102,17 +102,17 @@ def _nodes_with(consumer: SBlock, inlined: tirx.BufferStore) -> int:
     if not isinstance(consumer.body, tirx.BufferStore):
         return 0
     nodes = reads = 0
-    for node in _nodes(consumer.body.value):
+    for node in nodes_of(consumer.body.value):
         nodes += 1
         reads += isinstance(node, TensorLoad) and buffer_of(node).same_as(inlined.buffer)
-    return nodes + reads * sum(1 for _ in _nodes(inlined.value)) if reads > 1 else 0
+    return nodes + reads * sum(1 for _ in nodes_of(inlined.value)) if reads > 1 else 0
 
 
-def _nodes(value: tirx.Expr) -> Iterator[tirx.Expr]:
+def nodes_of(value: tirx.Expr) -> Iterator[tirx.Expr]:
     """The nodes of an expression as it is written out, without the indices of its loads."""
     yield value
     for part in _operands(value):
-        yield from _nodes(part)
+        yield from nodes_of(part)
 
 
 def _operands(value: tirx.Expr) -> list[Any]:
@@ -127,4 +127,4 @@ def _operands(value: tirx.Expr) -> list[Any]:
     return [getattr(value, name) for name in ("a", "b") if hasattr(value, name)]
 
 
-__all__ = ["inline"]
+__all__ = ["MOST_NODES", "inline", "nodes_of"]
