@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from tvm_convgrad.training.schedule.cpu import scheduled
+from tvm_convgrad.training.schedule.cpu import ScheduleForCpu, scheduled
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 SHAPES = [
@@ -137,3 +137,26 @@ def test_lines_do_not_depend_on_threads(name):
     for other in results[1:]:
         for have, want in zip(other, results[0], strict=True):
             np.testing.assert_array_equal(have, want)
+
+
+def test_scatters_compile_without_a_warning(capfd):
+    data, places, added = (
+        te.placeholder((4, 3), t, name=n) for n, t in [("a", "float32"), ("i", "int64"), ("b", "float32")]
+    )
+    result = topi.scatter_elements(data, places, added, 1, "add")
+    twice = te.compute(
+        result.shape, lambda *i: result[i] * 2, name="twice"
+    )  # a second block: a sequence below the root
+    module = tvm.IRModule({"main": te.create_prim_func([data, places, added, twice])})
+    assert "pragma_scope" in str(module)
+    with TARGET:
+        library = tvm.compile(ScheduleForCpu()(module), TARGET)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, (4, 3)).astype("float32") for _ in range(2))
+    i = rng.integers(0, 3, (4, 3))
+    found = tvm.runtime.tensor(np.full((4, 3), np.nan, "float32"))
+    library["main"](*map(tvm.runtime.tensor, (a, i, b)), found)
+    wanted = a.copy()
+    np.add.at(wanted, (np.arange(4)[:, None], i), b)
+    np.testing.assert_array_equal(found.numpy(), wanted * 2)
+    assert "pragma" not in capfd.readouterr().err

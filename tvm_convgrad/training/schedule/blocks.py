@@ -9,7 +9,7 @@ import math
 import tvm
 from tvm import s_tir, tirx
 
-from relax_ops.compat import SBlockRealize
+from relax_ops.compat import SBlock, SBlockRealize
 
 PARALLEL_FROM = 8192  # scalar operations; less is not worth waking threads for
 
@@ -70,3 +70,26 @@ def parallelise(
     if work >= PARALLEL_FROM:
         schedule.parallel(fused)
     return fused
+
+
+def without_scopes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without TVM's marks of a scope, which its scatters leave and its code generator warns of."""
+    body = _without_scopes(function.body)
+    return function if body.same_as(function.body) else function.with_body(body)
+
+
+def _without_scopes(body: tirx.Stmt) -> tirx.Stmt:
+    if isinstance(body, tirx.AttrStmt) and body.attr_key == "pragma_scope":
+        return _without_scopes(body.body)
+    if isinstance(body, tirx.SeqStmt):
+        parts = [_without_scopes(part) for part in body.seq]
+        return body if all(map(tirx.Stmt.same_as, parts, body.seq)) else tirx.SeqStmt(parts)
+    if isinstance(body, SBlockRealize):
+        block = body.block
+        inner = _without_scopes(block.body)
+        if inner.same_as(block.body):
+            return body
+        outside = (block.init, block.alloc_buffers, block.match_buffers, block.annotations)
+        inside = SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, inner, *outside)
+        return SBlockRealize(body.iter_values, body.predicate, inside)
+    return body

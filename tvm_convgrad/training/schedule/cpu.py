@@ -22,7 +22,15 @@ from tvm.s_tir.schedule import ScheduleError
 from relax_ops.compat import SBlock, SBlockRealize, TensorLoad
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.dtypes import numpy_dtype
-from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, opened, parallelise, root_blocks, work_of
+from tvm_convgrad.training.schedule.blocks import (
+    extents_of,
+    kinds_of,
+    opened,
+    parallelise,
+    root_blocks,
+    without_scopes,
+    work_of,
+)
 from tvm_convgrad.training.schedule.inlining import inline
 from tvm_convgrad.training.schedule.memory_bound import emitted, may_overwrite
 from tvm_convgrad.training.schedule.padding import pad_products
@@ -40,7 +48,7 @@ def _cpu_schedule(module: tvm.IRModule, _context: tvm.transform.PassContext) -> 
     for variable in module.get_global_vars():
         function = module[variable]
         if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
-            changed[variable] = scheduled(function)
+            changed[variable] = scheduled(without_scopes(function))
     for variable, function in changed.items():
         module[variable] = function
     return module
