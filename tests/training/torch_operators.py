@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,10 @@ def _masked_put(x: Tensor) -> Tensor:
 def _squares(x: Tensor) -> Tensor:
     """Matrices of 4 rows, none of them singular; the largest elements of their columns are off the diagonal."""
     return x[:, :, :4, :4] * 0.2 + torch.eye(4).roll(1, 0) * 2
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.flatten(2) for part in parts], 2)
 
 
 def _reduced_at(x: Tensor, reduction: str, include_self: bool) -> Tensor:
@@ -345,6 +350,16 @@ TOPICS: dict[str, dict[str, Function]] = {
         "determinant_of_three": lambda x: torch.linalg.det(x[:, :, :3, :3]),
         "log_determinant": lambda x: torch.linalg.slogdet(_squares(x))[1],
         "cholesky": lambda x: torch.linalg.cholesky(_squares(x) @ _squares(x).mT),
+        "exponential": lambda x: torch.linalg.matrix_exp(x * 0.3),
+        "exponential_of_large_ones": lambda x: torch.linalg.matrix_exp((x - x.mT) * 9),
+        "reflections": lambda x: torch.linalg.householder_product(x[:, :, :, :5] * 0.7, x[:, :, 5, :3]),
+        "qr_tall": lambda x: _joined(torch.linalg.qr(x[:, :, :, :3])),
+        "qr_wide": lambda x: _joined(torch.linalg.qr(x[:, :, :4])),
+        "qr_complete": lambda x: _joined(torch.linalg.qr(x[:, :, :4, :5], mode="complete")),
+        "qr_upper": lambda x: x * torch.linalg.qr(x, mode="r")[1].detach(),
+        "solve_triangular_of_units": lambda x: torch.linalg.solve_triangular(
+            x * 0.3, x, upper=False, unitriangular=True
+        ),
         "cholesky_upper": lambda x: torch.linalg.cholesky(_squares(x) @ _squares(x).mT, upper=True),
     },
     "layers": {

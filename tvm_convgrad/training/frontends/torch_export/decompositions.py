@@ -13,7 +13,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tvm_convgrad.training.frontends.torch_export.complex_tensors import of_real_tensors
-from tvm_convgrad.training.frontends.torch_export.operators import bessel, fake_quantize, gamma, linalg, ordering
+from tvm_convgrad.training.frontends.torch_export.operators import (
+    bessel,
+    fake_quantize,
+    gamma,
+    linalg,
+    ordering,
+    orthogonal,
+)
 from tvm_convgrad.training.frontends.torch_export.operators import pool_places as pools
 from tvm_convgrad.training.frontends.torch_export.operators.bags import embedding_bag
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import deform_conv2d
@@ -84,6 +91,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._linalg_slogdet.default: linalg.log_determinant,
         aten.linalg_cholesky_ex.default: linalg.cholesky,
         aten.linalg_solve_triangular.default: linalg.solve_triangular,
+        aten.linalg_matrix_exp.default: orthogonal.matrix_exp,
+        aten.linalg_householder_product.default: orthogonal.householder_product,
+        aten.linalg_qr.default: orthogonal.qr,
         aten.var_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
             aten.var.correction(x, dim, correction=correction, keepdim=keepdim),
             aten.mean.dim(x, dim, keepdim),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inverses, solutions, determinants and Cholesky factors of small matrices, written out as eliminations.
+"""Inverses, solutions, determinants and Cholesky factors of small matrices, written out as eliminations; triangular
+ones of any size.
 
 The inverse is found outside of differentiation, by Gauss and Jordan with row exchanges; one Newton step with it then
 has the gradient of the inverse, and so has what is made of it (Giles, "An extended collection of matrix derivative
@@ -39,10 +40,10 @@ def solve(
     wide = right.unsqueeze(-1) if is_vector else right
     found = _inverse(matrix)
     if left:
-        start = _stopped(found @ wide)
+        start = stopped(found @ wide)
         result = start + found @ (wide - matrix @ start)
     else:
-        start = _stopped(wide @ found)
+        start = stopped(wide @ found)
         result = start + (wide - start @ matrix) @ found
     return result.squeeze(-1) if is_vector else result, *_no_factors(matrix), _no_failure(matrix)
 
@@ -52,11 +53,11 @@ def determinant(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = _size(matrix, "_linalg_det")
     if size <= 3:
         return _expanded(matrix), *_no_factors(matrix)
-    found, pivots, sign = _eliminated(_stopped(matrix))
+    found, pivots, sign = _eliminated(stopped(matrix))
     value = sign
     for pivot in pivots:
         value = value * pivot
-    return _stopped(value) * (1 + _relative(matrix, found)), *_no_factors(matrix)
+    return stopped(value) * (1 + _relative(matrix, found)), *_no_factors(matrix)
 
 
 def log_determinant(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -64,11 +65,11 @@ def log_determinant(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     import torch
 
     _size(matrix, "_linalg_slogdet")
-    found, pivots, sign = _eliminated(_stopped(matrix))
+    found, pivots, sign = _eliminated(stopped(matrix))
     logarithm = torch.zeros_like(sign)
     for pivot in pivots:
         sign, logarithm = sign * torch.sign(pivot), logarithm + torch.log(pivot.abs())
-    return _stopped(sign), _stopped(logarithm) + _relative(matrix, found), *_no_factors(matrix)
+    return stopped(sign), stopped(logarithm) + _relative(matrix, found), *_no_factors(matrix)
 
 
 def cholesky(matrix: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def cholesky(matrix: Tensor, *, upper: bool = False, check_errors: bool = False)
     half = matrix.triu(1).mT if upper else matrix.tril(-1)
     whole = half + half.mT + matrix * torch.eye(size, dtype=matrix.dtype)
     symmetric = (matrix + matrix.mT) * 0.5
-    rest = symmetric + _stopped(whole - symmetric)
+    rest = symmetric + stopped(whole - symmetric)
     columns = []
     for at in range(size):
         column = rest.narrow(-1, at, 1) / torch.sqrt(rest.narrow(-1, at, 1).narrow(-2, at, 1))
@@ -93,21 +94,33 @@ def cholesky(matrix: Tensor, *, upper: bool = False, check_errors: bool = False)
 def solve_triangular(
     matrix: Tensor, right: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
-    """`aten.linalg_solve_triangular`, row by row."""
+    """`aten.linalg_solve_triangular`, by the inverse."""
     import torch
 
-    size = _size(matrix, "linalg_solve_triangular")
-    if not left:
-        transposed = solve_triangular(matrix.mT, right.mT, upper=not upper, unitriangular=unitriangular)
-        return transposed.mT
-    rows: dict[int, Tensor] = {}
-    for at in reversed(range(size)) if upper else range(size):
-        row = right.narrow(-2, at, 1)
-        for other, known in rows.items():
-            row = row - matrix.narrow(-2, at, 1).narrow(-1, other, 1) * known
-        rows[at] = row if unitriangular else row / matrix.narrow(-2, at, 1).narrow(-1, at, 1)
-    shape = torch.broadcast_shapes(*(row.shape for row in rows.values()))
-    return torch.cat([rows[at].expand(shape) for at in range(size)], -2)
+    half = matrix.triu() if upper else matrix.tril()
+    if unitriangular:
+        half = torch.where(torch.eye(matrix.shape[-1], dtype=torch.bool), torch.ones_like(half), half)
+    inverse = triangular_inverse(half, upper=upper)
+    return inverse @ right if left else right @ inverse
+
+
+def triangular_inverse(matrix: Tensor, *, upper: bool) -> Tensor:
+    """The inverse of a triangular matrix, whose other half is 0: of its diagonal, then of blocks of 2, 4, ... rows.
+
+    The inverse of [[A, B], [0, C]] is [[a, -a B c], [0, c]] with those of A and C: two products for each doubling.
+    """
+    import torch
+
+    size = matrix.shape[-1]
+    numbers = torch.arange(size)
+    row, column = numbers.unsqueeze(-1), numbers
+    inverse = torch.where(row == column, 1 / torch.diagonal(matrix, dim1=-2, dim2=-1).unsqueeze(-1), 0.0)
+    block = 1
+    while block < size:
+        is_beside = (row // (2 * block) == column // (2 * block)) & (row // block != column // block)
+        inverse = inverse - inverse @ torch.where(is_beside, matrix, torch.zeros_like(matrix)) @ inverse
+        block *= 2
+    return inverse
 
 
 def _size(matrix: Tensor, name: str) -> int:
@@ -120,20 +133,21 @@ def _size(matrix: Tensor, name: str) -> int:
     return size
 
 
-def _stopped(x: Tensor) -> Tensor:
+def stopped(x: Tensor) -> Tensor:
+    """The tensor as a constant of differentiation."""
     import torch
 
-    stopped: Tensor = torch.ops.convgrad.stop_gradient.default(x)
-    return stopped
+    constant: Tensor = torch.ops.convgrad.stop_gradient.default(x)
+    return constant
 
 
 def _inverse(matrix: Tensor) -> Tensor:
-    return _eliminated(_stopped(matrix))[0]
+    return _eliminated(stopped(matrix))[0]
 
 
 def _relative(matrix: Tensor, found: Tensor) -> Tensor:
     """0, with the gradient of the logarithm of a determinant: the trace of inverse times change."""
-    return (found.mT * (matrix - _stopped(matrix))).sum((-2, -1))
+    return (found.mT * (matrix - stopped(matrix))).sum((-2, -1))
 
 
 def _eliminated(matrix: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
@@ -155,7 +169,7 @@ def _eliminated(matrix: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
         pivots.append(pivot.squeeze((-2, -1)))
         row = rows.narrow(-2, at, 1) / pivot
         rows = torch.where(numbers == at, row, rows - rows.narrow(-1, at, 1) * row)
-    return _stopped(rows.narrow(-1, size, size)), pivots, sign
+    return stopped(rows.narrow(-1, size, size)), pivots, sign
 
 
 def _expanded(matrix: Tensor) -> Tensor:
