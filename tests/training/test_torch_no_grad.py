@@ -222,6 +222,14 @@ def test_writing_to_what_has_a_gradient_is_refused_with_its_line(make, line):
     assert line in str(error.value)
 
 
+def test_a_decomposed_program_that_writes_to_a_trained_parameter_is_refused():
+    program = torch.export.export(WritesWeight().train(), (torch.randn(SAMPLES, 2, 5, 5),)).run_decompositions()
+    with pytest.raises(
+        ModelError, match=r"writes to parameter 'convolution\.weight', which the optimizer updates, too"
+    ):
+        from_exported_program(program)
+
+
 class OnlyWrites(Base):
     """The block of `torch.no_grad()` has no result, which PyTorch saves, but does not load again."""
 

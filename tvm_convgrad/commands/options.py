@@ -168,8 +168,9 @@ BatchNorm = Annotated[
         "--bn",
         metavar="|".join(BATCH_NORMS),
         callback=one_of(BATCH_NORMS),
-        help="Statistics of batch norms. train: of the batch, but the running ones in layers whose scale and shift "
-        "are frozen; train-all: always of the batch; frozen: always the running ones.",
+        help="Statistics of batch norms, in whichever mode the model was exported. train: of the batch, but the "
+        "running ones in layers whose scale and shift are frozen; train-all: always of the batch; frozen: always the "
+        "running ones.",
     ),
 ]
 Dropout = Annotated[
@@ -177,7 +178,8 @@ Dropout = Annotated[
     typer.Option(
         metavar="|".join(DROPOUTS),
         callback=one_of(DROPOUTS),
-        help="train: dropout as in the model, seeded by --seed; off: none.",
+        help="train: every dropout that the model file has, even if it was exported in eval mode, and every random "
+        "number of the model, seeded by --seed; off: none.",
     ),
 ]
 WeightDecay = Annotated[

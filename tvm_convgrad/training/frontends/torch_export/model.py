@@ -29,6 +29,7 @@ from tvm_convgrad.training.frontends.torch_export.decompositions import decompos
 from tvm_convgrad.training.frontends.torch_export.dropout import with_plain_dropout
 from tvm_convgrad.training.frontends.torch_export.known_types import known_types, leaf_names
 from tvm_convgrad.training.frontends.torch_export.names import with_free_names
+from tvm_convgrad.training.frontends.torch_export.no_grad import trained_parameters
 from tvm_convgrad.training.frontends.torch_export.operators.bags import with_equal_bags
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import declare_deformable
 from tvm_convgrad.training.frontends.torch_export.operators.extents import with_extents_as_tensors
@@ -281,7 +282,7 @@ def _refuse_unsupported(program: torch.export.ExportedProgram, source: str) -> N
 
 
 def _refuse_overwritten(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
-    trained = {name for name, parameter in program.named_parameters() if parameter.requires_grad}
+    trained = trained_parameters(program)
     mutation = torch.export.graph_signature.OutputKind.PARAMETER_MUTATION
     for spec in program.graph_signature.output_specs:
         if spec.kind is mutation and spec.target in trained:
@@ -381,7 +382,7 @@ def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], s
     """
     signature = program.graph_signature
     tensors = {**program.state_dict, **program.constants}
-    trained = {name for name, parameter in program.named_parameters() if parameter.requires_grad}
+    trained = trained_parameters(program)
     values: dict[str, np.ndarray[Any, Any]] = {}
     frozen: set[str] = set()
     constants: set[str] = set()

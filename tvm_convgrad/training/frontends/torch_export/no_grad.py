@@ -21,9 +21,14 @@ if TYPE_CHECKING:  # an optional package
 _SUBGRAPH = "wrap_with_set_grad_enabled"
 
 
+def trained_parameters(program: torch.export.ExportedProgram) -> set[str]:
+    """The names of the parameters that have gradients."""
+    return {name for name, parameter in program.named_parameters() if parameter.requires_grad}
+
+
 def trained_inputs(program: torch.export.ExportedProgram) -> set[str]:
     """The inputs of a program's graph that are trained parameters."""
-    trained = {name for name, parameter in program.named_parameters() if parameter.requires_grad}
+    trained = trained_parameters(program)
     return {spec.arg.name for spec in program.graph_signature.input_specs if spec.target in trained}
 
 
