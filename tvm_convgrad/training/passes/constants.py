@@ -17,6 +17,7 @@ from relax_ops.compat import Constant, array_of
 from relax_ops.ir import constant_extents
 from relax_ops.single_run import quick_executable
 from tvm_convgrad.training.ir.graph import operator_name
+from tvm_convgrad.training.schedule.blocks import without_scopes
 
 CREATED = 1024
 """Elements of the largest tensor that is folded without operands, such as zeros; TVM's limit, too."""
@@ -97,7 +98,7 @@ def _values(
             for binding in computed:
                 callee, operands = binding.value.args
                 fields = [made[v] if v in made else given[constants.get(v, v)] for v in operands.fields]
-                function = builder.add_func(module[callee], callee.name_hint)
+                function = builder.add_func(without_scopes(module[callee]), callee.name_hint)
                 made[binding.var] = builder.emit(relax.call_tir(function, relax.Tuple(fields), binding.var.ty))
             results = builder.emit_output(relax.Tuple([made[v] for v in needed]))
         builder.emit_func_output(results)
