@@ -14,9 +14,12 @@ from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
+from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.depthwise.columns import ColumnsTiling
+from tvm_convgrad.kernels.depthwise.columns_plan import invalid_wgrad, wgrad_rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.epilogue import Epilogue
+from tvm_convgrad.kernels.registry import kernel_named
 
 FORWARD_AND_DGRAD = ("forward", "backward_data")
 
@@ -30,6 +33,16 @@ COLUMNS = {
     "groups of kernel rows": "g5mb2ic5ih17iw23oc5kh5kw6ph2pw2",
     "rolled": "g18mb2ic18ih16iw16oc18kh7kw7ph3pw3",
 }
+SHORT_ROWS = {
+    "square": "g5mb2ic5ih7iw7oc5kh3kw3ph1pw1",
+    "many taps": "g3mb2ic3ih6iw4oc3kh7kw5ph3pw2",
+    "no padding of rows": "g4mb2ic4ih9iw3oc4oh7ow3kh3kw3ph0pw1",
+    "padding on one side": "g4mb3ic4ih6iw4oh8ow4oc4kh1kw3ph1pw1",
+    "dilated, a multiplier": "g3mb2ic3ih7iw4oc6oh7ow4kh3kw3ph2pw2dh1dw1",
+    "taps beyond all rows": "g3mb2ic3ih3iw4oc3oh3ow4kh3kw3ph6pw1dh5",
+    "3-D": "g4mb2ic4id3ih5iw4oc4kd3kh3kw3pd1ph1pw1",
+}
+"""Depthwise problems whose rows are at most half of a vector, and contiguous in both tensors."""
 CHANNELS = {
     "panels": "g40mb2ic40ih7iw10oc40kh3kw3sh2sw3ph1pw1",
     "panels, multiplier": "g18mb2ic18ih6iw7oc36kh3kw3sh1sw3ph1pw1",
@@ -150,7 +163,29 @@ def test_few_streams_from_memory(layout, field, near, far):
 def test_wgrad_of_columns_in_any_parts(tiling):
     problem = ConvProblem.from_descriptor(COLUMNS["plain"])
     choice = choice_of(problem, "backward_weight", "depthwise columns")
-    check_choice(problem, "backward_weight", with_tiling(choice, ColumnsWgradTiling(*tiling)))
+    check_choice(problem, "backward_weight", with_tiling(choice, ColumnsWgradTiling(*tiling, 1)))
+
+
+@pytest.mark.parametrize("text", SHORT_ROWS.values(), ids=SHORT_ROWS)
+def test_wgrad_of_several_rows_a_vector(text):
+    problem = ConvProblem.from_descriptor(text)
+    several = wgrad_rows_per_vector(problem, MACHINE)
+    if several == 1:
+        pytest.skip(f"two rows of {problem.grad_extents[-1]} columns do not fit into a vector of this machine")
+    height = problem.grad_extents[-2]
+    choice = Choice("", "", kernel=kernel_named("depthwise columns", "backward_weight"), plan=Plan(()))
+    for block, split_k in ((1, 1), (2, 2)):
+        tiling = ColumnsWgradTiling(-(-height // several), block, split_k, several)
+        check_choice(problem, "backward_weight", replace(choice, plan=Plan((tiling,))))
+
+
+def test_a_vector_has_all_rows_that_fit_or_one():
+    problem = ConvProblem.from_descriptor(SHORT_ROWS["square"])
+    for tiling, said in (
+        (ColumnsWgradTiling(2, 1, 1, 5), "rows_per_vector is 5; it must be 1 or 2"),
+        (ColumnsWgradTiling(3, 1, 1, 2), "tile_h is 3; with 2 rows in a vector it must be all vectors"),
+    ):
+        assert said in invalid_wgrad(problem, tiling, CPUS["AVX-512"])
 
 
 @pytest.mark.parametrize("direction", [*FORWARD_AND_DGRAD, "backward_weight"])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import MACHINE, TARGET, compiled, forced
-from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS
+from tests.kernels.harness import MACHINE, TARGET, always, compiled, forced
+from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS, SHORT_ROWS
 from tvm_convgrad.codegen.dot_product import NAME
 from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
@@ -21,7 +21,10 @@ from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.depthwise.columns_plan import wgrad_rows_per_vector
+from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
+from tvm_convgrad.kernels.registry import kernel_named
 from tvm_convgrad.verify.fuzzing.cases import KernelCase
 from tvm_convgrad.verify.fuzzing.compiled import compile_and_check
 from tvm_convgrad.verify.interpreter import execute
@@ -179,6 +182,26 @@ def test_pairs_of_pixels_are_exact(text):
         compiled(function, TARGET)["main"](*map(tvm.runtime.tensor, operands), *found)
         np.testing.assert_array_equal(found[0].numpy(), wanted)
         np.testing.assert_array_equal(found[1].numpy(), of_bias)
+
+
+@pytest.mark.parametrize("text", SHORT_ROWS.values(), ids=SHORT_ROWS)
+def test_pairs_of_pixels_of_several_rows_are_exact(text):
+    """wgrad whose words are pairs of pixels, even of two rows; what is behind the rows of dY is not a number."""
+    problem, machine = _problem(text, TYPES[0]), CPUS["AVX512-BF16"]
+    several, height = wgrad_rows_per_vector(problem, machine), problem.grad_extents[-2]
+    assert several > 1
+    tiling = ColumnsWgradTiling(-(-height // several), 2, 1, several)
+    choose = always(kernel_named("depthwise columns", "backward_weight"), tiling)
+    function = chooser.build(problem, "backward_weight", machine, choose(), "main")
+    assert NAME in str(function)
+    operands, wanted = numbers_of(problem, "backward_weight", 4)
+    result = _blank(problem, "backward_weight")
+    assert execute(function, [*map(np.ascontiguousarray, operands), result]) == ""
+    np.testing.assert_array_equal(result.astype("f4"), wanted.astype("f4"))
+    if "bfloat16" in MACHINE.dots:
+        found = tvm.runtime.tensor(_blank(problem, "backward_weight"))
+        compiled(function, TARGET)["main"](*map(tvm.runtime.tensor, operands), found)
+        np.testing.assert_array_equal(found.numpy().astype("f4"), wanted.astype("f4"))
 
 
 @pytest.mark.parametrize("text", [COLUMNS["strided"], CHANNELS["in place"], CHANNELS["panels"]])

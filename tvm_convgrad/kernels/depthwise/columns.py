@@ -31,7 +31,7 @@ from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.column_terms import Term, Terms, column_terms, uses_dots
 from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
-from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps
+from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps, vector_piece
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec
 from tvm_convgrad.kernels.vectors import accumulate, accumulate_words, accumulators
@@ -331,10 +331,7 @@ def row_pieces(spec: ConvSpec, row: AxisPhase, tile_h: int, per_vector: int) -> 
     height = spec.source.extents[1]
     if per_vector == 1:
         return border_pieces(row.count, tile_h, row.taps, spec.in_step[1], height)
-    vectors = -(-row.count // per_vector)
-    ordered = sorted(offset for _, offset in row.taps)
-    valid = [[i for i in range(vectors) if -per_vector < i * per_vector + offset < height] for offset in ordered]
-    return [Piece(0, vectors, 1, valid)]
+    return [vector_piece(row.count, per_vector, row.taps, height)]
 
 
 def rows_per_vector(spec: ConvSpec, lanes: int) -> int:

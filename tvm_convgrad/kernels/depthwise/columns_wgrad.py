@@ -7,7 +7,8 @@ Both tensors are read in place. One vector of columns of some rows of dY stays i
 once for each column tap and is multiplied with all of them where it is in bounds. Large kernels are summed in groups
 of their rows. Lanes are added at the end of a channel's depth slices, for all taps at once.
 
-Where the CPU has dot products of bfloat16 and columns have no stride, lanes are words of two adjacent columns.
+Where the CPU has dot products of bfloat16 and columns have no stride, lanes are words of two adjacent columns. A vector
+may have several short rows: then each tap reads X again, and fewer lanes are empty.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.column_terms import uses_wgrad_dots
-from tvm_convgrad.kernels.depthwise.row_vectors import PREFETCH_BYTES, RowReader, prefetch_rows
-from tvm_convgrad.kernels.depthwise.taps import border_pieces, valid_taps
+from tvm_convgrad.kernels.depthwise.row_vectors import PREFETCH_BYTES, MultiRowReader, RowReader, prefetch_rows
+from tvm_convgrad.kernels.depthwise.taps import Piece, Taps, border_pieces, valid_taps, vector_piece
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, View
 from tvm_convgrad.kernels.vectors import accumulate, accumulate_words, accumulators, load_vector
@@ -48,14 +49,17 @@ class ColumnsWgradTiling(Tiling):
     """How depthwise wgrad over columns is tiled; h are rows of dY.
 
     Attributes:
-        tile_h: rows of a register tile, which is one vector of columns wide.
+        tile_h: vectors of rows of a register tile, which is one vector of columns wide; a vector has one row, or
+            `rows_per_vector`.
         block_channels: contiguous channels of dY in a work item, which goes through all of an image, then the next.
         split_k: parts of the batch that are summed apart, then added in their order.
+        rows_per_vector: rows in one vector; more than one only where all of a depth slice is one tile.
     """
 
     tile_h: int
     block_channels: int
     split_k: int
+    rows_per_vector: int
 
 
 class ColumnsWgrad(DepthwiseWgrad):
@@ -73,6 +77,7 @@ class ColumnsWgrad(DepthwiseWgrad):
         self.multiplier = problem.out_channels // problem.in_channels
         self.dots = uses_wgrad_dots(problem, machine)
         self.columns = self.lanes * (1 + self.dots)  # of a vector
+        self.per_vector = self.tiling.rows_per_vector
         self.sums = self.taps + (self.bias is not None)  # of a channel; the last is the bias gradient's
         widths = self.dy_view.extents[2], self.x_view.extents[2]
         self.reader = RowReader(self.loops, self.lanes, self.dtype, self.strides[2], *widths)
@@ -125,7 +130,7 @@ class ColumnsWgrad(DepthwiseWgrad):
                 into = loops.let(expr(at + kd * (self.kernel[1] * self.kernel[2] * self.lanes)), "into")
                 for number, rows in enumerate(groups):
                     taps = taps_h[rows.start : rows.stop]
-                    for piece in border_pieces(dy.extents[1], self.tiling.tile_h, taps, self.strides[1], x.extents[1]):
+                    for piece in self._pieces(taps):
                         valid = dict(zip(taps, piece.valid, strict=True))
                         kernel_rows = [k_h for (k_h, _), positions in valid.items() if positions]
                         keys = itertools.product(kernel_rows, range(self.kernel[2]))
@@ -137,6 +142,13 @@ class ColumnsWgrad(DepthwiseWgrad):
                             data_at = loops.let(expr(first_row), "data_from")
                             self._tile(registers, (grad_at, data_at), piece.size, valid, prefetches=number == 0)
                         self._add_to_sums(sums, into, registers)
+
+    def _pieces(self, taps: Taps) -> list[Piece]:
+        """The tiles of a depth slice, for some rows of the kernel."""
+        height, of_x = self.dy_view.extents[1], self.x_view.extents[1]
+        if self.per_vector > 1:
+            return [vector_piece(height, self.per_vector, taps, of_x)]
+        return border_pieces(height, self.tiling.tile_h, taps, self.strides[1], of_x)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
@@ -153,16 +165,18 @@ class ColumnsWgrad(DepthwiseWgrad):
 
         Args:
             origins: where the tile's rows of dY and of X begin.
-            size: rows of dY.
-            valid: the rows where each (kernel row, offset) is in bounds.
+            size: vectors of rows of dY.
+            valid: the vectors where each (kernel row, offset) is in bounds.
             prefetches: whether the next tiles are prefetched.
         """
-        loops, width, (grad, data) = self.loops, self.kernel[2], origins
-        rows: dict[int, list[tuple[int, int]]] = {}  # a row of X, from the tile's first: (row of dY, kernel row)
+        loops, (grad, data), pitch = self.loops, origins, self.per_vector
+        rows: dict[
+            tuple[int, int], list[tuple[int, int]]
+        ] = {}  # of X, from the tile's first, and how many: (i, kernel row)
         for (k_h, offset), positions in valid.items():
             for i in positions:
-                rows.setdefault(i * self.strides[1] + offset, []).append((i, k_h))
-        offsets = [k * self.dilation[2] - self.low[2] for k in range(width)]
+                count = min(pitch, self.dy_view.extents[1] - i * pitch) if pitch > 1 else 1
+                rows.setdefault((i * pitch * self.strides[1] + offset, count), []).append((i, k_h))
         vectors = -(-self.dy_view.extents[2] // self.columns)
         with loops.loop(vectors, "v") as v:
             x = loops.let(expr(v * self.columns), "x") if vectors > 1 else 0
@@ -170,19 +184,27 @@ class ColumnsWgrad(DepthwiseWgrad):
             dy_row, x_rows = self.dy_view.spatial[1], size * self.strides[1]
             if prefetches:
                 of_dy, of_x = (self._prefetch_distance(view) for view in (self.dy_view, self.x_view))
-                prefetch_rows(loops, self.dy, grad + x, dy_row, size, 1, self.columns, distance=of_dy)
-                prefetch_rows(loops, self.x, data + x * step, x_row, x_rows, step, self.columns, distance=of_x)
-            grads = [self._grad(grad + i * dy_row, x, words=self.dots) for i in range(size)]
-            for s in sorted(rows):
-                at = data + s * x_row
-                if self.dots:
-                    values = [self.reader.pixel_pairs(self.x, at, x, offset) for offset in offsets]
-                else:
-                    values = self.reader.read(self.x, at, x, offsets)
-                for k_w, value in enumerate(values):
+                prefetch_rows(loops, self.dy, grad + x, pitch * dy_row, size, 1, self.columns, distance=of_dy)
+                at = data + x * step
+                prefetch_rows(loops, self.x, at, pitch * x_row, x_rows, step, self.columns, distance=of_x)
+            grads = [self._grad(grad, i, x) for i in range(size)]
+            for row, count in sorted(rows):
+                for k_w, value in enumerate(self._read(data + row * x_row, row, count, x)):
                     value = loops.let(value, "row")
-                    for i, k_h in rows[s]:
+                    for i, k_h in rows[row, count]:
                         self._add_product(tile[k_h, k_w], value, grads[i])
+
+    def _read(self, at: Index, row: int, count: int, x: Index) -> list[Expr]:
+        """Rows `row` to `row + count` of X, whose first element is at index `at`, for each column tap."""
+        offsets = [k * self.dilation[2] - self.low[2] for k in range(self.kernel[2])]
+        if self.per_vector > 1:
+            _, height, width = self.x_view.extents
+            rows = MultiRowReader(self.lanes, self.dtype, count, height, width)
+            read = rows.pixel_pairs if self.dots else rows.read
+            return [read(self.x, at, row, offset) for offset in offsets]
+        if self.dots:
+            return [self.reader.pixel_pairs(self.x, at, x, offset) for offset in offsets]
+        return self.reader.read(self.x, at, x, offsets)
 
     def _add_product(self, register: Buffer, value: Expr, grad: Expr) -> None:
         loops = self.loops
@@ -202,19 +224,25 @@ class ColumnsWgrad(DepthwiseWgrad):
             at = into + (k_h * self.kernel[2] + k_w) * self.lanes
             self.loops.store(sums, at, load(sums, at, self.lanes) + load(register, 0, self.lanes))
 
-    def _grad(self, at: Index, x: Index, *, words: bool = False) -> Expr:
-        """A vector of a row of dY, zeros behind its end: numbers, or words of two columns."""
-        width, lanes = self.dy_view.extents[2], self.columns if words else self.lanes
-        mask = lanes_below(x, width, lanes) if width % lanes else None
-        value = load_vector(self.dy, at + x, lanes, mask)
-        return self.loops.let(contiguous_words(value) if words else as_number(value, self.dtype), "grad")
+    def _grad(self, at: Index, i: int, x: Index) -> Expr:
+        """Vector i of rows of dY from index `at` on, zeros behind their end: numbers, or words of two columns."""
+        _, height, width = self.dy_view.extents
+        if self.per_vector > 1:
+            width *= min(self.per_vector, height - i * self.per_vector)
+        value = self._columns(at + i * self.per_vector * self.dy_view.spatial[1], x, width, self.columns)
+        return self.loops.let(contiguous_words(value) if self.dots else as_number(value, self.dtype), "grad")
+
+    def _columns(self, at: Index, x: Index, width: int, lanes: int) -> Expr:
+        """Elements of dY from x on of the `width` at index `at`, and zeros."""
+        return load_vector(self.dy, at + x, lanes, lanes_below(x, width, lanes) if width % lanes else None)
 
     def _sum_bias(self, sums: Buffer, at: Index, grad: Index) -> None:
         """Add a depth slice of dY to the channel's last sum."""
         loops, lanes, (_, height, width) = self.loops, self.lanes, self.dy_view.extents
         tile = accumulators(loops, [(0, 0)], lanes, self.dtype, "bias_sum")
         with loops.loop(height, "y") as y, loops.loop(-(-width // lanes), "v") as v:
-            accumulate(loops, tile[0, 0], self._grad(grad + y * self.dy_view.spatial[1], v * lanes))
+            value = self._columns(grad + y * self.dy_view.spatial[1], v * lanes, width, lanes)
+            accumulate(loops, tile[0, 0], loops.let(as_number(value, self.dtype), "grad"))
         self._add_to_sums(sums, at + self.taps * lanes, tile)
 
     # -- the result ---------------------------------------------------------------------------------------------

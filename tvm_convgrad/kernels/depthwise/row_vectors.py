@@ -138,12 +138,19 @@ class MultiRowReader:
 
         What is outside of the depth slice is zero; `offset` may be an expression.
         """
-        lanes, width = self.lanes, self.width
+        return as_number(self._load(buffer, at, first, offset, self.lanes), self.dtype)
+
+    def pixel_pairs(self, buffer: Buffer, at: Index, first: int, offset: Index) -> Expr:
+        """Words of bfloat16, each of two elements of what `read` returns that follow each other: of twice the lanes."""
+        return contiguous_words(self._load(buffer, at, first, offset, 2 * self.lanes))
+
+    def _load(self, buffer: Buffer, at: Index, first: int, offset: Index, lanes: int) -> Expr:
+        width = self.width
         low, high = max(0, -first), min(self.rows, self.height - first)
         column = tir.truncmod(ramp(0, lanes), splat(expr(width), lanes)) + splat(expr(offset), lanes)
         mask = tir.And(column >= splat(expr(0), lanes), column < splat(expr(width), lanes))
         mask = tir.And(mask, lanes_within(-low * width, (high - low) * width, lanes))
-        return as_number(load_masked(buffer, at + offset, mask, lanes), self.dtype)
+        return load_masked(buffer, at + offset, mask, lanes)
 
     def words(self, buffer: Buffer, at: Index, first: int, offset: Index, apart: int) -> Expr:
         """Words of bfloat16: what `read` returns for an offset, and for one `apart` columns further."""

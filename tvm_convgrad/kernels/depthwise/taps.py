@@ -86,4 +86,15 @@ def border_pieces(count: int, limit: int, taps: Taps, step: int, extent: int) ->
     return pieces
 
 
-__all__ = ["Piece", "TapRun", "border_pieces", "rows_in_bounds", "tap_run", "valid_taps"]
+def vector_piece(count: int, per_vector: int, taps: Taps, extent: int) -> Piece:
+    """The positions 0 to `count` along an axis in vectors of `per_vector`, all of them in one piece.
+
+    Its size and its valid positions are vectors; one is valid for a tap where any of its positions is in bounds.
+    """
+    vectors = -(-count // per_vector)
+    ordered = sorted(offset for _, offset in taps)
+    valid = [[i for i in range(vectors) if -per_vector < i * per_vector + offset < extent] for offset in ordered]
+    return Piece(0, vectors, 1, valid)
+
+
+__all__ = ["Piece", "TapRun", "border_pieces", "rows_in_bounds", "tap_run", "valid_taps", "vector_piece"]
