@@ -194,20 +194,20 @@ def run(
     from tvm_convgrad.training.runtime.session import Session
 
     wanted = Wanted(
-        data,
-        test_data,
-        validate,
-        use_best or (validate_every, patience) != (None, None),
-        epochs,
-        lr,
-        schedule,
-        batch_size,
-        seed,
-        accumulate,
-        distributed,
-        averages,
-        monitor,
-        require_accuracy,
+        data=data,
+        test_data=test_data,
+        validate=validate,
+        validated=use_best or (validate_every, patience) != (None, None),
+        epochs=epochs,
+        lr=lr,
+        schedule=schedule,
+        batch_size=batch_size,
+        seed=seed,
+        accumulate=accumulate,
+        distributed=distributed,
+        averages=averages,
+        monitor=monitor,
+        require_accuracy=require_accuracy,
     )
     start = time.perf_counter()
     with ExitStack() as held:

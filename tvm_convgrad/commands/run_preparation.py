@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # loads numpy
     from tvm_convgrad.training.runtime.session import Session
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """Options of `run` that decide about its beginning; names and meaning are those of the command.
 

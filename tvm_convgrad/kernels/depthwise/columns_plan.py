@@ -45,8 +45,8 @@ READ_CYCLES = {1: 1.6, 2: 2.2}
 """Cycles to read a vector of X in wgrad, by the stride."""
 
 ROWS_CYCLES = {True: 1.2, False: 1.6}
-"""Cycles of a product of wgrad with a vector of several rows, whose vector of X is read for it alone: of a dot product, or
-of numbers. On an AMD Zen 4 layers of 3x3 with 7x7 and 14x14 pixels in bfloat16 are 1.3 times as fast by them."""
+"""Cycles of a product of wgrad with a vector of several rows, whose vector of X is read for it alone: of a dot product,
+or of numbers. On an AMD Zen 4 layers of 3x3 with 7x7 and 14x14 pixels in bfloat16 are 1.3 times as fast by them."""
 
 SUMS_BYTES = Machine.l1_bytes * 3 // 16
 """The most bytes of the sums of a work item of wgrad: a part of the first-level cache."""

@@ -17,6 +17,15 @@ SMALL = 1 << 16
 """Multiply-accumulates of a product that is worth a kernel's call."""
 
 
+_LONGEST = 64
+"""The most pixels of a row of an image that is made of a matrix's rows."""
+
+
+def row_length(rows: int) -> int:
+    """The largest divisor of a number of rows that is at most 64: a row of the image that they become."""
+    return max(each for each in range(1, _LONGEST + 1) if rows % each == 0)
+
+
 def is_transpose(value: relax.Expr) -> bool:
     """Whether the value is the transpose of a matrix."""
     if not is_call(value, "relax.permute_dims"):
@@ -72,4 +81,4 @@ class Rows:
         return self.each * (1 if self.batch is None else REPRESENTATIVE_BATCH)
 
 
-__all__ = ["SMALL", "Rows", "is_transpose", "matrix", "source"]
+__all__ = ["SMALL", "Rows", "is_transpose", "matrix", "row_length", "source"]

@@ -19,16 +19,13 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_convgrad import op
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, DIRECTIONS, FORWARD
 from tvm_convgrad.core.epilogue import NO_EPILOGUE
+from tvm_convgrad.core.geometry import FLOAT_DTYPES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.registry import AUTO, names_for, verdict
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, has_single_blocks, operator_name, rewritten
-from tvm_convgrad.training.ir.matrices import SMALL, Rows, matrix, source
+from tvm_convgrad.training.ir.matrices import SMALL, Rows, matrix, row_length, source
 
-WIDTH = 64
-"""Pixels of an image's row, and rows of an image, at most."""
-
-_TYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _PIXELS, _KERNEL = "NHWC", "OHWI"
 
 
@@ -96,7 +93,12 @@ class _Products(PyExprMutator):
             return None
         left, right = (matrix(argument) for argument in call.args)
         dtype, result = element_type(call.args[0]), element_type(call)
-        if left is None or right is None or element_type(call.args[1]) != dtype or not {dtype, result} <= _TYPES:
+        if (
+            left is None
+            or right is None
+            or element_type(call.args[1]) != dtype
+            or not {dtype, result} <= FLOAT_DTYPES.keys()
+        ):
             return None
         (first, is_first_transposed), (second, is_second_transposed) = (
             source(self._values, argument) for argument in call.args
@@ -153,8 +155,8 @@ def _images(rows: int) -> tuple[int, int, int]:
 
             assert _images(6272) == (2, 49, 64)
     """
-    width = max(each for each in range(1, WIDTH + 1) if rows % each == 0)
-    height = max(each for each in range(1, WIDTH + 1) if rows // width % each == 0)
+    width = row_length(rows)
+    height = row_length(rows // width)
     return rows // width // height, height, width
 
 

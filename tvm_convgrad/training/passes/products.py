@@ -28,9 +28,8 @@ from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call, operator_name
-from tvm_convgrad.training.ir.matrices import SMALL, Rows, is_transpose, matrix, source
+from tvm_convgrad.training.ir.matrices import SMALL, Rows, is_transpose, matrix, row_length, source
 
-WIDTH = 64  # pixels of an image row, at most
 _NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
 _TYPES = frozenset([*((d, d) for d in (*_NARROW, *_WIDE)), *((d, "float32") for d in _NARROW)])
 """Types of operands, and of the result."""
@@ -328,6 +327,6 @@ def _is_sum_of_rows(value: relax.Expr) -> bool:
 def _lines(rows: int) -> Iterator[tuple[int, int]]:
     """How to lay rows out as an image: one image row, or image rows of equal length."""
     yield 1, rows
-    width = max(width for width in range(1, WIDTH + 1) if rows % width == 0)
+    width = row_length(rows)
     if 8 <= width < rows:
         yield rows // width, width

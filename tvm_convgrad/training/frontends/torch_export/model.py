@@ -142,7 +142,7 @@ def from_exported_program(
             unwrap_unit_return_tuple=False,
             no_bind_return_tuple=False,
             custom_convert_map={
-                name: _told(convert, name in own) for name, convert in {**importer.convert_map, **own}.items()
+                name: _with_place(convert, name in own) for name, convert in {**importer.convert_map, **own}.items()
             },
         )
     except _Failure as error:
@@ -191,7 +191,7 @@ class _Failure(ModelError):
     """An operator that cannot be translated, with its place in the user's files."""
 
 
-def _told(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node, Any], Any]:
+def _with_place(convert: Callable[..., Any], is_own: bool) -> Callable[[torch.fx.Node, Any], Any]:
     """A translation whose failures name the operator and the line of the user's module."""
 
     def translated(node: torch.fx.Node, importer: Any) -> Any:

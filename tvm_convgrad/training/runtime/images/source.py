@@ -154,9 +154,9 @@ class ImageSource:
         else:
             faults = self._decoder.keep(range(len(self)))
         if faults:
-            raise ArtifactError(f"{self.index.origin}: {len(faults)} of {len(self)} {self._told(faults)}")
+            raise ArtifactError(f"{self.index.origin}: {len(faults)} of {len(self)} {self._described(faults)}")
 
-    def _told(self, faults: Faults) -> str:
+    def _described(self, faults: Faults) -> str:
         named = listed([f"{self.name(number)} ({reason})" for number, reason in sorted(faults)])
         return f"images cannot be used: {named}; mend or remove them."
 
@@ -179,7 +179,7 @@ class ImageSource:
             DataError: some of its images cannot be used.
         """
         if faults:
-            raise DataError(f"{self.index.origin}: {len(faults)} of the {len(numbers)} {self._told(faults)}")
+            raise DataError(f"{self.index.origin}: {len(faults)} of the {len(numbers)} {self._described(faults)}")
         return Batch((out,), self.index.targets[numbers], numbers)
 
     def _jobs(self, order: Order, start: int) -> Iterator[tuple[Place, Array, Seeds]]:

@@ -99,7 +99,7 @@ class _Cell:
                 whole = node.emit(op.strided_slice(whole, [axis], [number], [number + 1], assume_inbound=True))
             return node.emit(op.squeeze(whole, [axis]))
 
-        def turned(position: int) -> relax.Expr:
+        def transposed(position: int) -> relax.Expr:
             matrix = part(position)
             if matrix is None:
                 raise node.refusal(f"operand {position}, its weight, is missing")
@@ -118,8 +118,8 @@ class _Cell:
             raise node.refusal(f"its activation {unknown[0]!r} is not supported; use one of {', '.join(_ACTIVATIONS)}")
         return cls(
             node,
-            turned(1),
-            turned(2),
+            transposed(1),
+            transposed(2),
             None if halves is None else _fields(node, halves, 2),
             None if peepholes is None else _fields(node, op.split(peepholes, 3, 0), 3),
             (part(_HIDDEN, state_axis), part(_CELL, state_axis) if node.kind == "LSTM" else None),
