@@ -88,6 +88,10 @@ UNREACHED = {
     },
     "kernels/depthwise/columns_plan.py": {
         'return "rows_per_vector needs depth slices of one tile, and no split_h"': OTHER_PLAN,
+        'return f"rows_per_vector is {tiling.rows_per_vector}; it must be 1 or {most}"': OTHER_PLAN,
+        'return f"tile_h is {tiling.tile_h}; with {tiling.rows_per_vector} rows in a vector it must be all vectors"': (
+            OTHER_PLAN
+        ),
         "return reason": OTHER_PLAN,
         "tile_h -= 1": TOO_LARGE,
         "tile_h = min(tile_h, _far_tile_h(spec.source, spec.in_step[2] * spec.out_step[2]))": TOO_LARGE,
