@@ -54,11 +54,26 @@ def test_instance_norms_of_any_batch(rank, options):
         assert relative_error(state[name], value.numpy()) < 1e-5, name
 
 
+@pytest.mark.parametrize("bn", ["train", "frozen"])
+@pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("export", [exported, lambda model, x: torch.export.export(model, (x,))], ids=["any", "fixed"])
-def test_an_instance_norm_of_running_statistics_is_refused(export):
-    program = export(Normalised(2, track_running_stats=True).eval(), torch.randn(4, 2, 5, 4))
-    with pytest.raises(ModelError, match=r"instance norm of running statistics .*model\.train\(\)\), or set track"):
-        from_exported_program(program)
+def test_instance_norms_predict_by_running_statistics(export, is_training, bn):
+    """In whichever mode the model was exported; frozen, they train by them, too, and leave them."""
+    torch.manual_seed(3)
+    model = Normalised(2, affine=True, track_running_stats=True).train(is_training)
+    model.norm.running_mean.normal_()
+    reference = copy.deepcopy(model).double()
+    (reference.eval() if bn == "frozen" else reference.train()).requires_grad_()
+    x = torch.randn(4, 2, 5, 4) + 1
+    step = build_step(from_exported_program(export(model, x)), lr=0.1, bn=bn)
+    runner = Runner(step)
+    train_beside(runner, reference, [(x + k, torch.randint(0, 3, (4,))) for k in range(2)], 0.1)
+    state = runner.named()
+    for name in ("running_mean", "running_var"):
+        wanted = reference.state_dict()[f"norm.{name}"].numpy()
+        assert relative_error(state[f"norm.{name}"], wanted) < 1e-5, name
+    found = runner.predict(x.numpy())
+    assert relative_error(found, reference.eval()(x.double()).detach().numpy()) < 1e-5
 
 
 def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():

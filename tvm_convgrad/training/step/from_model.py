@@ -24,7 +24,7 @@ from tvm_convgrad.training.ir.graph import (
 )
 from tvm_convgrad.training.ir.micro_batches import MICRO_BATCHES
 from tvm_convgrad.training.model.model import Model, schema_of
-from tvm_convgrad.training.step import batch_norm, dropout
+from tvm_convgrad.training.step import batch_norm, dropout, mode
 from tvm_convgrad.training.step.layout import convert_layout
 from tvm_convgrad.training.step.micro_batches import (
     added,
@@ -63,7 +63,7 @@ from tvm_convgrad.training.step.split import (
 COMPOSITES = {batch_norm.OP: Composite(batch_norm.training, batch_norm.training_gradient)}
 """Operators whose gradient is that of the whole, not of the basic operators that they are written out as."""
 
-_INFERENCE = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity}
+_INFERENCE = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity, mode.OP: mode.predicting}
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ def _loss_function(objective: Objective, options: StepOptions, *, drops: bool, c
     """
     model, original = objective.model, objective.model.relax_function
     rewrites: dict[str, Rewrite] = {dropout.OP: dropout.identity}
+    rewrites[mode.OP] = mode.predicting if options.bn == "frozen" else mode.training
     fresh = fresh_parameters(original)
     inputs, rest = fresh[: len(model.inputs)], fresh[model.leading :]
     states = dict(zip(model.states, rest[len(model.parameters) :], strict=True))

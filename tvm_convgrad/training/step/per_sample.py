@@ -11,7 +11,7 @@ from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.autodiff.per_sample import PerSampleGradients, Result
 from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, fresh_parameters, function_scope, replay
 from tvm_convgrad.training.model.model import Model
-from tvm_convgrad.training.step import batch_norm, dropout
+from tvm_convgrad.training.step import batch_norm, dropout, mode
 from tvm_convgrad.training.step.losses.combined import target_of, weighted_sum
 from tvm_convgrad.training.step.losses.table import find_loss
 from tvm_convgrad.training.step.names import DTYPES
@@ -67,7 +67,7 @@ def _losses_module(model: Model, loss: str) -> tuple[tvm.IRModule, list[str]]:
     count = len(model.outputs)
     target = relax.Var("target", target_of(criterion, original.ret_ty.fields[:count], model.outputs, model.source))
     builder = builder_with_tir(model.module)
-    rewrites = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity}
+    rewrites = {batch_norm.OP: batch_norm.inference, dropout.OP: dropout.identity, mode.OP: mode.training}
     with function_scope(builder, "main", [*inputs, target, *rest]):
         with builder.dataflow():
             results = replay(builder, original, environment, rewrites).fields[:count]

@@ -15,7 +15,7 @@ from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, function_scope, replay
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, TensorSchema, schema_of
 from tvm_convgrad.training.model.own_loss import MODEL_LOSS
-from tvm_convgrad.training.step import dropout
+from tvm_convgrad.training.step import dropout, mode
 from tvm_convgrad.training.step.folding import FoldBatchNorms
 from tvm_convgrad.training.step.layout import convert_layout
 from tvm_convgrad.training.step.objective import objective_of
@@ -78,7 +78,7 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
     fresh = [relax.Var(str(param.name), param.ty) for param in original.params[: len(model.inputs)]]
     constants = [relax.const(values[name], str(value.dtype)) for name, value in initial.items()]
     builder = builder_with_tir(model.module)
-    rewrites = {BATCH_NORM: FoldBatchNorms(original).rewrite, dropout.OP: dropout.identity}
+    rewrites = {BATCH_NORM: FoldBatchNorms(original).rewrite, dropout.OP: dropout.identity, mode.OP: mode.predicting}
     with function_scope(builder, PREDICT, fresh):
         with builder.dataflow():
             arguments = objective.without_target(builder, fresh, constants)

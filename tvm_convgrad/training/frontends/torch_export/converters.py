@@ -10,9 +10,10 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.by_mode import by_mode
 from relax_ops.rules.near_zero import erfc, expm1, log1p
 from tvm_convgrad.training.frontends.activations import elu
-from tvm_convgrad.training.frontends.torch_export.dropout import STOP_GRADIENT
+from tvm_convgrad.training.frontends.torch_export.dropout import BY_MODE, STOP_GRADIENT
 from tvm_convgrad.training.frontends.torch_export.operators.arithmetic import (
     clamp,
     clamp_by_tensors,
@@ -72,6 +73,9 @@ def converters() -> dict[str, Convert]:
         "native_dropout.default": _native_dropout,
         "_native_batch_norm_legit_functional.default": batch_norm_training,
         STOP_GRADIENT: lambda node, importer: importer.block_builder.emit(op.grad.no_grad(importer.env[node.args[0]])),
+        BY_MODE: lambda node, importer: importer.block_builder.emit(
+            by_mode(*(importer.env[each] for each in node.args))
+        ),
         WAVES: waves,
         NUMBERS: numbers,
         EXTENT: extent,

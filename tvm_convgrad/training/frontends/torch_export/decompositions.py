@@ -246,18 +246,24 @@ def _instance_norm(
 ) -> Any:
     """For a symbolic batch, and with running statistics: a group norm whose groups are the channels.
 
-    PyTorch's own form has a batch of one with samples x channels for its channels, a product of symbols, and is not
-    decomposed where it writes statistics.
+    It predicts by running statistics, if it has them. PyTorch's own form has a batch of one with samples x channels for
+    its channels, a product of symbols, and is not decomposed where it writes statistics.
     """
     import torch
 
     if not use_input_stats or (isinstance(x.shape[0], int) and running_mean is None):
         return NotImplemented
-    if running_mean is not None and running_var is not None:
-        axes = list(range(2, x.ndim))
-        for running, found in ((running_mean, x.mean(axes)), (running_var, x.var(axes, correction=1))):
-            running.copy_(running * (1 - momentum) + found.mean(0) * momentum)
-    return torch.group_norm(x, x.shape[1], weight, bias, eps, cudnn_enabled)
+    result = torch.group_norm(x, x.shape[1], weight, bias, eps, cudnn_enabled)
+    if running_mean is None or running_var is None:
+        return result
+    shape, axes = [1, -1] + [1] * (x.ndim - 2), list(range(2, x.ndim))
+    by_mode = torch.ops.convgrad.by_mode.default
+    predicted = (x - running_mean.view(shape)) / torch.sqrt(running_var.view(shape) + eps)
+    predicted = predicted if weight is None else predicted * weight.view(shape)
+    predicted = predicted if bias is None else predicted + bias.view(shape)
+    for running, found in ((running_mean, x.mean(axes)), (running_var, x.var(axes, correction=1))):
+        running.copy_(by_mode(running * (1 - momentum) + found.mean(0) * momentum, running))
+    return by_mode(result, predicted)
 
 
 def _deviation(

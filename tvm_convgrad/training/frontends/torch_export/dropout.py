@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # an optional package
     import torch
 
 
-STOP_GRADIENT = "stop_gradient.default"
+STOP_GRADIENT, BY_MODE = "stop_gradient.default", "by_mode.default"
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
@@ -40,7 +40,7 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
     """
     import torch  # optional
 
-    _declare_stop_gradient()
+    _declare_operators()
     program = with_own_graph(program)
     trained = trained_inputs(program)
     for module in program.graph_module.modules():
@@ -91,12 +91,8 @@ def _rewrite(node: torch.fx.Node, source: str) -> None:
                 "PyTorch's decomposition of the exported program loses; write its layers one by one, with nn.Dropout "
                 "between them, or set dropout=0."
             )
-    elif name == "instance_norm.default" and node.args[5] is False:
-        raise ModelError(
-            f"{source} has an instance norm of running statistics (aten.{name}{place_of(node)}), which was exported in "
-            "eval mode and would be trained with the statistics of the whole batch; export the model in train mode "
-            "(model.train()), or set track_running_stats=False."
-        )
+    elif name == "instance_norm.default":  # in whichever mode it was exported, like a batch norm
+        node.args = (*node.args[:5], True, *node.args[6:])
 
 
 def _replace(node: torch.fx.Node, name: str, make: Callable[[Callable[..., torch.fx.Node]], torch.fx.Node]) -> None:
@@ -186,11 +182,13 @@ def _added_to_uniform(node: torch.fx.Node) -> float | None:
     return numbers[0]
 
 
-def _declare_stop_gradient() -> None:
-    """The operator that marks where gradients stop: a copy, which no decomposition touches."""
+def _declare_operators() -> None:
+    """What marks where gradients stop, and what is one of two tensors by the mode, which no decomposition touches."""
     import torch
 
     if hasattr(torch.ops.convgrad, "stop_gradient"):
         return
+    torch.library.define("convgrad::by_mode", "(Tensor training, Tensor predicting) -> Tensor")
+    torch.library.impl("convgrad::by_mode", "CompositeExplicitAutograd", lambda training, _: training.clone())
     torch.library.define("convgrad::stop_gradient", "(Tensor x) -> Tensor")
     torch.library.impl("convgrad::stop_gradient", "CompositeExplicitAutograd", lambda x: x.clone())
