@@ -22,11 +22,17 @@ Constant: Any = tvm.ir.GenericConst if hasattr(tvm.ir, "GenericConst") else rela
 TensorLoad: Any = tvm.ir.TensorLoad if hasattr(tvm.ir, "TensorLoad") else tirx.BufferLoad
 """The class of an element read from a buffer."""
 
+TirCall: Any = tirx.Call if hasattr(tirx, "Call") else tvm.ir.Call
+"""The class of a call in a TIR function."""
+
 SBlockRealize: Any = s_tir.SBlockRealize if hasattr(s_tir, "SBlockRealize") else tirx.SBlockRealize
 """The class of a scheduled block's place in a loop nest."""
 
 SBlock: Any = s_tir.SBlock if hasattr(s_tir, "SBlock") else tirx.SBlock
 """The class of a scheduled block."""
+
+NARROWS_INDICES = ("tirx.NarrowDataType", "tir.NarrowDataType")
+"""The names of the pass that makes 32-bit indices of 64-bit ones."""
 
 SHRINKS_BUFFERS = ("s_tir.CompactBufferAllocation", "tir.CompactBufferAllocation")
 """The names of the pass that shrinks buffers to what is used of them.
@@ -46,16 +52,18 @@ def buffer_of(region: Any) -> Any:
     return region.source if hasattr(region, "source") else region.buffer
 
 
+def nodes_of(function: tirx.PrimFunc, *kinds: type) -> list[Any]:
+    """The nodes of these classes in a function's body, each occurrence, inner ones first."""
+    found: list[Any] = []
+    if hasattr(tirx, "stmt_functor"):  # TVM 0.26
+        tirx.stmt_functor.post_order_visit(
+            function.body, lambda node: found.append(node) if isinstance(node, kinds) else None
+        )
+    else:
+        tvm_ffi.structural_walk(function.body, [(kinds, found.append)], order="post")
+    return found
+
+
 def starts_threads(function: tirx.PrimFunc) -> bool:
     """Whether a function starts the threads of a GPU itself, as some of TVM's operators do."""
-    found: list[bool] = []
-
-    def note(node: Any) -> None:
-        if isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
-            found.append(True)
-
-    if hasattr(tirx, "stmt_functor"):  # TVM 0.26
-        tirx.stmt_functor.post_order_visit(function.body, note)
-    else:
-        tvm_ffi.structural_walk(function.body, [(tirx.AttrStmt, note)], order="post")
-    return bool(found)
+    return any(node.attr_key == "thread_extent" for node in nodes_of(function, tirx.AttrStmt))

@@ -5,6 +5,8 @@ TVM gives every kernel code that checks each of its tensors: type, shape, stride
 a third of the time to compile and to link, for calls that the step makes itself, with tensors that the memory planner
 made. The virtual machine's own check of a function's arguments covers shapes and types only, so more functions, which
 do nothing, take all of its tensors, those of its state too, and have TVM's whole checks.
+
+The pipeline also keeps the 64-bit indices of functions that LLVM would compile to wrong code with 32-bit ones.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
+
+from relax_ops.compat import NARROWS_INDICES, TirCall, nodes_of
 
 PIPELINE = "convgrad_internal_calls"
 """The name under which TVM finds the pipeline of `without_checks`."""
@@ -94,7 +98,7 @@ def without_checks() -> tuple[Any, Any, Any]:
             for variable, function in module.functions_items()
             if variable.name_hint.startswith(_ENTRY) or not bare[variable].body.same_as(function.body)
         }
-        lowered = lower(module)
+        lowered = _lowered(module, lower)
         result = skip(lowered)
         for variable in lowered.get_global_vars():
             if variable.name_hint in keep:
@@ -102,6 +106,39 @@ def without_checks() -> tuple[Any, Any, Any]:
         return result
 
     return pipeline, finalize_host, finalize_device
+
+
+def _lowered(module: tvm.IRModule, lower: tvm.transform.Pass) -> tvm.IRModule:
+    """The module after TVM's passes, those of `_has_guarded_remainder` without the one that narrows indices."""
+    wide = {v: function for v, function in module.functions_items() if _has_guarded_remainder(function)}
+    if not wide:
+        return lower(module)
+    narrow = {v: function for v, function in module.functions_items() if v not in wide}
+    result = lower(tvm.IRModule(narrow, attrs=module.attrs))
+    now = tvm.transform.PassContext.current()
+    context = tvm.transform.PassContext(
+        now.opt_level, now.required_pass, [*now.disabled_pass, *NARROWS_INDICES], list(now.instruments), now.config
+    )
+    with context:
+        result.update(lower(tvm.IRModule(wide, attrs=module.attrs)))
+    return result
+
+
+def _has_guarded_remainder(function: Any) -> bool:
+    """Whether a function has guards, and remainders of a power of two, which LLVM takes for numbers of few bits.
+
+    LLVM 22's loop vectorizer assumes of a guarded index of 32 bits that it does not wrap, checks that, and takes it as
+    proof that the number of few bits does not either: with AVX-512's masked loads, the remainders of 16 columns by 4
+    became 0 to 15. Indices of 64 bits need no such assumption.
+    """
+    if not isinstance(function, tirx.PrimFunc):
+        return False
+    divisors = [node.b for node in nodes_of(function, tirx.FloorMod, tirx.Mod)]
+    if not any(isinstance(d, tirx.IntImm) and d.value > 1 and d.value & (d.value - 1) == 0 for d in divisors):
+        return False
+    if nodes_of(function, tirx.IfThenElse):
+        return True
+    return any(str(getattr(call.op, "name", "")).endswith("if_then_else") for call in nodes_of(function, TirCall))
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, without_checks)
