@@ -147,6 +147,8 @@ def test_run_wrong_data(convgrad: Command, tiny_step: Path, tmp_path: Path) -> N
     convgrad(*arguments).assert_sentence("7 training samples do not fill one batch of 8")
     np.savez(data, x_train=x, y_train=y)
     convgrad(*arguments, "--batch-size", 4).assert_sentence("--batch-size 4 contradicts")
+    done = convgrad(*arguments, "--augment", "flip", "--fit", "pad", "--mean", "0.5")
+    done.assert_sentence("--mean, --fit, --augment: for images in folders", "data are arrays")
     convgrad(*arguments, "--plot", tmp_path / "no" / "p.png").assert_sentence("does not exist")
     convgrad(*arguments, "--test-data", data).assert_sentence("no test arrays")
     np.savez(data, x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])

@@ -118,6 +118,16 @@ def along_another_axis(net: Network) -> relax.Expr:
     return net.norm(net.convolution(net.x, "c", (CHANNELS, 3, 3, 3)), "n", 6, axis=2)
 
 
+def computed_scale(net: Network) -> relax.Expr:
+    """The scale is computed in the forward pass, as that of a momentum encoder is."""
+    vectors = [net.parameter(f"n.{key}", (CHANNELS,)) for key in ("gamma", "beta", "mean")]
+    vectors.append(net.parameter("n.var", (CHANNELS,), np.full(CHANNELS, VARIANCE, "float32")))
+    vectors[0] = net.builder.emit(relax.op.multiply(vectors[0], relax.const(0.5, "float32")))
+    data = net.convolution(net.x, "c", (CHANNELS, 3, 3, 3))
+    call = net.builder.emit(relax.op.nn.batch_norm(data, *vectors, axis=1, epsilon=EPSILON))
+    return net.builder.emit(relax.TupleGetItem(call, 0))
+
+
 def shared_statistics(net: Network) -> relax.Expr:
     """One layer, called twice."""
     vectors = [net.parameter(f"n.{key}", (CHANNELS,)) for key in ("gamma", "beta", "mean")]
@@ -134,7 +144,10 @@ FOLDED = {plain, with_bias, grouped, transposed, channels_last_kernel, without_a
 
 @pytest.mark.parametrize(
     "body",
-    [*sorted(FOLDED, key=lambda each: each.__name__), two_in_a_row, read_twice, residual_sum, along_another_axis],
+    [
+        *sorted(FOLDED, key=lambda each: each.__name__),
+        *(two_in_a_row, read_twice, residual_sum, along_another_axis, computed_scale),
+    ],
     ids=lambda body: body.__name__,
 )
 def test_predictions_are_those_of_the_step(body: Callable[[Network], relax.Expr]) -> None:

@@ -76,6 +76,23 @@ def test_instance_norms_predict_by_running_statistics(export, is_training, bn):
     assert relative_error(found, reference.eval()(x.double()).detach().numpy()) < 1e-5
 
 
+def test_inputs_that_share_a_batch_take_a_fixed_one():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, x, y):
+            return self.linear(x * y.mean(1, keepdim=True))
+
+    n = torch.export.Dim("n")
+    program = torch.export.export(
+        Two(), (torch.randn(4, 3), torch.randn(4, 5)), dynamic_shapes={"x": {0: n}, "y": {0: n}}
+    )
+    model = from_exported_program(program, batch=6)
+    assert [schema.shape for schema in model.inputs] == [(6, 3), (6, 5)]
+
+
 def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
     class Strided(torch.nn.Module):
         def __init__(self):

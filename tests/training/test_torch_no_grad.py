@@ -156,11 +156,56 @@ class Spectral(torch.nn.Module):
         return self.linear(self.convolution(x).relu().mean((2, 3)))
 
 
+class StatisticsInside(Base):
+    """A batch norm under no_grad only, one with statistics only, and an instance norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch = torch.nn.BatchNorm2d(3)
+        self.bare = torch.nn.BatchNorm2d(2, affine=False)
+        self.instance = torch.nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.instance(self.batch(self.convolution(self.bare(x))) + 1).amax((2, 3))
+        return self.linear(self.features(x) - target)
+
+
+class ReturnsItsArguments(Base):
+    """What PyTorch gives as the tensor itself has its gradient; a view that is made there has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        h, y = self.features(x), self.norm(self.convolution(x))
+        with torch.no_grad():
+            same = h.flatten(1)
+            also = torch.nn.functional.dropout(y.to(y.dtype), 0.5, training=False)  # of a model in train mode
+            view = h.view(-1, 3)
+            scale = same.mean()
+        return self.linear(same * (1 + scale) + also.amax((2, 3)) + view)
+
+
+class SpectralInside(torch.nn.Module):
+    """The exported program reads a flattened weight of the block behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = spectral_norm(torch.nn.Linear(50, 4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.linear(x.flatten(1))
+        return self.linear(x.flatten(1) + 1) - target
+
+
 @pytest.mark.parametrize(
     "make",
     [
         *(MovingAverage, PartOfBuffer, Between, Nested, Codebook, DetachedBuffer, ReadBefore, Spectral),
-        *(MomentumEncoder, DetachedInPlace, Tracked),
+        *(MomentumEncoder, DetachedInPlace, Tracked, StatisticsInside, ReturnsItsArguments, SpectralInside),
     ],
 )
 def test_buffers_and_parameters_are_those_of_pytorch(make):
@@ -173,7 +218,7 @@ def test_buffers_and_parameters_are_those_of_pytorch(make):
     train_beside(runner, reference, zip(x, labels, strict=True), RATE)
     state = runner.named()
     for name, value in reference.state_dict().items():
-        if name.endswith(("count", "num_batches_tracked")) and name not in state:  # of a model that does not count
+        if name.endswith(("count", "num_batches_tracked", "center")) and name not in state:  # of a model without it
             assert torch.equal(value, start[name])
             continue
         assert relative_error(state[name], value.numpy()) < 1e-5, name

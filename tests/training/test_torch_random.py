@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import cache
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
@@ -314,6 +316,34 @@ def test_a_variational_autoencoder_trains_with_a_dynamic_batch():
     runner = Runner(build_step(model, loss="model", lr=0.05))
     losses = [runner.step(x.numpy(), x.numpy(), lr=0.05)[0] for _ in range(60)]
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_off_in_a_training_model_stays_off(dynamic):
+    """Dropout and RReLU with training=False, beside a batch norm in train mode; all are on in an eval export."""
+
+    class Switched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+            self.off = nn.Sequential(nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.RReLU(0.1, 0.7))
+
+        def forward(self, x):
+            h = F.dropout(self.first(x), 0.5, training=False)
+            return self.last(F.rrelu(self.off(self.norm(h)), 0.2, 0.9, training=False))
+
+    torch.manual_seed(0)
+    model = Switched().train()
+    model.off.eval()
+    shapes = ({0: torch.export.Dim("n", min=2)},) if dynamic else None
+    program = torch.export.export(model, (torch.randn(6, 5),), dynamic_shapes=shapes)
+    runner = Runner(build_step(from_exported_program(program), lr=0.1))
+    batches = [(torch.randn(6, 5), torch.randint(0, 3, (6,))) for _ in range(3)]
+    train_beside(runner, copy.deepcopy(model).double(), batches, 0.1)
+    ones, first = np.ones((6, 5), "float32"), np.zeros(6, "int64")
+    everything = Runner(build_step(from_exported_program(torch.export.export(model.eval(), (torch.ones(6, 5),))), lr=0))
+    scores = [everything.step(ones, first, lr=0.0)[1] for _ in range(2)]
+    assert not np.array_equal(*scores)
 
 
 def test_dropout_between_recurrent_layers_is_refused():

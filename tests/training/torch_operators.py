@@ -185,6 +185,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "min_dim": lambda x: x.min(-1)[0],
         "max_all": lambda x: x * x.max(),
         "topk": lambda x: x.topk(3, dim=1)[0],
+        "topk_in_any_order": lambda x: x.topk(3, dim=2, sorted=False).values.sort(2).values,
         "topk_smallest": lambda x: x.flatten(1).topk(5, largest=False).values,
         "sort": lambda x: x.sort(-1)[0] * torch.arange(1.0, 7.0),
         "kthvalue": lambda x: x.kthvalue(2, -1).values,
@@ -359,6 +360,10 @@ TOPICS: dict[str, dict[str, Function]] = {
         "qr_upper": lambda x: x * torch.linalg.qr(x, mode="r")[1].detach(),
         "solve_triangular_of_units": lambda x: torch.linalg.solve_triangular(
             x * 0.3, x, upper=False, unitriangular=True
+        ),
+        "cholesky_solve": lambda x: torch.cholesky_solve(x[:, :, :4, 4:], _squares(x).tril() + torch.eye(4)),
+        "cholesky_solve_upper": lambda x: torch.cholesky_solve(
+            x[:, :, :4, 4:], (_squares(x) + torch.eye(4)).triu(), upper=True
         ),
         "cholesky_upper": lambda x: torch.linalg.cholesky(_squares(x) @ _squares(x).mT, upper=True),
     },

@@ -40,7 +40,8 @@ class RunData:
             validated: whether there have to be samples to validate with.
 
         Raises:
-            ArtifactError: a part is missing, damaged, or does not fit the step; others as `Reader.read`.
+            ArtifactError: a part is missing, damaged, or does not fit the step; options for images where there are
+                arrays only; others as `Reader.read`.
         """
         train = reader.read(data, "train", given=True)
         assert train is not None  # `given` parts are there, or an error
@@ -53,6 +54,7 @@ class RunData:
             )
         if test is None and test_data is not None:
             raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
+        reader.check_options_are_used()
         return cls(train, test, held_out)
 
 

@@ -20,7 +20,8 @@ def bind_batch(
     """
     if batch is None or function not in {variable.name_hint for variable in module.get_global_vars()}:
         return module
-    for param in list(module[function].params[:num_inputs]):
+    for number in range(num_inputs):
+        param = module[function].params[number]  # of the module as it is: inputs may share their batch
         shape = static_shape(param)
         if not shape:
             continue

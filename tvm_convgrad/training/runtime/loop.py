@@ -97,9 +97,8 @@ def batch_size_of(session: Session, wanted: int | None, samples: int, micro_batc
         batches = (
             f"one batch of {size}" if micro_batches == 1 else f"the {micro_batches} batches of {size} of an update"
         )
-        raise ArtifactError(
-            f"{samples} training samples do not fill {batches}; give more samples, or build with a smaller --batch."
-        )
+        smaller = "build with a smaller --batch" if session.batch else "choose a smaller --batch-size"
+        raise ArtifactError(f"{samples} training samples do not fill {batches}; give more samples, or {smaller}.")
     return size * micro_batches
 
 

@@ -58,6 +58,30 @@ class Reader:
             self.opened.append(found)
         return found
 
+    def check_options_are_used(self) -> None:
+        """Refuse what is to be done to images where all that was read are arrays, which are taken as they are.
+
+        Raises:
+            ArtifactError: it names the options.
+        """
+        unused, given = ImageOptions(), self.images
+        changed = [
+            option
+            for option, name in (
+                ("--mean", "mean"),
+                ("--std", "std"),
+                ("--fit", "fit"),
+                ("--convert-channels", "convert"),
+                ("--augment", "augment"),
+            )
+            if getattr(given, name) != getattr(unused, name)
+        ]
+        if changed and not any(isinstance(each, ImageSource) for each in self.opened):
+            raise ArtifactError(
+                f"{', '.join(changed)}: for images in folders and tar shards, but the data are arrays, which are taken "
+                "as they are; leave it out, and prepare the arrays."
+            )
+
     def close(self) -> None:
         """End the processes that sources have started."""
         for source in self.opened:

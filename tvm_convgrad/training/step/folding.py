@@ -26,6 +26,7 @@ from tvm_convgrad.training.ir.graph import (
     static_shape,
 )
 from tvm_convgrad.training.model.model import BATCH_NORM, Array
+from tvm_convgrad.training.step import batch_norm
 
 _RANKS = (1, 2, 3)
 _CONVOLUTIONS = {f"relax.nn.conv{rank}d": False for rank in _RANKS}
@@ -54,6 +55,8 @@ class FoldBatchNorms:
     def rewrite(self, builder: relax.BlockBuilder, call: relax.Call, environment: Environment) -> relax.Expr:
         """The next batch norm of the function, whose replayed call is `call`, with the running statistics."""
         original = next(self._originals)
+        if not all(isinstance(each, Constant) for each in call.args[1:5]):  # the model computes some of them
+            return batch_norm.inference(builder, call, environment)
         dtype, axis = element_type(call.args[0]), int(call.attrs.axis) % len(static_shape(call.args[0]))
         gamma, beta, mean, variance = (array_of(each).astype("float64") for each in call.args[1:5])
         factor = 1.0 / np.sqrt(variance + float(call.attrs.epsilon))

@@ -54,6 +54,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
         aten.empty.memory_format: _empty,
         aten.empty_permuted.default: _empty,
+        aten.topk.default: lambda x, k, dim=-1, largest=True, sorted=True: (
+            NotImplemented if sorted else aten.topk.default(x, k, dim, largest, True)
+        ),
+        aten.__lshift__.Scalar: lambda x, places: x * 2**places,
+        aten.cholesky_solve.default: linalg.cholesky_solve,
         aten.kthvalue.default: ordering.kthvalue,
         aten.sort.stable: lambda x, *, stable=True, dim=-1, descending=False: aten.sort.default(x, dim, descending),
         aten.median.dim: ordering.median,

@@ -28,6 +28,11 @@ STOP_GRADIENT, BY_MODE = "stop_gradient.default", "by_mode.default"
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
+_SWITCHES = {"batch_norm.default": 5, "rrelu.default": 3, "rrelu_.default": 3} | {
+    f"{kind}dropout{ending}.default": 2 for kind in ("", "feature_", "alpha_", "feature_alpha_") for ending in ("", "_")
+}
+"""Operators that are on in training, with the number of the argument that says so."""
+
 _RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 
 
@@ -42,6 +47,7 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
 
     _declare_operators()
     program = with_own_graph(program)
+    _leave_off(program)
     trained = trained_inputs(program)
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
@@ -56,6 +62,41 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
                 _replace(node, name_of(node), partial(noise, node=node))
         module.recompile()
     return program
+
+
+def _leave_off(program: torch.export.ExportedProgram) -> None:
+    """Take away the dropouts that are off in a program exported in train mode, in which another layer is on.
+
+    In one that was exported in eval mode all are off, and none is taken away.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    nodes = [
+        node
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function" and name_of(node) in _SWITCHES
+    ]
+    if not any(_is_on(node) for node in nodes):
+        return
+    for node in nodes:
+        if _is_on(node) or name_of(node) == "batch_norm.default":
+            continue
+        if "rrelu" in name_of(node):
+            low, high = (*node.args[1:3], 1 / 8, 1 / 3)[:2]
+            slope = (float(low) + float(high)) / 2
+            node.target = aten.leaky_relu_.default if name_of(node).endswith("_.default") else aten.leaky_relu.default
+            node.args, node.kwargs = (node.args[0], slope), {}
+        else:
+            node.replace_all_uses_with(node.args[0])
+            node.graph.erase_node(node)
+
+
+def _is_on(node: torch.fx.Node) -> bool:
+    number = _SWITCHES[name_of(node)]
+    return bool(node.args[number] if len(node.args) > number else node.kwargs.get("training", False))
 
 
 def _rewrite(node: torch.fx.Node, source: str) -> None:

@@ -8,6 +8,7 @@ well, and dropout becomes `relax.nn.dropout`, whatever mode the model was export
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
@@ -85,10 +86,11 @@ def load_pt2(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | N
         with known_types(path):
             program = torch.export.load(path)
     except Exception as error:  # torch raises many kinds here: RuntimeError, KeyError, pickle and JSON errors
-        if "wrap_with_set_grad_enabled is missing val field" in str(error):
+        if re.search(r"wrap_with_set_grad_enabled\w* is missing val field", str(error)):
             raise ModelError(
                 f"{path}: PyTorch saves a torch.no_grad() block that gives no result, such as one that only writes to "
-                "a buffer, but cannot load it; write x.detach() in the place of the block, and export the model again."
+                "a buffer, or a part of one around torch.enable_grad(), but cannot load it; write x.detach() in the "
+                "place of the block, and export the model again."
             ) from error
         raise ModelError(
             f"{path} cannot be read as a torch.export program ({first_line(error)}); write it with "

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.no_grad()` and `detach` in a graph of torch.export: what gradients must not pass.
 
-The subgraph is a call, whose arguments are replaced by copies behind `convgrad::stop_gradient`. A tensor that the
-subgraph writes to stays itself, since the copy would be written instead: a buffer that is updated there (power
-iteration, moving averages) has no gradient anyway. So does a detached tensor that is written to.
+The subgraph is a call, whose arguments are replaced by copies behind `convgrad::stop_gradient` where they depend on
+trained parameters. Others stay themselves: a buffer that is updated there (power iteration, moving averages, running
+statistics) has no gradient anyway, and the copy would be updated instead. So does a detached tensor that is written to.
+What PyTorch returns as the argument itself, such as `x.float()` of float32, has the gradient that it had.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ if TYPE_CHECKING:  # an optional package
     import torch
 
 _SUBGRAPH = "wrap_with_set_grad_enabled"
+
+_NORMS = ("batch_norm.default", "instance_norm.default")
+"""Operators that write to their running statistics, arguments 3 and 4, of which their schemas do not tell."""
 
 
 def trained_parameters(program: torch.export.ExportedProgram) -> set[str]:
@@ -47,17 +51,18 @@ def stop_gradients(node: torch.fx.Node, trained: Container[str], source: str) ->
 
     if name_of(node) != _SUBGRAPH or node.args[0] is not False:
         return
-    written = _written(node)
+    written, returned = _written(node), _returned(node)
     arguments = list(node.args[2:])
     for number, argument in enumerate(arguments):
-        if not isinstance(argument, torch.fx.Node):
+        if not isinstance(argument, torch.fx.Node) or not _depends_on(argument, trained):
             continue
         if number in written:
-            if _depends_on(argument, trained):
-                raise _refusal(written[number], "inside torch.no_grad()", source)
-        elif isinstance(value := argument.meta.get("val"), torch.Tensor) and value.is_floating_point():
-            with node.graph.inserting_before(node):
-                arguments[number] = node.graph.call_function(torch.ops.convgrad.stop_gradient.default, (argument,))
+            raise _refusal(written[number], "inside torch.no_grad()", source)
+        for field in node.users:
+            if field.target is operator.getitem and returned.get(field.args[1]) == number:
+                field.replace_all_uses_with(argument)
+        with node.graph.inserting_before(node):
+            arguments[number] = node.graph.call_function(torch.ops.convgrad.stop_gradient.default, (argument,))
     node.args = (*node.args[:2], *arguments)
 
 
@@ -112,18 +117,54 @@ def _refusal(node: torch.fx.Node, how: str, source: str) -> ModelError:
     )
 
 
-def _written(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
-    """The arguments of a subgraph, by number, that it writes to, each with an operator that does."""
+def _called(node: torch.fx.Node) -> torch.fx.Graph:
+    """The graph that the call of a subgraph runs."""
     import torch
 
     called = node.args[1]
     assert isinstance(called, torch.fx.Node)
-    subgraph = node.graph.owning_module.get_submodule(str(called.target))
-    places = [each for each in subgraph.graph.nodes if each.op == "placeholder"]
+    module = node.graph.owning_module.get_submodule(str(called.target))
+    assert isinstance(module, torch.fx.GraphModule)
+    return module.graph
+
+
+def _returned(node: torch.fx.Node) -> dict[int, int]:
+    """For each result of a subgraph that is one of its arguments, their numbers."""
+    graph = _called(node)
+    places = [each for each in graph.nodes if each.op == "placeholder"]
+    found = {}
+    for number, result in enumerate(graph.output_node().args[0]):
+        while _is_node(result) and result.op == "call_function" and _is_its_operand(result):
+            result = result.args[0]
+        if result in places:
+            found[number] = places.index(result)
+    return found
+
+
+def _is_its_operand(node: torch.fx.Node) -> bool:
+    """Whether an operator gives its first operand itself, and no view or copy of it: PyTorch is asked."""
+    import torch
+
+    operand = node.args[0] if node.args else None
+    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(operand, torch.fx.Node):
+        return False
+    value, others = operand.meta.get("val"), [*node.args[1:], *node.kwargs.values()]
+    if not isinstance(value, torch.Tensor) or any(_is_node(each) for each in others):
+        return False
+    sizes = [int(extent) if isinstance(extent, int) else 2 for extent in value.shape]
+    trial = torch.empty(sizes, dtype=value.dtype, device="meta")
+    with torch.no_grad():
+        return node.target(trial, *node.args[1:], **node.kwargs) is trial
+
+
+def _written(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
+    """The arguments of a subgraph, by number, that it writes to, each with an operator that does."""
+    graph = _called(node)
+    places = [each for each in graph.nodes if each.op == "placeholder"]
     owner = {place: place for place in places}
     """For each tensor of the subgraph the argument whose memory it is, if it is that of one."""
     found: dict[int, torch.fx.Node] = {}
-    for each in subgraph.graph.nodes:
+    for each in graph.nodes:
         if each.op != "call_function":
             continue
         for tensor, is_written, is_returned in _aliases(each):
@@ -143,6 +184,8 @@ def _aliases(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool, bool]]:
     elif name_of(node) == _SUBGRAPH:
         inner = _written(node)
         yield from ((each, number in inner, False) for number, each in enumerate(node.args[2:]) if _is_node(each))
+    elif name_of(node) in _NORMS:
+        yield from ((each, True, False) for each in node.args[3:5] if _is_node(each))
     elif isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema
         returned = {name for each in schema.returns if each.alias_info for name in each.alias_info.before_set}

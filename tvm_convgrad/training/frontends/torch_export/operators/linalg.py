@@ -104,6 +104,12 @@ def solve_triangular(
     return inverse @ right if left else right @ inverse
 
 
+def cholesky_solve(right: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    """`aten.cholesky_solve`: the solution for the matrix of which the factor is given."""
+    inverse = triangular_inverse(factor.triu() if upper else factor.tril(), upper=upper)
+    return inverse @ (inverse.mT @ right) if upper else inverse.mT @ (inverse @ right)
+
+
 def triangular_inverse(matrix: Tensor, *, upper: bool) -> Tensor:
     """The inverse of a triangular matrix, whose other half is 0: of its diagonal, then of blocks of 2, 4, ... rows.
 
