@@ -18,6 +18,7 @@ from tests.training.torch_operators import TOPICS  # noqa: E402
 from tests.training.torch_topics import SHAPE, Topic  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
+from tvm_convgrad.training.model.own_loss import OwnLoss  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 NORMS = {1: torch.nn.InstanceNorm1d, 2: torch.nn.InstanceNorm2d, 3: torch.nn.InstanceNorm3d}
@@ -91,6 +92,29 @@ def test_inputs_that_share_a_batch_take_a_fixed_one():
     )
     model = from_exported_program(program, batch=6)
     assert [schema.shape for schema in model.inputs] == [(6, 3), (6, 5)]
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_one_dim_of_which_pytorch_makes_two(is_checked):
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, x, y):
+            if is_checked:
+                torch._check(x.shape[0] == y.shape[0])
+            z = torch.cat([self.linear(x), self.linear(y)])
+            return (z @ z.T - torch.eye(2 * x.shape[0])).square().mean()
+
+    n = torch.export.Dim("n", min=2)
+    given = torch.randn(4, 3), torch.randn(4, 3)
+    program = torch.export.export(Pair(), given, dynamic_shapes={"x": {0: n}, "y": {0: n}})
+    if is_checked:
+        assert from_exported_program(program, outputs=OwnLoss()).target.name == "y"
+        return
+    with pytest.raises(ModelError, match=r"torch\._check\(x\.shape\[0\] == y\.shape\[0\]\) into forward\.$"):
+        from_exported_program(program, outputs=OwnLoss())
 
 
 def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():

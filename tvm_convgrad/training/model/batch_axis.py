@@ -61,9 +61,11 @@ def _batch_of(inputs: Sequence[relax.Var], source: str) -> Any:
         found.append(shape[0])
     if len(set(map(str, found))) != 1:
         listed = ", ".join(f"{value.name} {extent}" for value, extent in zip(inputs, found, strict=True))
+        first, other = (inputs[found.index(extent)].name for extent in list(dict.fromkeys(found))[:2])
         raise ModelError(
             f"{source}: axis 0 of its inputs has different extents ({listed}), but must be the batch of each; give "
-            "every input one row a sample."
+            "every input one row a sample. Of one torch.export.Dim PyTorch may make several: then write "
+            f"torch._check({first}.shape[0] == {other}.shape[0]) into forward."
         )
     batch = found[0]
     if not isinstance(batch, int | tvm.tirx.Var):
