@@ -44,9 +44,11 @@ VECTOR_CYCLES = 3.0
 READ_CYCLES = {1: 1.6, 2: 2.2}
 """Cycles to read a vector of X in wgrad, by the stride."""
 
-ROWS_CYCLES = {True: 1.2, False: 1.6}
-"""Cycles of a product of wgrad with a vector of several rows, whose vector of X is read for it alone: of a dot product,
-or of numbers. On an AMD Zen 4 layers of 3x3 with 7x7 and 14x14 pixels in bfloat16 are 1.3 times as fast by them."""
+ROWS_CYCLES = 1.2
+"""Cycles of a dot product of wgrad with a vector of several rows, whose vector of X is read for it alone.
+
+On an AMD Zen 4, layers of 3x3 taps with 7x7 and 14x14 pixels in bfloat16 are 1.4 times as fast by them. In float32,
+and with 7x7 taps, which are summed in groups, other kernels are faster."""
 
 SUMS_BYTES = Machine.l1_bytes * 3 // 16
 """The most bytes of the sums of a work item of wgrad: a part of the first-level cache."""
@@ -192,7 +194,8 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ColumnsWgradTiling:
     limit = MAX_TILE_H // strides[2]
     tile_h = min(height, room, limit if height <= limit else max(1, WGRAD_TILE_H // strides[2]))
     cycles = _wgrad_cycles(problem, ColumnsWgradTiling(tile_h, 1, 1, 1), machine)
-    per_vector = wgrad_rows_per_vector(problem, machine)
+    is_gainful = uses_wgrad_dots(problem, machine) and len(row_groups(kernel, machine)) == 1
+    per_vector = wgrad_rows_per_vector(problem, machine) if is_gainful else 1
     several = ColumnsWgradTiling(-(-height // per_vector), 1, 1, per_vector)
     if several.tile_h <= room and _wgrad_cycles(problem, several, machine) < cycles:
         tile_h = several.tile_h
@@ -240,7 +243,7 @@ def _wgrad_cycles(problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Mac
     vectors = int(problem.batch) * problem.out_channels * dy.extents[0] * -(-width // columns)
     sums = products / machine.fmas
     if tiling.rows_per_vector > 1:
-        sums = ROWS_CYCLES[uses_wgrad_dots(problem, machine)] * products
+        sums = ROWS_CYCLES * products
     elif groups > 1:  # few sums share a vector of X
         sums = max(sums, READ_CYCLES[strides[2]] * height * groups)
     return vectors * (sums * kernel[2] * kernel[0] + VECTOR_CYCLES * row_vectors * groups)
