@@ -8,13 +8,12 @@ one of its operands before they are differentiated or compiled.
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import relax
 
+from relax_ops.declaration import declare_operator
 from tvm_convgrad.core.errors import DTypeError, ProblemError
 
 BY_MODE = "relax.nn.by_mode"
-LEVEL = 11
 
 
 def by_mode(training: relax.Expr, predicting: relax.Expr) -> relax.Call:
@@ -38,19 +37,9 @@ def infer_type(call: relax.Call, _block_builder: relax.BlockBuilder) -> relax.Te
     return training
 
 
-_registered = False
-
-
 def declare() -> None:
     """Register nn.by_mode; repeating is harmless."""
-    global _registered
-    if _registered:
-        return
-    tvm_ffi.get_global_func("ir.RegisterOp")(BY_MODE, "One tensor in training, another in prediction")
-    operator = tvm.ir.Op.get(BY_MODE)
-    operator.set_attr("FInferType", infer_type, LEVEL)
-    operator.set_attr("FPurity", True, LEVEL)
-    _registered = True
+    declare_operator(BY_MODE, "One tensor in training, another in prediction", infer_type)
 
 
 __all__ = ["BY_MODE", "by_mode", "declare"]

@@ -17,17 +17,16 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax
 from tvm_ffi.dataclasses import py_class
 
+from relax_ops.declaration import declare_operator
 from tvm_convgrad import register
 from tvm_convgrad.core.errors import DTypeError, ProblemError
 
 MASK = "relax.nn.dropout_mask"
 DROPOUT = "relax.nn.dropout"
-LEVEL = 11
 _MULTIPLIER, _WEYL, _ROUNDS = 0xD256D193, 0x9E3779B9, 10
 WORD = 2**32 - 1
 BITS = 24
@@ -118,17 +117,7 @@ def infer_type(call: relax.Call, _block_builder: relax.BlockBuilder) -> relax.Te
     return like
 
 
-_registered = False
-
-
 def declare() -> None:
     """Register nn.dropout_mask; repeating is harmless."""
-    global _registered
-    if _registered:
-        return
-    tvm_ffi.get_global_func("ir.RegisterOp")(MASK, "Seeded 0/1 mask of dropout")
-    op = tvm.ir.Op.get(MASK)
-    op.set_attr("FInferType", infer_type, LEVEL)
-    op.set_attr("FPurity", True, LEVEL)
+    declare_operator(MASK, "Seeded 0/1 mask of dropout", infer_type)
     relax.op.nn.dropout_mask = dropout_mask
-    _registered = True

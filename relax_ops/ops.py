@@ -11,15 +11,13 @@ import tvm_ffi
 from tvm import relax
 
 from relax_ops.attrs import ATTRS
+from relax_ops.declaration import LEVEL
 from relax_ops.ir import PREFIX, AnalyzerProver, attributes_of, entry_of, shape_values, spec_of
 from tvm_convgrad.core.arguments import Ints, Padding, make_attributes, missing
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, BACKWARD_WEIGHT, NEW_OPS, OpEntry
 from tvm_convgrad.core.errors import DTypeError, ProblemError
 from tvm_convgrad.core.geometry import Size, flat_padding
 from tvm_convgrad.core.type_relation import infer_backward_data, infer_backward_weight
-
-LEVEL = 11
-"""Above the stock level of 10, so that what is registered here wins."""
 
 
 def infer_type(call: relax.Call, block_builder: relax.BlockBuilder) -> relax.Type:

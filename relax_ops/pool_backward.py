@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import tvm
-import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm_ffi.dataclasses import py_class
 
+from relax_ops.declaration import declare_operator
 from relax_ops.gpu.scheduled import lowers_for_gpu, one_thread_each
 from tvm_convgrad.codegen.extrema import is_nan, maximum
 from tvm_convgrad.core.errors import DTypeError, ProblemError
@@ -23,7 +23,6 @@ from tvm_convgrad.core.geometry import SPATIAL
 
 MAX = "relax.nn.max_pool_backward"
 AVG = "relax.nn.avg_pool_backward"
-LEVEL = 11
 Pair: TypeAlias = "tuple[tirx.Expr, tirx.Expr]"
 """The number of a place in its window, and the value there."""
 
@@ -308,19 +307,8 @@ class _Pool:
         return tirx.max(number, 1)
 
 
-_registered = False
-
-
 def declare() -> None:
     """Register both operators; repeating is harmless."""
-    global _registered
-    if _registered:
-        return
-    register = tvm_ffi.get_global_func("ir.RegisterOp")
     for name, function in ((MAX, max_pool_backward), (AVG, avg_pool_backward)):
-        register(name, "Gradient of a pool in its data")
-        op = tvm.ir.Op.get(name)
-        op.set_attr("FInferType", infer_type, LEVEL)
-        op.set_attr("FPurity", True, LEVEL)
+        declare_operator(name, "Gradient of a pool in its data", infer_type)
         setattr(relax.op.nn, function.__name__, function)
-    _registered = True

@@ -32,8 +32,8 @@ def _register_rules() -> None:
     """Register the rules of all operators that this TVM has, above TVM's own."""
     import tvm  # here, as all modules below need a TVM that `_check_tvm` has accepted
 
+    from relax_ops.declaration import LEVEL
     from relax_ops.dispatch import registrations
-    from relax_ops.ops import LEVEL
     from relax_ops.rules import missing_operators, operator_rules
 
     table = operator_rules()

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import tvm
-import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from relax_ops.declaration import declare_operator
 from relax_ops.gradients.common import FLOATS, SHORT_FLOATS, dtype_of, elementwise_gradient, scalar, wide
 from relax_ops.layouts.common import unary_layout
-from relax_ops.ops import LEVEL
 from relax_ops.rules.contract import GradientRule, Legalization, LegalizationRule, OperatorRules
 from relax_ops.vmap.common import elementwise, same_axis
 from tvm_convgrad.codegen.loops import dtype_of as element_type
@@ -125,18 +125,6 @@ def _legalization(name: str, function: Callable[[tirx.Expr], tirx.Expr]) -> Lega
     return rule
 
 
-def _declaration(name: str, text: str) -> Callable[[], None]:
-    def declare() -> None:
-        if name in tvm.ir.Op.list_op_names():
-            return
-        tvm_ffi.get_global_func("ir.RegisterOp")(name, text)
-        operator = tvm.ir.Op.get(name)
-        operator.set_attr("FInferType", _type, LEVEL)
-        operator.set_attr("FPurity", True, LEVEL)
-
-    return declare
-
-
 def _type(call: relax.Call, _builder: relax.BlockBuilder) -> relax.TensorType:
     """FInferType: that of the operand."""
     (operand,) = (argument.ty for argument in call.args)
@@ -153,7 +141,7 @@ def _rules(name: str, text: str, gradient: GradientRule, function: Callable[[tir
         mapped_axis=same_axis,
         vmap=elementwise,
         legalize=_legalization(name.rpartition(".")[2], function),
-        declare=_declaration(name, text),
+        declare=partial(declare_operator, name, text, _type),
     )
 
 

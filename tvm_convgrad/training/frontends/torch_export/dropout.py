@@ -40,8 +40,8 @@ def with_plain_dropout(program: torch.export.ExportedProgram, source: str) -> to
     """The program with every dropout as `aten.dropout` in train mode, and with marks where gradients stop.
 
     Raises:
-        ModelError: dropout between the layers of a recurrent network, which PyTorch's decomposition loses; an instance
-            norm of running statistics; a tensor with a gradient that is written to inside `torch.no_grad()`.
+        ModelError: dropout between the layers of a recurrent network, which PyTorch's decomposition loses; a tensor
+            with a gradient that is written to inside `torch.no_grad()`.
     """
     import torch  # optional
 

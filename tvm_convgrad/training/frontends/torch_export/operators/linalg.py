@@ -131,12 +131,22 @@ def triangular_inverse(matrix: Tensor, *, upper: bool) -> Tensor:
 
 def _size(matrix: Tensor, name: str) -> int:
     size = matrix.shape[-1]
+    check_size(f"{name} of {size} rows", size)
+    return size
+
+
+def check_size(what: str, size: int) -> None:
+    """Refuse an operator that is written out, row by row, if it has more than LARGEST rows.
+
+    Args:
+        what: the operator and its size, for the message.
+        size: how many rows there are.
+    """
     if not isinstance(size, int) or size > LARGEST:
         raise UnsupportedError(
-            f"aten.{name} of {size} rows is not imported, of up to {LARGEST} it is: written out, a larger one makes a "
+            f"aten.{what} is not imported, of up to {LARGEST} it is: written out, a larger one makes a "
             "step that compiles for minutes; give the model its result as an input"
         )
-    return size
 
 
 def stopped(x: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tvm_convgrad.core.errors import UnsupportedError
-from tvm_convgrad.training.frontends.torch_export.operators.linalg import LARGEST, stopped, triangular_inverse
+from tvm_convgrad.training.frontends.torch_export.operators.linalg import check_size, stopped, triangular_inverse
 
 if TYPE_CHECKING:  # an optional package
     from torch import Tensor
@@ -59,11 +58,7 @@ def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
     rows, columns = matrix.shape[-2:]
     count = min(rows, columns)
-    if count > LARGEST:
-        raise UnsupportedError(
-            f"aten.linalg_qr of {rows}x{columns} is not imported, of up to {LARGEST} rows or columns it is: written "
-            "out, a larger one makes a step that compiles for minutes; give the model its result as an input"
-        )
+    check_size(f"linalg_qr of {rows} x {columns} elements", count)
     numbers = torch.arange(rows).unsqueeze(-1)
     one, none = torch.ones((), dtype=matrix.dtype), torch.zeros((), dtype=matrix.dtype)
     vectors, factors = [], []
