@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 from relax_ops.dropout import dropout_mask
@@ -99,6 +99,46 @@ def test_long_formulas_are_not_fused_whole() -> None:
         return x
 
     assert len(kernels_of(chain, ((64,), "float32"))) < 100_000
+
+
+def test_minima_of_many_values_are_short() -> None:
+    """As a step with a dynamic loss scale has; each reads its operands twice, so that NaN passes."""
+
+    def least(x: relax.Expr) -> relax.Expr:
+        found = x
+        for number in range(24):
+            found = relax.op.minimum(found, relax.op.multiply(x, relax.const(float(number), "float32")))
+        return found
+
+    assert len(kernels_of(least, ((64,), "float32"))) < 100_000
+
+
+def test_a_long_function_of_symbolic_extents() -> None:
+    """It is taken apart again; the pieces have the extents of their caller."""
+    n = tirx.Var("n", "int64")
+
+    def chain(x: relax.Expr) -> relax.Expr:
+        for _ in range(16):
+            x = relax.op.add(x, relax.op.sin(x))
+        return relax.op.reshape(x, (n * 8,))
+
+    assert len(kernels_of(chain, ((n, 8), "float32"))) < 100_000
+
+
+def test_the_gradient_of_a_batch_norm_is_one_function() -> None:
+    """In 16 bits: its operands are cast, centred and scaled where they are read."""
+    shape = (8, 4, 4, 512)
+
+    def gradient(x: relax.Expr, dy: relax.Expr, mean: relax.Expr, scale: relax.Expr) -> relax.Expr:
+        wide, grad = relax.op.astype(x, "float32"), relax.op.astype(dy, "float32")
+        centred = relax.op.multiply(relax.op.subtract(wide, mean), scale)
+        masked = relax.op.where(relax.op.greater(centred, relax.const(0.0, "float32")), grad, relax.op.zeros_like(grad))
+        left = relax.op.subtract(masked, relax.op.multiply(centred, mean))
+        return relax.op.astype(relax.op.multiply(left, scale), "float16")
+
+    channels = ((512,), "float32")
+    source = kernels_of(gradient, (shape, "float16"), (shape, "float16"), channels, channels)
+    assert source.count("__global__") == 2  # its declaration, too
 
 
 def test_arithmetic_is_that_of_a_cpu() -> None:

@@ -32,7 +32,7 @@ from tvm_convgrad.offload.libraries import installed_file
 if TYPE_CHECKING:
     import tvm_ffi
 
-INTERFACE = 1
+INTERFACE = 2
 """Of the runtime: of the numbers that it reads, and of the meaning of its functions."""
 
 FILE = host.file_of(ENTRY.name, INTERFACE)
@@ -154,8 +154,8 @@ class CuDnn(Backend):
 
     def _fixed(self, direction: str, problem: ConvProblem, epilogue: Epilogue) -> list[int]:
         chosen = settings()
-        flags = [int(chosen.deterministic), int(chosen.tf32), int(chosen.transforms), chosen.workspace]
-        return [*call_numbers(direction, problem, epilogue, ENTRY.dtypes), *flags]
+        flags = map(int, (chosen.deterministic, chosen.tf32, chosen.transforms, chosen.may_compile(problem)))
+        return [*call_numbers(direction, problem, epilogue, ENTRY.dtypes), *flags, chosen.workspace]
 
     def _load(self) -> None:
         load_driver(_stand_in)

@@ -2,7 +2,7 @@
 """GPUs as data: the properties that cuDNN reads to say which engines it has for it, on machines that have none.
 
 Numbers are those of NVIDIA's data sheets and of its CUDA C++ programming guide ("Technical Specifications per Compute
-Capability"). On the GPU itself `convgrad.cudnn.1.properties` gives cuDNN's own.
+Capability"). On the GPU itself `convgrad.cudnn.2.properties` gives cuDNN's own.
 """
 
 from __future__ import annotations

@@ -11,12 +11,9 @@ from tvm.s_tir import dlight
 from relax_ops.compat import starts_threads
 from tvm_convgrad.core.errors import ConvGradError, UnsupportedError
 from tvm_convgrad.offload.nvrtc import header_folders, precise_kernels, uses_nvrtc
+from tvm_convgrad.training.passes.gpu_fusion import FuseForGpu
+from tvm_convgrad.training.passes.recompute import Recompute
 from tvm_convgrad.training.passes.staged_sums import SumInStages
-
-MOST_FUSED = 8
-"""The most operators that become one function. TVM's schedules for GPUs write the formula of an intermediate value
-wherever it is read: that of a cumulative maximum, each of whose steps is read several times, filled the memory. With
-this bound a ResNet-18 has as many functions as without, a transformer layer 3 % more."""
 
 
 def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Executable:
@@ -29,7 +26,7 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
     whole = tvm.target.Target(target, host="llvm")
     if uses_nvrtc():
         header_folders()  # what is missing is said before anything is compiled
-    with precise_kernels(str(target.attrs["arch"])), _bounded_fusion():
+    with precise_kernels(str(target.attrs["arch"])):
         try:
             return tvm.compile(module, target=whole, relax_pipeline=_pipeline(whole))
         except ConvGradError:
@@ -43,27 +40,18 @@ def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runt
             ) from error
 
 
-def _bounded_fusion() -> tvm.transform.PassContext:
-    """The context in force, with the bound of MOST_FUSED unless it has one."""
-    now = tvm.transform.PassContext.current()
-    return tvm.transform.PassContext(
-        opt_level=now.opt_level,
-        required_pass=list(now.required_pass),
-        disabled_pass=list(now.disabled_pass),
-        instruments=list(now.instruments),
-        config={"relax.FuseOps.max_depth": MOST_FUSED, **now.config},
-    )
-
-
 def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     """TVM's pipeline for GPUs, in which a schedule that fails is left out, and none at all is refused."""
     rules = dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.GeneralReduction, dlight.gpu.Fallback
-    *legalize, _schedules = stages.legalize_passes(target)
+    *legalize, _fusion, fuse_functions, _schedules = stages.legalize_passes(target)
     passes = [
+        Recompute(),
         SumInStages(),
         relax.transform.DeadCodeElimination(),
         *stages.library_dispatch_passes(target),
         *legalize,
+        FuseForGpu(),
+        fuse_functions,
         dlight.ApplyDefaultSchedule(*(_Careful(rule()) for rule in rules)),
         _refuse_unscheduled,
         *stages.dataflow_lower_passes(target),

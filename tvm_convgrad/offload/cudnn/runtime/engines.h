@@ -58,8 +58,10 @@ inline std::string Unannounced(const Spec& spec, int64_t engine) {
 /*! \brief Why a call may not use an engine with these notes; empty if it may. */
 inline std::string Refusal(const Spec& spec, int64_t engine, const std::vector<cudnnBackendNumericalNote_t>& notes,
                            const std::vector<cudnnBackendBehaviorNote_t>& behavior) {
-  if (std::find(behavior.begin(), behavior.end(), CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) != behavior.end()) {
-    return "compiled when it is first called, for seconds";
+  const bool compiles =
+      std::find(behavior.begin(), behavior.end(), CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) != behavior.end();
+  if (compiles && !spec.compiled) {
+    return "compiled when it is first called, which the setting compiled permits";
   }
   const bool narrow = spec.data_type == CUDNN_DATA_HALF || spec.data_type == CUDNN_DATA_BFLOAT16;
   for (const cudnnBackendNumericalNote_t note : notes) {

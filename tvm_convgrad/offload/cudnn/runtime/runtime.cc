@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.cudnn.1.run` with a
-// pointer to a Spec and the tensors; the 1 is the version of this interface. `engines` answers without a GPU.
+// cuDNN's convolutions for compiled modules. Generated code calls the global function `convgrad.cudnn.2.run` with a
+// pointer to a Spec and the tensors; the 2 is the version of this interface. `engines` answers without a GPU.
 // Built for a TVM with Relay, it exports C functions instead.
 #ifndef CONVGRAD_RELAY
 #include <tvm/ffi/container/array.h>
@@ -327,18 +327,18 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   const auto numbers = [](void* stated) { return static_cast<const int64_t*>(stated); };
   refl::GlobalDef()
-      .def_packed("convgrad.cudnn.1.run", RunPacked)
-      .def("convgrad.cudnn.1.engines",
+      .def_packed("convgrad.cudnn.2.run", RunPacked)
+      .def("convgrad.cudnn.2.engines",
            [numbers](void* stated, ffi::String properties, int64_t most) -> ffi::String {
              return DescribeEngines(numbers(stated), properties, most);
            })
-      .def("convgrad.cudnn.1.prepare", Prepare)
-      .def("convgrad.cudnn.1.properties", [](int device) -> ffi::String { return Properties(device); })
-      .def("convgrad.cudnn.1.remade",
+      .def("convgrad.cudnn.2.prepare", Prepare)
+      .def("convgrad.cudnn.2.properties", [](int device) -> ffi::String { return Properties(device); })
+      .def("convgrad.cudnn.2.remade",
            [numbers](void* stated, ffi::String properties) -> ffi::String {
              return RemadePlans(numbers(stated), properties);
            })
-      .def("convgrad.cudnn.1.version", Version);
+      .def("convgrad.cudnn.2.version", Version);
 }
 #endif
 

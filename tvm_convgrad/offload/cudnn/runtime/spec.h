@@ -28,10 +28,10 @@ struct Spec {
   int64_t data_type, weight_type, grad_type;             // cudnnDataType_t
   int64_t data_axes[5], weight_axes[5], grad_axes[5];    // for each place in memory the axis, N C ... or O I ...
   int64_t bias, relu, accumulate, bias_grad;
-  int64_t deterministic, tf32, transforms;               // 1: only such engines, allowed, allowed
+  int64_t deterministic, tf32, transforms, compiled;     // 1: only such engines, allowed, allowed, allowed
   int64_t workspace_limit;                               // bytes
 
-  static constexpr int kCount = 6 + 7 * 3 + 3 + 3 * 5 + 4 + 4;
+  static constexpr int kCount = 6 + 7 * 3 + 3 + 3 * 5 + 4 + 5;
 
   bool operator==(const Spec& other) const { return std::memcmp(this, &other, sizeof(Spec)) == 0; }
 
