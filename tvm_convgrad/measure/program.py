@@ -60,7 +60,9 @@ def tvm_call(
     builder = relax.BlockBuilder()
     with builder.function("let_go", []):
         builder.emit_func_output(relax.ShapeExpr([]))
-    module = directions_module([("main", DIRECTIONS[direction], problem)], is_direct=gpu)
+    # As in a step, which has no cast: kernels and libraries sum 16-bit operands in float32 and round once.
+    is_direct = gpu or impl != "composition"
+    module = directions_module([("main", DIRECTIONS[direction], problem)], is_direct=is_direct)
     module.update_func(tvm.ir.GlobalVar("let_go"), builder.finalize()["let_go"])
     library = Offloaded(module)
     if impl in NAMES:
