@@ -9,6 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from relax_ops.by_mode import by_mode
 from tests.relax.programs import NAMES, call, operands_of, tensor, typed
 from tvm_convgrad.core.errors import ConvGradError, DTypeError, ProblemError
 
@@ -268,3 +269,17 @@ def test_more_than_int64_elements_are_refused() -> None:
         weight_call(grad=huge, data=huge, kernel_size=1)
     with pytest.raises(ProblemError, match=r"conv2d_backward_data: .* more than 2\*\*63 - 1"):
         data_call(grad=huge, weight=(1, 1, 1, 1), data_shape=huge)
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "text"),
+    [
+        (((2, 3), "float16"), DTypeError, "must be tensors of one dtype"),
+        (((2,), "float32"), ProblemError, "must have one rank, but have 2 and 1"),
+    ],
+)
+def test_what_depends_on_the_mode_has_one_type(
+    other: tuple[tuple[int, ...], str], error: type[ConvGradError], text: str
+) -> None:
+    with pytest.raises(error, match=rf"nn.by_mode: both operands {text}"):
+        typed(by_mode(tensor("training", (2, 3), "float32"), tensor("predicting", *other)))

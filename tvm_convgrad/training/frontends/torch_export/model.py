@@ -37,7 +37,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.extents import with_
 from tvm_convgrad.training.frontends.torch_export.operators.pool_places import with_used_places
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import with_constant_repeats
 from tvm_convgrad.training.frontends.torch_export.operators.scalars import with_scalars_as_vectors
-from tvm_convgrad.training.frontends.torch_export.places import listed, name_of, place_of, type_name
+from tvm_convgrad.training.frontends.torch_export.places import listed, name_of, place_in, place_of, type_name
 from tvm_convgrad.training.frontends.torch_export.promotion import as_declared, promoted, with_operands_apart
 from tvm_convgrad.training.model.model import Array, Model, from_module
 from tvm_convgrad.training.model.outputs import Outputs
@@ -124,10 +124,7 @@ def from_exported_program(
     with_equal_bags(program)
     with_constant_repeats(program)
     with_scalars_as_vectors(program)
-    try:
-        program = program.run_decompositions(decompositions())
-    except _FAILURES as error:
-        raise ModelError(f"{source}: PyTorch cannot decompose its graph: {first_line(error)}") from error
+    program = _decomposed(program, source, "its graph")
     program = _with_real_parts(program, source)
     with_operands_apart(program)
     _refuse_symbolic_numbers(torch, program, source)
@@ -227,12 +224,25 @@ def _with_real_parts(program: torch.export.ExportedProgram, source: str) -> torc
     for node in real.graph.nodes:
         if node.target is torch.ops.aten.view.default:  # real parts may have other strides than the complex tensor
             node.target = torch.ops.aten.reshape.default
+    return _decomposed(real, source, "what is made of complex numbers")
+
+
+def _decomposed(program: torch.export.ExportedProgram, source: str, what: str) -> torch.export.ExportedProgram:
+    """The program in simpler operators.
+
+    Args:
+        what: is decomposed, for the message.
+
+    Raises:
+        UnsupportedError: a decomposition of ours refuses an operator; with the line of the user's module.
+        ModelError: PyTorch fails.
+    """
     try:
-        return real.run_decompositions(decompositions())
+        return program.run_decompositions(decompositions())
+    except UnsupportedError as error:  # torch.fx has added the operator's stack
+        raise UnsupportedError(f"{source}: {first_line(error)}{place_in(str(error))}.") from error
     except _FAILURES as error:
-        raise ModelError(
-            f"{source}: PyTorch cannot decompose what is made of complex numbers: {first_line(error)}"
-        ) from error
+        raise ModelError(f"{source}: PyTorch cannot decompose {what}: {first_line(error)}") from error
 
 
 def _is_symbolic(node: torch.fx.Node) -> bool:

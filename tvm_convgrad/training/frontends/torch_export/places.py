@@ -16,7 +16,12 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
 
 def place_of(node: torch.fx.Node) -> str:
     """`, net.py:31: x = x.foo()`, the innermost line outside of PyTorch; "" where the export kept no stack."""
-    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    return place_in(str(node.meta.get("stack_trace") or ""))
+
+
+def place_in(stack: str) -> str:
+    """The same of a stack as Python prints it."""
+    frames = _FRAME.findall(stack)
     written = [frame for frame in frames if not frame[0].startswith("<")]  # others are generated
     own = [frame for frame in written if "torch" not in PurePath(frame[0]).parts] or frames
     if not own:
