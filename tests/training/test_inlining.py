@@ -12,7 +12,7 @@ from tvm import te, topi
 
 from tvm_convgrad.training.schedule.blocks import opened, root_blocks
 from tvm_convgrad.training.schedule.cpu import scheduled
-from tvm_convgrad.training.schedule.inlining import MOST_NODES, inline, nodes_of
+from tvm_convgrad.training.schedule.inlining import CHOICE, MOST_NODES, inline, nodes_of
 
 SHAPE = (3, 12)
 
@@ -52,11 +52,25 @@ def padded_sums(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def larger(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    return te.compute(SHAPE, lambda i, j: tvm.tirx.Select(a[i, j] > b[i, j], a[i, j], b[i, j]), name="larger")
+
+
+def running(x: te.Tensor) -> te.Tensor:
+    """The largest of x, x + 1, 2 x + 2 and so on; each is in a condition and is one of its two values."""
+    most = x
+    for number in range(1, 17):
+        scale = tvm.tirx.const(float(number), "float32")
+        most = larger(topi.add(topi.multiply(x, scale), scale), most)
+    return most
+
+
 CASES: dict[str, tuple[Callable[[te.Tensor], te.Tensor], Callable[[np.ndarray], np.ndarray]]] = {
     "squared": (squared, lambda x: x ** (2**14)),
     "adjacent": (adjacent, lambda x: np.minimum(x * x, 4)[:, 1:] + np.minimum(x * x, 4)[:, :-1]),
     "rolled": (rolled, lambda x: np.roll(np.minimum(x * x, 4), 6, 1)),
     "blocks of blocks": (blocks_of_blocks, padded_sums),
+    "running": (running, lambda x: np.max([x, *(x * n + n for n in range(1, 17))], 0)),
 }
 
 
@@ -86,6 +100,12 @@ def test_expressions_do_not_grow_without_end() -> None:
     """2^14 factors would be written out."""
     nodes = [sum(1 for _ in nodes_of(store.value)) for store in left_of("squared")]
     assert MOST_NODES / 4 < max(nodes) <= MOST_NODES
+
+
+def test_conditions_in_one_another_are_few() -> None:
+    """2^16 would be written out; TVM's simplifier takes half a minute for 2^8."""
+    choices = [sum(isinstance(node, tvm.tirx.Select) for node in nodes_of(store.value)) for store in left_of("running")]
+    assert 8 <= max(choices) <= MOST_NODES / CHOICE
 
 
 @pytest.mark.parametrize(("name", "stages"), [("adjacent", 2), ("rolled", 1)])

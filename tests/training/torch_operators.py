@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -84,8 +85,20 @@ def _grid(x: Tensor) -> Tensor:
     return torch.tanh(row(x)[:, :5, :4].reshape(-1, 5, 2, 2) * 0.7) * 1.2
 
 
+def _spikes(x: Tensor) -> Tensor:
+    """Neurons that are reset when they fire: whether a step does decides what the next ones see."""
+    charge, seen = torch.zeros_like(x[:, 0]), []
+    for given in [*x.unbind(1)] * 3:
+        charge = charge * 0.9 + given
+        charge = torch.where(charge > 0.3, charge - 0.3, charge)
+        seen.append(charge)
+    return torch.stack(seen, 1)
+
+
 TOPICS: dict[str, dict[str, Function]] = {
     "selection": {
+        "running_choice": lambda x: reduce(lambda most, row: torch.where(row > most, row, most * 0.9), x.unbind(2) * 4),
+        "hard_reset": lambda x: _spikes(x),
         "select_first": lambda x: x[:, 0],
         "select_last": lambda x: x[:, :, -1],
         "select_middle": lambda x: x[:, :, 2, 1],

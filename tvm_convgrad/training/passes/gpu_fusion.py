@@ -27,7 +27,7 @@ DEPTHS = (24, 8, 3)
 Where the formula becomes too long the next one is tried.
 """
 
-MOST_NODES = 500
+MOST_NODES = 150
 """The most operations, loads and constants of a formula as it is written out, or twice those of its operators."""
 
 _IN_PLACE = 2

@@ -22,6 +22,12 @@ from tvm_convgrad.training.schedule.blocks import kinds_of, work_of
 MOST_NODES = 1000
 """Operations, loads and constants of an expression, at most. The gradient of GELU has 675, as vectors."""
 
+CHOICE = 16
+"""How many of these a condition with its two values counts for.
+
+TVM's simplifier takes half a minute for the 254 of a running maximum of seven values.
+"""
+
 Element: TypeAlias = tuple[tvm_ffi.StructuralKey, ...]
 """Which element of a buffer is read, by its indices."""
 
@@ -103,9 +109,14 @@ def _nodes_with(consumer: SBlock, inlined: tirx.BufferStore) -> int:
         return 0
     nodes = reads = 0
     for node in nodes_of(consumer.body.value):
-        nodes += 1
+        nodes += _weight(node)
         reads += isinstance(node, TensorLoad) and buffer_of(node).same_as(inlined.buffer)
-    return nodes + reads * sum(1 for _ in nodes_of(inlined.value)) if reads > 1 else 0
+    return nodes + reads * sum(map(_weight, nodes_of(inlined.value))) if reads > 1 else 0
+
+
+def _weight(node: tirx.Expr) -> int:
+    """What a node counts for."""
+    return CHOICE if isinstance(node, tirx.Select) else 1
 
 
 def nodes_of(value: tirx.Expr) -> Iterator[tirx.Expr]:
