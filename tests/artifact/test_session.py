@@ -38,6 +38,16 @@ def session(tiny_step: Path) -> Session:
     return Session(tiny_step)
 
 
+def test_a_tuple_of_the_one_input_is_that_input(session: Session) -> None:
+    """A tuple that is one sample is a batch of one."""
+    np.testing.assert_array_equal(session.predict((X,)), session.predict(X))
+    np.testing.assert_array_equal(session.predict((X[0],)), session.predict(X[:1]))
+    session.reset()
+    first = session.step((X,), Y)[0]
+    session.reset()
+    assert first == session.step(X, Y)[0]
+
+
 def test_loss_falls_and_state_changes(session: Session) -> None:
     session.reset()
     before = session.state

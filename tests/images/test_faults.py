@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +58,27 @@ def test_images_that_cannot_be_used_are_counted_and_named(folder: Path, workers:
     assert "bee/0001.png (it is missing)" in text
     assert "bee/0004.png (it has 1 channels (mode L), the model's input 3)" in text
     assert "cat/0002.png (its mode I;16 is not of 8 bits a channel) and 1 more; mend or remove them." in text
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def deep_png(channels: int) -> bytes:
+    """A PNG of 6 x 6 pixels with 16 bits a channel, which Pillow cannot write for colours."""
+    kind = {3: 2, 4: 6}[channels]
+    rows = bytes(6 * (1 + 6 * channels * 2))
+    head = struct.pack(">IIBBBBB", 6, 6, 16, kind, 0, 0, 0)
+    return PNG[:8] + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "content", [deep_png(3), deep_png(4), b"P6 6 6 65535\n" + bytes(216)], ids=["RGB", "RGBA", "ppm"]
+)
+def test_colours_of_16_bits_are_refused(content: bytes) -> None:
+    """Pillow would drop half of them without a word."""
+    with pytest.raises(ArtifactError, match="it has more than 8 bits a channel"):
+        read_image(content, 3, convert=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -360,8 +360,9 @@ class Session:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _inputs(self, x: Any) -> list[Any]:
-        """The array for each input."""
-        return list(x) if isinstance(x, tuple | list) and len(self.inputs) > 1 else [x]
+        """The array for each input; a tuple of one is not a batch of one if its array has the input's axes."""
+        is_one = isinstance(x, tuple) and len(x) == 1 and getattr(x[0], "ndim", None) == len(self.inputs[0].shape)
+        return list(x) if is_one or (isinstance(x, tuple | list) and len(self.inputs) > 1) else [x]
 
     def _array(self, spec: TensorSpec, given: Any, extents: dict[str, int], what: str, *, rows: bool = False) -> Array:
         """An array of any library as `TensorSpec.accept` gives it."""

@@ -50,6 +50,16 @@ def pillow() -> Pillow:
     return Pillow(Image, ImageOps, ImageEnhance)
 
 
+def _is_wide(image: Image) -> bool:
+    """Whether an image that is not loaded yet has more than 8 bits a channel, although its mode in memory has not."""
+    for codec, _extents, _offset, arguments in image.tile:
+        if ";16" in str(arguments) and image.mode in _CODED.keys() | MODES.values():  # PNG, TIFF
+            return True
+        if codec.startswith("ppm") and not isinstance(arguments, str) and max(arguments[1:], default=0) > 255:
+            return True
+    return False
+
+
 def read_image(content: bytes, channels: int, convert: bool) -> Image:
     """Decode an image of 8 bits a channel.
 
@@ -64,6 +74,8 @@ def read_image(content: bytes, channels: int, convert: bool) -> Image:
     module = pillow().image
     try:
         image = module.open(io.BytesIO(content))
+        if _is_wide(image):
+            raise ArtifactError(f"it has more than 8 bits a channel, which Pillow would drop (mode {image.mode})")
         image.load()
         mode = "RGBA" if image.mode == "P" and "transparency" in image.info else _CODED.get(image.mode, image.mode)
         if mode not in MODES.values():
