@@ -96,7 +96,8 @@ def _leave_off(program: torch.export.ExportedProgram) -> None:
 
 def _is_on(node: torch.fx.Node) -> bool:
     number = _SWITCHES[name_of(node)]
-    return bool(node.args[number] if len(node.args) > number else node.kwargs.get("training", False))
+    name = node.target._schema.arguments[number].name  # "train" or "training"
+    return bool(node.args[number] if len(node.args) > number else node.kwargs.get(name, False))
 
 
 def _rewrite(node: torch.fx.Node, source: str) -> None:
