@@ -17,6 +17,7 @@ from tvm_convgrad.training.runtime.schema import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """Of the files that are taken for images, in small letters."""
@@ -50,12 +51,12 @@ def pillow() -> Pillow:
     return Pillow(Image, ImageOps, ImageEnhance)
 
 
-def _is_wide(image: Image) -> bool:
+def _is_wide(image: ImageFile) -> bool:
     """Whether an image that is not loaded yet has more than 8 bits a channel, although its mode in memory has not."""
     for codec, _extents, _offset, arguments in image.tile:
         if ";16" in str(arguments) and image.mode in _CODED.keys() | MODES.values():  # PNG, TIFF
             return True
-        if codec.startswith("ppm") and not isinstance(arguments, str) and max(arguments[1:], default=0) > 255:
+        if codec.startswith("ppm") and isinstance(arguments, tuple) and max(arguments[1:], default=0) > 255:
             return True
     return False
 
@@ -73,10 +74,11 @@ def read_image(content: bytes, channels: int, convert: bool) -> Image:
     """
     module = pillow().image
     try:
-        image = module.open(io.BytesIO(content))
-        if _is_wide(image):
-            raise ArtifactError(f"it has more than 8 bits a channel, which Pillow would drop (mode {image.mode})")
-        image.load()
+        opened: ImageFile = module.open(io.BytesIO(content))
+        if _is_wide(opened):
+            raise ArtifactError(f"it has more than 8 bits a channel, which Pillow would drop (mode {opened.mode})")
+        opened.load()
+        image: Image = opened
         mode = "RGBA" if image.mode == "P" and "transparency" in image.info else _CODED.get(image.mode, image.mode)
         if mode not in MODES.values():
             raise ArtifactError(f"its mode {image.mode} is not of 8 bits a channel")
