@@ -20,7 +20,7 @@ from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.cuda import local_target
 from tvm_convgrad.offload.cudnn.call import Call
-from tvm_convgrad.offload.cudnn.engines import Listed
+from tvm_convgrad.offload.cudnn.engines import COMPILED, Listed
 from tvm_convgrad.offload.cudnn.gpu import Gpu
 from tvm_convgrad.offload.cudnn.guarded import Guarded
 from tvm_convgrad.offload.cudnn.tuning_device import EngineError
@@ -77,7 +77,7 @@ def main() -> int:
             found: dict[bool, list[Timed]] = {False: [], True: []}
             for engine in () if isinstance(listed, str) else [each for each in listed if not each.refusal]:
                 try:
-                    found["compiled at run time" in engine.notes].append(timed(gpu, call, engine, operands))
+                    found[COMPILED in engine.notes].append(timed(gpu, call, engine, operands))
                 except EngineError as error:
                     print(f"{call}: {engine}: {error}")
             before, own = (min(found[kind], default=None) for kind in (False, True))

@@ -39,6 +39,9 @@ SHAPES = (
     "g32mb4ic32ih14oc32kh3ph1",
     "g32mb4ic32ih14oc32kh7ph3",
     "g32mb4ic32ih14oc64kh3ph1",
+    "g16mb2ic16ih15oc16kh5ph2",
+    "g24mb2ic24ih21oc24kh3sh2ph1",
+    "g20mb2ic20ih20oc20kh3dh1ph2",
 )
 DTYPES = ("float32", "float16", "bfloat16")
 LAYOUTS = ("NCHW:OIHW:NCHW", "NHWC:OHWI:NHWC", "NHWC:OIHW:NHWC", "NHWC:OHWI:NCHW", "NCHW:OIHW:NHWC")

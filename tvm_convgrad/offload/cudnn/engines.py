@@ -25,7 +25,10 @@ NUMERICAL = (
 )
 """cudnnBackendNumericalNote_t in words."""
 
-BEHAVIOR = ("compiled at run time", "reorders filter", "reorders bias", "CUDA graphs", "cuBLASLt")
+COMPILED = "compiled at run time"
+"""The note of an engine that cuDNN compiles in the process that runs it."""
+
+BEHAVIOR = (COMPILED, "reorders filter", "reorders bias", "CUDA graphs", "cuBLASLt")
 """cudnnBackendBehaviorNote_t in words."""
 
 _DRIVER = "libcuda.so.1"
@@ -96,4 +99,4 @@ def load_driver(stand_in: Callable[[], Path]) -> None:
         ctypes.CDLL(str(stand_in()), mode=ctypes.RTLD_GLOBAL)
 
 
-__all__ = ["Listed", "engines", "load_driver"]
+__all__ = ["COMPILED", "Listed", "engines", "load_driver"]
