@@ -99,6 +99,7 @@ UNREACHED = {
         "_far_tile_h": TOO_LARGE,
         'return f"the code would have more than {MAX_PRODUCTS} multiply-adds"': TOO_LARGE,
     },
+    "kernels/depthwise/row_vectors.py": {"MultiRowReader.words": HALVES},
     "kernels/gemm/cycles.py": {"work += arithmetic * SAME_SET_PENALTY": TOO_LARGE},
     "kernels/gemm/kernel.py": {
         "if self.packed_at is None:": AHEAD,

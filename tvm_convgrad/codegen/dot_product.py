@@ -23,7 +23,7 @@ WORD = "float32"
 HALF = "uint16"
 """The type that one element of a word is moved as."""
 
-NAME, NARROW = "convgrad_dot_bf16", "convgrad_narrow_bf16"
+NAME, NARROW, NARROW_PAIR = "convgrad_dot_bf16", "convgrad_narrow_bf16", "convgrad_narrow_pair_bf16"
 """The helper functions; the interpreter of kernels knows them by these names."""
 
 LANES = 16
@@ -66,6 +66,16 @@ define linkonce_odr hidden <16 x i16> @{NARROW}(<16 x float> %value) alwaysinlin
 declare <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float>)
 """
 """The rounding to bfloat16 as a function."""
+
+NARROW_PAIR_CODE = f"""
+define linkonce_odr hidden <32 x i16> @{NARROW_PAIR}(<16 x float> %first, <16 x float> %second) alwaysinline {{
+  %x = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %second, <16 x float> %first)
+  %r = bitcast <32 x bfloat> %x to <32 x i16>
+  ret <32 x i16> %r
+}}
+declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
+"""
+"""That of two vectors, which become one."""
 
 
 def dot_product(loops: Loops, total: Expr, a: Expr, b: Expr) -> Expr:
@@ -142,6 +152,24 @@ def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:
     return tir.bitwise_xor(high, tir.bitwise_and(high * (high + one), one))
 
 
+def narrowed_pair(loops: Loops, first: Expr, second: Expr) -> Expr:
+    """Two vectors of LANES float32 as one of bfloat16 of type HALF, by the instruction of AVX512-BF16."""
+    loops.helper(NARROW_PAIR, NARROW_PAIR_CODE)
+    return tir.call_helper(f"{HALF}x{2 * LANES}", NARROW_PAIR, first, second)
+
+
+def words_of_pair(loops: Loops, low: Expr, high: Expr) -> Expr:
+    """The words of two vectors of LANES float32, rounded to bfloat16 by the instruction of AVX512-BF16."""
+    pair = narrowed_pair(loops, low, high)
+    order = [tir.IntImm("int32", LANES * (i % 2) + i // 2) for i in range(2 * LANES)]
+    return contiguous_words(tir.Shuffle([pair], order))
+
+
+def halves_of(words_: Expr) -> Expr:
+    """A vector of words as one of type HALF, with twice as many lanes."""
+    return tir.reinterpret(_vector(HALF, 2 * lanes_of(words_)), words_)
+
+
 def halves_apart(value: Expr) -> tuple[Expr, Expr]:
     """The even and the odd lanes of bfloat16 of type HALF as float32, without a shuffle."""
     lanes = lanes_of(value) // 2
@@ -174,16 +202,20 @@ __all__ = [
     "LANES",
     "NAME",
     "NARROW",
+    "NARROW_PAIR",
     "WORD",
     "as_number",
     "contiguous_words",
     "dot_product",
     "halves_apart",
+    "halves_of",
     "high_halves",
     "joined_words",
     "low_half",
     "narrowed",
+    "narrowed_pair",
     "widened",
     "word_at",
     "words",
+    "words_of_pair",
 ]

@@ -54,6 +54,8 @@ class Machine:
         has_half_masks: whether they are for elements of 16 bits as well.
         parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
         dots: the 16-bit types that an instruction multiplies in pairs and sums in float32 (`codegen.dot_product`).
+        dot_cost: how many vector multiply-adds start in the time of one such instruction: on an Emerald Rapids four,
+            so that it does half as many products.
         tiles: those of which an instruction multiplies whole tiles, if the process may use them
             (`codegen.tile_product`).
 
@@ -61,10 +63,11 @@ class Machine:
         clock: cycles a second.
         fma_latency: cycles from one multiply-add of an accumulator to the next.
         fmas: vector multiply-adds that start in a cycle.
-        dot_latency: cycles from one dot product of pairs of an accumulator to the next; as many start in a cycle
-            as multiply-adds, and each does twice their work.
+        dot_latency: cycles from one dot product of pairs of an accumulator to the next; each does the work of two
+            multiply-adds.
         tile_rate: rows of a tile that are multiplied in a cycle; tile_latency: cycles from one product of a tile of
-            sums to the next; tile_load: cycles to load a row of a tile. They are Intel's numbers, not measured ones.
+            sums to the next; tile_load, tile_load_far: cycles to load a row of a tile from the first-level and from the
+            second-level cache. They were measured on an Emerald Rapids.
         l1_bytes: bytes of a core's first-level cache.
         line_bytes: bytes of a line of every cache.
         shared_bytes: bytes of the cache that cores share; larger tensors come from memory.
@@ -80,8 +83,9 @@ class Machine:
     fmas: ClassVar[int] = 2
     dot_latency: ClassVar[float] = 6.0
     tile_rate: ClassVar[float] = 1.0
-    tile_latency: ClassVar[float] = 52.0
+    tile_latency: ClassVar[float] = 16.0
     tile_load: ClassVar[float] = 0.5
+    tile_load_far: ClassVar[float] = 1.5
     l1_bytes: ClassVar[int] = 1 << 15
     line_bytes: ClassVar[int] = 64
     shared_bytes: ClassVar[int] = 8 << 20
@@ -102,6 +106,7 @@ class Machine:
     parallel_from: int = PARALLEL_FROM
     dots: tuple[str, ...] = ()
     tiles: tuple[str, ...] = ()
+    dot_cost: int = 1
 
     def lanes(self, dtype: str) -> int:
         """Elements of a type in one register."""
@@ -117,19 +122,23 @@ CPUS = {
             "AMX-BF16",
             64,
             32,
+            1 << 21,
             has_masks=True,
             has_half_masks=tir.HALF_VECTORS,
             dots=("bfloat16",),
             tiles=("bfloat16",),
+            dot_cost=4,
         ),
         Machine(
             "AMX-FP16",
             64,
             32,
+            1 << 21,
             has_masks=True,
             has_half_masks=tir.HALF_VECTORS,
             dots=("bfloat16",),
             tiles=("bfloat16", "float16"),
+            dot_cost=4,
         ),
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),

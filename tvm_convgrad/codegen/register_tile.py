@@ -10,20 +10,26 @@ Each accumulator is a buffer on the stack that is indexed by constants only, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import dot_product
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.loops import Expr, Loops, lanes_of, load, splat, zero
+from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, lanes_of, load, splat, zero
 
 
 class Sums(Protocol):
-    """The finished sums of a tile, of which a kernel stores vector after vector."""
+    """The finished sums of a tile, which a kernel takes vector after vector, or has stored to a buffer."""
+
+    def complete(self) -> None:
+        """Emit what has to come before the first `value`."""
 
     def value(self, row: int, column: int) -> Expr:
-        """A vector of sums, by its row and its number in the row."""
+        """A vector of sums, by its row and its number in the row; after `complete`."""
+
+    def store(self, buffer: Buffer, at: Index, offsets: Sequence[int]) -> None:
+        """Store all vectors; those of row i are contiguous from `at + offsets[i]` on."""
 
 
 class Tile:
@@ -54,9 +60,18 @@ class Tile:
                 else:
                     loops.store(register, 0, total + tir.product(broadcast, value))
 
+    def complete(self) -> None:
+        """Nothing: accumulators can be read."""
+
     def value(self, row: int, column: int) -> Expr:
         """An accumulator, as a vector."""
         return load(self._sums[row][column], 0, self.lanes)
+
+    def store(self, buffer: Buffer, at: Index, offsets: Sequence[int]) -> None:
+        """Store all accumulators; those of row i are contiguous from `at + offsets[i]` on."""
+        for i, offset in enumerate(offsets):
+            for j in range(self.columns):
+                self._loops.store(buffer, at + offset + j * self.lanes, self.value(i, j))
 
 
 def tile_rows(machine: Machine, columns: int) -> int:

@@ -19,7 +19,8 @@ Rapids is also loaded on Sapphire Rapids, which has no such product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, expr
@@ -35,6 +36,9 @@ CONFIGURATION_BYTES = 64
 
 PREFIX = "convgrad_tile"
 """What the names of all helper functions begin with; the interpreter of kernels knows them by their names."""
+
+INSTRUCTIONS = {"bfloat16": "amx-bf16", "float16": "amx-fp16"}
+"""LLVM's name of the instruction set that multiplies tiles of a type."""
 
 _CLOBBERED = "~{rcx},~{r11},~{memory}"
 """What a call of Linux changes besides the register of its result."""
@@ -122,6 +126,61 @@ _PRODUCTS = {"bfloat16": "dot", "float16": "half"}
 """The helper that multiplies tiles of a type."""
 
 
+@dataclass(frozen=True)
+class TileGrid:
+    """The registers of `pieces` x `columns` tiles of sums, each of the product of a piece of A and a column of B.
+
+    The operands of the shorter side are kept for a step of the reduction, those of the other take turns in one
+    register: as few registers as possible hold values, so that the CPU has more of its own to rename them to. While the
+    other thread of a core runs, 2 x 2 tiles of sums are 1.4 times as fast with 7 registers as with 8
+    (`benchmarks/tile_registers.py`).
+    """
+
+    pieces: int
+    columns: int
+
+    @property
+    def count(self) -> int:
+        """The registers that it takes."""
+        return self.pieces * self.columns + min(self.pieces, self.columns) + 1
+
+    @classmethod
+    def most_pieces(cls, columns: int) -> int:
+        """The most pieces of a grid of so many columns; 0 if there is no such grid."""
+        return max((n for n in range(1, REGISTERS) if cls(n, columns).count <= REGISTERS), default=0)
+
+    @property
+    def sums(self) -> list[list[int]]:
+        """The registers of sums, by piece and column."""
+        return [[piece * self.columns + j for j in range(self.columns)] for piece in range(self.pieces)]
+
+    def shapes(self, rows: int, words: int) -> list[tuple[int, int]]:
+        """The shapes of all registers for `configure`: pieces have `rows` rows, and a step of the reduction `words`."""
+        sums, a, b = (rows, WORDS), (rows, words), (words, WORDS)
+        kept, turns = (b, a) if self._keeps_columns else (a, b)
+        return [*[sums] * (self.pieces * self.columns), *[kept] * min(self.pieces, self.columns), turns]
+
+    def add_products(
+        self, loops: Loops, load_a: Callable[[int, int], None], load_b: Callable[[int, int], None], dtype: str
+    ) -> None:
+        """Emit a step: load_a(register, piece) and load_b(register, column) load operands of numbers of `dtype`."""
+        first, last = self.pieces * self.columns, self.count - 1
+        kept = range(first, last)
+        for number, register in enumerate(kept):
+            (load_b if self._keeps_columns else load_a)(register, number)
+        for number in range(max(self.pieces, self.columns)):
+            (load_a if self._keeps_columns else load_b)(last, number)
+            for other, register in enumerate(kept):
+                if self._keeps_columns:
+                    add_product(loops, self.sums[number][other], last, register, dtype)
+                else:
+                    add_product(loops, self.sums[other][number], register, last, dtype)
+
+    @property
+    def _keeps_columns(self) -> bool:
+        return self.columns <= self.pieces
+
+
 def ready(loops: Loops, dtype: str) -> Expr:
     """The condition that the process may use tiles of a type, which is evaluated once, where this is called."""
     name = f"{PREFIX}_ready"
@@ -189,10 +248,12 @@ def _call(loops: Loops, what: str, registers: tuple[int, ...], *arguments: Expr)
 
 
 __all__ = [
+    "INSTRUCTIONS",
     "PREFIX",
     "REGISTERS",
     "ROWS",
     "WORDS",
+    "TileGrid",
     "add_product",
     "clear",
     "configure",

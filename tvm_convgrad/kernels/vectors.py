@@ -7,7 +7,15 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from tvm_convgrad.codegen.dot_product import HALF, LANES, as_number, dot_product, narrowed
+from tvm_convgrad.codegen.dot_product import (
+    HALF,
+    LANES,
+    as_number,
+    dot_product,
+    halves_of,
+    narrowed,
+    narrowed_pair,
+)
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Index, Loops, convert, lanes_of, load, load_masked, zero
 from tvm_convgrad.codegen.tir import Buffer, Expr
@@ -103,6 +111,21 @@ class Numbers:
         else:
             narrow = narrowed(self.loops, value, instruction=self._instruction)
             store_vector(self.loops, self.halves, index, narrow, mask)
+
+    @property
+    def stores_pairs(self) -> bool:
+        """Whether two vectors that are contiguous are stored as one, of a cache line, at no mask."""
+        return self._instruction and self.halves is not None
+
+    def store_pair(self, index: Index, first: Expr, second: Expr) -> None:
+        """Store two contiguous vectors; only if `stores_pairs`."""
+        assert self.halves is not None
+        store_vector(self.loops, self.halves, index, narrowed_pair(self.loops, first, second))
+
+    def store_words(self, index: Index, words: Expr, mask: Expr | None = None) -> None:
+        """Store a vector of words of two contiguous elements; `mask` is of elements. Only if `stores_pairs`."""
+        assert self.halves is not None
+        store_vector(self.loops, self.halves, index, halves_of(words), mask)
 
 
 class GradientStore:

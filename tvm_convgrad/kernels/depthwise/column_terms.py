@@ -58,9 +58,12 @@ def has_wgrad_dots(problem: ConvProblem, machine: Machine) -> bool:
 
 
 def _have_dots(operands: set[str], sums: str, machine: Machine) -> bool:
-    """Whether operands of these types, summed in that one, have dot products of AVX512-BF16."""
+    """Whether operands of these types, summed in that one, have dot products of AVX512-BF16, which are worth it.
+
+    They are where they do more products than multiply-adds of converted operands.
+    """
     narrow = operands == {"bfloat16"} and sums == "float32"
-    return narrow and "bfloat16" in machine.dots and machine.lanes(sums) == LANES
+    return narrow and "bfloat16" in machine.dots and machine.lanes(sums) == LANES and machine.dot_cost < 2
 
 
 def uses_wgrad_dots(problem: ConvProblem, machine: Machine) -> bool:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from tvm_convgrad.codegen import tile_product, tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.register_tile import balanced
-from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS
+from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS, TileGrid
 from tvm_convgrad.core.problem import ConvProblem, planned
 from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.epilogue import Epilogue
@@ -24,7 +24,13 @@ from tvm_convgrad.kernels.gemm.dot import DTYPE, DotGemm, channels_refusal, type
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.pairs import paired
 from tvm_convgrad.kernels.gemm.plan import ImplicitGemm, blocked, invalid_blocks, regions_of, tilings_of
-from tvm_convgrad.kernels.gemm.tile_sums import TilePhaseGroup, invalid_tile, registers_of, step_cycles, words_of
+from tvm_convgrad.kernels.gemm.tile_sums import (
+    TilePhaseGroup,
+    invalid_tile,
+    step_cycles,
+    stored_cycles,
+    words_of,
+)
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, shapes_of
 
@@ -52,8 +58,8 @@ class TileGemm(DotGemm):
 
     def nest_cycles(self, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> float:
         """Cycles of the loop nest of a group of phases until the last core is done."""
-        step = step_cycles(spec, tiling, blocking_of(spec, phases, tiling, machine), machine)
-        return estimate(spec, phases, tiling, machine, step)
+        step = step_cycles(spec, phases, tiling, blocking_of(spec, phases, tiling, machine), machine)
+        return estimate(spec, phases, tiling, machine, step, stored_cycles(spec, tiling))
 
     def nest_invalid(self, spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
         """Why a tiling cannot be built for a group of phases, or nothing."""
@@ -111,7 +117,7 @@ def _tiles(phases: tuple[Phase, ...]) -> Iterator[GemmTiling]:
     _, h, w = (axis.count for axis in phases[0])
     seen: set[tuple[int, int]] = set()
     for tile_n in range(1, REGISTERS):
-        for pieces in (n for n in range(1, REGISTERS) if registers_of(n, tile_n) <= REGISTERS):
+        for pieces in range(1, TileGrid.most_pieces(tile_n) + 1):
             row = balanced(w, min(w, pieces * ROWS))
             row -= row % -(-row // ROWS)
             if (row, tile_n) not in seen:

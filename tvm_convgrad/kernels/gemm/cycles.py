@@ -87,11 +87,17 @@ def block_bytes(spec: ConvSpec, blocking: Blocking, tiling: GemmTiling) -> int:
 
 
 def estimate(
-    spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine, step: float | None = None
+    spec: ConvSpec,
+    phases: tuple[Phase, ...],
+    tiling: GemmTiling,
+    machine: Machine,
+    step: float | None = None,
+    stored: float = GEMM.store,
 ) -> float:
     """Cycles until the last core is done: arithmetic, packing, stores, and traffic beyond the core's own cache.
 
-    `step` has the cycles of one step of the reduction of a tile, if it is not one of vector registers.
+    `step` has the cycles of one step of the reduction of a tile, if it is not one of vector registers, and `stored`
+    those to store a vector of sums whose elements are contiguous in the result.
     """
     blocking = blocking_of(spec, phases, tiling, machine)
     lanes, element = machine.lanes(spec.dtype), DTYPE_BYTES[spec.dtype]
@@ -106,7 +112,7 @@ def estimate(
     transposed = not tiling.over_pixels and spec.result.channel != 1
     scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1
     narrow = WORD_TRANSPOSE if spec.pairs is not None and spec.result.dtype != spec.dtype else 1.0
-    store = TRANSPOSED_STORE_CYCLES * narrow if transposed else lanes * GEMM.scalar if scattered else GEMM.store
+    store = TRANSPOSED_STORE_CYCLES * narrow if transposed else lanes * GEMM.scalar if scattered else stored
     work = arithmetic + tiles * len(phases) * (accumulators * store + GEMM.tile)
     # The source.
     blocks = images * groups * blocking.spatial_blocks
@@ -180,15 +186,15 @@ def _vector_step(
 ) -> float:
     """Cycles of one step of the reduction of a tile of vector registers."""
     channels, element, accumulators = spec.source_channels, DTYPE_BYTES[spec.dtype], tiling.tile_m * tiling.tile_n
-    latency = machine.fma_latency if spec.pairs is None else machine.dot_latency
-    step = max(accumulators / machine.fmas, (tiling.tile_m + tiling.tile_n) * GEMM.load, latency) + GEMM.step
+    latency, cost = (machine.fma_latency, 1) if spec.pairs is None else (machine.dot_latency, machine.dot_cost)
+    step = max(accumulators * cost / machine.fmas, (tiling.tile_m + tiling.tile_n) * GEMM.load, latency) + GEMM.step
     if not tiling.over_pixels and channels * blocking.run < FEW_STEPS:
         step += FEW_STEPS_CYCLES
     if blocking.tap_count * channels < SHORT_REDUCTION * len(phases):
         penalty = WIDE_TILE_PENALTY if spec.pairs is None else WORD_WIDE_TILE_PENALTY
         step *= 1 + penalty * max(0, accumulators - 16)
     if tiling.over_pixels:
-        step = max(step, FAR_VECTOR_CYCLES * tiling.tile_n + tiling.tile_m / machine.fmas + GEMM.step)
+        step = max(step, FAR_VECTOR_CYCLES * tiling.tile_n + tiling.tile_m * cost / machine.fmas + GEMM.step)
     if tiling.unpacked and spec.source.dtype != spec.dtype:
         step += CONVERT_CYCLES * tiling.tile_n
     if tiling.over_pixels and tiling.unpacked:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import words_of_pair
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
@@ -122,7 +123,7 @@ class ResultStore:
         long = not tiling.over_pixels and blocking.tap_count * spec.source_channels >= PREFETCH_STEPS * len(phases)
         self._prefetches = long or view.size * DTYPE_BYTES[view.dtype] > FAR * machine.l2_bytes
         pixels = self._steps[0] * self._steps[1] * self.staging_h * self._staging_w
-        self._staging_size = (pixels + self.lanes) * blocking.channel_block if self.uses_staging else 0
+        self._staging_size = (pixels + 2 * self.lanes) * blocking.channel_block if self.uses_staging else 0
         self._scratch: Buffer = None
 
     def _rows_of_staging(self) -> int:
@@ -149,13 +150,25 @@ class ResultStore:
             at = at + q * (step * stride)
         return expr(at + self._base.at(phase))
 
-    def _finished(self, total: Expr, group: Index, channel: Index, at: Index, mask: Expr | None = None) -> Expr:
-        """The sum with the epilogue, to be stored at `at`, under `mask` if there is one."""
+    def _finished(
+        self,
+        total: Expr,
+        group: Index,
+        channel: Index,
+        at: Index,
+        mask: Expr | None = None,
+        *,
+        over_channels: bool = False,
+    ) -> Expr:
+        """The sum with the epilogue, to be stored at `at`, under `mask` if there is one.
+
+        Lanes are of pixels, or, with `over_channels`, of channels from `channel` on.
+        """
         lanes = lanes_of(total)
 
         def bias() -> Expr:
             index = expr(group * self.spec.result_channels + channel)
-            if lanes > 1 and self._channel_vectors:
+            if over_channels:
                 return self._biases.load(index, lanes, mask)
             return splat(convert(load(self.bias, index), self.dtype), lanes)
 
@@ -180,19 +193,21 @@ class ResultStore:
             return
         at = loops.let(self._address(block, row, column, phase) + start, "prefetch_at")
         with loops.loop(self.tiling.tile_h, "row") as number, loops.loop(streams, "stream") as stream:
-            for j in range(0, length, LINE_BYTES // 4):
+            for j in range(0, length, LINE_BYTES // DTYPE_BYTES[view.dtype]):
                 loops.prefetch(self.result, at + number * step_h + stream * stride + j, write=True, near=True)
 
     # -- tiles ------------------------------------------------------------------------------------------------------
 
     def tile(self, tile: Sums, place: TilePlace) -> None:
         """Store a tile to the result or to the staging buffer."""
+        if self.uses_staging:
+            self._staged_tile(tile, place)
+            return
+        tile.complete()
         if self.tiling.over_pixels:
             self._pixel_tile(tile, place)
-        elif self._channel_vectors:
-            self._channel_tile(tile, place)
         else:
-            self._staged_tile(tile, place)
+            self._channel_tile(tile, place)
 
     def _offset(self, number: int, stride_h: int, stride_w: int) -> int:
         """The offset of a pixel by its number in a tile whose vectors run over channels."""
@@ -205,14 +220,29 @@ class ResultStore:
         at = loops.let(self._address(place.block, place.row, place.column, place.phase) + place.channel, "out")
         step_h, step_w = spec.out_step[1] * view.spatial[1], spec.out_step[2] * view.spatial[2]
         overlaps = self.epilogue.accumulate and self._width % self.blocking.tile_w != 0
+        width = 2 if self._numbers.stores_pairs and not self._ragged else 1
+        groups = [range(j, min(j + width, self.tiling.tile_n)) for j in range(0, self.tiling.tile_n, width)]
         for i in range(self.tiling.tile_m):
             with self._unless_stored(overlaps, i % self.blocking.tile_w, place.overlap_w):
-                for j in range(self.tiling.tile_n):
-                    to = at + self._offset(i, step_h, step_w) + j * lanes
-                    channel = expr(place.channel + j * lanes)
+                row = at + self._offset(i, step_h, step_w)
+                for columns in groups:
+                    to, channel = row + columns[0] * lanes, expr(place.channel + columns[0] * lanes)
                     mask = lanes_below(channel, spec.result_channels, lanes) if self._ragged else None
-                    value = self._finished(tile.value(i, j), place.block.group, channel, to, mask)
-                    self._numbers.store(to, value, mask)
+                    values = [
+                        self._finished(
+                            tile.value(i, j),
+                            place.block.group,
+                            place.channel + j * lanes,
+                            row + j * lanes,
+                            mask,
+                            over_channels=True,
+                        )
+                        for j in columns
+                    ]
+                    if len(values) == 1:
+                        self._numbers.store(to, values[0], mask)
+                    else:
+                        self._numbers.store_pair(to, values[0], values[1])
 
     def _unless_stored(self, overlaps: bool, number: int, overlap: Index) -> AbstractContextManager[None]:
         """Statements that run only from the number `overlap` on: others are accumulated by the tile before."""
@@ -261,10 +291,8 @@ class ResultStore:
         x = place.column - place.block.w
         at = (self._staging_base.at(place.phase) + place.staging_row * stride_h + x * self._steps[2]) * channels
         at = loops.let(expr(at), "staging_at")
-        for i in range(self.tiling.tile_m):
-            for j in range(self.tiling.tile_n):
-                to = at + self._offset(i, stride_h, self._steps[2]) * channels + j * self.lanes
-                loops.store(self._scratch, to, tile.value(i, j))
+        offsets = [self._offset(i, stride_h, self._steps[2]) * channels for i in range(self.tiling.tile_m)]
+        tile.store(self._scratch, at, offsets)
 
     def store_staging(self, block: SpatialBlock, channel: Index, row: Index, phase: Index) -> None:
         """Store the complete staging buffer to the result.
@@ -286,7 +314,9 @@ class ResultStore:
             out = loops.let(expr(base + d * view.spatial[0] + h * step_h), "out")
             pixel = d * (self._steps[1] * self.staging_h * self._staging_w) + h * self._staging_w
             start = loops.let(expr(pixel * self.blocking.channel_block), "start")
-            if step_w == 1 and self._vectors and self.machine.has_masks:
+            if step_w == 1 and self._numbers.stores_pairs and not self.epilogue.accumulate:
+                self._transposed_words(block.group, channel, count, start, out, first, width)
+            elif step_w == 1 and self._vectors and self.machine.has_masks:
                 self._transposed(block.group, channel, count, start, out, first, width)
             else:
                 with loops.loop(width - first, "x") as step, loops.loop(count, "o") as o:
@@ -314,6 +344,35 @@ class ResultStore:
                     to = loops.let(expr(out + (channel + o) * view.channel + x), "to")
                     value = self._finished(value, group, channel + o, to, mask)
                     self._numbers.store(to, value, mask)
+
+    def _transposed_words(
+        self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: int
+    ) -> None:
+        """The same to a result of bfloat16: squares of words of two pixels, which half as many shuffles transpose."""
+        loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
+        pixels = 2 * lanes
+        static = isinstance(first, int)
+        chunks = -(-(width - first) // pixels) if static else tir.truncdiv(width - first + (pixels - 1), pixels)
+        masked = not static or (width - first) % pixels != 0
+        with loops.loop(chunks, "chunk") as chunk, loops.loop(channels // lanes, "j") as j:
+            x = loops.let(expr(first + chunk * pixels), "x")
+            at = loops.let(expr(start + x * channels + j * lanes), "at")
+            o = loops.let(expr(channel + j * lanes), "o")
+            within = lanes_below(o, self.spec.result_channels, lanes) if self._ragged else None
+            sums = [
+                self._finished(load(self._scratch, at + i * channels, lanes), group, o, 0, within, over_channels=True)
+                for i in range(pixels)
+            ]
+            rows = [
+                loops.let(words_of_pair(loops, even, odd), "row")
+                for even, odd in zip(sums[::2], sums[1::2], strict=True)
+            ]
+            mask = lanes_below(x, width, pixels) if masked else None
+            for i, value in enumerate(transpose(loops, rows)):
+                number = expr(j * lanes + i)
+                with where(loops, number < count if self._ragged else None):
+                    to = loops.let(expr(out + (channel + number) * view.channel + x), "to")
+                    self._numbers.store_words(to, value, mask)
 
 
 def _lanes_from(first: int, limit: Index, lanes: int) -> Expr:

@@ -13,15 +13,18 @@ divide them all, so that there is no other last step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tile_product
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Expr, Index, Loops, expr, load
 from tvm_convgrad.codegen.register_tile import Sums
-from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS
+from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS, TileGrid
 from tvm_convgrad.codegen.tir import Buffer
+from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.frame import KernelFrame
+from tvm_convgrad.kernels.gemm.cycles import block_bytes
 from tvm_convgrad.kernels.gemm.kernel import Panels, PhaseGroup
 from tvm_convgrad.kernels.gemm.taps import TilePosition
 from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling
@@ -29,6 +32,16 @@ from tvm_convgrad.kernels.spec import ConvSpec, Phase
 
 OPEN_LOADS = 0.1
 """The share of the time of loads that products do not hide. It is no measured number."""
+
+REGISTER_SHARE = 0.04
+"""The additional time of products for each tile register that holds values, as the mean of an idle core and of one
+whose other thread runs: from 3 to 7 registers 27 to 32 cycles a product, on an Emerald Rapids."""
+
+KEPT_PANEL = 0.75
+"""The share of the first-level cache that W's panel may take to stay there while a spatial block is computed."""
+
+STORED, STORED_PAIR = 3.0, 1.75
+"""Cycles to store a vector of complete sums by way of memory, alone and with its neighbour; on an Emerald Rapids."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +70,6 @@ def words_of(count: int) -> int:
     return max(n for n in range(1, WORDS + 1) if count % n == 0)
 
 
-def registers_of(pieces: int, tile_n: int) -> int:
-    """The tile registers that a step takes: the sums, and all of its operands."""
-    return pieces * tile_n + pieces + tile_n
-
-
 def invalid_tile(tiling: GemmTiling) -> str:
     """Why the sums of a tiling, which is valid but for that, cannot be kept in tile registers, or nothing."""
     if tiling.over_pixels:
@@ -70,24 +78,34 @@ def invalid_tile(tiling: GemmTiling) -> str:
     of_row = -(-tile_w // ROWS)
     if tile_w % of_row:
         return f"a row of the tile has {tile_w} pixels; they must make {of_row} equal pieces of at most {ROWS}"
-    used = registers_of(of_row * tiling.tile_h, tiling.tile_n)
+    used = TileGrid(of_row * tiling.tile_h, tiling.tile_n).count
     if used > REGISTERS:
         return f"{of_row * tiling.tile_h} x {tiling.tile_n} tiles of sums take {used} registers; there are {REGISTERS}"
     return ""
 
 
 class TileSums:
-    """The sums of a tile, which were stored to memory; made once they are complete."""
+    """The complete sums of a tile, in tile registers; `complete` stores them to a buffer for the values."""
 
     def __init__(self, loops: Loops, registers: list[list[int]], rows: int, buffer: Buffer) -> None:
-        self._buffer, self._width = buffer, len(registers[0]) * WORDS
-        for piece, row in enumerate(registers):
-            for j, register in enumerate(row):
-                tile_product.store_tile(loops, register, buffer, piece * rows * self._width + j * WORDS, self._width)
+        self._loops, self._registers, self._rows, self._buffer = loops, registers, rows, buffer
+        self._width = len(registers[0]) * WORDS
+
+    def complete(self) -> None:
+        """Store the registers to the buffer."""
+        self.store(self._buffer, 0, [i * self._width for i in range(len(self._registers) * self._rows)])
 
     def value(self, row: int, column: int) -> Expr:
         """A vector of sums."""
         return load(self._buffer, row * self._width + column * WORDS, WORDS)
+
+    def store(self, buffer: Buffer, at: Index, offsets: Sequence[int]) -> None:
+        """Store all registers; the rows of a piece are equally far apart."""
+        for piece, row in enumerate(self._registers):
+            first, *others = offsets[piece * self._rows : (piece + 1) * self._rows]
+            stride = others[0] - first if others else self._width
+            for j, register in enumerate(row):
+                tile_product.store_tile(self._loops, register, buffer, at + first + j * WORDS, stride)
 
 
 class TilePhaseGroup(PhaseGroup):
@@ -108,19 +126,14 @@ class TilePhaseGroup(PhaseGroup):
         shape = self.shape = TileShape.of(spec, tiling, self.blocking)
         # The steps of these prefetches are single words: there is nothing to measure others on.
         self.block_prefetch.useful = self.tile_prefetch.of_rows = False
-        pieces, columns = shape.pieces, tiling.tile_n
-        numbers = iter(range(registers_of(pieces, columns)))
-        self._sums = [[next(numbers) for _ in range(columns)] for _ in range(pieces)]
-        self._pixels, self._weights = [next(numbers) for _ in range(pieces)], [next(numbers) for _ in range(columns)]
-        sums, a, b = (shape.rows, WORDS), (shape.rows, shape.words), (shape.words, WORDS)
-        self._shapes = [*[sums] * (pieces * columns), *[a] * pieces, *[b] * columns]
+        self._grid = TileGrid(shape.pieces, tiling.tile_n)
         self._stored: Buffer = None
 
     def begin_item(self) -> None:
         """Set the shapes of the tile registers, and allocate where sums are stored when they are complete."""
         super().begin_item()
         self._stored = self.loops.buffer("tile_sums", self.tiling.tile_m * self.tiling.tile_n * WORDS, self.dtype)
-        tile_product.configure(self.loops, self._shapes)
+        tile_product.configure(self.loops, self._grid.shapes(self.shape.rows, self.shape.words))
 
     def end_item(self) -> None:
         """Clear the tile registers."""
@@ -129,7 +142,7 @@ class TilePhaseGroup(PhaseGroup):
     def sum(self, panels: Panels, position: TilePosition, next_block: list[Index], next_tile: Index | None) -> Sums:
         """The sum of a tile over taps and channels, in steps of `shape.words` words; nothing is prefetched."""
         loops, blocking, shape = self.loops, self.blocking, self.shape
-        for row in self._sums:
+        for row in self._grid.sums:
             for register in row:
                 tile_product.clear(loops, register)
         steps, block = self.spec.source_channels * blocking.run, blocking.channel_block
@@ -140,23 +153,48 @@ class TilePhaseGroup(PhaseGroup):
             with loops.loop(steps // shape.words, "c") as c:
                 s = loops.let(expr(s_at + c * shape.words), "s")
                 w = loops.let(expr(w_at + c * (shape.words * block)), "w")
-                for j, register in enumerate(self._weights):
-                    tile_product.load_tile(loops, register, panels.weights, w + j * WORDS, block)
-                for piece, a in enumerate(self._pixels):
+
+                def load_pixels(register: int, piece: int, s: Index = s) -> None:
                     down, right = divmod(piece * shape.rows, blocking.tile_w)
                     at = s + (down * blocking.step_h + right * blocking.step_w)
-                    tile_product.load_tile(loops, a, panels.source, at, blocking.step_w)
-                    for register, b in zip(self._sums[piece], self._weights, strict=True):
-                        tile_product.add_product(loops, register, a, b, self._multiplied)
-        return TileSums(loops, self._sums, shape.rows, self._stored)
+                    tile_product.load_tile(loops, register, panels.source, at, blocking.step_w)
+
+                def load_weights(register: int, j: int, w: Index = w) -> None:
+                    tile_product.load_tile(loops, register, panels.weights, w + j * WORDS, block)
+
+                self._grid.add_products(loops, load_pixels, load_weights, self._multiplied)
+        return TileSums(loops, self._grid.sums, shape.rows, self._stored)
 
 
-def step_cycles(spec: ConvSpec, tiling: GemmTiling, blocking: Blocking, machine: Machine) -> float:
-    """Cycles of the reduction of a tile for each word: products, or loads, or the latency of a register of sums."""
-    shape = TileShape.of(spec, tiling, blocking)
-    products = shape.pieces * tiling.tile_n * shape.rows / machine.tile_rate
-    loads = (shape.pieces * shape.rows + tiling.tile_n * shape.words) * machine.tile_load
+def step_cycles(
+    spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, blocking: Blocking, machine: Machine
+) -> float:
+    """Cycles of the reduction of a tile for each word: products, or loads, or the latency of a register of sums.
+
+    W's panel is near from the second tile on that reads it, and the source of a spatial block if both fit the
+    first-level cache. A line that a tile loads from afar serves all taps of its row.
+    """
+    shape, element = TileShape.of(spec, tiling, blocking), DTYPE_BYTES[spec.dtype]
+    grid = TileGrid(shape.pieces, tiling.tile_n)
+    products = shape.pieces * tiling.tile_n * shape.rows / machine.tile_rate * (1 + REGISTER_SHARE * grid.count)
+    panel = blocking.channel_block * blocking.tap_count * spec.source_channels * element
+    source = block_bytes(spec, blocking, tiling)
+    in_source_order = tiling.order == "source"
+    far_w = 1.0
+    if panel <= machine.l1_bytes * KEPT_PANEL:
+        far_w = len(phases) / (tiling.block_h // tiling.tile_h * tiling.block_tiles) if in_source_order else 0.0
+    kept = in_source_order and source + panel <= machine.l1_bytes
+    far_source = 0.0 if kept else max(1, blocking.tap_count) ** -0.5
+    near, far = machine.tile_load, machine.tile_load_far
+    loads = shape.pieces * shape.rows * (near + (far - near) * far_source)
+    loads += tiling.tile_n * shape.words * (near + (far - near) * min(1.0, far_w))
     return (max(products, loads, machine.tile_latency) + loads * OPEN_LOADS) / shape.words
 
 
-__all__ = ["TilePhaseGroup", "TileShape", "invalid_tile", "step_cycles", "words_of"]
+def stored_cycles(spec: ConvSpec, tiling: GemmTiling) -> float:
+    """Cycles to store a vector of complete sums to a result with contiguous channels."""
+    paired = spec.result.dtype == "bfloat16" and tiling.tile_n % 2 == 0
+    return STORED_PAIR if paired else STORED
+
+
+__all__ = ["TilePhaseGroup", "TileShape", "invalid_tile", "step_cycles", "stored_cycles", "words_of"]

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from tvm_convgrad.codegen import tile_product, tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import Index, choose, expr, quotient, remainder
-from tvm_convgrad.codegen.tile_product import WORDS
+from tvm_convgrad.codegen.tile_product import WORDS, TileGrid
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.wgrad.kernel import Into, Place, WgradNest
 from tvm_convgrad.kernels.wgrad.panels import Slab
@@ -36,12 +36,7 @@ class TileWgradNest(WgradNest):
         dy, x, _ = frame.tensors
         super().__init__(frame, spec, tiling, machine, dy, x)
         self._data, self._multiplied = DataTiles(self, shape), dtype
-        pieces, columns = shape.pieces, tiling.tile_n
-        numbers = iter(range(pieces * columns + pieces + columns))
-        self._sums = [[next(numbers) for _ in range(columns)] for _ in range(pieces)]
-        self._of_grad, self._of_data = [next(numbers) for _ in range(pieces)], [next(numbers) for _ in range(columns)]
-        sums, a, b = (shape.rows, WORDS), (shape.rows, shape.words), (shape.words, WORDS)
-        self._shapes = [*[sums] * (pieces * columns), *[a] * pieces, *[b] * columns]
+        self._grid = TileGrid(shape.pieces, tiling.tile_n)
 
     @property
     def panel_size(self) -> int:
@@ -58,7 +53,7 @@ class TileWgradNest(WgradNest):
 
     def begin_item(self) -> None:
         """Set the shapes of the tile registers."""
-        tile_product.configure(self.loops, self._shapes)
+        tile_product.configure(self.loops, self._grid.shapes(self.shape.rows, self.shape.words))
 
     def end_item(self) -> None:
         """Clear the tile registers."""
@@ -75,7 +70,7 @@ class TileWgradNest(WgradNest):
         at = loops.let(base + tap * self.blocks.tile_size, "tile_at")
         places = [
             (register, (piece * shape.rows * self.tiling.tile_n + j) * WORDS)
-            for piece, row in enumerate(self._sums)
+            for piece, row in enumerate(self._grid.sums)
             for j, register in enumerate(row)
         ]
         adds = None if isinstance(slab_number, int) else slab_number > 0
@@ -99,13 +94,15 @@ class TileWgradNest(WgradNest):
             with loops.loop(loops.let(steps, "steps"), "k") as k:
                 a = loops.let(expr(a_slice + k * shape.words), "a")
                 b = loops.let(expr(b_slice + k * (shape.words * shape.width)), "b")
-                for j, register in enumerate(self._of_data):
-                    tile_product.load_tile(loops, register, slab.panel, b + j * WORDS, shape.width)
-                for piece, register in enumerate(self._of_grad):
+
+                def load_grad(register: int, piece: int, a: Index = a) -> None:
                     start = a + piece * shape.rows * shape.grad_pitch
                     tile_product.load_tile(loops, register, scalars.buffer, start, shape.grad_pitch)
-                    for total, column in zip(self._sums[piece], self._of_data, strict=True):
-                        tile_product.add_product(loops, total, register, column, self._multiplied)
+
+                def load_data(register: int, j: int, b: Index = b) -> None:
+                    tile_product.load_tile(loops, register, slab.panel, b + j * WORDS, shape.width)
+
+                self._grid.add_products(loops, load_grad, load_data, self._multiplied)
         for register, offset in places:
             tile_product.store_tile(loops, register, sums, at + offset, shape.width)
 

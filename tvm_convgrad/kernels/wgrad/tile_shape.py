@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS
+from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS, TileGrid
 from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 
@@ -110,7 +110,7 @@ def registers_refusal(tiling: WgradTiling) -> str:
     pieces = -(-tiling.tile_m // ROWS)
     if tiling.tile_m % pieces:
         return f"tile_m is {tiling.tile_m}; it must make {pieces} equal pieces of at most {ROWS}"
-    used = pieces * tiling.tile_n + pieces + tiling.tile_n
+    used = TileGrid(pieces, tiling.tile_n).count
     if used > REGISTERS:
         return f"{pieces} x {tiling.tile_n} tiles of sums take {used} registers; there are {REGISTERS}"
     return ""

@@ -18,7 +18,13 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling, planned
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
 
-MACHINE_KEYS = {"l2": "l2_bytes", "registers": "registers", "parts": "parts", "parallel": "parallel_from"}
+MACHINE_KEYS = {
+    "l2": "l2_bytes",
+    "registers": "registers",
+    "parts": "parts",
+    "parallel": "parallel_from",
+    "dots": "dot_cost",
+}
 """The keys of the machine's numbers, and the fields of `Machine` that have them."""
 
 KEYS = ("isa", *MACHINE_KEYS, "batch", "kernel", "region", "epilogue")
@@ -53,6 +59,7 @@ class KernelCase:
         words = [f"isa={machine.name}", f"l2={machine.l2_bytes}", f"parts={machine.parts}"]
         words += [f"registers={machine.registers}"] if machine.registers != CPUS[machine.name].registers else []
         words += [f"parallel={machine.parallel_from}"]
+        words += [f"dots={machine.dot_cost}"] if machine.dot_cost != CPUS[machine.name].dot_cost else []
         words += ["batch=any"] if self.any_batch else []
         words += [f"kernel={self.kernel.name.replace(' ', '_')}"]
         words += [f"region={self.plan.region}"] if self.plan.region else []

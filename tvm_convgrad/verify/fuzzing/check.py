@@ -108,7 +108,7 @@ def draw_case(rng: random.Random, directions: Sequence[str] = tuple(DIRECTIONS))
 
 
 def _machine(rng: random.Random) -> Machine:
-    """An instruction set, with random caches, registers, parts and threshold of parallel loops."""
+    """An instruction set, with random caches, registers, parts, threshold of parallel loops and cost of dots."""
     cpu = CPUS[rng.choice(tuple(CPUS))]
     return replace(
         cpu,
@@ -116,6 +116,7 @@ def _machine(rng: random.Random) -> Machine:
         registers=rng.choice((cpu.registers, cpu.registers, cpu.registers // 2)),
         parts=rng.choice((2, 3, 4, 5, 8, 16)),
         parallel_from=rng.choice((0, 0, PARALLEL_FROM)),
+        dot_cost=rng.choice((1, cpu.dot_cost)) if cpu.dot_cost > 1 else 1,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from tvm_convgrad.codegen.hardware import Machine
-from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS
+from tvm_convgrad.codegen.tile_product import ROWS, TileGrid
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, Tiling
@@ -150,7 +150,7 @@ def _gemm_tiling(
     def draw() -> GemmTiling:
         over_pixels = not in_tiles and rng.random() < max(often, 0.5)
         tile_n = rng.choice((1, 1, 2, 3, rng.randint(1, 7)))
-        most = (REGISTERS - tile_n) // (tile_n + 1) * ROWS if in_tiles else (machine.registers - 1 - tile_n) // tile_n
+        most = TileGrid.most_pieces(tile_n) * ROWS if in_tiles else (machine.registers - 1 - tile_n) // tile_n
         block_h = rng.choice(divisors)
         tile_h = 1 if over_pixels or _maybe(rng) else rng.choice([n for n in divisors if block_h % n == 0])
         if over_pixels:
@@ -192,7 +192,7 @@ def _wgrad(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction: 
 
 def _in_tiles(rng: random.Random, spec: WgradSpec, tiling: WgradTiling) -> WgradTiling:
     """The tiling with as many sums as tile registers hold, without what is for vector registers."""
-    tile_m = _up_to(rng, min((REGISTERS - tiling.tile_n) // (tiling.tile_n + 1) * ROWS, spec.out_channels))
+    tile_m = _up_to(rng, min(TileGrid.most_pieces(tiling.tile_n) * ROWS, spec.out_channels))
     return replace(tiling, tile_m=tile_m, vectors_in_place=False, scalars_packed=False, prefetch=False)
 
 

@@ -294,6 +294,14 @@ class Lowering {
         return made;
       }
       if (helper == "convgrad_narrow_bf16") return Unary(Op::kNarrow, type, arguments[1]);
+      if (helper == "convgrad_narrow_pair_bf16") {
+        Type half = type;
+        half.lanes = type.lanes / 2;
+        Expr* made = NewExpression(Op::kShuffle, type);
+        made->parts = {Unary(Op::kNarrow, half, arguments[1]), Unary(Op::kNarrow, half, arguments[2])};
+        for (int i = 0; i < type.lanes; ++i) made->order.push_back(i);
+        return made;
+      }
       if (helper != "convgrad_dot_bf16") Refuse("a call of " + helper);
       return Ternary(Op::kDotProduct, type, arguments[1], arguments[2], arguments[3]);
     }
