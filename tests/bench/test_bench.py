@@ -28,6 +28,7 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.measure import timing
 from tvm_convgrad.measure.timing import Call
 from tvm_convgrad.training.compile.targets import parse_target
+from tvm_convgrad.verify.interpreter import execute
 
 # Multiply-accumulates of one image at 224 x 224, in 1e9, linear classifiers left out, as the papers (or fvcore) count;
 # I3D counts 108 for 64 frames.
@@ -288,6 +289,19 @@ def test_the_peak_of_dot_products_computes() -> None:
     result = tvm.runtime.tensor(np.full(2 * registers_of_sums(machine) * lanes, np.nan, DTYPE))
     library["main"](tvm.runtime.tensor(np.full(2 * lanes, HALVES, DTYPE)), result)
     np.testing.assert_array_equal(result.numpy(), np.float32(HALVES) + np.float32(peak.STEPS * 0.5))
+
+
+def test_the_peak_of_tiles_computes() -> None:
+    """Each step adds 16 words of 0.5 * 0.5 + 0.5 * 0.5 to every sum; interpreted, as few CPUs have tiles."""
+    sums = np.full(3 * 16 * 16, np.nan, DTYPE)
+    factors = np.full(16 * 16, HALVES, DTYPE)
+    assert execute(peak.tile_peak_kernel(3, "bfloat16", steps=5), [factors, sums]) == ""
+    np.testing.assert_array_equal(sums, np.float32(5 * 16 * 0.5))
+    target = parse_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids"}')
+    source = tvm.compile(tvm.IRModule({"main": peak.tile_peak_kernel(2, "bfloat16")}), target).mod.inspect_source("s")
+    loop = source[source.index("tdpbf16ps") : source.rindex("tdpbf16ps")]
+    assert loop.count("tdpbf16ps") % peak.TILE_SUMS == peak.TILE_SUMS - 1
+    assert "tile" not in loop.replace("convgrad_tile", ""), "nothing else is done in the loop"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic peak of this machine's cores, by a generated kernel that works in registers on all threads.
 
-It does multiply-adds of float32, or dot products of bfloat16 where the CPU has them and layers are of that type.
+It does multiply-adds of float32, or what the CPU has for layers of 16 bits: dot products, or products of tiles (AMX).
 
 The rate depends on the clock of the cores, which changes by a tenth and more within seconds: the best run of a second
 is that of a burst. So the kernel also has a turn in each pair of a measurement (`Peak.turn`).
@@ -16,9 +16,12 @@ import ml_dtypes
 import numpy as np
 import tvm
 
+from tvm_convgrad.codegen import tile_product
 from tvm_convgrad.codegen.dot_product import dot_product
 from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.codegen.loops import Loops, load, make_parameter
+from tvm_convgrad.codegen.tile_product import INSTRUCTIONS, ROWS, WORDS
+from tvm_convgrad.core.cpu_features import tile_refusal
 from tvm_convgrad.core.errors import UnsupportedError
 
 DTYPE = "float32"
@@ -26,25 +29,29 @@ DTYPE = "float32"
 HALVES = float(np.array([0.5, 0.5], ml_dtypes.bfloat16).view(DTYPE)[0])
 """The word of two bfloat16 that are 0.5, as the float32 of the same bits."""
 
-FMA_PEAK, DOT_PEAK = "FMA peak", "bfloat16 dot product peak"
+FMA_PEAK, DOT_PEAK, TILE_PEAK = "FMA peak", "bfloat16 dot product peak", "tile product peak"
 """What is measured."""
 
 STEPS = 400_000
 """Iterations of the loop of a work item: about a millisecond, of which starting the threads is a small part."""
+
+TILE_STEPS, TILE_SUMS = 40_000, 4
+"""The same where a step is TILE_SUMS products of tiles, each of which takes 16 cycles."""
 
 TURN = 0.005
 """Seconds of a turn beside layers, at the least: a few runs."""
 
 
 class Peak:
-    """The compiled kernel of multiply-adds, or of dot products.
+    """The compiled kernel of multiply-adds, of dot products, or of products of tiles.
 
     Attributes:
-        of: FMA_PEAK or DOT_PEAK.
+        of: FMA_PEAK, DOT_PEAK or TILE_PEAK.
         target: the TVM target that it is compiled for.
         machine: the instruction set of the target.
         threads: threads of TVM's pool.
-        flop: FLOP of a run; a multiply-add is two, a dot product of pairs four.
+        flop: FLOP of a run; a multiply-add is two, a dot product of pairs four a lane, a product of tiles as many as
+            ROWS x WORDS dot products.
     """
 
     def __init__(self, target: tvm.target.Target, threads: int, dtype: str = DTYPE) -> None:
@@ -53,7 +60,8 @@ class Peak:
         Args:
             target: an x86 or ARM CPU.
             threads: the number of work items.
-            dtype: of the layers. Where the CPU has no dot products of it, operands are converted to float32.
+            dtype: of the layers. Where the CPU has neither tiles nor dot products of it, or Linux grants no tiles,
+                operands are converted to float32.
 
         Raises:
             UnsupportedError: kernels are not made for the target.
@@ -67,11 +75,18 @@ class Peak:
         lanes = machine.lanes(DTYPE)
         sums = threads * registers_of_sums(machine) * lanes
         dots = dtype in machine.dots
+        if dtype in machine.tiles and not tile_refusal(INSTRUCTIONS[dtype]):
+            self.of, sums = TILE_PEAK, threads * ROWS * WORDS
+            self.flop = 4 * TILE_SUMS * WORDS * sums * TILE_STEPS
+            self._factors = tvm.runtime.tensor(np.full(ROWS * WORDS, HALVES, DTYPE))
+            self._sums = tvm.runtime.tensor(np.empty(sums, DTYPE))
+            self._kernel = _loaded(tile_peak_kernel(threads, dtype), target)
+            return
         self.of = DOT_PEAK if dots else FMA_PEAK
         self.flop = (4 if dots else 2) * sums * STEPS
         self._factors = tvm.runtime.tensor(np.full(2 * lanes, HALVES if dots else 0.5, DTYPE))
         self._sums = tvm.runtime.tensor(np.empty(sums, DTYPE))
-        self._kernel = tvm.compile(tvm.IRModule({"main": peak_kernel(machine, threads, dots=dots)}), target)["main"]
+        self._kernel = _loaded(peak_kernel(machine, threads, dots=dots), target)
 
     def run(self) -> None:
         """One run, of `flop`."""
@@ -123,6 +138,34 @@ def peak_kernel(machine: Machine, items: int, *, dots: bool = False) -> tvm.tirx
     return loops.finish([factors, result], "main")
 
 
+def tile_peak_kernel(items: int, dtype: str, steps: int = TILE_STEPS) -> tvm.tirx.PrimFunc:
+    """The PrimFunc of products of tiles of `dtype` in registers; parameters (factors, sums).
+
+    Each of `items` parallel items adds `steps` times the product of a tile of the factors with itself to each of
+    TILE_SUMS tiles of zeros, and stores the last of them.
+    """
+    loops = Loops()
+    tile = ROWS * WORDS
+    factors = make_parameter("factors", (tile,), DTYPE)
+    result = make_parameter("sums", (items * tile,), DTYPE)
+    with loops.loop(items, "item", "parallel") as item:
+        tile_product.configure(loops, [(ROWS, WORDS)] * (TILE_SUMS + 2))
+        for register in range(TILE_SUMS):
+            tile_product.clear(loops, register)
+        for register in (TILE_SUMS, TILE_SUMS + 1):
+            tile_product.load_tile(loops, register, factors, 0, WORDS)
+        with loops.loop(steps, "step"):
+            for register in range(TILE_SUMS):
+                tile_product.add_product(loops, register, TILE_SUMS, TILE_SUMS + 1, dtype)
+        tile_product.store_tile(loops, TILE_SUMS - 1, result, item * tile, WORDS)
+        tile_product.release(loops)
+    return loops.finish([factors, result], "main")
+
+
+def _loaded(function: tvm.tirx.PrimFunc, target: tvm.target.Target) -> Callable[..., object]:
+    return tvm.compile(tvm.IRModule({"main": function}), target)["main"]
+
+
 def best(call: Callable[[], object], seconds: float) -> float:
     """Seconds of the fastest of as many calls as `seconds` allow; a first call is not counted."""
     call()
@@ -134,4 +177,14 @@ def best(call: Callable[[], object], seconds: float) -> float:
     return least
 
 
-__all__ = ["DOT_PEAK", "DTYPE", "FMA_PEAK", "Peak", "best", "peak_kernel", "registers_of_sums"]
+__all__ = [
+    "DOT_PEAK",
+    "DTYPE",
+    "FMA_PEAK",
+    "TILE_PEAK",
+    "Peak",
+    "best",
+    "peak_kernel",
+    "registers_of_sums",
+    "tile_peak_kernel",
+]
