@@ -100,13 +100,13 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
         DTYPE_BYTES[view.dtype] if spec.dots or spec.converts(view) else element for view in (spec.x, spec.dy)
     )
     steps = spec.batch * depth * height * -(-columns // 2) if spec.dots else pixels
-    latency, cost = (machine.dot_latency, machine.dot_cost) if spec.dots else (machine.fma_latency, 1)
+    latency, each = (machine.dot_latency, machine.dot_cost) if spec.dots else (machine.fma_latency, 1)
     in_blocks, out_blocks = -(-spec.in_channels // width), -(-spec.out_channels // tile_m)
     tiles = taps * in_blocks * out_blocks * spec.groups
     in_items = -(-in_blocks // tiling.n_blocks)
 
     loads = WGRAD.load if spec.im2col_of is None else IM2COL_LOAD_CYCLES
-    step = max(tile_m * tile_n * cost / machine.fmas, (tile_m + tile_n) * loads, latency)
+    step = max(tile_m * tile_n * each / machine.fmas, (tile_m + tile_n) * loads, latency)
     step += tile_n * PANEL_VECTOR_CYCLES
     step += PREFETCH_CYCLES if tiling.prefetch else 0
     whole = columns % (lanes * spec.word_columns) == 0
