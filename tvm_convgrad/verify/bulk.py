@@ -27,7 +27,7 @@ from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.evaluation import forced
+from tvm_convgrad.evaluation import forced, rounds_once
 
 Array = np.ndarray[Any, Any]
 
@@ -79,7 +79,8 @@ def _compile(
     """A VirtualMachine with the functions case_0, case_1, … of the problems."""
     tvm_convgrad.register()
     module = directions_module(
-        (f"case_{slot}", DIRECTIONS[direction], problem) for slot, problem in enumerate(problems)
+        ((f"case_{slot}", DIRECTIONS[direction], problem) for slot, problem in enumerate(problems)),
+        is_direct=rounds_once(direction, impl),
     )
     with forced(direction, impl):
         if optimised:
