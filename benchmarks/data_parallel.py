@@ -19,6 +19,7 @@ behind each step:
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import socket
@@ -28,9 +29,12 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tvm_convgrad.training.runtime.torch_ranks import TorchRanks
 
 RATE, MOMENTUM = 0.05, 0.9
 WARMUP = 3
@@ -72,95 +76,103 @@ def network_of(model: str) -> tuple[Any, tuple[int, ...]]:
 def measure(arguments: argparse.Namespace) -> None:
     """What one rank does; rank 0 writes the JSON."""
     import torch
-    import torch.distributed as distributed
-    from torch.nn import functional
-    from torch.nn.parallel import DistributedDataParallel
 
     from tvm_convgrad.threads import use_threads
-    from tvm_convgrad.training.runtime.parallel import DataParallel
-    from tvm_convgrad.training.runtime.session import Session
     from tvm_convgrad.training.runtime.torch_ranks import joined
 
     use_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
     with joined() as ranks:
-        session = Session(arguments.step)
-        parallel = DataParallel(session, ranks)
-        model, shape = network_of(arguments.model)
-        layout = torch.contiguous_format if arguments.contiguous else torch.channels_last
-        if len(shape) == 3:
-            model = model.to(memory_format=layout)
-        theirs = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(theirs.parameters(), lr=RATE, momentum=MOMENTUM)
-        random = np.random.default_rng(ranks.rank)
-        batches = [
-            (random.standard_normal((arguments.batch, *shape), "float32"), random.integers(0, 10, arguments.batch))
-            for _ in range(4)
-        ]
+        result = in_turns(arguments, ranks)
+        # DistributedDataParallel, which refers to itself, has to end before the process group whose threads it uses.
+        gc.collect()
+    if ranks.rank == 0:
+        print(json.dumps(result))
 
-        def their_step(x: np.ndarray, y: np.ndarray) -> float:
-            given = torch.from_numpy(x)
-            given = given.to(memory_format=layout) if len(shape) == 3 else given
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(theirs(given), torch.from_numpy(y))
-            loss.backward()
-            optimizer.step()
-            return float(loss.detach())
 
-        found: dict[str, list[float]] = {"ours": [], "theirs": [], "our_losses": [], "their_losses": [], "alone": []}
-        for number in range(WARMUP + arguments.steps):
-            x, y = batches[number % len(batches)]
-            distributed.barrier()
-            begin = time.perf_counter()
-            loss, _ = parallel.step(x, y)
-            ours = time.perf_counter() - begin
-            distributed.barrier()
-            begin = time.perf_counter()
-            other = np.array(their_step(x, y) / ranks.size)
-            theirs_seconds = time.perf_counter() - begin
-            ranks.sum(other)
-            found["our_losses"].append(loss)
-            found["their_losses"].append(float(other))
-            distributed.barrier()
-            begin = time.perf_counter()
-            gradients = session.gradients(x, y, 0)
-            own = time.perf_counter() - begin
-            flat = np.array(gradients.flat)
-            distributed.barrier()
-            begin = time.perf_counter()
-            ranks.sum(flat)
-            reduced = time.perf_counter() - begin
-            if number >= WARMUP:
-                found["ours"].append(ours)
-                found["theirs"].append(theirs_seconds)
-                found["alone"].append(own)
-                found.setdefault("reduced", []).append(reduced)
-        small: list[float] = []
-        for _ in range(200):
-            begin = time.perf_counter()
-            ranks.sum(np.zeros(1))
-            small.append(time.perf_counter() - begin)
-        if ranks.rank == 0:
-            ratios = [theirs / ours for ours, theirs in zip(found["ours"], found["theirs"], strict=True)]
-            result = {
-                "model": arguments.model,
-                "batch": arguments.batch,
-                "ranks": ranks.size,
-                "threads": arguments.threads,
-                "seconds": median(found["ours"]),
-                "ddp_seconds": median(found["theirs"]),
-                "ratio": median(ratios),
-                "gradients_seconds": median(found["alone"]),
-                "all_reduce_seconds": median(found["reduced"]),
-                "small_all_reduce_seconds": median(small),
-                "gradient_bytes": session.artifact.flat.size * 4 if session.artifact.flat else 0,
-                "loss_difference": max(
-                    abs(a - b) for a, b in zip(found["our_losses"], found["their_losses"], strict=True)
-                ),
-                "losses": [found["our_losses"][0], found["our_losses"][-1]],
-                "first_losses": list(zip(found["our_losses"][:WARMUP], found["their_losses"], strict=False)),
-            }
-            print(json.dumps(result))
+def in_turns(arguments: argparse.Namespace, ranks: TorchRanks) -> dict[str, Any]:
+    """Train both in turns; what rank 0 has measured."""
+    import torch
+    import torch.distributed as distributed
+    from torch.nn import functional
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tvm_convgrad.training.runtime.parallel import DataParallel
+    from tvm_convgrad.training.runtime.session import Session
+
+    session = Session(arguments.step)
+    parallel = DataParallel(session, ranks)
+    model, shape = network_of(arguments.model)
+    layout = torch.contiguous_format if arguments.contiguous else torch.channels_last
+    if len(shape) == 3:
+        model = model.to(memory_format=layout)
+    theirs = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=RATE, momentum=MOMENTUM)
+    random = np.random.default_rng(ranks.rank)
+    batches = [
+        (random.standard_normal((arguments.batch, *shape), "float32"), random.integers(0, 10, arguments.batch))
+        for _ in range(4)
+    ]
+
+    def their_step(x: np.ndarray, y: np.ndarray) -> float:
+        given = torch.from_numpy(x)
+        given = given.to(memory_format=layout) if len(shape) == 3 else given
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(theirs(given), torch.from_numpy(y))
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    found: dict[str, list[float]] = {"ours": [], "theirs": [], "our_losses": [], "their_losses": [], "alone": []}
+    for number in range(WARMUP + arguments.steps):
+        x, y = batches[number % len(batches)]
+        distributed.barrier()
+        begin = time.perf_counter()
+        loss, _ = parallel.step(x, y)
+        ours = time.perf_counter() - begin
+        distributed.barrier()
+        begin = time.perf_counter()
+        other = np.array(their_step(x, y) / ranks.size)
+        theirs_seconds = time.perf_counter() - begin
+        ranks.sum(other)
+        found["our_losses"].append(loss)
+        found["their_losses"].append(float(other))
+        distributed.barrier()
+        begin = time.perf_counter()
+        gradients = session.gradients(x, y, 0)
+        own = time.perf_counter() - begin
+        flat = np.array(gradients.flat)
+        distributed.barrier()
+        begin = time.perf_counter()
+        ranks.sum(flat)
+        reduced = time.perf_counter() - begin
+        if number >= WARMUP:
+            found["ours"].append(ours)
+            found["theirs"].append(theirs_seconds)
+            found["alone"].append(own)
+            found.setdefault("reduced", []).append(reduced)
+    small: list[float] = []
+    for _ in range(200):
+        begin = time.perf_counter()
+        ranks.sum(np.zeros(1))
+        small.append(time.perf_counter() - begin)
+    ratios = [theirs / ours for ours, theirs in zip(found["ours"], found["theirs"], strict=True)]
+    return {
+        "model": arguments.model,
+        "batch": arguments.batch,
+        "ranks": ranks.size,
+        "threads": arguments.threads,
+        "seconds": median(found["ours"]),
+        "ddp_seconds": median(found["theirs"]),
+        "ratio": median(ratios),
+        "gradients_seconds": median(found["alone"]),
+        "all_reduce_seconds": median(found["reduced"]),
+        "small_all_reduce_seconds": median(small),
+        "gradient_bytes": session.artifact.flat.size * 4 if session.artifact.flat else 0,
+        "loss_difference": max(abs(a - b) for a, b in zip(found["our_losses"], found["their_losses"], strict=True)),
+        "losses": [found["our_losses"][0], found["our_losses"][-1]],
+        "first_losses": list(zip(found["our_losses"][:WARMUP], found["their_losses"], strict=False)),
+    }
 
 
 def launch(arguments: argparse.Namespace) -> dict[str, Any]:
