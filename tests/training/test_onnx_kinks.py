@@ -36,6 +36,11 @@ CASES = {
         ),
         lambda x: x.clamp(x.max() * 0, x.min() * -0.5),
     ),
+    "hard_sigmoid": (
+        lambda g, x: g("HardSigmoid", g("Mul", x, 3.0), alpha=1 / 6, beta=0.5),
+        lambda x: F.hardsigmoid(x * 3),
+    ),
+    "hard_swish": (lambda g, x: g("HardSwish", g("Mul", x, 3.0)), lambda x: F.hardswish(x * 3)),
     "relu": (lambda g, x: g("Relu", x), F.relu),
     "leaky_relu": (lambda g, x: g("LeakyRelu", x, alpha=0.2), lambda x: F.leaky_relu(x, 0.2)),
     "abs": (lambda g, x: g("Abs", x), torch.abs),

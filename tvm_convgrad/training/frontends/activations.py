@@ -29,6 +29,16 @@ def elu(
     return emit(op.where(emit(op.greater(x, relax.const(0.0, dtype))), high, low))
 
 
+def bounded(builder: relax.BlockBuilder, x: relax.Expr, low: float, high: float) -> relax.Expr:
+    """x between two numbers, with no gradient on them: hardtanh, relu6 and hardsigmoid, not clamp."""
+    emit, dtype = builder.emit, element_type(x)
+    inside = emit(op.clip(x, low, high))
+    if (low, high) == (0.0, 6.0):  # ReLU6, as the gradient of clip knows it
+        return inside
+    outside = op.logical_or(op.less_equal(x, relax.const(low, dtype)), op.greater_equal(x, relax.const(high, dtype)))
+    return emit(op.where(emit(outside), emit(op.grad.no_grad(inside)), x))
+
+
 def clamped(builder: relax.BlockBuilder, x: relax.Expr, low: relax.Expr | None, high: relax.Expr | None) -> relax.Expr:
     """x between bounds that are tensors. Where x equals one, x is taken, and so is its gradient."""
     emit = builder.emit
@@ -42,4 +52,4 @@ def clamped(builder: relax.BlockBuilder, x: relax.Expr, low: relax.Expr | None, 
     return x
 
 
-__all__ = ["clamped", "elu"]
+__all__ = ["bounded", "clamped", "elu"]

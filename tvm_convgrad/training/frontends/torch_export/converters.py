@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from relax_ops.by_mode import by_mode
 from relax_ops.rules.near_zero import erfc, expm1, log1p
-from tvm_convgrad.training.frontends.activations import elu
+from tvm_convgrad.training.frontends.activations import bounded, elu
 from tvm_convgrad.training.frontends.torch_export.dropout import BY_MODE, STOP_GRADIENT
 from tvm_convgrad.training.frontends.torch_export.operators.arithmetic import (
     clamp,
@@ -203,12 +203,7 @@ def _hardtanh(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.E
     x, *given = importer.retrieve_args(node)
     bounds = [*given, *(-1.0, 1.0)[len(given) :]]
     low, high = float(node.kwargs.get("min_val", bounds[0])), float(node.kwargs.get("max_val", bounds[1]))
-    emit, dtype = importer.block_builder.emit, element_type(x)
-    bounded = emit(op.clip(x, low, high))
-    if (low, high) == (0.0, 6.0):  # ReLU6, as the gradient of clip knows it
-        return bounded
-    outside = op.logical_or(op.less_equal(x, relax.const(low, dtype)), op.greater_equal(x, relax.const(high, dtype)))
-    return emit(op.where(emit(outside), emit(op.grad.no_grad(bounded)), x))
+    return bounded(importer.block_builder, x, low, high)
 
 
 def _celu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:

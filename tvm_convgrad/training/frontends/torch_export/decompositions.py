@@ -59,6 +59,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         ),
         aten.__lshift__.Scalar: lambda x, places: x * 2**places,
         aten.cholesky_solve.default: linalg.cholesky_solve,
+        # PyTorch's own are of clamps, which have a gradient on their bounds.
+        aten.hardsigmoid.default: lambda x: aten.hardtanh(x + 3, 0.0, 6.0) / 6,
+        aten.hardswish.default: lambda x: x * aten.hardtanh(x + 3, 0.0, 6.0) / 6,
         aten.kthvalue.default: ordering.kthvalue,
         aten.sort.stable: lambda x, *, stable=True, dim=-1, descending=False: aten.sort.default(x, dim, descending),
         aten.median.dim: ordering.median,

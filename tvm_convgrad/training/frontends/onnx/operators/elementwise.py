@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from tvm_convgrad.training.frontends.activations import clamped, elu
+from tvm_convgrad.training.frontends.activations import bounded, clamped, elu
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
 from tvm_convgrad.training.ir.graph import element_type
 
@@ -37,6 +37,13 @@ def clip(node: Node) -> relax.Expr | None:
 
 def _elu(node: Node) -> relax.Expr:
     return elu(node.builder, node.tensor(), node.number("alpha", 1.0))
+
+
+def _hard_sigmoid(node: Node) -> relax.Expr:
+    """As PyTorch's, which has no gradient on its bounds."""
+    x, emit = node.tensor(), node.builder.emit
+    numbers = [relax.const(node.number(*given), element_type(x)) for given in (("alpha", 0.2), ("beta", 0.5))]
+    return bounded(node.builder, emit(op.add(emit(op.multiply(x, numbers[0])), numbers[1])), 0.0, 1.0)
 
 
 def _celu(node: Node) -> relax.Expr:
@@ -99,6 +106,7 @@ CONVERTERS: dict[str, Converter] = {
     "Celu": _celu,
     "Clip": clip,
     "Elu": _elu,
+    "HardSigmoid": _hard_sigmoid,
     "Mish": mish,
     "Pow": power,
     "Selu": _selu,

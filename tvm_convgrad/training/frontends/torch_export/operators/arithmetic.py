@@ -84,11 +84,16 @@ def reversed_difference(node: torch.fx.Node, importer: ExportedProgramImporter) 
 
 
 def clamp(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-    """Integers are clamped by comparisons: TVM's importer gives them an infinite bound where there is none."""
+    """Integers are clamped by comparisons: TVM's importer gives them an infinite bound where there is none.
+
+    Clip from 0 to 6 is ReLU6, which has no gradient on its bounds.
+    """
     x, *given = importer.retrieve_args(node)
     low, high = (given[at] if len(given) > at else node.kwargs.get(name) for at, name in enumerate(("min", "max")))
     emit, dtype = importer.block_builder.emit, element_type(x)
     if "int" not in dtype:
+        if (low, high) == (0, 6):
+            return clamped(importer.block_builder, x, relax.const(0.0, dtype), relax.const(6.0, dtype))
         return importer._clamp(node)
     x = x if low is None else emit(op.maximum(x, relax.const(int(low), dtype)))
     return x if high is None else emit(op.minimum(x, relax.const(int(high), dtype)))
