@@ -90,3 +90,25 @@ def test_gradients_at_kinks_are_those_of_pytorch() -> None:
     close = np.isclose(moved, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max(), equal_nan=True)
     wrong = {name: X[~row].tolist() for name, row in zip(FUNCTIONS, close, strict=True) if not row.all()}
     assert wrong == {}
+
+
+class Extrema(torch.nn.Module):
+    """The largest and the smallest of each row, and their places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        """Of x."""
+        high, low = (x + self.w).max(1), (x + self.w).min(1)
+        return torch.stack([high.values, low.values, high.indices.float(), low.indices.float()], 1)
+
+
+def test_extrema_along_an_axis_pass_nan_on() -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = [[1, nan, 3, 2], [nan, nan, 0, 0], [1, 2, 2, 1], [-inf, 1, inf, 0], [0, 0, 0, nan]]
+    x, model = np.array(rows, "float32"), Extrema()
+    program = torch.export.export(model, (torch.tensor(x),))
+    runner = Runner(build_step(from_exported_program(program), loss="mse", lr=1.0))
+    np.testing.assert_array_equal(runner.predict(x), model(torch.tensor(x)).detach().numpy())

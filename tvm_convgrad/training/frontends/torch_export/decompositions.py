@@ -50,8 +50,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     own: dict[Any, Callable[..., Any]] = {
-        aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax(x, dim, True), dim, keepdim),
-        aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin(x, dim, True), dim, keepdim),
+        aten.max.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmax, math.inf, dim, keepdim),
+        aten.min.dim: lambda x, dim, keepdim=False: _extremum(x, aten.argmin, -math.inf, dim, keepdim),
         aten.empty.memory_format: _empty,
         aten.empty_permuted.default: _empty,
         aten.topk.default: lambda x, k, dim=-1, largest=True, sorted=True: (
@@ -182,7 +182,17 @@ def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **
     return signed.to(dtype or torch.get_default_dtype()) / (n * d)
 
 
-def _extremum(x: Tensor, places: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _extremum(
+    x: Tensor, place: Callable[[Tensor, int, bool], Tensor], beyond: float, dim: int, keepdim: bool
+) -> tuple[Tensor, Tensor]:
+    """The extremum along an axis and its place, which is that of a NaN if there is one: TVM's comparisons pass it over.
+
+    `beyond` is the infinity that no number is beyond.
+    """
+    import torch
+
+    ordered = torch.where(torch.isnan(x), beyond, x) if x.is_floating_point() else x
+    places = place(ordered, dim, True)
     values = x.gather(dim, places)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
