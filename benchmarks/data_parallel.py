@@ -91,7 +91,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def in_turns(arguments: argparse.Namespace, ranks: TorchRanks) -> dict[str, Any]:
-    """Train both in turns; what rank 0 has measured."""
+    """Train both in turns; the result is what this rank has measured."""
     import torch
     import torch.distributed as distributed
     from torch.nn import functional

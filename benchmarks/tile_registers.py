@@ -2,8 +2,8 @@
 """How fast products of tiles (AMX) are by the number of tile registers that hold values, with operands in the L1.
 
 Each row is a grid of tiles of sums: the registers that it takes, and GFLOP/s of one thread over slices of 2 ms (least,
-quartiles, most). "apart" has a register for each operand, as kernels had before 2026-11-27. While the other thread of
-a core runs, fewer registers are faster: run it alone, and beside other work.
+quartiles, most). "apart" has a register for each operand, as kernels had before 2026-11-27. On an Emerald Rapids fewer
+registers were faster at times, presumably while the other thread of the core ran: run it alone, and beside other work.
 
     python -m benchmarks.tile_registers
 """
@@ -26,7 +26,7 @@ from tvm_convgrad.core.cpu_features import tile_refusal
 from tvm_convgrad.report.tables import print_table
 from tvm_convgrad.threads import use_threads
 
-GRIDS = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 4), (2, 2))
+GRIDS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (4, 1), (1, 4))
 STEPS, SLICE = 2000, 0.002
 TILE = ROWS * WORDS
 

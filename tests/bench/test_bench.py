@@ -19,11 +19,21 @@ from tests.cli.command import Command
 from tvm_convgrad.bench import measure as measuring
 from tvm_convgrad.bench import peak
 from tvm_convgrad.bench.measure import Measurement
-from tvm_convgrad.bench.peak import DOT_PEAK, DTYPE, FMA_PEAK, HALVES, Peak, peak_kernel, registers_of_sums
+from tvm_convgrad.bench.peak import (
+    DOT_PEAK,
+    DTYPE,
+    FMA_PEAK,
+    HALVES,
+    TILE_PEAK,
+    Peak,
+    peak_kernel,
+    registers_of_sums,
+)
 from tvm_convgrad.bench.roofline import triad_kernel
 from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES, Layer, suite
 from tvm_convgrad.codegen.hardware import machine_of
-from tvm_convgrad.core.cpu_features import local_features
+from tvm_convgrad.codegen.tile_product import INSTRUCTIONS
+from tvm_convgrad.core.cpu_features import local_features, tile_refusal
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.measure import timing
 from tvm_convgrad.measure.timing import Call
@@ -291,6 +301,19 @@ def test_the_peak_of_dot_products_computes() -> None:
     np.testing.assert_array_equal(result.numpy(), np.float32(HALVES) + np.float32(peak.STEPS * 0.5))
 
 
+@pytest.mark.parametrize(("refusal", "of"), [("", TILE_PEAK), ("a hypervisor hides it", FMA_PEAK)])
+def test_processes_without_tiles_have_another_peak(monkeypatch: pytest.MonkeyPatch, refusal: str, of: str) -> None:
+    """Dot products are slower than multiply-adds on CPUs with AMX."""
+    monkeypatch.setattr(peak, "tile_refusal", lambda _: refusal)
+    monkeypatch.setattr(peak, "_loaded", lambda _function, _target: lambda *_: None)
+    found = Peak(
+        parse_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids"}'), 3, "bfloat16"
+    )
+    assert found.of == of
+    tiles = 3 * peak.TILE_SUMS * peak.TILE_STEPS * 16 * 16 * 16 * 4
+    assert found.flop == (3 * 24 * 16 * 2 * peak.STEPS if refusal else tiles)
+
+
 def test_the_peak_of_tiles_computes() -> None:
     """Each step adds 16 words of 0.5 * 0.5 + 0.5 * 0.5 to every sum; interpreted, as few CPUs have tiles."""
     sums = np.full(3 * 16 * 16, np.nan, DTYPE)
@@ -318,5 +341,7 @@ def test_sixteen_bit_layers_are_measured_beside_their_peak(
     found = json.loads(file.read_text())
     machine = machine_of(parse_target("native"))
     assert machine is not None
-    assert found["roofline"]["of"] == (DOT_PEAK if dtype in machine.dots else FMA_PEAK)
+    tiles = dtype in machine.tiles and not tile_refusal(INSTRUCTIONS[dtype])
+    dots = dtype in machine.dots and machine.gains_by_dots
+    assert found["roofline"]["of"] == (TILE_PEAK if tiles else DOT_PEAK if dots else FMA_PEAK)
     assert all(each["peak"] > 0 for each in found["measurements"])

@@ -137,18 +137,21 @@ def test_denormals_are_taken_as_zero():
         assert (found.numpy() == (2.0 ** (exponent + 21) if kept else 0.0)).all()
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("direction", ["forward", "backward_data"])
-def test_epilogues_in_bfloat16(direction):
-    problem = _problem("mb2ic6ih5oc18kh3ph1", channels_last=direction == "forward")
-    function = _function(problem, direction, Epilogue(bias=True, relu=True, accumulate=True))
+def test_epilogues_in_bfloat16(direction, channels_last, accumulate):
+    problem = _problem("mb2ic22ih5oc18kh3ph1", channels_last=channels_last)
+    function = _function(problem, direction, Epilogue(bias=True, relu=True, accumulate=accumulate))
     operands, _ = numbers_of(problem, direction, 1)
     blank = _blank(problem, direction)
     generator = np.random.default_rng(4)
-    result = generator.integers(-3, 4, blank.shape).astype(blank.dtype)
+    result = generator.integers(-3, 4, blank.shape).astype(blank.dtype) if accumulate else blank
     channels = problem.out_channels if direction == "forward" else problem.in_channels
     bias = generator.integers(-3, 4, channels).astype(blank.dtype)
     layout = problem.grad_layout if direction == "forward" else problem.data_layout
-    total = REFERENCES[direction](problem, *operands).astype("float64") + result.astype("float64")
+    total = REFERENCES[direction](problem, *operands).astype("float64")
+    total = total + (result.astype("float64") if accumulate else 0.0)
     total = total + bias.astype("float64").reshape([-1 if letter == "C" else 1 for letter in layout])
     wanted = np.maximum(total, 0).astype(blank.dtype)
     assert execute(function, [*map(np.ascontiguousarray, operands), bias, result]) == ""

@@ -60,8 +60,8 @@ class Peak:
         Args:
             target: an x86 or ARM CPU.
             threads: the number of work items.
-            dtype: of the layers. Where the CPU has neither tiles nor dot products of it, or Linux grants no tiles,
-                operands are converted to float32.
+            dtype: of the layers. It decides what is measured: products of tiles if the process may use them, dot products
+                if they do more than multiply-adds, else those, for which operands are converted to float32.
 
         Raises:
             UnsupportedError: kernels are not made for the target.
@@ -74,7 +74,7 @@ class Peak:
         self.target, self.machine, self.threads = target, machine, threads
         lanes = machine.lanes(DTYPE)
         sums = threads * registers_of_sums(machine) * lanes
-        dots = dtype in machine.dots
+        dots = dtype in machine.dots and machine.gains_by_dots
         if dtype in machine.tiles and not tile_refusal(INSTRUCTIONS[dtype]):
             self.of, sums = TILE_PEAK, threads * ROWS * WORDS
             self.flop = 4 * TILE_SUMS * WORDS * sums * TILE_STEPS

@@ -85,7 +85,7 @@ class Machine:
     tile_rate: ClassVar[float] = 1.0
     tile_latency: ClassVar[float] = 16.0
     tile_load: ClassVar[float] = 0.5
-    tile_load_far: ClassVar[float] = 1.5
+    tile_load_far: ClassVar[float] = 1.2
     l1_bytes: ClassVar[int] = 1 << 15
     line_bytes: ClassVar[int] = 64
     shared_bytes: ClassVar[int] = 8 << 20
@@ -107,6 +107,11 @@ class Machine:
     dots: tuple[str, ...] = ()
     tiles: tuple[str, ...] = ()
     dot_cost: int = 1
+
+    @property
+    def gains_by_dots(self) -> bool:
+        """Whether dot products do more products than multiply-adds of operands that are converted."""
+        return bool(self.dots) and self.dot_cost < 2
 
     def lanes(self, dtype: str) -> int:
         """Elements of a type in one register."""

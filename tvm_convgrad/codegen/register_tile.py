@@ -20,7 +20,7 @@ from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, lanes_of, loa
 
 
 class Sums(Protocol):
-    """The finished sums of a tile, which a kernel takes vector after vector, or has stored to a buffer."""
+    """The finished sums of a tile, which a kernel takes vector after vector or stores to a buffer as a whole."""
 
     def complete(self) -> None:
         """Emit what has to come before the first `value`."""
@@ -61,7 +61,7 @@ class Tile:
                     loops.store(register, 0, total + tir.product(broadcast, value))
 
     def complete(self) -> None:
-        """Nothing: accumulators can be read."""
+        """It emits nothing, as accumulators can be read at any time."""
 
     def value(self, row: int, column: int) -> Expr:
         """An accumulator, as a vector."""

@@ -131,9 +131,8 @@ class TileGrid:
     """The registers of `pieces` x `columns` tiles of sums, each of the product of a piece of A and a column of B.
 
     The operands of the shorter side are kept for a step of the reduction, those of the other take turns in one
-    register: as few registers as possible hold values, so that the CPU has more of its own to rename them to. While the
-    other thread of a core runs, 2 x 2 tiles of sums are 1.4 times as fast with 7 registers as with 8
-    (`benchmarks/tile_registers.py`).
+    register. At times, presumably while the other thread of the core runs, products are slower the more registers hold
+    values: 2 x 2 tiles of sums are then 1.4 times as fast with 7 as with 8 (docs/results/amx-emerald-rapids.md).
     """
 
     pieces: int

@@ -20,7 +20,7 @@ def roofline(problem: ConvProblem, machine: Machine) -> float:
     if any(types.count(dtype) >= 2 for dtype in machine.tiles):
         a_cycle = int(2 * WORDS * WORDS * machine.tile_rate)
     elif any(types.count(dtype) >= 2 for dtype in machine.dots):
-        a_cycle = max(a_cycle, 2 * a_cycle // machine.dot_cost)
+        a_cycle *= 2
     sums = problem.macs / a_cycle
     return max(sums, problem.bytes / machine.memory_rate) / machine.clock
 

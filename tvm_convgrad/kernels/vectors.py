@@ -114,7 +114,7 @@ class Numbers:
 
     @property
     def stores_pairs(self) -> bool:
-        """Whether two vectors that are contiguous are stored as one, of a cache line, at no mask."""
+        """Whether two contiguous vectors can be stored by one instruction, without a mask."""
         return self._instruction and self.halves is not None
 
     def store_pair(self, index: Index, first: Expr, second: Expr) -> None:

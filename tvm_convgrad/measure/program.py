@@ -19,7 +19,7 @@ from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.entries import default_path
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.evaluation import forced
+from tvm_convgrad.evaluation import forced, rounds_once
 from tvm_convgrad.kernels.transforms import TRANSFORMS, allow_transforms
 from tvm_convgrad.measure.timing import Array, Call
 from tvm_convgrad.offload.partition import Offloaded, offload
@@ -61,7 +61,7 @@ def tvm_call(
     with builder.function("let_go", []):
         builder.emit_func_output(relax.ShapeExpr([]))
     # As in a step, which has no cast: kernels and libraries sum 16-bit operands in float32 and round once.
-    is_direct = gpu or impl != "composition"
+    is_direct = gpu or rounds_once(direction, impl)
     module = directions_module([("main", DIRECTIONS[direction], problem)], is_direct=is_direct)
     module.update_func(tvm.ir.GlobalVar("let_go"), builder.finalize()["let_go"])
     library = Offloaded(module)

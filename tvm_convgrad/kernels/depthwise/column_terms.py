@@ -63,7 +63,7 @@ def _have_dots(operands: set[str], sums: str, machine: Machine) -> bool:
     They are where they do more products than multiply-adds of converted operands.
     """
     narrow = operands == {"bfloat16"} and sums == "float32"
-    return narrow and "bfloat16" in machine.dots and machine.lanes(sums) == LANES and machine.dot_cost < 2
+    return narrow and "bfloat16" in machine.dots and machine.lanes(sums) == LANES and machine.gains_by_dots
 
 
 def uses_wgrad_dots(problem: ConvProblem, machine: Machine) -> bool:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from tvm_convgrad.codegen import tile_product, tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.register_tile import balanced
-from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS, TileGrid
+from tvm_convgrad.codegen.tile_product import ROWS, WORDS
 from tvm_convgrad.core.problem import ConvProblem, planned
 from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.epilogue import Epilogue
@@ -25,6 +25,7 @@ from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.pairs import paired
 from tvm_convgrad.kernels.gemm.plan import ImplicitGemm, blocked, invalid_blocks, regions_of, tilings_of
 from tvm_convgrad.kernels.gemm.tile_sums import (
+    GRID_FACTORS,
     TilePhaseGroup,
     invalid_tile,
     step_cycles,
@@ -113,18 +114,17 @@ class _DotsInstead(DotGemm):
 
 
 def _tiles(phases: tuple[Phase, ...]) -> Iterator[GemmTiling]:
-    """Tiles of sums that take all registers or fewer, of pixels of one row or of several whole rows."""
+    """Tiles of sums of the grids that were timed, of pixels of one row or of several whole rows."""
     _, h, w = (axis.count for axis in phases[0])
     seen: set[tuple[int, int]] = set()
-    for tile_n in range(1, REGISTERS):
-        for pieces in range(1, TileGrid.most_pieces(tile_n) + 1):
-            row = balanced(w, min(w, pieces * ROWS))
-            row -= row % -(-row // ROWS)
-            if (row, tile_n) not in seen:
-                seen.add((row, tile_n))
-                yield GemmTiling("channels", row, tile_n, 1, 1)
-            if 1 < pieces <= h and h % pieces == 0 and w <= ROWS:
-                yield GemmTiling("channels", pieces * w, tile_n, pieces, 1, tile_h=pieces)
+    for pieces, tile_n in GRID_FACTORS:
+        row = balanced(w, min(w, pieces * ROWS))
+        row -= row % -(-row // ROWS)
+        if (row, tile_n) not in seen:
+            seen.add((row, tile_n))
+            yield GemmTiling("channels", row, tile_n, 1, 1)
+        if 1 < pieces <= h and h % pieces == 0 and w <= ROWS:
+            yield GemmTiling("channels", pieces * w, tile_n, pieces, 1, tile_h=pieces)
 
 
 @lru_cache(maxsize=1024)

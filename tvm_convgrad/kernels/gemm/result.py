@@ -123,7 +123,10 @@ class ResultStore:
         long = not tiling.over_pixels and blocking.tap_count * spec.source_channels >= PREFETCH_STEPS * len(phases)
         self._prefetches = long or view.size * DTYPE_BYTES[view.dtype] > FAR * machine.l2_bytes
         pixels = self._steps[0] * self._steps[1] * self.staging_h * self._staging_w
-        self._staging_size = (pixels + 2 * self.lanes) * blocking.channel_block if self.uses_staging else 0
+        self._transposes_words = view.spatial[2] * (1 if self.interleaves else steps[2]) == 1
+        self._transposes_words &= self._numbers.stores_pairs and not self.epilogue.accumulate
+        behind = self.lanes * (2 if self._transposes_words else 1)
+        self._staging_size = (pixels + behind) * blocking.channel_block if self.uses_staging else 0
         self._scratch: Buffer = None
 
     def _rows_of_staging(self) -> int:
@@ -314,7 +317,7 @@ class ResultStore:
             out = loops.let(expr(base + d * view.spatial[0] + h * step_h), "out")
             pixel = d * (self._steps[1] * self.staging_h * self._staging_w) + h * self._staging_w
             start = loops.let(expr(pixel * self.blocking.channel_block), "start")
-            if step_w == 1 and self._numbers.stores_pairs and not self.epilogue.accumulate:
+            if self._transposes_words:
                 self._transposed_words(block.group, channel, count, start, out, first, width)
             elif step_w == 1 and self._vectors and self.machine.has_masks:
                 self._transposed(block.group, channel, count, start, out, first, width)
@@ -348,7 +351,7 @@ class ResultStore:
     def _transposed_words(
         self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: int
     ) -> None:
-        """The same to a result of bfloat16: squares of words of two pixels, which half as many shuffles transpose."""
+        """The same to a result of bfloat16: squares of words of two pixels, which are transposed as one of pixels is."""
         loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
         pixels = 2 * lanes
         static = isinstance(first, int)

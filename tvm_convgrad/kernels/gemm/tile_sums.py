@@ -33,9 +33,9 @@ from tvm_convgrad.kernels.spec import ConvSpec, Phase
 OPEN_LOADS = 0.1
 """The share of the time of loads that products do not hide. It is no measured number."""
 
-REGISTER_SHARE = 0.04
-"""The additional time of products for each tile register that holds values, as the mean of an idle core and of one
-whose other thread runs: from 3 to 7 registers 27 to 32 cycles a product, on an Emerald Rapids."""
+GRID_FACTORS = {(1, 2): 1.0, (2, 1): 1.07, (2, 2): 1.18, (1, 3): 1.18, (1, 1): 1.29, (3, 1): 1.29}
+"""The relative time of a product in each grid (pieces, columns) that is planned: the mean of a core whose products are
+fast and of one whose are slow, over 27 layers in three directions on an Emerald Rapids. Others were not timed."""
 
 KEPT_PANEL = 0.75
 """The share of the first-level cache that W's panel may take to stay there while a spatial block is computed."""
@@ -130,9 +130,10 @@ class TilePhaseGroup(PhaseGroup):
         self._stored: Buffer = None
 
     def begin_item(self) -> None:
-        """Set the shapes of the tile registers, and allocate where sums are stored when they are complete."""
+        """Set the shapes of the tile registers, and allocate where complete sums are stored for their values."""
         super().begin_item()
-        self._stored = self.loops.buffer("tile_sums", self.tiling.tile_m * self.tiling.tile_n * WORDS, self.dtype)
+        if not self.results.uses_staging:
+            self._stored = self.loops.buffer("tile_sums", self.tiling.tile_m * self.tiling.tile_n * WORDS, self.dtype)
         tile_product.configure(self.loops, self._grid.shapes(self.shape.rows, self.shape.words))
 
     def end_item(self) -> None:
@@ -172,11 +173,10 @@ def step_cycles(
     """Cycles of the reduction of a tile for each word: products, or loads, or the latency of a register of sums.
 
     W's panel is near from the second tile on that reads it, and the source of a spatial block if both fit the
-    first-level cache. A line that a tile loads from afar serves all taps of its row.
+    first-level cache. A line that a tile loads from afar serves all taps of its row, of which a
+    kernel has the root of its taps, as if it were square.
     """
     shape, element = TileShape.of(spec, tiling, blocking), DTYPE_BYTES[spec.dtype]
-    grid = TileGrid(shape.pieces, tiling.tile_n)
-    products = shape.pieces * tiling.tile_n * shape.rows / machine.tile_rate * (1 + REGISTER_SHARE * grid.count)
     panel = blocking.channel_block * blocking.tap_count * spec.source_channels * element
     source = block_bytes(spec, blocking, tiling)
     in_source_order = tiling.order == "source"
@@ -188,13 +188,30 @@ def step_cycles(
     near, far = machine.tile_load, machine.tile_load_far
     loads = shape.pieces * shape.rows * (near + (far - near) * far_source)
     loads += tiling.tile_n * shape.words * (near + (far - near) * min(1.0, far_w))
-    return (max(products, loads, machine.tile_latency) + loads * OPEN_LOADS) / shape.words
+    return grid_cycles(TileGrid(shape.pieces, tiling.tile_n), shape.rows, loads, machine) / shape.words
+
+
+def grid_cycles(grid: TileGrid, rows: int, loads: float, machine: Machine) -> float:
+    """Cycles of a step of a grid whose pieces have `rows` rows, and whose operands take `loads` cycles to load."""
+    factor = GRID_FACTORS.get((grid.pieces, grid.columns), max(GRID_FACTORS.values()))
+    products = grid.pieces * grid.columns * rows / machine.tile_rate * factor
+    return max(products, loads, machine.tile_latency) + loads * OPEN_LOADS
 
 
 def stored_cycles(spec: ConvSpec, tiling: GemmTiling) -> float:
-    """Cycles to store a vector of complete sums to a result with contiguous channels."""
-    paired = spec.result.dtype == "bfloat16" and tiling.tile_n % 2 == 0
-    return STORED_PAIR if paired else STORED
+    """Cycles to store a vector of complete sums to a result with contiguous channels, as `ResultStore` does."""
+    ragged = spec.result_channels % (tiling.tile_n * WORDS) != 0
+    share = tiling.tile_n // 2 * 2 / tiling.tile_n if spec.result.dtype == "bfloat16" and not ragged else 0.0
+    return STORED + (STORED_PAIR - STORED) * share
 
 
-__all__ = ["TilePhaseGroup", "TileShape", "invalid_tile", "step_cycles", "stored_cycles", "words_of"]
+__all__ = [
+    "GRID_FACTORS",
+    "TilePhaseGroup",
+    "TileShape",
+    "grid_cycles",
+    "invalid_tile",
+    "step_cycles",
+    "stored_cycles",
+    "words_of",
+]

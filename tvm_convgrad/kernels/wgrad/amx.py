@@ -15,7 +15,7 @@ from functools import lru_cache
 from tvm_convgrad.codegen import tile_product, tir
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.register_tile import balanced
-from tvm_convgrad.codegen.tile_product import REGISTERS, ROWS, WORDS, TileGrid
+from tvm_convgrad.codegen.tile_product import ROWS, WORDS, TileGrid
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem, planned
 from tvm_convgrad.kernels.contract import Plan
@@ -24,7 +24,7 @@ from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import wgrad_frame
 from tvm_convgrad.kernels.gemm.amx import tiles_refusal
 from tvm_convgrad.kernels.gemm.dot import DTYPE
-from tvm_convgrad.kernels.gemm.tile_sums import REGISTER_SHARE
+from tvm_convgrad.kernels.gemm.tile_sums import GRID_FACTORS, grid_cycles
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
 from tvm_convgrad.kernels.wgrad.cycles import (
     KEPT_SHARE,
@@ -43,9 +43,6 @@ from tvm_convgrad.kernels.wgrad.tile_shape import TileShape, registers_refusal, 
 
 SLAB_PIXELS = (128, 256, 512, 1024)
 """The pixels of a slab that are tried."""
-
-OPEN_LOADS = 0.1
-"""The share of the time of loads that products do not hide. It is no measured number."""
 
 SUM_ROW_CYCLES = 2.0
 """Cycles to load a row of a tile of sums before a slab and to store it after. It is no measured number."""
@@ -114,7 +111,7 @@ def _spec(spec: WgradSpec) -> WgradSpec:
 
 
 def tile_candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterator[WgradTiling]:
-    """Tiles of sums that take all registers or fewer, with slabs and work items of several sizes."""
+    """Tiles of sums of the grids that were timed, with slabs and work items of several sizes."""
     slices, (height, width) = spec.batch * spec.dy.extents[0], spec.dy.extents[1:]
     slabs = set()
     for pixels in SLAB_PIXELS:
@@ -123,8 +120,8 @@ def tile_candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterat
         even = max(n for n in range(1, rows + 1) if height % n == 0)
         slabs |= {(rows, depth), (even, 1)}
     shapes = set()
-    for pieces, tile_n in itertools.product(range(1, REGISTERS), range(1, REGISTERS)):
-        if TileGrid(pieces, tile_n).count > REGISTERS or (tile_n - 1) * WORDS >= spec.in_channels:
+    for pieces, tile_n in GRID_FACTORS:
+        if (tile_n - 1) * WORDS >= spec.in_channels:
             continue
         tile_m = balanced(spec.out_channels, min(spec.out_channels, pieces * ROWS))
         shapes.add((tile_m - tile_m % -(-tile_m // ROWS), tile_n))
@@ -152,11 +149,10 @@ def tile_cycles(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float
     tile_rows = shape.pieces * shape.rows
     slab_words = tiling.slab_d * tiling.slab_h * shape.pitch
     near = (tiling.tile_m + shape.width) * slab_words * element <= machine.l1_bytes
-    loads = tile_rows * machine.tile_load
-    loads += tiling.tile_n * shape.words * (machine.tile_load if near else machine.tile_load_far)
-    registers = TileGrid(shape.pieces, tiling.tile_n).count
-    products = tiling.tile_n * tile_rows / machine.tile_rate * (1 + REGISTER_SHARE * registers)
-    step = max(products, loads, machine.tile_latency) + loads * OPEN_LOADS
+    # Tiles of X are contiguous, so that the hardware prefetches them; rows of dY lie in lines far apart.
+    loads = tile_rows * (machine.tile_load if near else machine.tile_load_far)
+    loads += tiling.tile_n * shape.words * machine.tile_load
+    step = grid_cycles(TileGrid(shape.pieces, tiling.tile_n), shape.rows, loads, machine)
     steps = slices * height * shape.pitch / shape.words * spec.valid_fractions[0]
     cycles = tiles * (steps * step + slabs * (WGRAD.tile + tile_rows * tiling.tile_n * SUM_ROW_CYCLES))
     # Panels: each word is packed as often as its block is read by different work items.

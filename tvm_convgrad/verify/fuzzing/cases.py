@@ -23,7 +23,7 @@ MACHINE_KEYS = {
     "registers": "registers",
     "parts": "parts",
     "parallel": "parallel_from",
-    "dots": "dot_cost",
+    "dot_cost": "dot_cost",
 }
 """The keys of the machine's numbers, and the fields of `Machine` that have them."""
 
@@ -59,7 +59,7 @@ class KernelCase:
         words = [f"isa={machine.name}", f"l2={machine.l2_bytes}", f"parts={machine.parts}"]
         words += [f"registers={machine.registers}"] if machine.registers != CPUS[machine.name].registers else []
         words += [f"parallel={machine.parallel_from}"]
-        words += [f"dots={machine.dot_cost}"] if machine.dot_cost != CPUS[machine.name].dot_cost else []
+        words += [f"dot_cost={machine.dot_cost}"] if machine.dot_cost != CPUS[machine.name].dot_cost else []
         words += ["batch=any"] if self.any_batch else []
         words += [f"kernel={self.kernel.name.replace(' ', '_')}"]
         words += [f"region={self.plan.region}"] if self.plan.region else []
