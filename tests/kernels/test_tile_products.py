@@ -102,18 +102,7 @@ def test_a_refused_process_runs_dot_products(tmp_path):
 @pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize(
     ("tile_h", "tile_m", "tile_n"),
-    [
-        (1, 22, 2),
-        (2, 22, 1),
-        (1, 39, 1),
-        (1, 7, 3),
-        (1, 1, 1),
-        (2, 44, 2),
-        (1, 45, 1),
-        (1, 16, 4),
-        (2, 64, 1),
-        (1, 9, 6),
-    ],
+    [(1, 22, 2), (2, 22, 1), (1, 39, 1), (1, 7, 3), (1, 1, 1), (2, 32, 2), (1, 16, 4), (2, 64, 1), (1, 9, 6)],
 )
 def test_every_shape_of_tile_is_exact(tile_h, tile_m, tile_n, order, channels_last):
     """Up to four pieces and six columns, pieces of two rows, pieces that overlap the one before, and tiny ones."""
