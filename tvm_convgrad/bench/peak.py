@@ -60,8 +60,8 @@ class Peak:
         Args:
             target: an x86 or ARM CPU.
             threads: the number of work items.
-            dtype: of the layers. It decides what is measured: products of tiles if the process may use them, dot products
-                if they do more than multiply-adds, else those, for which operands are converted to float32.
+            dtype: of the layers. It decides what is measured: products of tiles if the process may use them, dot
+                products if they do more than multiply-adds, else those, for which operands are converted to float32.
 
         Raises:
             UnsupportedError: kernels are not made for the target.

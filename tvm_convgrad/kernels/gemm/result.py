@@ -351,7 +351,7 @@ class ResultStore:
     def _transposed_words(
         self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: int
     ) -> None:
-        """The same to a result of bfloat16: squares of words of two pixels, which are transposed as one of pixels is."""
+        """The same to a result of bfloat16: squares of words of two pixels, transposed as those of pixels are."""
         loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
         pixels = 2 * lanes
         static = isinstance(first, int)

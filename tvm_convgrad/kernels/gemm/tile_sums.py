@@ -35,7 +35,7 @@ OPEN_LOADS = 0.1
 
 GRID_FACTORS = {(1, 2): 1.0, (2, 1): 1.07, (2, 2): 1.18, (1, 3): 1.18, (1, 1): 1.29, (3, 1): 1.29}
 """The relative time of a product in each grid (pieces, columns) that is planned: the mean of a core whose products are
-fast and of one whose are slow, over 27 layers in three directions on an Emerald Rapids. Others were not timed."""
+fast and of one whose are slow, over 29 layers in three directions on an Emerald Rapids. Others were not timed."""
 
 KEPT_PANEL = 0.75
 """The share of the first-level cache that W's panel may take to stay there while a spatial block is computed."""
