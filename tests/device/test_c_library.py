@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,18 +289,23 @@ def test_artifacts_of_other_machines(
         open_c(path)
 
 
-def test_the_header_is_c_and_the_example_runs(c_library: Path, tiny_step: Path, tmp_path: Path) -> None:
-    """With the strictest C compiler; no header of TVM is on its path."""
-    program = tmp_path / "train"
+@pytest.fixture(scope="module")
+def example(c_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example in C, by the strictest compiler; no header of TVM is on its path."""
+    program = tmp_path_factory.mktemp("example") / "train"
     command = ["cc", "-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", EXAMPLE / "train.c"]
     link = [f"-L{c_library.parent}", "-lconvgrad", f"-Wl,-rpath,{c_library.parent}", "-Wl,--allow-shlib-undefined"]
     subprocess.run([*command, "-o", program, *link], check=True)
+    return program
+
+
+def test_the_header_is_c_and_the_example_runs(example: Path, tiny_step: Path, tmp_path: Path) -> None:
     x, y = batches()[0]
     x.tofile(tmp_path / "x.raw")
     y.tofile(tmp_path / "y.raw")
 
     def losses(*options: object) -> list[tuple[int, np.float32]]:
-        given = [program, tiny_step, 5, tmp_path / "x.raw", tmp_path / "y.raw", *options]
+        given = [example, tiny_step, 5, tmp_path / "x.raw", tmp_path / "y.raw", *options]
         done = subprocess.run(list(map(str, given)), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.MULTILINE)
@@ -309,8 +315,49 @@ def test_the_header_is_c_and_the_example_runs(c_library: Path, tiny_step: Path, 
     expected = [(number + 1, np.float32(session.step(x, y)[0])) for number in range(10)]
     assert losses("--save", tmp_path / "five.ckpt") == expected[:5]
     assert losses("--load", tmp_path / "five.ckpt") == expected[5:]
-    done = subprocess.run([program, tmp_path / "none.so", "1"], capture_output=True, text=True, check=False)
+    done = subprocess.run([example, tmp_path / "none.so", "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, "cannot be read" in done.stderr) == (1, True)
+
+
+def exported(torch: Any, kind: str) -> Any:
+    """A small model of one kind of batch, exported by torch.export."""
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.tokens = torch.nn.Conv2d(3, 5, 3, padding=1), torch.nn.Embedding(9, 5)
+
+        def forward(self, x: Any, target: Any = None) -> Any:
+            if kind == "tokens":
+                return self.tokens(x).mean(1)
+            found = self.conv(x.float() / 255)
+            found = found if kind == "pixels" else found.mean((2, 3))
+            return found if target is None else torch.nn.functional.cross_entropy(found, target)
+
+    image = torch.zeros(4, 3, 6, 6)
+    inputs = {
+        "pixels": (image,),
+        "loss": (image, torch.zeros(4, dtype=torch.int64)),
+        "tokens": (torch.zeros(4, 7, dtype=torch.int32),),
+        "bytes": (image.to(torch.uint8),),
+        "halves": (image.half(),),
+    }
+    return torch.export.export(Net(), inputs[kind])
+
+
+@pytest.mark.parametrize("kind", ["pixels", "loss", "tokens", "bytes", "halves"])
+def test_the_example_makes_batches_of_all_types(kind: str, example: Path, convgrad: Command, tmp_path: Path) -> None:
+    """Classes that are not the last axis, a step that tells of no predictions, and elements of 1, 2 and 4 bytes."""
+    torch = pytest.importorskip("torch")
+    torch.export.save(exported(torch, kind), tmp_path / "net.pt2")
+    options = ["--loss", "model"] if kind == "loss" else []
+    built = convgrad("build", str(tmp_path / "net.pt2"), "-o", str(tmp_path / "step.so"), *options)
+    assert built.code == 0, built.err
+    done = subprocess.run([example, tmp_path / "step.so", "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)$", done.stdout, re.MULTILINE)]
+    assert len(losses) == 3
+    assert np.isfinite(losses).all()
 
 
 OPENED = """

@@ -192,6 +192,7 @@ def run(
     from tvm_convgrad.training.runtime.ranks import check_agreement, together
     from tvm_convgrad.training.runtime.reader import Reader
     from tvm_convgrad.training.runtime.session import Session
+    from tvm_convgrad.training.runtime.validation import measured_samples
 
     wanted = Wanted(
         data=data,
@@ -290,10 +291,12 @@ def run(
     if not first:
         return  # the first rank tests, tells and writes
     if end is End.STOPPED:
-        best = f"the best {monitor}, {progress.best:.6g}, was found after step {progress.best_step}"
+        best = f"no {monitor} was a finite number: look for NaN in the validation data, or for ignored classes only"
+        if progress.best is not None:
+            best = f"the best {monitor}, {progress.best:.6g}, was found after step {progress.best_step}"
         stderr().print(f"ended after step {len(progress.losses)}: {best}", markup=False)
     title = f"{step.name}, batch {progress.batch_size}, lr {progress.lr:g}"
-    trained = Trained(training, resumed, len(samples), len(test) if test else 0, test, used)
+    trained = Trained(training, resumed, len(samples), measured_samples(session, test), test, used)
     result = trained.finish(plot, save_state, title) | {"seconds": time.perf_counter() - start}
     if json:
         print_json(result | {"losses": progress.losses})

@@ -90,12 +90,12 @@ def show(title: str, result: Result) -> None:
 
 
 def require(found: float, wanted: float) -> None:
-    """Refuse a test accuracy that is not above what --require-accuracy wants.
+    """Refuse a test accuracy that is not above what --require-accuracy wants, such as NaN, if nothing was counted.
 
     Raises:
         TrainingError: it is not.
     """
-    if found <= wanted:
+    if not found > wanted:
         raise TrainingError(f"the test accuracy is {found:.4f}, not above the {wanted:g} of --require-accuracy.")
 
 

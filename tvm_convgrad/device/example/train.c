@@ -24,9 +24,38 @@ static size_t elements(const convgrad_tensor *tensor) {
   return count;
 }
 
-static size_t element_bytes(const convgrad_tensor *tensor) { return strcmp(tensor->dtype, "int64") == 0 ? 8 : 4; }
+/* The bits of an element stand at the end of its type's name; a bool has a byte. */
+static size_t element_bytes(const convgrad_tensor *tensor) {
+  const char *bits = tensor->dtype + strcspn(tensor->dtype, "0123456789");
+  return *bits == '\0' ? 1 : (size_t)atol(bits) / 8;
+}
 
-/* Memory for a tensor: from a file, or floats spread over -1 to 1, or class numbers 0 to classes - 1. */
+/* Store a number as an element of a tensor's type: floats over -1 to 1, integers 0 to classes - 1. */
+static void store(void *data, size_t i, const convgrad_tensor *tensor, int64_t classes) {
+  const int64_t whole = (int64_t)i % classes;
+  const float number = (float)((int64_t)i * 7919 % 1001 - 500) / 500.0F;
+  const size_t bytes = element_bytes(tensor);
+  char *at = (char *)data + i * bytes;
+  if (strcmp(tensor->dtype, "float32") == 0) {
+    memcpy(at, &number, bytes);
+  } else if (strcmp(tensor->dtype, "float64") == 0) {
+    const double wide = number;
+    memcpy(at, &wide, bytes);
+  } else if (strcmp(tensor->dtype, "bfloat16") == 0) {
+    uint32_t word;
+    memcpy(&word, &number, sizeof(word));
+    const uint16_t high = (uint16_t)(word >> 16);
+    memcpy(at, &high, bytes);
+  } else if (strcmp(tensor->dtype, "float16") == 0) {
+    const uint16_t half = number < 0 ? 0xB800 : 0x3800; /* -0.5 and 0.5 */
+    memcpy(at, &half, bytes);
+  } else {
+    memset(at, 0, bytes); /* little-endian */
+    *at = (char)(whole % 128);
+  }
+}
+
+/* Memory for a tensor: from a file, or made up by `store`. */
 static void *values(const convgrad_tensor *tensor, const char *path, int64_t classes) {
   const size_t count = elements(tensor), bytes = count * element_bytes(tensor);
   void *data = aligned_alloc(64, (bytes + 63) / 64 * 64);
@@ -42,11 +71,7 @@ static void *values(const convgrad_tensor *tensor, const char *path, int64_t cla
     return NULL;
   }
   for (size_t i = 0; i < count; ++i) {
-    if (strcmp(tensor->dtype, "int64") == 0) {
-      ((int64_t *)data)[i] = (int64_t)i % classes;
-    } else {
-      ((float *)data)[i] = (float)((int64_t)i * 7919 % 1001 - 500) / 500.0F;
-    }
+    store(data, i, tensor, classes);
   }
   return data;
 }
@@ -64,7 +89,9 @@ static int train(convgrad_session *session, long steps, const char *x_path, cons
     return 1;
   }
   void *inputs = values(&x, x_path, 1);
-  void *target = inputs == NULL ? NULL : values(&y, y_path, prediction.shape[prediction.rank - 1]);
+  /* Classes are axis 1 of [batch, classes, ...]; two where the step does not tell how many there are. */
+  const int64_t classes = prediction.rank > 1 && prediction.shape[1] > 1 ? prediction.shape[1] : 2;
+  void *target = inputs == NULL ? NULL : values(&y, y_path, classes);
   int code = target == NULL;
   if (code == 0) {
     const convgrad_array input = {inputs, elements(&x) * element_bytes(&x)};

@@ -77,6 +77,7 @@ class Model:
             itself (see `OwnLoss`), its scalar losses with their weights.
         warnings: sentences about the file for the user.
         frozen: names of states that are weights which are not trained.
+        tied: the name of a weight by each further name that the user's model has for it.
         origins: for Relax operators, by name, the operator of the file that was converted to it.
         target: of a model that returns its loss itself: the target, a parameter that follows the inputs.
         predicted: of a model that returns its loss itself: the name of the predictions, which follow the losses, or "".
@@ -93,6 +94,7 @@ class Model:
     outputs: dict[str, float] = field(default_factory=lambda: {"output": 1.0})
     warnings: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     target: TensorSchema | None = None
     predicted: str = ""

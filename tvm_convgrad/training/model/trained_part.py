@@ -27,17 +27,20 @@ def train_only(model: Model, patterns: Sequence[str]) -> Model:
     Args:
         model: of `frontends.load_model` or `model.from_module`.
         patterns: names of parameters or of the modules that they belong to, with the wildcards *, ? and [ ]: "fc" is
-            fc.weight and fc.bias, "layer4.*" everything under layer4.
+            fc.weight and fc.bias, "layer4.*" everything under layer4. A weight with several names has all of them.
 
     Raises:
         ModelError: a pattern matches nothing (near names are shown), or the model is an ensemble.
     """
     if model.members is not None:
         raise ModelError(f"{model.source}: parts of an ensemble are not trained apart; freeze them in its one model.")
+    names = {name: [name, *(other for other, own in model.tied.items() if own == name)] for name in model.parameters}
     for pattern in patterns:
-        if not any(_matches(name, pattern) for name in model.parameters):
+        if not any(_matches(each, pattern) for given in names.values() for each in given):
             raise ModelError(f"{model.source} has no parameter that {pattern!r} matches; {_near(model, pattern)}.")
-    trained = [name for name in model.parameters if any(_matches(name, pattern) for pattern in patterns)]
+    trained = [
+        name for name, given in names.items() if any(_matches(each, pattern) for each in given for pattern in patterns)
+    ]
     frozen = [name for name in model.parameters if name not in trained]
     original, inputs = model.relax_function, model.leading
     fresh = [relax.Var(str(param.name), param.ty) for param in original.params]

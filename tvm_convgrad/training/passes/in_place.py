@@ -183,7 +183,10 @@ def overwriting(builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: 
 
 
 def _with_copies(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
-    """`init` with a copy of every constant that it returns: a product with one, which no pass takes for a view."""
+    """`init` with a copy of every constant that it returns: a product with one, or "and" with true for conditions.
+
+    No pass takes these for views.
+    """
     fields = list(_state_of(function))
     own = relax.BlockBuilder()
     copies: dict[tuple[Any, ...], Any] = {}
@@ -214,6 +217,6 @@ def _state_of(function: relax.Function) -> list[relax.Expr]:
 
 
 def _copy(shape: tuple[int, ...], dtype: str) -> Any:
-    """result = x * one."""
+    """result = x * one, or x and one."""
     x, one = te.placeholder(shape, dtype, name="x"), te.placeholder((), dtype, name="one")
-    return te.create_prim_func([x, one, topi.multiply(x, one)])
+    return te.create_prim_func([x, one, (topi.logical_and if dtype == "bool" else topi.multiply)(x, one)])

@@ -147,6 +147,11 @@ def train(
                 event = f"the loss became {found.loss} in step {done + 1} (epoch {progress.epoch + 1});"
                 if cause := update.cause(_bad_samples(session, source, batch)):
                     raise DataError(f"{event} {cause}: correct the data.")
+                if session.ignored is not None and (batch.target == session.ignored).all():
+                    raise DataError(
+                        f"{event} all labels of this batch are {session.ignored}, the ignored class, so that its loss "
+                        "is a mean over none: leave such samples out of the data, or use larger batches."
+                    )
                 raise TrainingError(
                     f"{event} train with a smaller learning rate than {rate:g}{_indices(session, batch)}."
                 )

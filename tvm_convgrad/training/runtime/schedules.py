@@ -171,8 +171,11 @@ class Schedule:
             wanted = f"{missing[0]}=N" if missing else "at=N+M"
             raise UnsupportedError(f"schedule {text!r}: give {wanted}, such as {_EXAMPLES[name]}.")
         numbers = {key: value for key, value in values.items() if value is not None}
-        if numbers.get("every", 1.0) < 1 or not 0 < numbers.get("up", 0.5) < 1:
-            raise UnsupportedError(f"schedule {text!r}: every is at least 1 epoch, and up a part of the run, 0 to 1.")
+        every = numbers.get("every", 1.0)
+        if every < 1 or every % 1 or not 0 < numbers.get("up", 0.5) < 1:
+            raise UnsupportedError(
+                f"schedule {text!r}: every is a whole number of epochs, at least 1, and up a part of the run, 0 to 1."
+            )
         return cls(text, name, numbers, tuple(sorted(at)), warmup)
 
     @property

@@ -341,6 +341,8 @@ class Session:
         samples = len(arrays[0])
         if not samples:
             raise ArtifactError("the input has no samples; give at least one.")
+        if batch_size < 1:
+            raise ArtifactError(f"predict: batch_size is {batch_size}; it must be at least 1.")
         size = self.batch or batch_size
         parts: list[Array] = []
         for start in range(0, samples, size):

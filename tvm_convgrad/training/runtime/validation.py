@@ -123,6 +123,12 @@ def validate(session: Session, source: Source, ranks: Ranks | None = None) -> di
     return quality.measures(session.classes, len(session.target.shape) > 1)
 
 
+def measured_samples(session: Session, source: Source | None) -> int:
+    """How many samples `validate` measures: of a model that returns its loss itself those of whole fixed batches."""
+    count = 0 if source is None else len(source)
+    return count - count % session.batch if session.returns_loss and session.batch else count
+
+
 def _own_loss(session: Session, source: Source, ranks: Ranks) -> dict[str, float]:
     """The mean of the losses that the model returns, each counted as often as its batch has samples."""
     total = np.zeros(2)
@@ -212,4 +218,4 @@ def _loss_of_values(predictions: Array, target: Array, options: Mapping[str, Any
     return float(elements.sum()), float(elements.size)
 
 
-__all__ = ["Quality", "check_measure", "check_samples", "validate"]
+__all__ = ["Quality", "check_measure", "check_samples", "measured_samples", "validate"]

@@ -20,7 +20,7 @@ def with_one_name(program: torch.export.ExportedProgram) -> torch.export.Exporte
     Args:
         program: it stays as it is; the new one has the same tensors.
     """
-    others = _other_names(program)
+    others = other_names(program)
     if not others:
         return program
     program = with_own_graph(program)
@@ -50,7 +50,7 @@ def with_own_graph(program: torch.export.ExportedProgram) -> torch.export.Export
     return copy.deepcopy(program, {id(tensor): tensor for tensor in tensors})
 
 
-def _other_names(program: torch.export.ExportedProgram) -> dict[str, str]:
+def other_names(program: torch.export.ExportedProgram) -> dict[str, str]:
     """The first name of the same tensor, by each other name of one that is an input of the program under both."""
     order = list(program.state_dict)
     read = {spec.target for spec in program.graph_signature.input_specs}
@@ -67,4 +67,4 @@ def _other_names(program: torch.export.ExportedProgram) -> dict[str, str]:
     return others
 
 
-__all__ = ["with_one_name", "with_own_graph"]
+__all__ = ["other_names", "with_one_name", "with_own_graph"]

@@ -23,7 +23,7 @@ from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
-from tvm_convgrad.training.frontends.torch_export.aliases import with_one_name
+from tvm_convgrad.training.frontends.torch_export.aliases import other_names, with_one_name
 from tvm_convgrad.training.frontends.torch_export.complex_tensors import with_real_parts
 from tvm_convgrad.training.frontends.torch_export.converters import converters
 from tvm_convgrad.training.frontends.torch_export.decompositions import decompositions
@@ -119,6 +119,7 @@ def from_exported_program(
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
     _refuse_what_export_loses(torch, program, source)
+    tied = other_names(program)
     program, public = with_free_names(with_one_name(program))
     program = with_used_places(with_plain_dropout(program, source))
     with_equal_bags(program)
@@ -170,7 +171,7 @@ def from_exported_program(
         outputs=outputs,
         source=source,
     )
-    return replace(model, warnings=_warnings(program))
+    return replace(model, warnings=_warnings(program), tied=tied)
 
 
 def _warnings(program: torch.export.ExportedProgram) -> tuple[str, ...]:
