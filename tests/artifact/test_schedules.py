@@ -88,7 +88,8 @@ def test_a_warm_up_grows_to_what_the_schedule_begins_with() -> None:
         ("cosine:end=-1", "end needs a number from 0 on, but is '-1'"),
         ("cosine:stop=1", "cosine takes end and warmup, each once, but not 'stop=1'"),
         ("onecycle:warmup=2", "onecycle takes up and start and end, each once"),
-        ("step:every=0", "every is at least 1 epoch"),
+        ("step:every=0", "every is a whole number of epochs, at least 1"),
+        ("step:every=1.5", "every is a whole number of epochs, at least 1"),
         ("cosine:end=0.1,end=0.2", "each once"),
     ],
 )

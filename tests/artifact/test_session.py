@@ -100,6 +100,12 @@ def test_zero_rate_leaves_parameters(session: Session) -> None:
     assert not np.array_equal(before["mean"], after["mean"])  # running statistics do move
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_of_no_samples_are_refused(session: Session, size: int) -> None:
+    with pytest.raises(ArtifactError, match=f"batch_size is {size}; it must be at least 1"):
+        session.predict(X, batch_size=size)
+
+
 def test_predict_takes_any_number_of_samples(session: Session) -> None:
     x, _ = tiny.make_arrays(21, 3)
     whole = session.predict(x)

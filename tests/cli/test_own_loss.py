@@ -45,6 +45,7 @@ def test_build_run_and_export(
     plain = convgrad("run", tiny_step, "--data", tiny_data, "--epochs", 3, "--json").json
     assert result["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert [name for name in result if name.startswith("test_")] == ["test_samples", "test_loss"]
+    assert result["test_samples"] == 2 * tiny.BATCH  # of 21, in whole batches
     session = Session(step)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert all(set(line["validation"]) == {"loss"} for line in lines if "validation" in line)

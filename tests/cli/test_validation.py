@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import tiny
 from tests.cli.command import Command
 from tests.cli.test_kill import finish, start, wait_for
 from tvm_convgrad.training.runtime.checkpoint import BEST, load
@@ -52,6 +53,26 @@ def test_log_best_and_patience(convgrad: Command, tiny_step: Path, validated_dat
     again = convgrad(*arguments, "--resume", "--json").json  # it has ended, and stays so
     assert (again["steps"], again["best_accuracy"]) == (result["steps"], result["best_accuracy"])
     assert read(log) == lines
+
+
+@pytest.mark.parametrize("monitor", ["loss", "accuracy"])
+def test_what_counts_no_label(convgrad: Command, tiny_model: str, tmp_path: Path, monitor: str) -> None:
+    """Validation and test data whose labels are all ignored: patience ends the run, and no accuracy is enough."""
+    step, data = tmp_path / "step.so", tmp_path / "ignored.npz"
+    convgrad("build", tiny_model, "-o", step, "--ignore-index", -1)
+    x, y = tiny.make_arrays(2 * tiny.BATCH, 0)
+    none = np.full_like(y, -1)
+    np.savez(data, x_train=x, y_train=y, x_val=x, y_val=none, x_test=x, y_test=none)
+    done = convgrad("run", step, "--data", data, "--epochs", 9, "--patience", 2, "--monitor", monitor, "--json")
+    assert done.json["test_accuracy"] is None
+    assert f"no {monitor} was a finite number" in done.err
+    done = convgrad("run", step, "--data", data, "--epochs", 1, "--require-accuracy", 0.5)
+    assert done.code == 1
+    assert "the test accuracy is nan, not above the 0.5" in done.err
+    np.savez(data, x_train=x, y_train=none)
+    done = convgrad("run", step, "--data", data, "--epochs", 1)
+    assert done.code == 1
+    assert "all labels of this batch are -1, the ignored class" in done.err
 
 
 def test_killed_and_resumed(convgrad: Command, tiny_step: Path, validated_data: Path, tmp_path: Path) -> None:

@@ -41,6 +41,23 @@ class MovingAverage(Base):
         return self.linear(h - self.center)
 
 
+class Initialised(Base):
+    """A condition that is set in the first step, as normalisations by the first batch have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("large", torch.zeros(3, dtype=torch.bool))
+
+    def forward(self, x):
+        h = self.features(x)
+        with torch.no_grad():
+            self.center.copy_(torch.where(self.seen, self.center, h.mean(0)))
+            self.seen.fill_(True)
+            self.large |= h.mean(0) > 0
+        return self.linear(h - self.center)
+
+
 class PartOfBuffer(Base):
     def forward(self, x):
         h = self.features(x)
@@ -204,7 +221,7 @@ class SpectralInside(torch.nn.Module):
 @pytest.mark.parametrize(
     "make",
     [
-        *(MovingAverage, PartOfBuffer, Between, Nested, Codebook, DetachedBuffer, ReadBefore, Spectral),
+        *(MovingAverage, Initialised, PartOfBuffer, Between, Nested, Codebook, DetachedBuffer, ReadBefore, Spectral),
         *(MomentumEncoder, DetachedInPlace, Tracked, StatisticsInside, ReturnsItsArguments, SpectralInside),
     ],
 )

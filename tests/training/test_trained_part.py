@@ -85,6 +85,25 @@ def test_frozen_batch_norms_keep_their_statistics_unless_all_are_trained(bn):
     assert moved == (bn == "train-all")
 
 
+@pytest.mark.parametrize("pattern", ["decoder", "decoder.*", "decoder.weight", "encoder.weight"])
+def test_a_weight_with_two_names_is_trained_by_either(pattern):
+    torch = pytest.importorskip("torch")
+    from tvm_convgrad.training.frontends.torch_export.model import from_exported_program
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.decoder.weight = self.encoder.weight
+
+        def forward(self, x):
+            return self.decoder(torch.relu(self.encoder(x)))
+
+    model = from_exported_program(torch.export.export(Tied(), (torch.zeros(2, 4),)))
+    found = set(train_only(model, [pattern]).parameters)
+    assert found == {"encoder.weight"} | ({"decoder.bias"} if pattern in ("decoder", "decoder.*") else set())
+
+
 def test_a_pattern_that_matches_nothing_names_near_ones():
     with pytest.raises(ModelError, match="no parameter that 'haed' matches; near names are head"):
         train_only(network(), ["body", "haed"])
