@@ -8,7 +8,7 @@ losses are those of the step (`training/step/losses`), as sums and counts that b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,7 +123,7 @@ def validate(session: Session, source: Source, ranks: Ranks | None = None) -> di
     return quality.measures(session.classes, len(session.target.shape) > 1)
 
 
-def measured_samples(session: Session, source: Source | None) -> int:
+def measured_samples(session: Session, source: Sized | None) -> int:
     """How many samples `validate` measures: of a model that returns its loss itself those of whole fixed batches."""
     count = 0 if source is None else len(source)
     return count - count % session.batch if session.returns_loss and session.batch else count
