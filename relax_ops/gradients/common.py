@@ -116,7 +116,7 @@ def count(ctx: relax.BlockBuilder, tensor: relax.Expr, axes: Sequence[int], dtyp
         line = tensor
         if others:
             zeros, units = [0] * len(others), [1] * len(others)
-            line = ctx.emit(relax.op.strided_slice(tensor, axes=others, begin=zeros, end=units))
+            line = ctx.emit(relax.op.strided_slice(tensor, axes=others, begin=zeros, end=units, assume_inbound=True))
         ones = ctx.emit(relax.op.astype(ctx.emit(relax.op.ones_like(line)), dtype))
         extent = ctx.emit(relax.op.sum(ones))
         result = ctx.emit(relax.op.multiply(extent, scalar(result, dtype) if isinstance(result, int) else result))

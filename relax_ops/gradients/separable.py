@@ -68,7 +68,7 @@ def identity(ctx: relax.BlockBuilder, tensor: relax.Expr, axis: int) -> relax.Ex
     line = tensor
     if others:
         zeros, units = [0] * len(others), [1] * len(others)
-        line = ctx.emit(op.strided_slice(tensor, axes=others, begin=zeros, end=units))
+        line = ctx.emit(op.strided_slice(tensor, axes=others, begin=zeros, end=units, assume_inbound=True))
         line = ctx.emit(op.squeeze(line, others))
     ones = cast(ctx.emit(op.ones_like(line)), "float32", ctx)
     column, row = op.expand_dims(ones, 1), op.expand_dims(ones, 0)

@@ -169,7 +169,7 @@ def _probe(
             rounding_method=str(attrs.rounding_method),
         )
     )
-    column = ctx.emit(op.strided_slice(resized, axes=[3], begin=[0], end=[1]))
+    column = ctx.emit(op.strided_slice(resized, axes=[3], begin=[0], end=[1], assume_inbound=True))
     return ctx.emit(op.permute_dims(ctx.emit(op.squeeze(column, [0, 3])), [1, 0]))
 
 

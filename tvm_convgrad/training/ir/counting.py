@@ -34,7 +34,7 @@ def count_of(builder: relax.BlockBuilder, tensor: relax.Expr, axes: Sequence[int
         row = tensor
         if others:
             begin, end = [0] * len(others), [1] * len(others)
-            row = builder.emit(relax.op.strided_slice(tensor, axes=others, begin=begin, end=end))
+            row = builder.emit(relax.op.strided_slice(tensor, axes=others, begin=begin, end=end, assume_inbound=True))
         extent = builder.emit(relax.op.sum(builder.emit(relax.op.ones_like(row))))
         count = builder.emit(relax.op.multiply(extent, count))
     return builder.emit(relax.op.grad.no_grad(count))

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of which two axes are free, stepped with several extents: losses, scores and parameters are PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tests.training.beside_torch import train_beside  # noqa: E402
+from tests.training.harness import Runner, relative_error  # noqa: E402
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
+
+RATE = 0.1
+
+
+class Sequences(nn.Module):
+    """Embedded tokens, attention over them, and their mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 8), nn.Linear(8, 4)
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        scores = self.query(x) @ self.key(x).transpose(1, 2) / 3
+        return self.head((scores.softmax(-1) @ x).mean(1))
+
+
+def layers(convolution, norm, pool, rank):
+    """Convolutions that keep the extents, a batch norm, and an average of all that is left."""
+    return nn.Sequential(
+        convolution(3, 6, 3, padding=1), norm(6), nn.ReLU(), convolution(6, 4, 1), pool(1), nn.Flatten(1)
+    ), (3, *(8,) * rank)
+
+
+CASES = {
+    "height and width": (*layers(nn.Conv2d, nn.BatchNorm2d, nn.AdaptiveAvgPool2d, 2), (2, 3)),
+    "batch and height": (*layers(nn.Conv2d, nn.BatchNorm2d, nn.AdaptiveAvgPool2d, 2), (0, 2)),
+    "batch and length": (*layers(nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d, 1), (0, 2)),
+    "batch and tokens": (Sequences(), (8,), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_of_several_extents_are_those_of_pytorch(name):
+    model, shape, axes = CASES[name]
+    model = copy.deepcopy(model).train()
+    reference = copy.deepcopy(model).double()
+    generator = torch.Generator().manual_seed(0)
+
+    def batch(*extents):
+        full = [4, *shape]
+        for axis, extent in zip(axes, extents, strict=True):
+            full[axis] = extent
+        x = torch.randn(full, generator=generator)
+        x = torch.randint(0, 9, full, generator=generator) if name.endswith("tokens") else x
+        return x, torch.randint(0, 4, full[:1], generator=generator)
+
+    free = {axis: torch.export.Dim(f"n{axis}", min=2, max=64) for axis in axes}
+    program = torch.export.export(model, (batch(8, 6)[0],), dynamic_shapes=(free,))
+    runner = Runner(build_step(from_exported_program(program), lr=RATE))
+    if name.endswith("tokens"):
+        reference.forward = lambda x, forward=reference.forward: forward(x.long())
+    train_beside(runner, reference, [batch(8, 6), batch(3, 11), batch(5, 2)], RATE)
+    state = runner.named()
+    for key, value in reference.state_dict().items():
+        if not key.endswith("num_batches_tracked"):
+            assert relative_error(state[key], np.asarray(value)) < 1e-5, key
