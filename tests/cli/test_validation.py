@@ -59,7 +59,7 @@ def test_log_best_and_patience(convgrad: Command, tiny_step: Path, validated_dat
 def test_what_counts_no_label(convgrad: Command, tiny_model: str, tmp_path: Path, monitor: str) -> None:
     """Validation and test data whose labels are all ignored: patience ends the run, and no accuracy is enough."""
     step, data = tmp_path / "step.so", tmp_path / "ignored.npz"
-    convgrad("build", tiny_model, "-o", step, "--ignore-index", -1)
+    convgrad("build", tiny_model, "-o", step, "--ignore-index", -1, "--split")
     x, y = tiny.make_arrays(2 * tiny.BATCH, 0)
     none = np.full_like(y, -1)
     np.savez(data, x_train=x, y_train=y, x_val=x, y_val=none, x_test=x, y_test=none)
@@ -70,9 +70,10 @@ def test_what_counts_no_label(convgrad: Command, tiny_model: str, tmp_path: Path
     assert done.code == 1
     assert "the test accuracy is nan, not above the 0.5" in done.err
     np.savez(data, x_train=x, y_train=none)
-    done = convgrad("run", step, "--data", data, "--epochs", 1)
-    assert done.code == 1
-    assert "all labels of this batch are -1, the ignored class" in done.err
+    for options in ([], ["--accumulate", 2]):
+        done = convgrad("run", step, "--data", data, "--epochs", 1, *options)
+        assert done.code == 1
+        assert f"all labels of a batch of {tiny.BATCH} samples are -1, the ignored class" in done.err
 
 
 def test_killed_and_resumed(convgrad: Command, tiny_step: Path, validated_data: Path, tmp_path: Path) -> None:

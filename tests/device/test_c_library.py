@@ -326,10 +326,13 @@ def exported(torch: Any, kind: str) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.conv, self.tokens = torch.nn.Conv2d(3, 5, 3, padding=1), torch.nn.Embedding(9, 5)
+            self.many = torch.nn.Linear(3, 200)
 
         def forward(self, x: Any, target: Any = None) -> Any:
             if kind == "tokens":
                 return self.tokens(x).mean(1)
+            if kind == "classes":
+                return self.many(x)
             found = self.conv(x.float() / 255)
             found = found if kind == "pixels" else found.mean((2, 3))
             return found if target is None else torch.nn.functional.cross_entropy(found, target)
@@ -337,6 +340,7 @@ def exported(torch: Any, kind: str) -> Any:
     image = torch.zeros(4, 3, 6, 6)
     inputs = {
         "pixels": (image,),
+        "classes": (torch.zeros(150, 3),),
         "loss": (image, torch.zeros(4, dtype=torch.int64)),
         "tokens": (torch.zeros(4, 7, dtype=torch.int32),),
         "bytes": (image.to(torch.uint8),),
@@ -345,7 +349,7 @@ def exported(torch: Any, kind: str) -> Any:
     return torch.export.export(Net(), inputs[kind])
 
 
-@pytest.mark.parametrize("kind", ["pixels", "loss", "tokens", "bytes", "halves"])
+@pytest.mark.parametrize("kind", ["pixels", "classes", "loss", "tokens", "bytes", "halves"])
 def test_the_example_makes_batches_of_all_types(kind: str, example: Path, convgrad: Command, tmp_path: Path) -> None:
     """Classes that are not the last axis, a step that tells of no predictions, and elements of 1, 2 and 4 bytes."""
     torch = pytest.importorskip("torch")
@@ -358,6 +362,9 @@ def test_the_example_makes_batches_of_all_types(kind: str, example: Path, convgr
     losses = [float(loss) for loss in re.findall(r"loss (\S+)$", done.stdout, re.MULTILINE)]
     assert len(losses) == 3
     assert np.isfinite(losses).all()
+    if kind == "classes":
+        x = ((np.arange(450) * 7919 % 1001 - 500) / np.float32(500)).astype("float32").reshape(150, 3)
+        assert np.float32(losses[0]) == np.float32(Session(tmp_path / "step.so").step(x, np.arange(150))[0])
 
 
 OPENED = """

@@ -291,7 +291,7 @@ def run(
     if not first:
         return  # the first rank tests, tells and writes
     if end is End.STOPPED:
-        best = f"no {monitor} was a finite number: look for NaN in the validation data, or for ignored classes only"
+        best = f"no {monitor} was a finite number; look for NaN in the validation data, or for ignored classes only"
         if progress.best is not None:
             best = f"the best {monitor}, {progress.best:.6g}, was found after step {progress.best_step}"
         stderr().print(f"ended after step {len(progress.losses)}: {best}", markup=False)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,13 +91,16 @@ def show(title: str, result: Result) -> None:
 
 
 def require(found: float, wanted: float) -> None:
-    """Refuse a test accuracy that is not above what --require-accuracy wants, such as NaN, if nothing was counted.
+    """Refuse a test accuracy that is not above what --require-accuracy wants. NaN, of no labels that count, is not.
 
     Raises:
         TrainingError: it is not.
     """
     if not found > wanted:
-        raise TrainingError(f"the test accuracy is {found:.4f}, not above the {wanted:g} of --require-accuracy.")
+        remedy = "no label of the test data counts" if math.isnan(found) else "train longer, or ask for less"
+        raise TrainingError(
+            f"the test accuracy is {found:.4f}, not above the {wanted:g} of --require-accuracy; {remedy}."
+        )
 
 
 def _save_state(session: Session, path: Path) -> None:

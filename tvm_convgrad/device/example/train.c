@@ -30,11 +30,13 @@ static size_t element_bytes(const convgrad_tensor *tensor) {
   return *bits == '\0' ? 1 : (size_t)atol(bits) / 8;
 }
 
-/* Store a number as an element of a tensor's type: floats over -1 to 1, integers 0 to classes - 1. */
+/* Store a number as an element of a tensor's type: floats over -1 to 1 (float16: -0.5 or 0.5), integers 0 to
+ * classes - 1. Numbers are little-endian, as on all CPUs that steps are built for. */
 static void store(void *data, size_t i, const convgrad_tensor *tensor, int64_t classes) {
-  const int64_t whole = (int64_t)i % classes;
-  const float number = (float)((int64_t)i * 7919 % 1001 - 500) / 500.0F;
   const size_t bytes = element_bytes(tensor);
+  const int is_bool = strcmp(tensor->dtype, "bool") == 0;
+  const uint64_t whole = (uint64_t)((int64_t)i % (is_bool ? 2 : bytes == 1 && classes > 128 ? 128 : classes));
+  const float number = (float)((int64_t)i * 7919 % 1001 - 500) / 500.0F;
   char *at = (char *)data + i * bytes;
   if (strcmp(tensor->dtype, "float32") == 0) {
     memcpy(at, &number, bytes);
@@ -50,8 +52,7 @@ static void store(void *data, size_t i, const convgrad_tensor *tensor, int64_t c
     const uint16_t half = number < 0 ? 0xB800 : 0x3800; /* -0.5 and 0.5 */
     memcpy(at, &half, bytes);
   } else {
-    memset(at, 0, bytes); /* little-endian */
-    *at = (char)(whole % 128);
+    for (size_t byte = 0; byte < bytes; ++byte) at[byte] = (char)(whole >> (8 * byte) & 0xFF);
   }
 }
 
@@ -89,8 +90,11 @@ static int train(convgrad_session *session, long steps, const char *x_path, cons
     return 1;
   }
   void *inputs = values(&x, x_path, 1);
-  /* Classes are axis 1 of [batch, classes, ...]; two where the step does not tell how many there are. */
-  const int64_t classes = prediction.rank > 1 && prediction.shape[1] > 1 ? prediction.shape[1] : 2;
+  /* Classes are axis 1 of [batch, classes, ...], but two where the model returns its loss itself: what its target
+   * means is not known then, and Y.raw may be needed. */
+  const char *manifest = convgrad_manifest(session);
+  const int is_own = manifest != NULL && strstr(manifest, "\"loss\":\"model\"") != NULL;
+  const int64_t classes = !is_own && prediction.rank > 1 && prediction.shape[1] > 1 ? prediction.shape[1] : 2;
   void *target = inputs == NULL ? NULL : values(&y, y_path, classes);
   int code = target == NULL;
   if (code == 0) {

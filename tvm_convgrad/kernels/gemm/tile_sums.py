@@ -173,8 +173,8 @@ def step_cycles(
     """Cycles of the reduction of a tile for each word: products, or loads, or the latency of a register of sums.
 
     W's panel is near from the second tile on that reads it, and the source of a spatial block if both fit the
-    first-level cache. A line that a tile loads from afar serves all taps of its row, of which a
-    kernel has the root of its taps, as if it were square.
+    first-level cache. A line that is loaded from afar serves all taps of a row of the kernel;
+    their number is taken as the root of the number of taps.
     """
     shape, element = TileShape.of(spec, tiling, blocking), DTYPE_BYTES[spec.dtype]
     panel = blocking.channel_block * blocking.tap_count * spec.source_channels * element

@@ -149,7 +149,7 @@ def tile_cycles(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float
     tile_rows = shape.pieces * shape.rows
     slab_words = tiling.slab_d * tiling.slab_h * shape.pitch
     near = (tiling.tile_m + shape.width) * slab_words * element <= machine.l1_bytes
-    # Tiles of X are contiguous, so that the hardware prefetches them; rows of dY lie in lines far apart.
+    # Tiles of X are contiguous, and are taken to be prefetched by the hardware; rows of dY lie in lines far apart.
     loads = tile_rows * (machine.tile_load if near else machine.tile_load_far)
     loads += tiling.tile_n * shape.words * machine.tile_load
     step = grid_cycles(TileGrid(shape.pieces, tiling.tile_n), shape.rows, loads, machine)

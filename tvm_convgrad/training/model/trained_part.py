@@ -69,9 +69,8 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _near(model: Model, pattern: str) -> str:
     """Names that the pattern may have meant: of parameters, and of the modules that they belong to."""
-    modules = {
-        ".".join(name.split(".")[:depth]) for name in model.parameters for depth in range(1, name.count(".") + 2)
-    }
+    names = [*model.parameters, *(other for other, own in model.tied.items() if own in model.parameters)]
+    modules = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
     near = difflib.get_close_matches(pattern.rstrip(".*"), sorted(modules), _SHOWN, 0.5)
     shown = near or list(model.parameters)[:_SHOWN]
     return f"{'near names are' if near else 'the first ones are'} {', '.join(shown)}"

@@ -145,13 +145,8 @@ def train(
             found = update(batch, done, rate)
             if not math.isfinite(found.loss) and not allow_nonfinite:
                 event = f"the loss became {found.loss} in step {done + 1} (epoch {progress.epoch + 1});"
-                if cause := update.cause(_bad_samples(session, source, batch)):
+                if cause := update.cause(_bad_samples(session, source, batch) or _ignored(session, batch, size)):
                     raise DataError(f"{event} {cause}: correct the data.")
-                if session.ignored is not None and (batch.target == session.ignored).all():
-                    raise DataError(
-                        f"{event} all labels of this batch are {session.ignored}, the ignored class, so that its loss "
-                        "is a mean over none: leave such samples out of the data, or use larger batches."
-                    )
                 raise TrainingError(
                     f"{event} train with a smaller learning rate than {rate:g}{_indices(session, batch)}."
                 )
@@ -197,6 +192,19 @@ def _bad_samples(session: Session, source: Source, batch: Batch) -> str:
                 "values that are not finite"
             )
     return ""
+
+
+def _ignored(session: Session, batch: Batch, size: int) -> str:
+    """That all labels of one of the micro-batches, of `size` samples each, are the ignored class; "" if none is so."""
+    if session.ignored is None:
+        return ""
+    parts = [batch.target[at : at + size] for at in range(0, len(batch.target), size)]
+    if not any((part == session.ignored).all() for part in parts):
+        return ""
+    return (
+        f"all labels of a batch of {size} samples are {session.ignored}, the ignored class, so that its loss is a mean "
+        "over none, and larger batches or other samples are needed"
+    )
 
 
 def is_finite(array: Array) -> bool:

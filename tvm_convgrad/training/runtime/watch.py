@@ -29,11 +29,11 @@ class Watch:
     patience: int | None = None
 
     def note(self, progress: Progress, measures: Mapping[str, float]) -> bool:
-        """Bring the progress up to date with a validation; whether it is the best so far. NaN is never the best."""
+        """Bring the progress up to date with a validation; whether it is the best so far, as no NaN or infinity is."""
         if progress.monitor != self.monitor:
             progress.monitor, progress.best, progress.stale = self.monitor, None, 0
         value = measures[self.monitor]
-        better = not math.isnan(value) and (progress.best is None or self._is_better(value, progress.best))
+        better = math.isfinite(value) and (progress.best is None or self._is_better(value, progress.best))
         if better:
             progress.best, progress.best_step, progress.stale = value, len(progress.losses), 0
         else:
