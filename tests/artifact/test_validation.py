@@ -74,6 +74,8 @@ def test_extreme_scores_and_nothing_to_count() -> None:
         ("loss", [3.0, 2.0, 2.5, 2.0], 2.0, True),
         ("loss", [3.0, 2.0, 2.5, 1.0], 1.0, False),
         ("loss", [math.nan, math.nan], None, True),
+        ("loss", [math.inf, math.inf], None, True),
+        ("accuracy", [math.inf, 0.5, 0.6], 0.6, False),
         ("accuracy", [0.5, math.nan, 0.6, 0.6], 0.6, False),
         ("accuracy", [0.5, 0.4, 0.3], 0.5, True),
         ("mse", [1.0], 1.0, False),

@@ -100,6 +100,8 @@ def test_a_weight_with_two_names_is_trained_by_either(pattern):
             return self.decoder(torch.relu(self.encoder(x)))
 
     model = from_exported_program(torch.export.export(Tied(), (torch.zeros(2, 4),)))
+    with pytest.raises(ModelError, match=r"near names are decoder\.weight"):
+        train_only(model, ["decoder.weigth"])
     found = set(train_only(model, [pattern]).parameters)
     assert found == {"encoder.weight"} | ({"decoder.bias"} if pattern in ("decoder", "decoder.*") else set())
 
