@@ -9,7 +9,8 @@ whole rows of the result, the staging buffer holds all of them interleaved.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
@@ -333,14 +334,9 @@ class ResultStore:
     ) -> None:
         """A row of the staging buffer, columns from `first` on: squares of pixels x channels, transposed."""
         loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
-        static = isinstance(first, int)
-        chunks = -(-(width - first) // lanes) if static else tir.truncdiv(width - first + (lanes - 1), lanes)
-        masked = not static or (width - first) % lanes != 0
-        with loops.loop(chunks, "chunk") as chunk, loops.loop(channels // lanes, "j") as j:
-            x = loops.let(expr(first + chunk * lanes), "x")
+        with self._squares(first, width, lanes) as (x, j, mask):
             at = loops.let(expr(start + x * channels + j * lanes), "at")
             rows = [loops.let(load(self._scratch, at + i * channels, lanes), "row") for i in range(lanes)]
-            mask = lanes_below(x, width, lanes) if masked else None
             for i, value in enumerate(transpose(loops, rows)):
                 o = expr(j * lanes + i)
                 with where(loops, o < count if self._ragged else None):
@@ -353,29 +349,36 @@ class ResultStore:
     ) -> None:
         """The same to a result of bfloat16: squares of words of two pixels, transposed as those of pixels are."""
         loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
-        pixels = 2 * lanes
-        static = isinstance(first, int)
-        chunks = -(-(width - first) // pixels) if static else tir.truncdiv(width - first + (pixels - 1), pixels)
-        masked = not static or (width - first) % pixels != 0
-        with loops.loop(chunks, "chunk") as chunk, loops.loop(channels // lanes, "j") as j:
-            x = loops.let(expr(first + chunk * pixels), "x")
+        with self._squares(first, width, 2 * lanes) as (x, j, mask):
             at = loops.let(expr(start + x * channels + j * lanes), "at")
             o = loops.let(expr(channel + j * lanes), "o")
             within = lanes_below(o, self.spec.result_channels, lanes) if self._ragged else None
             sums = [
                 self._finished(load(self._scratch, at + i * channels, lanes), group, o, 0, within, over_channels=True)
-                for i in range(pixels)
+                for i in range(2 * lanes)
             ]
             rows = [
                 loops.let(words_of_pair(loops, even, odd), "row")
                 for even, odd in zip(sums[::2], sums[1::2], strict=True)
             ]
-            mask = lanes_below(x, width, pixels) if masked else None
             for i, value in enumerate(transpose(loops, rows)):
                 number = expr(j * lanes + i)
                 with where(loops, number < count if self._ragged else None):
                     to = loops.let(expr(out + (channel + number) * view.channel + x), "to")
                     self._numbers.store_words(to, value, mask)
+
+    @contextmanager
+    def _squares(self, first: Index, width: int, pixels: int) -> Iterator[tuple[Index, Index, Expr | None]]:
+        """Loops over the squares of a row; gives the first column, the number of the vector, the mask of columns."""
+        loops, static = self.loops, isinstance(first, int)
+        chunks = -(-(width - first) // pixels) if static else tir.truncdiv(width - first + (pixels - 1), pixels)
+        masked = not static or (width - first) % pixels != 0
+        with (
+            loops.loop(chunks, "chunk") as chunk,
+            loops.loop(self.blocking.channel_block // self.lanes, "j") as j,
+        ):
+            x = loops.let(expr(first + chunk * pixels), "x")
+            yield x, j, lanes_below(x, width, pixels) if masked else None
 
 
 def _lanes_from(first: int, limit: Index, lanes: int) -> Expr:

@@ -8,19 +8,20 @@ program has been saved, so that PyTorch's decomposition finds tensors that share
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # an optional package
     import torch
 
 
-def with_one_name(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def with_one_name(program: torch.export.ExportedProgram, others: Mapping[str, str]) -> torch.export.ExportedProgram:
     """The program in which each tensor has one name, the first one that the model has for it, and one input.
 
     Args:
         program: it stays as it is; the new one has the same tensors.
+        others: its `other_names`.
     """
-    others = other_names(program)
     if not others:
         return program
     program = with_own_graph(program)

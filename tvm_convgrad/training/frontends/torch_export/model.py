@@ -120,7 +120,7 @@ def from_exported_program(
     _refuse_types(torch, program, source)
     _refuse_what_export_loses(torch, program, source)
     tied = other_names(program)
-    program, public = with_free_names(with_one_name(program))
+    program, public = with_free_names(with_one_name(program, tied))
     program = with_used_places(with_plain_dropout(program, source))
     with_equal_bags(program)
     with_constant_repeats(program)
