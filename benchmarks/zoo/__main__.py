@@ -30,7 +30,7 @@ def main() -> None:
     """Run what the command line asks for; cases that a former run has in OUT/cases.jsonl are not run again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/zoo"))
-    parser.add_argument("--only", default="*", help="a pattern of names, such as 'timm:*'")
+    parser.add_argument("--only", default="*", help="patterns of names between commas, such as 'timm:*,*:vgg11'")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--stage", choices=STAGES, default="time")
     parser.add_argument("--batch", type=int, default=8)
@@ -49,7 +49,8 @@ def main() -> None:
     kept = given.out / f"{given.stage}.jsonl"
     compared = recorded(given.out / "compare.jsonl") if given.keep and given.stage == "time" else {}
     done = recorded(kept)
-    found = [each for each in architectures(given.out) if fnmatch.fnmatch(each.name, given.only)]
+    patterns = given.only.split(",")
+    found = [each for each in architectures(given.out) if any(fnmatch.fnmatch(each.name, one) for one in patterns)]
     forms = given.forms.split(",")
     known = {(each.name, each.form): each for each in read(given.merge.read_text())} if given.merge else {}
     cases = [(each, form) for form in forms for each in found if (each.name, form) not in done and not given.no_run]

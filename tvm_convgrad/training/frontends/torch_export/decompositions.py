@@ -127,6 +127,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.binary_cross_entropy.default: binary_cross_entropy,
         aten.multilabel_margin_loss_forward.default: multilabel_margin,
         aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize.per_tensor,
+        aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantize.per_tensor_of_tensors,
+        aten.fake_quantize_per_channel_affine_cachemask.default: fake_quantize.per_channel,
+        aten._fused_moving_avg_obs_fq_helper_functional.default: fake_quantize.observed,
         aten.linalg_vector_norm.default: _norm,
         aten.std.correction: _deviation,
         aten.std_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (

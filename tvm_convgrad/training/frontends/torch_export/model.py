@@ -34,6 +34,7 @@ from tvm_convgrad.training.frontends.torch_export.no_grad import trained_paramet
 from tvm_convgrad.training.frontends.torch_export.operators.bags import with_equal_bags
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import declare_deformable
 from tvm_convgrad.training.frontends.torch_export.operators.extents import with_extents_as_tensors
+from tvm_convgrad.training.frontends.torch_export.operators.fake_quantize import with_sized_observers
 from tvm_convgrad.training.frontends.torch_export.operators.pool_places import with_used_places
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import with_constant_repeats
 from tvm_convgrad.training.frontends.torch_export.operators.scalars import with_scalars_as_vectors
@@ -123,6 +124,7 @@ def from_exported_program(
     program, public = with_free_names(with_one_name(program, tied))
     program = with_used_places(with_plain_dropout(program, source))
     with_equal_bags(program)
+    with_sized_observers(program)
     with_constant_repeats(program)
     with_scalars_as_vectors(program)
     program = _decomposed(program, source, "its graph")
