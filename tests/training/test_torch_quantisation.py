@@ -6,6 +6,7 @@ PyTorch computes fake quantisation in float32 alone, and so the comparison is wi
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -82,6 +83,8 @@ def test_prepared_models_train_as_in_pytorch(backend, changed):
         optimizer.step()
         np.testing.assert_allclose(np.ravel(found[0])[0], loss.item(), rtol=100 * UNIT)
     held, wanted = runner.named(), model.state_dict()
+    predicted = copy.deepcopy(model).eval()(x).detach().numpy()  # observers move there, too
+    np.testing.assert_allclose(runner.predict(x.numpy()), predicted, rtol=0, atol=1000 * UNIT)
     moved = [name for name in held if name.endswith((".scale", ".min_val"))]
     assert len(moved) == 10
     for name, value in held.items():
