@@ -48,6 +48,11 @@ def _squares(x: Tensor) -> Tensor:
     return x[:, :, :4, :4] * 0.2 + torch.eye(4).roll(1, 0) * 2
 
 
+def _drawn(x: Tensor) -> Tensor:
+    """Numbers from 0 to 1: (samples, channels, 3)."""
+    return (torch.arange(24).reshape(2, 4, 3) * 0.37 % 1).to(x.dtype)
+
+
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.flatten(2) for part in parts], 2)
 
@@ -283,6 +288,13 @@ TOPICS: dict[str, dict[str, Function]] = {
         "lp_pool": lambda x: F.lp_pool2d(x, 2.0, 2),
         "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         "max_places": lambda x: F.max_pool2d(x, 3, 2, 1, 1, True, return_indices=True)[0],
+        "fractional_pool": lambda x: F.fractional_max_pool2d(x, (2, 3), (4, 3), _random_samples=_drawn(x)[..., :2]),
+        "fractional_pool_once": lambda x: F.fractional_max_pool2d(
+            x[0], 4, (1, 2), _random_samples=_drawn(x)[:1, :, :2]
+        ),
+        "fractional_pool_3d": lambda x: F.fractional_max_pool3d(
+            volume(x), (1, 1, 3), (1, 2, 3), _random_samples=_drawn(x)
+        ),
         "max_unpool_1d": lambda x: F.max_unpool1d(
             *F.max_pool1d(row(x), 3, 3, return_indices=True), 3, output_size=(row(x).shape[-1],)
         ),
@@ -374,6 +386,9 @@ TOPICS: dict[str, dict[str, Function]] = {
         "solve_triangular_of_units": lambda x: torch.linalg.solve_triangular(
             x * 0.3, x, upper=False, unitriangular=True
         ),
+        "cholesky_old": lambda x: torch.cholesky(_squares(x) @ _squares(x).mT),
+        "cholesky_inverse": lambda x: torch.cholesky_inverse(_squares(x).tril() + torch.eye(4)),
+        "cholesky_inverse_upper": lambda x: torch.cholesky_inverse(_squares(x).triu() + torch.eye(4), upper=True),
         "cholesky_solve": lambda x: torch.cholesky_solve(x[:, :, :4, 4:], _squares(x).tril() + torch.eye(4)),
         "cholesky_solve_upper": lambda x: torch.cholesky_solve(
             x[:, :, :4, 4:], (_squares(x) + torch.eye(4)).triu(), upper=True

@@ -110,6 +110,12 @@ def cholesky_solve(right: Tensor, factor: Tensor, upper: bool = False) -> Tensor
     return inverse @ (inverse.mT @ right) if upper else inverse.mT @ (inverse @ right)
 
 
+def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    """`aten.cholesky_inverse`: the inverse of the matrix of which the factor is given."""
+    inverse = triangular_inverse(factor.triu() if upper else factor.tril(), upper=upper)
+    return inverse @ inverse.mT if upper else inverse.mT @ inverse
+
+
 def triangular_inverse(matrix: Tensor, *, upper: bool) -> Tensor:
     """The inverse of a triangular matrix, whose other half is 0: of its diagonal, then of blocks of 2, 4, ... rows.
 

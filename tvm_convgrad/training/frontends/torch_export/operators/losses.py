@@ -37,7 +37,7 @@ def multilabel_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> tupl
     """
     import torch
 
-    rows, labels = (each.unsqueeze(0) if each.ndim < 2 else each for each in (x, target))
+    rows, labels = (each.reshape(1, -1) if each.ndim < 2 else each for each in (x, target))
     classes = rows.shape[1]
     listed = (labels < 0).cumsum(1) == 0
     named = (labels.unsqueeze(2) == torch.arange(classes)) & listed.unsqueeze(2)  # (sample, place in the list, class)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Max pools with the indices of their elements, adaptive max pools, and average pools that TVM's importer has not."""
+"""Max pools with the indices of their elements, adaptive and fractional ones, and average pools that TVM has not."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _max_pool_with_places(
         for tap in product(*(range(count) for count in taps))
     ]
     values, numbers = (torch.stack([tensor[window] for window in windows]) for tensor in (whole, numbers))
-    found = values.argmax(0, keepdim=True)
-    return values.gather(0, found)[0], numbers.expand(values.shape).gather(0, found)[0]
+    largest, found = values.max(0)
+    return largest, numbers.expand(values.shape).gather(0, found.unsqueeze(0))[0]
 
 
 def _windows(extent: int, tap: int, step: int, pad: int, dilation: int, ceil_mode: bool) -> tuple[int, int]:
@@ -104,8 +104,8 @@ def _adaptive_max_with_places(x: Tensor, size: Sequence[int]) -> tuple[Tensor, T
     order = [*range(before), *(before + 2 * axis + part for part in (0, 1) for axis in range(rank))]
     values = torch.where(outside, -math.inf, values).permute(order).flatten(before + rank)
     numbers = numbers.permute(order).flatten(before + rank).expand(values.shape)
-    found = values.argmax(-1, keepdim=True)
-    return values.gather(-1, found).squeeze(-1), numbers.gather(-1, found).squeeze(-1)
+    largest, found = values.max(-1)
+    return largest, numbers.gather(-1, found.unsqueeze(-1)).squeeze(-1)
 
 
 def adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -136,6 +136,37 @@ def adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
             parts.append(pool(part, kernel) if kernel[axis] > 1 else part)
         x = torch.cat(parts, axis - rank)
     return x, torch.zeros(x.shape, dtype=torch.int64)
+
+
+def fractional_max(x: Tensor, kernel: Sequence[int], size: Sequence[int], samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Max pools of windows at pseudo-random places (Graham, "Fractional max-pooling", 2014), and their elements' indices.
+
+    Window i of an axis begins at floor((i + u) a) - floor(u a), where a is the quotient of the elements and the windows
+    that the last one leaves over; the last one ends with the axis.
+
+    Args:
+        samples: u, (batch, channels, axes); of two axes PyTorch has the last one first.
+    """
+    import torch
+
+    rank = len(size)
+    before = x.ndim - rank
+    drawn = samples.reshape([*x.shape[:before], rank])
+    indices = torch.zeros([], dtype=torch.int64)
+    for axis, (extent, taps, windows) in enumerate(zip(x.shape[before:], kernel, size, strict=True)):
+        sample = drawn.narrow(-1, rank - 1 - axis if rank == 2 else axis, 1)
+        begins = torch.full_like(sample, extent - taps, dtype=torch.int64)
+        if windows > 1:
+            step = torch.full([], extent - taps, dtype=x.dtype) / (windows - 1)
+            others = (torch.arange(windows - 1) + sample) * step
+            begins = torch.cat([others.to(torch.int64) - (sample * step).to(torch.int64), begins], -1)
+        shape = [*x.shape[:before], *([1] * (2 * rank))]
+        shape[before + axis], shape[before + rank + axis] = windows, taps
+        indices = indices * extent + (begins.unsqueeze(-1) + torch.arange(taps)).reshape(shape)
+    indices = indices.flatten(before + rank)
+    values = x.flatten(before).gather(-1, indices.flatten(before)).reshape(indices.shape)
+    largest, found = values.max(-1)
+    return largest, indices.gather(-1, found.unsqueeze(-1)).squeeze(-1)
 
 
 def max_unpool(x: Tensor, places: Tensor, size: Sequence[int], *_window: Sequence[int]) -> Tensor:
@@ -170,4 +201,4 @@ def average_pool(
     return pool(torch.nn.functional.pad(x, widths), taps, steps, [0] * rank, False, True, divisor)
 
 
-__all__ = ["adaptive_max", "average_pool", "max_unpool", "with_used_places"]
+__all__ = ["adaptive_max", "average_pool", "fractional_max", "max_unpool", "with_used_places"]
