@@ -139,7 +139,7 @@ def adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def fractional_max(x: Tensor, kernel: Sequence[int], size: Sequence[int], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Max pools of windows at pseudo-random places (Graham, "Fractional max-pooling", 2014), and their elements' indices.
+    """Max pools of windows at pseudo-random places (Graham, "Fractional max-pooling", 2014), and the maxima's indices.
 
     Window i of an axis begins at floor((i + u) a) - floor(u a), where a is the quotient of the elements and the windows
     that the last one leaves over; the last one ends with the axis.
