@@ -48,6 +48,10 @@ def _squares(x: Tensor) -> Tensor:
     return x[:, :, :4, :4] * 0.2 + torch.eye(4).roll(1, 0) * 2
 
 
+def _first() -> Tensor:
+    return torch.tensor([0])
+
+
 def _drawn(x: Tensor) -> Tensor:
     """Numbers from 0 to 1: (samples, channels, 3)."""
     return (torch.arange(24).reshape(2, 4, 3) * 0.37 % 1).to(x.dtype)
@@ -132,6 +136,11 @@ TOPICS: dict[str, dict[str, Function]] = {
         "diagonal_scatter": lambda x: x.diagonal_scatter(x[:, 0, :, :4] * 2, -1, 3, 1),
         "fill_diagonal": lambda x: (x[:, 0, 0] @ x[:, 0, 0].mT).fill_diagonal_(2.0),
         "clamp_by_tensors": lambda x: x[:, :1].clamp(x[0] - 0.5, torch.zeros(6)) * x[0, 0].clamp_min(x[0, 0] + 0),
+        "put": lambda x: x.put(torch.tensor([[3, -1], [9, 40]]), x[0, 0, :2, :2], accumulate=True),
+        "put_in_place": lambda x: (x * 1).put_(torch.tensor([3, 70, 9]), x[0, 0, 0, :3]),
+        "scalar_operators": lambda x: (
+            x * (x.mean().permute(()) + x.sum().unfold(0, 1, 1) + x[0, 0, 0, 0].index_fill(0, _first(), x[0, 0, 0, 1]))
+        ),
         "index_fill": lambda x: x.index_fill(-2, torch.tensor([1, 4, 1]), x[0, 0, 0, 0]),
         "triangle": lambda x: x[(..., *torch.triu_indices(6, 5, 1))] * x[(..., *torch.tril_indices(4, 6))],
         "angle": lambda x: x * x.angle(),
@@ -389,6 +398,10 @@ TOPICS: dict[str, dict[str, Function]] = {
         "cholesky_old": lambda x: torch.cholesky(_squares(x) @ _squares(x).mT),
         "cholesky_inverse": lambda x: torch.cholesky_inverse(_squares(x).tril() + torch.eye(4)),
         "cholesky_inverse_upper": lambda x: torch.cholesky_inverse(_squares(x).triu() + torch.eye(4), upper=True),
+        "triangular_solve": lambda x: torch.triangular_solve(x[:, :, :4, 4:], _squares(x) + torch.eye(4))[0],
+        "triangular_solve_transposed": lambda x: torch.triangular_solve(
+            x[:, :, :4, 4:], _squares(x) + torch.eye(4), transpose=True, unitriangular=True
+        )[0],
         "cholesky_solve": lambda x: torch.cholesky_solve(x[:, :, :4, 4:], _squares(x).tril() + torch.eye(4)),
         "cholesky_solve_upper": lambda x: torch.cholesky_solve(
             x[:, :, :4, 4:], (_squares(x) + torch.eye(4)).triu(), upper=True

@@ -103,6 +103,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._linalg_slogdet.default: linalg.log_determinant,
         aten.linalg_cholesky_ex.default: linalg.cholesky,
         aten.linalg_solve_triangular.default: linalg.solve_triangular,
+        aten.triangular_solve.default: linalg.old_solve_triangular,
         aten.linalg_matrix_exp.default: orthogonal.matrix_exp,
         aten.linalg_householder_product.default: orthogonal.householder_product,
         aten.linalg_qr.default: orthogonal.qr,
@@ -115,6 +116,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length),
         aten.fmin.default: lambda x, y: torch.where((x <= y) | torch.isnan(y), x, y),
         aten.fmax.default: lambda x, y: torch.where((x >= y) | torch.isnan(y), x, y),
+        aten.put.default: lambda x, index, source, accumulate=False: aten.index_put.default(
+            x.flatten(), [index.flatten()], source.flatten(), accumulate
+        ).reshape(x.shape),
         aten.prod.dim_int: _product,
         aten.prod.default: lambda x, *, dtype=None: _product(x.flatten(), 0, dtype=dtype),
         aten.index_fill.int_Tensor: _index_fill,
@@ -393,6 +397,8 @@ def _distances(x: Tensor, p: float = 2.0) -> Tensor:
 def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     import torch
 
+    if x.ndim == 0:
+        return x.reshape(1).narrow(0, 0, size)
     dim %= x.ndim
     count = (x.shape[dim] - size) // step + 1
     places = torch.arange(count)[:, None] * step + torch.arange(size)

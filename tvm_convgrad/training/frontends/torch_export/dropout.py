@@ -179,17 +179,21 @@ def _one_of_each_channel(call: Callable[..., torch.fx.Node], node: torch.fx.Node
 def _alpha(call: Callable[..., torch.fx.Node], node: torch.fx.Node, features: bool) -> torch.fx.Node:
     """Alpha dropout (Klambauer et al., 2017): what is dropped becomes -αλ; then mean and variance are restored.
 
+    At rate 1 all is zero, as in PyTorch.
+
     A dropout of ones is 1 when predicting, and 0 or 1/(1 - rate) when training, so that its value shows the mode.
     """
     import torch
 
     aten = torch.ops.aten
     x, rate = node.args[:2]
+    ones = call(aten.ones_like.default, _one_of_each_channel(call, node) if features else x)
+    mask = call(aten.dropout.default, ones, rate, True)
+    if rate == 1:
+        return call(aten.mul.Tensor, x, mask)
     alpha = _SELU_ALPHA * _SELU_SCALE
     scale = ((alpha * alpha * rate + 1) * (1 - rate)) ** -0.5
     shift = alpha * rate * scale
-    ones = call(aten.ones_like.default, _one_of_each_channel(call, node) if features else x)
-    mask = call(aten.dropout.default, ones, rate, True)
     kept = call(aten.add.Tensor, call(aten.mul.Tensor, x, scale), shift)
     dropped = call(aten.full_like.default, x, shift - alpha * scale)
     trained = call(aten.where.self, call(aten.gt.Scalar, mask, 0.0), kept, dropped)

@@ -310,7 +310,7 @@ def _refuse_overwritten(torch: ModuleType, program: torch.export.ExportedProgram
 def _refuse_symbolic_numbers(torch: ModuleType, program: torch.export.ExportedProgram, source: str) -> None:
     signature, kinds = program.graph_signature, torch.export.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
-        if not isinstance(spec.arg, kinds.ConstantArgument | kinds.TensorArgument):
+        if not isinstance(spec.arg, kinds.ConstantArgument | kinds.TensorArgument | kinds.TokenArgument):
             raise ModelError(
                 f"{source}: {spec.arg.name!r} is a symbolic number, which a step cannot take or return; export the "
                 "model with a fixed number, or give it as a tensor with an entry for each sample."

@@ -110,6 +110,12 @@ def _is_view(node: torch.fx.Node, of: torch.fx.Node) -> bool:
 
 def _refusal(node: torch.fx.Node, how: str, source: str) -> ModelError:
     place = place_of(node).removeprefix(", ")
+    if name_of(node) == "embedding_renorm_.default":
+        return ModelError(
+            f"{source}: an embedding with max_norm{f' ({place})' if place else ''} changes its weight in the forward "
+            "pass, which the optimizer updates, too; shorten the rows that are read instead: "
+            "rows * (max_norm / rows.norm(dim=-1, keepdim=True)).clamp(max=1)."
+        )
     return ModelError(
         f"{source}: aten.{name_of(node)}{f' ({place})' if place else ''} writes to a tensor that depends on "
         f"parameters, {how}, so that its gradient would be wrong; write to a copy of it (x.detach().clone()), or to a "

@@ -104,6 +104,14 @@ def solve_triangular(
     return inverse @ right if left else right @ inverse
 
 
+def old_solve_triangular(
+    right: Tensor, matrix: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`aten.triangular_solve`, which has the operands in the other order; the second result is the matrix."""
+    used, is_upper = (matrix.mT, not upper) if transpose else (matrix, upper)
+    return solve_triangular(used, right, upper=is_upper, unitriangular=unitriangular), matrix * 1
+
+
 def cholesky_solve(right: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     """`aten.cholesky_solve`: the solution for the matrix of which the factor is given."""
     inverse = triangular_inverse(factor.triu() if upper else factor.tril(), upper=upper)

@@ -19,7 +19,10 @@ def with_scalars_as_vectors(program: torch.export.ExportedProgram) -> None:
     for node in list(program.graph.nodes):
         if node.op != "call_function" or not _is_along_axis(node):
             continue
+        number = node.args[3:] if name_of(node) == "index_fill.int_Tensor" else ()  # is a scalar always
         for operand in node.all_input_nodes:
+            if operand in number:
+                continue
             value = operand.meta.get("val")
             if getattr(value, "ndim", None) == 0:
                 with program.graph.inserting_before(node):
@@ -40,6 +43,8 @@ def _is_along_axis(node: torch.fx.Node) -> bool:
     if schema is None or not any(argument.name in ("dim", "dims") for argument in schema.arguments):
         return False
     first = node.args[0] if node.args else None
+    if name_of(node).startswith("permute"):  # of no axes
+        return False
     if getattr(getattr(first, "meta", {}).get("val"), "ndim", None) != 0:
         return False
     given = node.meta.get("val")
