@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,14 +55,25 @@ def buffer_of(region: Any) -> Any:
 
 def nodes_of(function: tirx.PrimFunc, *kinds: type) -> list[Any]:
     """The nodes of these classes in a function's body, each occurrence, inner ones first."""
+    return nodes_within(function.body, *kinds)
+
+
+def nodes_within(part: Any, *kinds: type) -> list[Any]:
+    """The nodes of these classes in a statement or an expression, as `nodes_of` gives them."""
     found: list[Any] = []
     if hasattr(tirx, "stmt_functor"):  # TVM 0.26
-        tirx.stmt_functor.post_order_visit(
-            function.body, lambda node: found.append(node) if isinstance(node, kinds) else None
-        )
+        tirx.stmt_functor.post_order_visit(part, lambda node: found.append(node) if isinstance(node, kinds) else None)
     else:
-        tvm_ffi.structural_walk(function.body, [(kinds, found.append)], order="post")
+        tvm_ffi.structural_walk(part, [(kinds, found.append)], order="post")
     return found
+
+
+def replaced(statement: tirx.Stmt, kinds: tuple[type, ...], replace: Callable[[Any], Any]) -> tirx.Stmt:
+    """A statement in which each node of these classes is what `replace` gives for it; inner ones first."""
+    if hasattr(tirx, "stmt_functor"):  # TVM 0.26
+        names = [f"tirx.{kind.__name__}" for kind in kinds]
+        return tirx.stmt_functor.ir_transform(statement, None, replace, names)
+    return tvm_ffi.structural_map(statement, [(kinds, replace)], order="post")
 
 
 def starts_threads(function: tirx.PrimFunc) -> bool:

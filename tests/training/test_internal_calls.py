@@ -128,3 +128,22 @@ def test_guarded_remainders_keep_their_wide_indices():
     library["main"](*map(tvm.runtime.tensor, (x, y, z)), found)
     wanted = x * z + np.concatenate([np.zeros_like(y), y], -1)
     np.testing.assert_array_equal(found.numpy(), wanted.transpose(0, 2, 1, 3).reshape(10, 16))
+
+
+def test_guarded_divisions_by_an_extent_are_computed_before_the_loop():
+    """By LLVM's optimiser, for this CPU: with AVX-512 rows whose first element is masked had another row's factor."""
+    n = tirx.Var("n", "int64")
+    factors, image = te.placeholder([tirx.IntImm("int64", 2)], name="factors"), te.placeholder([n, n], name="image")
+
+    def element(i, j):
+        return te.if_then_else(i % n - j >= 4, tirx.const(-9, "float32"), factors[i // n] * image[i % n, j])
+
+    function = te.create_prim_func([factors, image, te.compute((2 * n, n), element)])
+    module = tvm.IRModule({"main": function.with_attrs({"tirx.is_scheduled": True, "global_symbol": "main"})})
+    library = tvm.tirx.build(module, native_target(), PIPELINE)
+    for size in (1, 7, 8, 16, 33):
+        x = np.random.default_rng(0).integers(-4, 5, (size, size)).astype("float32")
+        found = tvm.runtime.tensor(np.full((2 * size, size), np.nan, "float32"))
+        library["main"](tvm.runtime.tensor(np.array([2, 3], "float32")), tvm.runtime.tensor(x), found)
+        wanted = np.where(np.subtract.outer(np.arange(size), np.arange(size)) >= 4, -9, np.stack([2 * x, 3 * x]))
+        np.testing.assert_array_equal(found.numpy(), wanted.reshape(2 * size, size))

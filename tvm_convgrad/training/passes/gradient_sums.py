@@ -150,7 +150,7 @@ class _Sums(PyExprMutator):
         operands, compute = inner
         if name == "relax.reshape":
             source, shape = self.values[value.args[0]], constant_extents(value)
-            if operator_name(source) == "relax.sum" and shape == _kept(source):
+            if operator_name(source) == "relax.sum" and shape is not None and shape == _kept(source):
                 return operands, lambda x: topi.sum(x, _axes(source.attrs.axis))
             return operands, lambda *given: topi.reshape(compute(*given), shape)
         axes = _axes(value.attrs.axes)
@@ -163,9 +163,14 @@ def _axes(given: Any) -> list[int] | None:
     return None if given is None else [int(axis) for axis in given]
 
 
-def _kept(total: Any) -> tuple[int, ...]:
-    """The extents of the axes that a sum leaves; axes are identified by number, as one may have a single element."""
-    extents, axes = constant_extents(total.args[0]) or (), _axes(total.attrs.axis)
+def _kept(total: Any) -> tuple[int, ...] | None:
+    """The extents of the axes that a sum leaves; axes are identified by number, as one may have a single element.
+
+    None, if an extent is a symbol.
+    """
+    extents, axes = constant_extents(total.args[0]), _axes(total.attrs.axis)
+    if extents is None:
+        return None
     gone = set(range(len(extents))) if axes is None else {axis % len(extents) for axis in axes}
     return tuple(extent for axis, extent in enumerate(extents) if axis not in gone)
 
