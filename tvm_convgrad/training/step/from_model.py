@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from tvm import relax
 
-from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.errors import ModelError, UnsupportedError
 from tvm_convgrad.core.flat import FlatLayout
 from tvm_convgrad.training.autodiff.differentiate import Composite, emit_with_gradients, without_gradient
 from tvm_convgrad.training.ir.counting import scalar
@@ -112,6 +112,12 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
     state = initial_state(model, optimizer, counted, averaged=options.ema is not None, scaled=options.is_scale_dynamic)
     first = len(model.inputs) + 1
     untrained = without_gradient(forward, range(first, first + state.parameters))
+    if len(untrained) == state.parameters:
+        raise ModelError(
+            f"{model.source}: no gradient of the loss reaches any of its parameters ({state.parameters}): it does not "
+            "depend on them, or behind detach() or torch.no_grad() only. torch.export writes what follows a "
+            "torch.utils.checkpoint(..., use_reentrant=True) under no_grad: export with use_reentrant=False."
+        )
     state = replace(state, untrained=untrained)
     parts = _Parts(model, options, optimizer, state, forward, objective)
     builder = builder_with_tir(model.module)
