@@ -55,6 +55,13 @@ def emitted(
     """
     if onto is not None and not may_overwrite(stages, parameters[onto], parameters[-1]):
         return None
+    if any(
+        stage.combiner
+        and _is_flag(stage.store.buffer)
+        and any(stage.store.buffer.same_as(each) for each in temporaries)
+        for stage in stages
+    ):
+        return None
     groups: list[tuple[list[Stage], LoopOrder]] = []
     for group in _groups(stages):
         order = loop_order_of(group)
@@ -74,10 +81,16 @@ def emitted(
         emitter.views.append((parameters[-1], emitter.views[onto][1]))
     for buffer in temporaries:
         size = math.prod(map(int, buffer.shape))
-        emitter.views.append((buffer, loops.buffer("kept", size, str(buffer.dtype))))
+        # TVM turns a buffer of bool that is read by vectors into integers of 8 bits, and refuses them as conditions.
+        dtype = "int8" if _is_flag(buffer) else str(buffer.dtype)
+        emitter.views.append((buffer, loops.buffer("kept", size, dtype)))
     for chain in by_rows(groups):
         emitter.emit(chain)
     return loops.finish(fresh, "")
+
+
+def _is_flag(buffer: tirx.Buffer) -> bool:
+    return str(buffer.dtype) == "bool"
 
 
 def may_overwrite(stages: Sequence[Stage], operand: Any, result: Any) -> bool:
@@ -183,7 +196,10 @@ class _Emitter:
         def read(wanted: Any) -> Any:
             address = stage.address_of[wanted]
             step = address.coefficients[run[0]] if run else 0
-            return load(self._view(buffer_of(wanted)), bases[address] + place * step if step else bases[address])
+            view = self._view(buffer_of(wanted))
+            value = load(view, bases[address] + place * step if step else bases[address])
+            is_same = str(view.dtype) == str(buffer_of(wanted).dtype)
+            return value if is_same else tirx.NE(value, tirx.const(0, str(view.dtype)))
 
         return rebuilt(stage.value, read)
 
@@ -223,7 +239,9 @@ class _Emitter:
 
     def _store(self, group: list[Stage], bases: list[Bases], run: tuple[int, ...], place: Any) -> None:
         for stage, (reads, write) in zip(group, bases, strict=True):
-            self.loops.store(self._view(stage.store.buffer), write + place, self._value(stage, reads, run, place))
+            view, value = self._view(stage.store.buffer), self._value(stage, reads, run, place)
+            is_same = str(view.dtype) == str(stage.store.buffer.dtype)
+            self.loops.store(view, write + place, value if is_same else tirx.Cast(str(view.dtype), value))
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
