@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.utils.checkpoint  # noqa: E402
 from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
@@ -430,12 +430,14 @@ class Checkpointed(Base):
     """A checkpoint after which torch.export writes the rest of the model under no_grad."""
 
     def forward(self, x):
-        return torch.utils.checkpoint.checkpoint(self.linear, self.features(x), use_reentrant=True)
+        return checkpoint(self.linear, self.features(x), use_reentrant=True)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_loss_without_gradients_is_refused():
     """As PyTorch's backward() refuses it."""
     program = torch.export.export(Checkpointed().train(), (torch.zeros(SAMPLES, 2, 5, 5),))
-    with pytest.raises(ModelError, match=r"no gradient of the loss reaches any of its parameters \(4\).*use_reentrant=Fa"):
+    with pytest.raises(
+        ModelError, match=r"no gradient of the loss reaches any of its parameters \(4\).*use_reentrant=Fa"
+    ):
         build_step(from_exported_program(program))

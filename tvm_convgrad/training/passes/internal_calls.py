@@ -7,7 +7,7 @@ made. The virtual machine's own check of a function's arguments covers shapes an
 do nothing, take all of its tensors, those of its state too, and have TVM's whole checks.
 
 The pipeline also keeps the 64-bit indices of functions that LLVM would compile to wrong code with 32-bit ones, and
-takes divisions out of loops that it would compile to wrong code (`invariant_divisions`).
+takes divisions out of loops that it would compile to wrong code (`symbolic_divisions`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 
 from relax_ops.compat import NARROWS_INDICES, TirCall, nodes_of
-from tvm_convgrad.training.passes.invariant_divisions import with_invariant_divisions_first
+from tvm_convgrad.training.passes.symbolic_divisions import with_simple_divisions
 
 PIPELINE = "convgrad_internal_calls"
 """The name under which TVM finds the pipeline of `without_checks`."""
@@ -103,7 +103,7 @@ def without_checks() -> tuple[Any, Any, Any]:
         lowered = _lowered(module, lower)
         for variable, function in lowered.functions_items():
             if isinstance(function, tirx.PrimFunc):
-                lowered[variable] = with_invariant_divisions_first(function)
+                lowered[variable] = with_simple_divisions(function)
         result = skip(lowered)
         for variable in lowered.get_global_vars():
             if variable.name_hint in keep:

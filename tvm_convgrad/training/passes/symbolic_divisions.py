@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divisions by symbolic extents: known to be positive, and computed before an innermost loop that does not change them.
+
+TVM does not know that an extent is positive, and writes a division that rounds down with choices between signs, one in
+the other; the index of a view of five axes compiled for minutes.
+
+LLVM's loop vectorizer takes the address of a guarded load as uniform if its index is a division that does not change in
+the loop, and reads the address in the first lane. But it computes the division only in lanes whose guard holds: where
+the first lane's does not, the others load from anywhere (the bug is that of llvm-project#142957). A division by a
+number is none of those, as LLVM may compute it in any lane.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from relax_ops.compat import TensorLoad, TirCall, arithmetic, nodes_within, replaced
+
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+_MOST = 2**31
+"""More than any extent."""
+
+
+def with_simple_divisions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with such divisions; a divisor of 0, which is that of a loop without iterations, is taken for 1."""
+    if not any(map(_is_symbolic, nodes_within(function.body, *_DIVISIONS))):
+        return function
+    extents = _Extents(function)
+    body = replaced(function.body, _DIVISIONS, extents.with_positive_divisor)
+    return function.with_body(replaced(body, (tirx.For,), _hoisted))
+
+
+def _is_symbolic(division: Any) -> bool:
+    """Whether a division is one of integers by what is not a number."""
+    return str(division.ty.dtype).startswith("int") and not isinstance(division.b, tirx.IntImm)
+
+
+class _Extents:
+    """What a lowered function reads from its arguments' shapes, and what it computes of that."""
+
+    def __init__(self, function: tirx.PrimFunc) -> None:
+        self._analyzer = arithmetic.Analyzer()
+        self._known: list[Any] = []
+        for bound in nodes_within(function.body, tirx.Bind):
+            dtype = str(bound.var.ty.dtype) if isinstance(bound.var.ty, tvm.ir.PrimType) else ""
+            if not dtype.startswith("int"):
+                continue
+            if isinstance(bound.value, TirCall) and dtype == "int64":  # reads a field of an argument
+                one, most = (tirx.IntImm(dtype, number) for number in (1, _MOST))
+                self._analyzer.bind(bound.var, tvm.ir.Range.from_min_extent(one, most))
+            elif self._is_known(bound.value):
+                self._analyzer.bind(bound.var, bound.value)
+            else:
+                continue
+            self._known.append(bound.var)
+
+    def _is_known(self, value: Any) -> bool:
+        """Whether a value is made of extents alone."""
+        variables = nodes_within(value, tirx.Var)
+        known = all(any(each.same_as(one) for one in self._known) for each in variables)
+        return known and not nodes_within(value, TensorLoad, TirCall)
+
+    def with_positive_divisor(self, division: Any) -> Any:
+        """A division by an extent as one by a number that TVM sees is positive; another as it is."""
+        divisor = division.b
+        if not _is_symbolic(division) or isinstance(divisor, tirx.Max) or not self._is_known(divisor):
+            return division
+        if self._analyzer.const_int_bound(divisor).min_value < 1:
+            return division
+        return type(division)(division.a, tirx.max(divisor, tirx.IntImm(str(divisor.ty.dtype), 1)))
+
+
+def _hoisted(loop: tirx.For) -> tirx.Stmt:
+    """An innermost loop behind the divisions in it that do not change; another loop as it is."""
+    if nodes_within(loop.body, tirx.For, tirx.While):
+        return loop
+    changing = [loop.loop_var, *(each.var for each in nodes_within(loop.body, tirx.Let))]
+    first: list[tuple[Any, tirx.Bind]] = []
+
+    def is_fixed(value: Any) -> bool:
+        if nodes_within(value, TensorLoad, TirCall):
+            return False
+        return not any(each.same_as(one) for each in nodes_within(value, tirx.Var) for one in changing)
+
+    for bound in nodes_within(loop.body, tirx.Bind):  # such as common subexpressions
+        if is_fixed(bound.value) and not _divides(bound.value):
+            first.append((None, bound))
+        else:
+            changing.append(bound.var)
+
+    def variable_of(division: Any) -> Any:
+        if not _is_symbolic(division) or not is_fixed(division):
+            return division
+        for known, binding in first:
+            if known is not None and tvm_ffi.structural_equal(known, division):
+                return binding.var
+        least = tirx.max(division.b, tirx.IntImm(str(division.b.ty.dtype), 1))
+        binding = tirx.Bind(tirx.Var("invariant", str(division.ty.dtype)), type(division)(division.a, least))
+        first.append((division, binding))
+        return binding.var
+
+    moved = [binding for _, binding in first]
+    body = replaced(
+        loop.body, (tirx.Bind,), lambda bound: _NOTHING if any(bound.same_as(one) for one in moved) else bound
+    )
+    body = replaced(body, _DIVISIONS, variable_of)
+    if len(first) == len(moved):
+        return loop
+    again = tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step
+    )
+    return tirx.SeqStmt([*(binding for _, binding in first), again])
+
+
+_NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+def _divides(value: Any) -> bool:
+    return bool(nodes_within(value, *_DIVISIONS))
+
+
+__all__ = ["with_simple_divisions"]
