@@ -70,9 +70,11 @@ def use_threads(wanted: int | None = None) -> int:
         The number of threads.
 
     Raises:
-        SetupError: TVM's pool was made before with another number than `wanted`, or there are fewer cores.
+        SetupError: TVM's pool was made before with another number than `wanted`, or there are fewer CPUs.
     """
     global _chosen
+    if wanted is not None and wanted > len(CPUS):  # TVM would start them all, and its pool would not end
+        raise SetupError(f"{wanted} threads: this process may use {len(CPUS)} CPUs; give no more.")
     ours, count = wanted is not None or not os.environ.get(VARIABLE), wanted or intended_threads()
     if local_ranks() > 1:
         os.environ.setdefault(_BIND, "0")
@@ -92,7 +94,7 @@ def use_threads(wanted: int | None = None) -> int:
     if wanted not in (None, made):
         raise SetupError(
             f"{wanted} threads: TVM's pool has {made}. It has no more than there are cores ({available_cores()}), and "
-            "keeps its number once it is made; use fewer, in a new process."
+            "keeps its number once it is made; use as many, or a new process."
         )
     return made
 

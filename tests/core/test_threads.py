@@ -23,9 +23,16 @@ def limit() -> int:
 
 def test_a_refused_number_does_not_take_the_pool_away() -> None:
     made = use_threads()
-    with pytest.raises(SetupError, match=f"TVM's pool has {made}"):
+    with pytest.raises(SetupError, match=f"TVM's pool has {made}|this process may use {made} CPUs"):
         use_threads(made + 1)
     assert limit() == made
+
+
+def test_more_threads_than_cpus_are_refused_before_there_is_a_pool() -> None:
+    """A pool of more threads than CPUs did not end: the process kept all CPUs busy."""
+    program = "from tvm_convgrad.threads import use_threads; use_threads(1000)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert f"1000 threads: this process may use {len(os.sched_getaffinity(0))} CPUs" in done.stderr
 
 
 def test_a_pool_that_exists_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ jax = pytest.importorskip("jax")
 bridge = pytest.importorskip("tvm_convgrad.jax")
 
 import jax.numpy as jnp  # noqa: E402
+from jax.experimental.jet import jet  # noqa: E402
 
 from tests.jax_bridge.test_results import integers  # noqa: E402
 
@@ -157,6 +158,28 @@ def test_outside_of_jit(store: Path) -> None:
         assert bridge.stats().kernel_calls >= before + 3
     for one, other in zip(found, in_float64(jax.grad(cubic, (0, 1)), (x, w)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_without_jit(store: Path) -> None:
+    """In jax.disable_jit() XLA computes one call after the other."""
+    x, w = operands()
+    with bridge.patch(always=True, folder=store), jax.disable_jit():
+        found = jax.grad(cubic, (0, 1))(x, w)
+    for one, other in zip(found, in_float64(jax.grad(cubic, (0, 1)), (x, w)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_taylor_series(store: Path) -> None:
+    """JAX divides by factorials, which rounds."""
+    x, w = operands()
+
+    def series(x, w):
+        value, terms = jet(convolve, (x, w), ((x * 2, x * 4), (w * 8, w * 2)))
+        return value, *terms
+
+    found, wanted = by_kernels(series, (x, w), store), in_float64(series, (x, w))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=4 * 2.0**-24 * np.abs(other).max())
 
 
 def test_linearize_and_transpose(store: Path) -> None:

@@ -52,7 +52,7 @@ class Fields(TypedDict):
 _LAYOUTS = ("data_layout", "kernel_layout", "grad_layout")
 _DTYPES = ("data_dtype", "kernel_dtype", "grad_dtype")
 _LONG_DTYPE = {short: long for long, short in FLOAT_DTYPES.items()}
-_TOKEN = re.compile(r"([a-z]+)(?:(\d+)|\{([^{}]+)\})")
+_TOKEN = re.compile(r"([a-z]+)(?:([0-9]+)|\{([^{}]+)\})")
 _SEPARATOR = re.compile(r"_(?![^{}]*\})")  # a symbolic extent's name may have underscores
 _OPTION = re.compile(r"\w+=")
 _NAME_SUFFIX = re.compile(r'n"[^"]*"$')

@@ -109,7 +109,7 @@ class Entries:
     def _read(self) -> dict[str, Any]:
         try:
             content = json.loads(self.path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # the home of some service accounts is /dev/null
             return {}
         except OSError as error:
             raise ArtifactError(f"{self.path}: cannot be read ({error.strerror}).") from error

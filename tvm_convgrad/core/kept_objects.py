@@ -182,7 +182,7 @@ class KeptObjects:
     def _failed(self, what: str, error: OSError) -> None:
         self.problem = self.problem or (
             f"{self.folder}: compiled objects cannot be {what} ({error.strerror}); what is missing is compiled again. "
-            f"Set {VARIABLE} to another folder, or build with --no-cache."
+            f"Set {VARIABLE} to another folder."
         )
 
 

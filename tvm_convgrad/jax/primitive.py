@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
 import jax
+from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
@@ -172,12 +173,15 @@ def _compiled(call: Call) -> Callable[..., jax.Array]:
 
 
 def _eager(first: jax.Array, second: jax.Array, *, call: Call) -> jax.Array:
-    return _compiled(call)(first, second)
+    with jax.disable_jit(False):  # XLA computes it in any case
+        return _compiled(call)(first, second)
 
 
 convolution_p.def_abstract_eval(_abstract)
 convolution_p.def_impl(_eager)
 ad.defbilinear(convolution_p, _transpose(0), _transpose(1))
 batching.primitive_batchers[convolution_p] = _batch
+# JAX's rule of products, which scales terms of the series in another way in some versions.
+jet.jet_rules[convolution_p] = partial(jet.jet_rules[jax.lax.conv_general_dilated_p].func, convolution_p)
 
 __all__ = ["Call", "Policy", "bind", "convolution_p"]

@@ -119,12 +119,17 @@ void DefaultThreads() { setenv(kThreads, std::to_string(UsableCpus()).c_str(), /
 
 void UseThreads(int count) {
   if (count < 0) throw Failure("convgrad_use_threads: " + std::to_string(count) + " threads; give 0 or more.");
-  if (count == 0) count = UsableCpus();
+  const int usable = UsableCpus();
+  if (count > usable) {  // TVM would start them all, and its pool would not end with the process
+    throw Failure("convgrad_use_threads: " + std::to_string(count) + " threads; this process may use " +
+                  std::to_string(usable) + " CPUs, give no more.");
+  }
+  if (count == 0) count = usable;
   setenv(kThreads, std::to_string(count).c_str(), 1);
   const auto made = Call(Global("runtime.NumThreads"), {}, "convgrad_use_threads").cast<std::int64_t>();
   if (made != count) {
     throw Failure("convgrad_use_threads: TVM's pool has " + std::to_string(made) + " threads, not " +
-                  std::to_string(count) + ". It has no more than there are CPUs, and keeps its number; call this first.");
+                  std::to_string(count) + ". It keeps its number once it is made; call this first.");
   }
 }
 

@@ -117,7 +117,8 @@ void Session::RequireSplit() const {
 }
 
 Session::Arguments Session::BatchOf(const convgrad_batch& batch, bool target, bool trains) {
-  if (batch.input_count != artifact_.inputs.size() || batch.inputs == nullptr) {
+  if (batch.inputs == nullptr && batch.input_count > 0) throw Failure("the inputs are NULL.");
+  if (batch.input_count != artifact_.inputs.size()) {
     throw Failure("the model takes " + std::to_string(artifact_.inputs.size()) + " inputs, but " +
                   std::to_string(batch.input_count) + " were given.");
   }
