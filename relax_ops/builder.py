@@ -49,6 +49,8 @@ class RelaxBuilder:
         if list(permutation) == list(range(len(permutation))):
             return value
         shape = self.shape(value)
+        if _is_empty(shape):  # which RewriteDataflowReshape takes for a reshape, with an extent of 0
+            return self.zeros([shape[i] for i in permutation], dtype_of(value.ty))
         unknown = [i for i, extent in enumerate(shape) if not isinstance(extent, int)]
         if len(unknown) != 1 or isinstance(arithmetic.Analyzer().simplify(shape[unknown[0]]), tvm.tirx.Var):
             return self._emit(relax.op.permute_dims(value, list(permutation)))
@@ -63,7 +65,9 @@ class RelaxBuilder:
         return self._emit(relax.op.call_tir(variable, [value], result))
 
     def reshape(self, value: Value, shape: Sequence[Extent]) -> Value:
-        """relax.reshape."""
+        """relax.reshape, or zeros where there are no elements: relax.reshape takes an extent of 0 for the operand's."""
+        if _is_empty(shape):
+            return self.zeros(shape, dtype_of(value.ty))
         return self._emit(relax.op.reshape(value, relax.ShapeExpr(list(shape))))
 
     def tile(self, value: Value, times: Sequence[int]) -> Value:
@@ -161,6 +165,11 @@ class RelaxBuilder:
 
     def _emit(self, expr: Value) -> Value:
         return self._bb.emit(expr)
+
+
+def _is_empty(shape: Sequence[Extent]) -> bool:
+    """Whether a tensor of this shape has no elements, whatever its symbolic extents are."""
+    return any(isinstance(extent, int) and extent == 0 for extent in shape)
 
 
 def _is(extent: Extent, want: Extent) -> bool:

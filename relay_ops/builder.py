@@ -60,7 +60,9 @@ class RelayBuilder:
         return Tensor(relay.transpose(value.expr, order), tuple(value.shape[i] for i in order), value.dtype)
 
     def reshape(self, value: Value, shape: Sequence[Extent]) -> Value:
-        """relay.reshape."""
+        """relay.reshape, whose extent 0 stands for the operand's; a tensor without elements is one of zeros."""
+        if 0 in shape:
+            return self.zeros(shape, value.dtype)
         return Tensor(relay.reshape(value.expr, tuple(shape)), tuple(shape), value.dtype)
 
     def tile(self, value: Value, times: Sequence[int]) -> Value:

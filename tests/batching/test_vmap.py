@@ -211,6 +211,26 @@ def test_output_padding_of_a_transposed_convolution(
         np.testing.assert_array_equal(part, np.stack(expected))
 
 
+@pytest.mark.parametrize("dims", [(0, 0), (1, None), (None, 0)])
+def test_no_samples(dims: tuple[int | None, int | None]) -> None:
+    """An N of 0: dW is zero, the others are empty."""
+    shapes = {"data": (0, 4, 5, 6), "weight": (6, 2, 3, 2), "grad": (0, 6, 3, 5)}
+    extra = {"conv2d": {}, "conv2d_backward_weight": {"kernel_size": (3, 2)}, "conv2d_backward_data": {}}
+    extra["conv2d_backward_data"] = {"data_shape": shapes["data"]}
+    results = {"conv2d": "grad", "conv2d_backward_weight": "weight", "conv2d_backward_data": "data"}
+    cases = []
+    for op, attributes in extra.items():
+        rule = vmap_rule(op, dims)
+        batched = [[*shapes[name]] for name in rule.operands]
+        for shape, dim in zip(batched, dims, strict=True):
+            if dim is not None:
+                shape.insert(dim, 2)
+        operands = [np.ones(shape, "float32") for shape in batched]
+        cases.append(Vmapped(rule, operands, {"groups": 2, **attributes}))
+    for found, wanted in zip(run(cases), results.values(), strict=True):
+        np.testing.assert_array_equal(found, np.zeros((2, *shapes[wanted])))
+
+
 def test_the_mask_leaves_gradients_away() -> None:
     problem = ConvProblem.from_shapes((2, 4, 5, 6), (6, 4, 3, 2))
     operands = [np.zeros((2, *shape), "float32") for shape in (problem.grad_shape, problem.data_shape)]

@@ -170,7 +170,7 @@ def test_without_jit(store: Path) -> None:
 
 
 def test_taylor_series(store: Path) -> None:
-    """JAX divides by factorials, which rounds."""
+    """JAX divides the terms by factorials, which rounds each factor of sums of 12 products."""
     x, w = operands()
 
     def series(x, w):
@@ -179,7 +179,7 @@ def test_taylor_series(store: Path) -> None:
 
     found, wanted = by_kernels(series, (x, w), store), in_float64(series, (x, w))
     for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=4 * 2.0**-24 * np.abs(other).max())
+        np.testing.assert_allclose(one, other, rtol=0, atol=64 * 2.0**-24 * np.abs(other).max())
 
 
 def test_linearize_and_transpose(store: Path) -> None:
