@@ -50,7 +50,7 @@ class RelaxBuilder:
             return value
         shape = self.shape(value)
         if _is_empty(shape):  # which RewriteDataflowReshape takes for a reshape, with an extent of 0
-            return self.zeros([shape[i] for i in permutation], dtype_of(value.ty))
+            return self.zeros([shape[i] for i in permutation], str(dtype_of(value.ty)))
         unknown = [i for i, extent in enumerate(shape) if not isinstance(extent, int)]
         if len(unknown) != 1 or isinstance(arithmetic.Analyzer().simplify(shape[unknown[0]]), tvm.tirx.Var):
             return self._emit(relax.op.permute_dims(value, list(permutation)))
@@ -67,7 +67,7 @@ class RelaxBuilder:
     def reshape(self, value: Value, shape: Sequence[Extent]) -> Value:
         """relax.reshape, or zeros where there are no elements: relax.reshape takes an extent of 0 for the operand's."""
         if _is_empty(shape):
-            return self.zeros(shape, dtype_of(value.ty))
+            return self.zeros(shape, str(dtype_of(value.ty)))
         return self._emit(relax.op.reshape(value, relax.ShapeExpr(list(shape))))
 
     def tile(self, value: Value, times: Sequence[int]) -> Value:

@@ -140,6 +140,12 @@ Spec Spec::Of(const Json& entry) {
     spec.symbols.push_back("");
     known.push_back(extent.Integer());
   }
+  for (const std::string& symbol : spec.symbols) {
+    if (symbol.empty() || !entry.Has("limits") || !entry.At("limits").Has(symbol.c_str())) continue;
+    const auto pair = entry.At("limits").At(symbol.c_str()).Items();
+    if (pair.size() != 2) entry.At("limits").Refuse("has no pair for " + symbol);
+    spec.limits[symbol] = {pair[0].Integer(), pair[1].Integer()};
+  }
   BytesFor(known, spec.type);
   return spec;
 }
@@ -171,6 +177,13 @@ std::vector<std::int64_t> Spec::Accept(std::size_t bytes, std::map<std::string, 
   const std::size_t least = BytesFor(extents, type);
   if (open < shape.size() && least > 0 && bytes % least == 0 && bytes > 0) {
     extents[open] = static_cast<std::int64_t>(bytes / least);
+    const auto stated = limits.find(symbols[open]);
+    if (stated != limits.end() &&
+        (extents[open] < stated->second.first || extents[open] > stated->second.second)) {
+      throw Failure(what + " has extent " + std::to_string(extents[open]) + " on axis " + std::to_string(open) +
+                    ", but the model was exported for " + std::to_string(stated->second.first) + " to " +
+                    std::to_string(stated->second.second) + " there, and relies on it.");
+    }
     (*known)[symbols[open]] = extents[open];
   } else if (bytes != least || open < shape.size()) {
     throw Failure(what + " has " + std::to_string(bytes) + " bytes, but " + name + " of the model is " + Shown() + ", " +

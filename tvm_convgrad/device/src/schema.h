@@ -38,6 +38,7 @@ struct Spec {
   DLDataType type;
   std::optional<Range> range;
   std::int64_t least = 1;  // the least extent of the first axis that a training step takes
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> limits;  // of free extents that the model relies on
 
   static Spec Of(const Json& entry);
   std::string Shown() const;  // such as float32[n, 3, 8, 8]

@@ -66,7 +66,7 @@ def make_inference_manifest(
 def _entry(tensor: TensorSchema | StateSchema) -> Manifest:
     spec = TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype)
     if isinstance(tensor, TensorSchema):
-        return replace(spec, range=tensor.range, least=tensor.least).to_json()
+        return replace(spec, range=tensor.range, least=tensor.least, limits=tensor.limits).to_json()
     return replace(spec, role=tensor.role).to_json()
 
 

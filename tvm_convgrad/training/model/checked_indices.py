@@ -4,6 +4,7 @@
 TVM reads what lies where such an index points, writes there, or crashes. Indices are checked where they depend on an
 input of the model, unless an operator such as argmax or clip bounds them. Negative indices count from the end, as in
 ONNX. Inputs that are indices as they are have a range, by which their values are refused before (see `index_ranges`).
+Indices that count along a free extent, such as arange(n) of positions, are checked as those of inputs are.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tvm_convgrad.training.ir.counting import scalar
-from tvm_convgrad.training.ir.graph import Environment, Extent, Rewrite, element_type, operator_name, static_shape
+from tvm_convgrad.training.ir.counting import count_of, scalar
+from tvm_convgrad.training.ir.graph import Environment, Rewrite, element_type, operator_name, static_shape
 
 _BOUNDED = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "clip", "floor_mod"))
 """Operators whose results are taken for indices in range, whatever their operands are."""
+
+_COUNTING = frozenset(f"relax.{name}" for name in ("arange", "cumsum", "cumprod", "sum", "prod", "shape_to_tensor"))
+"""Operators whose results have other values for other extents, whatever the values of their operands are."""
 
 
 class CheckedIndices:
@@ -50,42 +54,42 @@ class CheckedIndices:
         shape = static_shape(data)
         if not isinstance(indices.ty, relax.TensorType):
             return call
-        axis = None if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
-        extent = shape[0] if axis is None else shape[axis]
+        axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
+        extent = shape[axis]
         if call.attrs.mode in ("clip", "wrap") and isinstance(extent, int):  # here, as the gradient knows no modes
             indices = _holding(builder, indices, (extent,))
             bound = relax.const(extent, element_type(indices))
             wraps = call.attrs.mode == "wrap"
             bounded = op.floor_mod(indices, bound) if wraps else op.clip(indices, 0, extent - 1)
             return op.take(data, builder.emit(bounded), call.attrs.axis)
-        return self._read(builder, call, [extent], 0 if axis is None else len(shape) - 1 - axis)
+        return self._read(builder, call, [axis], 0 if call.attrs.axis is None else len(shape) - 1 - axis)
 
     def _gather_elements(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
-        return self._read(builder, call, [static_shape(call.args[0])[int(call.attrs.axis)]], 0)
+        return self._read(builder, call, [int(call.attrs.axis)], 0)
 
     def _gather_nd(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         data, indices = call.args
         shape, first, count = static_shape(data), int(call.attrs.batch_dims), static_shape(indices)[-1]
         if not isinstance(count, int):
             return call
-        return self._read(builder, call, shape[first : first + count], len(shape) - first - count, vectors=True)
+        return self._read(builder, call, range(first, first + count), len(shape) - first - count, vectors=True)
 
     def _scatter_elements(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
-        return self._write(builder, call, [static_shape(call.args[0])[int(call.attrs.axis)]])
+        return self._write(builder, call, [int(call.attrs.axis)])
 
     def _scatter_nd(self, builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         count = static_shape(call.args[1])[-1]
-        return self._write(builder, call, static_shape(call.args[0])[:count]) if isinstance(count, int) else call
+        return self._write(builder, call, range(count)) if isinstance(count, int) else call
 
     def _index_put(self, builder: relax.BlockBuilder, call: relax.Call, environment: Environment) -> relax.Expr:
         data, indices, values = call.args
         valid: list[relax.Expr] = []
         safe: list[relax.Expr] = []
-        for extent, each in zip(static_shape(data), indices.fields, strict=False):
-            if not self._is_unknown(builder, each) or not isinstance(extent, int) or element_type(each) == "bool":
+        for axis, each in enumerate(indices.fields):
+            if not self._is_unknown(builder, each) or element_type(each) == "bool":
                 safe.append(each)
                 continue
-            in_range, bounded = _in_range(builder, each, [extent])
+            in_range, bounded = _in_range(builder, each, data, [axis])
             valid.append(in_range)
             safe.append(bounded)
         if not valid:
@@ -113,7 +117,7 @@ class CheckedIndices:
         self,
         builder: relax.BlockBuilder,
         call: relax.Call,
-        extents: Sequence[Extent],
+        axes: Sequence[int],
         behind: int,
         *,
         vectors: bool = False,
@@ -121,15 +125,14 @@ class CheckedIndices:
         """The call (data, indices) with its indices in range, and NaN where they were not.
 
         Args:
-            extents: of the axes that the indices are of.
+            axes: of the data that the indices are of.
             behind: how many axes the result has behind those of the indices.
-            vectors: whether the last axis of the indices has one for each of the extents.
+            vectors: whether the last axis of the indices has one for each of the axes.
         """
         data, indices = call.args
-        numbers = [extent for extent in extents if isinstance(extent, int)]
-        if len(numbers) < len(extents) or not self._is_unknown(builder, indices):
+        if not self._is_unknown(builder, indices):
             return call
-        valid, safe = _in_range(builder, indices, numbers)
+        valid, safe = _in_range(builder, indices, data, axes)
         found = _again(builder, call, [data, safe])
         if not element_type(found).startswith("float"):
             return found
@@ -139,13 +142,12 @@ class CheckedIndices:
             valid = builder.emit(op.expand_dims(valid, [-1 - place for place in range(behind)]))
         return builder.emit(op.where(valid, found, scalar(np.nan, element_type(found))))
 
-    def _write(self, builder: relax.BlockBuilder, call: relax.Call, extents: Sequence[Extent]) -> relax.Expr:
+    def _write(self, builder: relax.BlockBuilder, call: relax.Call, axes: Sequence[int]) -> relax.Expr:
         """The call (data, indices, values) with its indices in range; all of the result is NaN if one was not."""
         data, indices, values = call.args
-        numbers = [extent for extent in extents if isinstance(extent, int)]
-        if len(numbers) < len(extents) or not self._is_unknown(builder, indices):
+        if not self._is_unknown(builder, indices):
             return call
-        valid, safe = _in_range(builder, indices, numbers)
+        valid, safe = _in_range(builder, indices, data, axes)
         return _all_valid(builder, [valid], _again(builder, call, [data, safe, values]))
 
     def _is_unknown(self, builder: relax.BlockBuilder, expr: relax.Expr) -> bool:
@@ -158,7 +160,8 @@ class CheckedIndices:
             if waiting:
                 stack += waiting
             else:
-                self._unknown.setdefault(variable, any(self._unknown[operand] for operand in operands))
+                unknown = any(self._unknown[operand] for operand in operands) or _counts(builder, variable)
+                self._unknown.setdefault(variable, unknown)
                 stack.pop()
         return self._unknown.get(expr, False)
 
@@ -171,24 +174,49 @@ def _operands(builder: relax.BlockBuilder, variable: relax.Var) -> list[relax.Va
     return list(relax.analysis.free_vars(value))
 
 
+def _counts(builder: relax.BlockBuilder, variable: relax.Var) -> bool:
+    """Whether what is bound to a variable counts along a free extent."""
+    value = builder.lookup_binding(variable)
+    if not isinstance(value, tvm.ir.Call) or operator_name(value) not in _COUNTING:
+        return False
+    tensors = [each for each in (value, *value.args) if isinstance(each.ty, relax.TensorType)]
+    return any(not isinstance(extent, int) for tensor in tensors for extent in static_shape(tensor))
+
+
 def _in_range(
-    builder: relax.BlockBuilder, indices: relax.Expr, extents: Sequence[int]
+    builder: relax.BlockBuilder, indices: relax.Expr, data: relax.Expr, axes: Sequence[int]
 ) -> tuple[relax.Expr, relax.Expr]:
     """Whether each index is in range, and the indices from the front, with 0 for those that are not.
 
     Args:
-        extents: of the axis that the indices are of, or of one axis for each element of a vector of indices.
+        data: what is read or written.
+        axes: the axis of it that the indices are of, or one for each element of a vector of indices.
     """
-    indices = _holding(builder, indices, (-max(extents), max(extents)))
-    dtype = element_type(indices)
-    low, high = (
-        relax.const(np.asarray(numbers if len(extents) > 1 else numbers[0], dtype), dtype)
-        for numbers in ([-extent for extent in extents], extents)
-    )
+    extents = [static_shape(data)[axis] for axis in axes]
+    known = [extent for extent in extents if isinstance(extent, int)]
+    if len(known) == len(extents):
+        indices = _holding(builder, indices, (-max(known), max(known)))
+        dtype = element_type(indices)
+        high = relax.const(np.asarray(known if len(known) > 1 else known[0], dtype), dtype)
+        low = relax.const(-np.asarray(known if len(known) > 1 else known[0], dtype), dtype)
+    else:
+        dtype = "int64"
+        indices = indices if element_type(indices) == dtype else builder.emit(op.astype(indices, dtype))
+        counts = [builder.emit(op.astype(_count(builder, data, axis), dtype)) for axis in axes]
+        vector = [builder.emit(op.reshape(count, (1,))) for count in counts]
+        high = builder.emit(op.concat(vector)) if len(counts) > 1 else counts[0]
+        low = builder.emit(op.negative(high))
     zero = relax.const(0, dtype)
     valid = builder.emit(op.logical_and(op.greater_equal(indices, low), op.less(indices, high)))
     wrapped = op.where(op.less(indices, zero), op.add(indices, high), indices)
     return valid, builder.emit(op.where(valid, wrapped, zero))
+
+
+def _count(builder: relax.BlockBuilder, data: relax.Expr, axis: int) -> relax.Expr:
+    """The extent of an axis as a scalar of float32."""
+    as_float = data if element_type(data) == "float32" else builder.emit(op.astype(data, "float32"))
+    count = count_of(builder, as_float, [axis])
+    return scalar(float(count), "float32") if isinstance(count, int) else count
 
 
 def _holding(builder: relax.BlockBuilder, indices: relax.Expr, values: Sequence[int]) -> relax.Expr:

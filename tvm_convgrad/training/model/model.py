@@ -43,6 +43,7 @@ class TensorSchema:
     Attributes:
         range: the values that are in range if the tensor is used as indices (see `index_ranges`), otherwise None.
         least: the least extent of the first axis that a training step takes.
+        limits: the least and the largest value of symbolic extents, by name, where the model relies on them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class TensorSchema:
     dtype: str
     range: IndexRange | None = None
     least: int = 1
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def describe(self) -> str:
         """The schema as text, such as `x: float32[n, 3, 32, 32]`."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class TensorSpec:
     Attributes:
         range: the values that the model takes, if it uses all of them as indices; None for any.
         least: the least extent of the first axis that a training step takes.
+        limits: the least and the largest value of symbolic extents, by name, where the model relies on them.
     """
 
     name: str
@@ -32,20 +34,23 @@ class TensorSpec:
     role: str = ""
     range: IndexRange | None = None
     least: int = 1
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> TensorSpec:
         """Read a manifest entry."""
         found = IndexRange.from_json(entry["range"]) if "range" in entry else None
         shape, least = tuple(entry["shape"]), entry.get("least", 1)
-        return cls(entry["name"], shape, entry["dtype"], entry.get("role", ""), found, least)
+        limits = {name: (int(low), int(high)) for name, (low, high) in entry.get("limits", {}).items()}
+        return cls(entry["name"], shape, entry["dtype"], entry.get("role", ""), found, least, limits)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest entry."""
         entry = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         ranged = {"range": self.range.to_json()} if self.range is not None else {}
         least = {"least": self.least} if self.least > 1 else {}
-        return entry | ({"role": self.role} if self.role else {}) | ranged | least
+        limits = {"limits": {name: list(limits) for name, limits in self.limits.items()}} if self.limits else {}
+        return entry | ({"role": self.role} if self.role else {}) | ranged | least | limits
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -64,7 +69,8 @@ class TensorSpec:
             rows: the first axis is a number of samples, and free.
 
         Raises:
-            ArtifactError: wrong rank, extent or element type, or a value that overflows or is out of range.
+            ArtifactError: wrong rank, extent or element type, an extent out of its limits, no elements along a free
+                axis other than the first, or a value that overflows or is out of range.
         """
         found = np.asarray(array)
         wanted = numpy_dtype(self.dtype)
@@ -87,6 +93,17 @@ class TensorSpec:
                 raise ArtifactError(
                     f"{what} has extent {actual} on axis {axis}, shape {list(found.shape)}, but {self.name!r} of the "
                     f"model takes {expected} there: {shown.replace(chr(39), '')}."
+                )
+            low, high = self.limits.get(str(extent), (actual, actual))
+            if not low <= actual <= high:
+                raise ArtifactError(
+                    f"{what} has extent {actual} on axis {axis}, shape {list(found.shape)}, but the model was exported "
+                    f"for {low} to {high} there, and relies on it."
+                )
+            if axis and actual == 0 and isinstance(extent, str):  # TVM's sums over no elements are not written
+                raise ArtifactError(
+                    f"{what} has extent 0 on axis {axis}, shape {list(found.shape)}; a free extent {extent!r} of the "
+                    "model is at least 1: leave such a batch out."
                 )
         with np.errstate(over="ignore"):  # reported below, with the value
             converted = np.asarray(found, wanted, order="C")

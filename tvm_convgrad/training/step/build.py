@@ -43,9 +43,11 @@ def build_step(model: Model | TrainingProgram, options: StepOptions | None = Non
     if symbolic and not wanted.is_required:
         return step
     if symbolic:
+        is_batch = all(isinstance(extent, int) for schema in symbolic for extent in schema.shape[1:])
+        remedy = "build with a batch, such as --batch 8" if is_batch else "export the model with fixed extents"
         raise UnsupportedError(
             f"build_step: recompute = {chosen.recompute} needs sizes that are known, but an input is "
-            f"{symbolic[0].describe()}; build with a batch, such as --batch 8."
+            f"{symbolic[0].describe()}; {remedy}."
         )
     # Not among the step's options, which say what is trained.
     return replace(step, module=with_recomputation(step.module, wanted))

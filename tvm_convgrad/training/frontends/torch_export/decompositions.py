@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends.torch_export.complex_tensors import of_real_tensors
 from tvm_convgrad.training.frontends.torch_export.operators import (
     bessel,
@@ -318,8 +319,16 @@ def _euclidean_distances(x: Tensor, y: Tensor) -> Tensor:
     return _of_nonzero(lambda square: square.sqrt(), (squares - 2.0 * (x @ y.mT)).clamp_min(0.0))
 
 
+def _refuse_free_extent(name: str, x: Tensor, dim: int) -> None:
+    if not isinstance(x.shape[dim], int):
+        raise UnsupportedError(
+            f"aten.{name} along an axis of a free extent is not imported, as it is written out; export with it fixed"
+        )
+
+
 def _product(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Products of pairs, then of pairs of those: right at zeros, where the quotient of product and factor is not."""
+    _refuse_free_extent("prod", x, dim)
     x = x if dtype is None else x.to(dtype)
     parts = list(x.split(1, dim))
     while len(parts) > 1:
@@ -345,6 +354,7 @@ def _equal_parts(x: Tensor, size: int, dim: int = 0) -> Any:
 def _cumulative_product(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     import torch
 
+    _refuse_free_extent("cumprod", x, dim)
     parts = list((x if dtype is None else x.to(dtype)).split(1, dim))
     for number in range(1, len(parts)):
         parts[number] = parts[number - 1] * parts[number]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,6 +28,12 @@ from tvm_convgrad.training.frontends.torch_export.complex_tensors import with_re
 from tvm_convgrad.training.frontends.torch_export.converters import converters
 from tvm_convgrad.training.frontends.torch_export.decompositions import decompositions
 from tvm_convgrad.training.frontends.torch_export.dropout import with_plain_dropout
+from tvm_convgrad.training.frontends.torch_export.free_extents import (
+    MOST,
+    Limits,
+    extents_of_program,
+    refuse_formulas,
+)
 from tvm_convgrad.training.frontends.torch_export.known_types import known_types, leaf_names
 from tvm_convgrad.training.frontends.torch_export.names import with_free_names
 from tvm_convgrad.training.frontends.torch_export.no_grad import trained_parameters
@@ -40,7 +46,8 @@ from tvm_convgrad.training.frontends.torch_export.operators.repeats import with_
 from tvm_convgrad.training.frontends.torch_export.operators.scalars import with_scalars_as_vectors
 from tvm_convgrad.training.frontends.torch_export.places import listed, name_of, place_in, place_of, type_name
 from tvm_convgrad.training.frontends.torch_export.promotion import as_declared, promoted, with_operands_apart
-from tvm_convgrad.training.model.model import Array, Model, from_module
+from tvm_convgrad.training.ir.graph import static_shape
+from tvm_convgrad.training.model.model import Array, Model, TensorSchema, from_module
 from tvm_convgrad.training.model.outputs import Outputs
 from tvm_convgrad.training.model.own_loss import OwnLoss
 
@@ -120,6 +127,7 @@ def from_exported_program(
         raise ModelError(f"{source}: expected a torch.export.ExportedProgram, but got a {type(program).__name__}.")
     _refuse_types(torch, program, source)
     _refuse_what_export_loses(torch, program, source)
+    refuse_formulas(program, source)
     tied = other_names(program)
     program, public = with_free_names(with_one_name(program, tied))
     program = with_used_places(with_plain_dropout(program, source))
@@ -138,15 +146,16 @@ def from_exported_program(
     adapted, mutated = _buffers_as_inputs(torch, program, inputs, results)
     importer, own = ExportedProgramImporter(), converters()
     try:
-        module = importer.from_exported_program(
-            adapted,
-            keep_params_as_input=True,
-            unwrap_unit_return_tuple=False,
-            no_bind_return_tuple=False,
-            custom_convert_map={
-                name: _with_place(convert, name in own) for name, convert in {**importer.convert_map, **own}.items()
-            },
-        )
+        with extents_of_program(program) as extents:
+            module = importer.from_exported_program(
+                adapted,
+                keep_params_as_input=True,
+                unwrap_unit_return_tuple=False,
+                no_bind_return_tuple=False,
+                custom_convert_map={
+                    name: _with_place(convert, name in own) for name, convert in {**importer.convert_map, **own}.items()
+                },
+            )
     except _Failure as error:
         release(error)
         raise ModelError(f"{source}: {error}.") from error
@@ -155,6 +164,7 @@ def from_exported_program(
         raise ModelError(f"{source}: TVM's importer of torch.export programs fails: {first_line(error)}.") from error
     values, frozen, constants = _weights(program)
     count = sum(spec.kind is torch.export.graph_signature.InputKind.USER_INPUT for spec in inputs)
+    _refuse_batch(batch, module["main"].params[:count], extents.limits, source)
     module = bind_batch(module, "main", count, batch, _REMEDY, source)
     targets = {
         spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None
@@ -173,7 +183,26 @@ def from_exported_program(
         outputs=outputs,
         source=source,
     )
-    return replace(model, warnings=_warnings(program), tied=tied)
+    limited = tuple(replace(schema, limits=_limits_of(schema, extents.limits)) for schema in model.inputs)
+    return replace(model, inputs=limited, warnings=_warnings(program), tied=tied)
+
+
+def _limits_of(schema: TensorSchema, limits: Mapping[str, Limits]) -> dict[str, Limits]:
+    """The limits of the free extents of a tensor."""
+    return {name: found for name, found in limits.items() if name in schema.shape}
+
+
+def _refuse_batch(
+    batch: int | str | None, inputs: Sequence[relax.Var], limits: Mapping[str, Limits], source: str
+) -> None:
+    """Refuse a batch that is not one that the model takes."""
+    for variable in inputs:
+        shape = static_shape(variable)
+        least, most = limits.get(str(shape[0]), (1, MOST)) if shape else (1, MOST)
+        if isinstance(batch, int) and not least <= batch <= most:
+            raise ModelError(
+                f"{source}: the model was exported for batches of {least} to {most}, and relies on it; {batch} is none."
+            )
 
 
 def _warnings(program: torch.export.ExportedProgram) -> tuple[str, ...]:

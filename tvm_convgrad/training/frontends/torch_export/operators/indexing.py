@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
 
-from relax_ops.compat import arithmetic
-from tvm_convgrad.codegen.loops import dtype_of
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.training.frontends.torch_export.free_extents import is_at_most
 from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.ir.counting import count_of
 from tvm_convgrad.training.ir.graph import Extent, element_type, static_shape
@@ -31,6 +29,11 @@ def select(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
     emit, shape = importer.block_builder.emit, static_shape(x)
     axis %= len(shape)
     begin = shape[axis] + index if isinstance(index, int) and index < 0 else index
+    if not isinstance(shape[axis], int) and not (is_at_most(0, begin) and is_at_most(begin + 1, shape[axis])):
+        raise UnsupportedError(
+            f"it reads place {index} of an axis of a free extent, {shape[axis]}, which may be less; export with the "
+            "least one stated, torch.export.Dim(name, min=...)"
+        )
     return emit(op.squeeze(emit(op.strided_slice(x, [axis], [begin], [begin + 1], assume_inbound=True)), [axis]))
 
 
@@ -55,27 +58,28 @@ def part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
         return emit(op.strided_slice(x, [axis], [first], [last], [step], assume_inbound=True))
     if isinstance(end, int) and 0 < end < sys.maxsize:
         raise UnsupportedError(
-            f"it ends at place {end} of an axis whose extent, {extent}, may be less; export without dynamic shapes, or "
-            f"index by torch.arange({end})"
+            f"it ends at place {end} of an axis of a free extent, {extent}, which may be less; export with the least "
+            f"one stated, torch.export.Dim(name, min={end}), or index by torch.arange({end})"
         )
     if isinstance(given[0], int) and end in (None, sys.maxsize):
         return importer._slice(node)
     raise UnsupportedError(
-        f"its places {begin} and {end} are not in bounds of an axis of {extent} for each batch; export without dynamic "
-        "shapes"
+        f"it reads places {begin or 0} to {end} of an axis of {extent}, which are not in bounds for each value of free "
+        "extents; export with these values stated, torch.export.Dim(name, min=..., max=...)"
     )
 
 
 def written_part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
     """x with other values at [begin:end:step] along an axis, by TVM's importer; not at places that the batch says."""
-    x, _, axis, begin, end = [*importer.retrieve_args(node), *(0, None, None)[len(node.args) - 2 :]][:5]
+    x, _, axis, begin, end, step = [*importer.retrieve_args(node), *(0, None, None, 1)[len(node.args) - 2 :]][:6]
     extent = static_shape(x)[axis]
     if any(not (place is None or isinstance(place, int)) for place in (begin, end)) or not (
-        isinstance(extent, int) or (begin in (None, 0) and end in (None, sys.maxsize))
+        isinstance(extent, int) or (begin in (None, 0) and end in (None, sys.maxsize) and step == 1)
     ):
+        by = "" if step == 1 else f" by {step}"
         raise UnsupportedError(
-            f"it writes to places {begin or 0} to {extent if end is None else end} of an axis of {extent}; join the "
-            "parts by torch.cat, or export without dynamic shapes"
+            f"it writes to places {begin or 0} to {extent if end in (None, sys.maxsize) else end}{by} of an axis of "
+            f"{extent}; join the parts by torch.cat, or export without dynamic shapes"
         )
     return importer._slice_scatter(node)
 
@@ -86,18 +90,6 @@ def _place_in_bounds(place: Extent, extent: Extent) -> Extent | None:
         return extent
     found = place if is_at_most(0, place) else place + extent if is_at_most(place, -1) else None
     return found if found is not None and is_at_most(0, found) and is_at_most(found, extent) else None
-
-
-def is_at_most(low: Extent, high: Extent) -> bool:
-    """Whether one place is never behind another, whatever the free extents are, which are 1 at least."""
-    difference = high - low
-    if isinstance(difference, int):
-        return difference >= 0
-    analyzer = arithmetic.Analyzer()
-    for variable in tirx.analysis.undefined_vars(difference):
-        one, most = (tirx.const(number, dtype_of(variable)) for number in (1, 2**31 - 1))
-        analyzer.bind(variable, tvm.ir.Range.from_min_extent(one, most))
-    return bool(analyzer.can_prove(difference >= 0))
 
 
 def extent_of(importer: ExportedProgramImporter, x: relax.Expr, axis: int, dtype: str) -> relax.Expr:
@@ -138,6 +130,7 @@ def embedding(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.E
 class _Indexing:
     """x[indices of some axes, broadcast against each other]: those axes made adjacent and flattened to one.
 
+    Each index is checked in its own axis: in the flattened one, that of a row too far would be of the next sample.
     `front` is the permutation that brings them together, at `axis`; `places` are numbers along the flattened one.
     """
 
@@ -158,14 +151,30 @@ class _Indexing:
         self.front = [*rest[: self.axis], *indexed, *rest[self.axis :]]
         self.shape, self.extents = shape, [shape[axis] for axis in self.front]
         self.rest = (self.extents[: self.axis], self.extents[self.axis + len(indexed) :])
-        dtype = element_type(tensors[0])
-        self.places = _wrapped(importer, tensors[0], extent_of(importer, x, indexed[0], dtype))
-        for axis, places in zip(indexed[1:], tensors[1:], strict=True):
-            extent = extent_of(importer, x, axis, dtype)
-            more = _wrapped(importer, emit(op.astype(places, dtype)), extent)
-            self.places = emit(op.add(emit(op.multiply(self.places, extent)), more))
         self.count = math.prod(shape[axis] for axis in indexed)
         self._emit = emit
+        if len(indexed) == 1:
+            extent = extent_of(importer, x, indexed[0], element_type(tensors[0]))
+            self.places = _wrapped(importer, tensors[0], extent)
+        else:
+            self.places = self._joined(importer, x, indexed, tensors)
+
+    def _joined(
+        self, importer: ExportedProgramImporter, x: relax.Expr, indexed: Sequence[int], tensors: Sequence[relax.Expr]
+    ) -> relax.Expr:
+        """The number of an element along all indexed axes: behind the last one, if an index is not in its axis."""
+        emit, dtype = self._emit, "int64"
+        zero = relax.const(0, dtype)
+        total = number = valid = None
+        for axis, places in zip(indexed, tensors, strict=True):
+            extent = extent_of(importer, x, axis, dtype)
+            wide = places if element_type(places) == dtype else emit(op.astype(places, dtype))
+            place = _wrapped(importer, wide, extent)
+            inside = emit(op.logical_and(emit(op.greater_equal(place, zero)), emit(op.less(place, extent))))
+            valid = inside if valid is None else emit(op.logical_and(valid, inside))
+            number = place if number is None else emit(op.add(emit(op.multiply(number, extent)), place))
+            total = extent if total is None else emit(op.multiply(total, extent))
+        return emit(op.where(valid, number, total))
 
     def flattened(self, x: relax.Expr) -> relax.Expr:
         """The tensor with the indexed axes as one."""
@@ -235,7 +244,6 @@ __all__ = [
     "index",
     "index_put",
     "index_select",
-    "is_at_most",
     "part",
     "select",
     "triangle",

@@ -13,7 +13,7 @@ from tvm.relax import op
 
 from relax_ops.expressions import same_extent
 from tvm_convgrad.core.errors import UnsupportedError
-from tvm_convgrad.training.frontends.torch_export.operators.indexing import is_at_most
+from tvm_convgrad.training.frontends.torch_export.free_extents import is_at_most
 from tvm_convgrad.training.ir.graph import Extent, element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which values the free extents of a program take: what may be assumed of them, and what then has to be checked.
+
+A user states a range by `torch.export.Dim(name, min=4, max=20)`. Where a translation needs it, such as for x[:, :3] or
+positions[: x.shape[1]], the model takes no other extents; a range that nothing needs stays without effect, so that a
+last batch may be smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import tvm
+from tvm import tirx
+
+from relax_ops.compat import arithmetic
+from tvm_convgrad.codegen.loops import dtype_of
+from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.training.ir.graph import Extent
+
+if TYPE_CHECKING:  # an optional package
+    import torch
+
+MOST = 2**31 - 1
+"""More than any extent."""
+
+Limits = tuple[int, int]
+"""The least and the largest value of an extent."""
+
+
+@dataclass
+class FreeExtents:
+    """The free extents of a program.
+
+    Attributes:
+        stated: the limits by the name of the extent, where the program states some.
+        needed: the names of those that a translation has relied on.
+    """
+
+    stated: Mapping[str, Limits]
+    needed: set[str] = field(default_factory=set)
+
+    @property
+    def limits(self) -> dict[str, Limits]:
+        """The limits that have to be checked, by name."""
+        return {name: self.stated[name] for name in sorted(self.needed)}
+
+
+_here: ContextVar[FreeExtents | None] = ContextVar("free_extents", default=None)
+
+
+@contextmanager
+def extents_of_program(program: torch.export.ExportedProgram) -> Iterator[FreeExtents]:
+    """Inside, `is_at_most` knows the limits that a program states."""
+    stated = {}
+    for symbol, found in program.range_constraints.items():
+        least = int(found.lower) if found.lower > 1 else 1
+        most = int(found.upper) if found.upper < MOST else MOST  # infinity is a class of PyTorch's own
+        if (least, most) != (1, MOST):
+            stated[str(symbol)] = (least, most)
+    extents = FreeExtents(stated)
+    token = _here.set(extents)
+    try:
+        yield extents
+    finally:
+        _here.reset(token)
+
+
+def refuse_formulas(program: torch.export.ExportedProgram, source: str) -> None:
+    """Refuse inputs with an extent such as 2 * Dim("h"), of which PyTorch decomposes no program that it has loaded.
+
+    Raises:
+        ModelError: the input, the axis and the formula.
+    """
+    for node in program.graph.nodes:
+        for axis, extent in enumerate(getattr(node.meta.get("val"), "shape", ()) if node.op == "placeholder" else ()):
+            formula = getattr(getattr(extent, "node", None), "expr", None)
+            if formula is not None and not formula.is_Symbol and not formula.is_number:
+                raise ModelError(
+                    f"{source}: axis {axis} of input {node.name!r} has the extent {formula}, a formula of a Dim; "
+                    "export the model with a Dim alone there, or with a fixed extent."
+                )
+
+
+def is_at_most(low: Extent, high: Extent) -> bool:
+    """Whether one place is never behind another, whatever the free extents are, which are 1 at least."""
+    difference = high - low
+    if isinstance(difference, int):
+        return difference >= 0
+    variables = tirx.analysis.undefined_vars(difference)
+    if _is_proven(difference, variables, {}):
+        return True
+    extents = _here.get()
+    if extents is None:
+        return False
+    named = {str(variable.name) for variable in variables} & set(extents.stated)
+    if not named or not _is_proven(difference, variables, extents.stated):
+        return False
+    extents.needed |= named
+    return True
+
+
+def _is_proven(difference: tirx.Expr, variables: list[tirx.Var], limits: Mapping[str, Limits]) -> bool:
+    """Whether a difference is not negative for extents in these limits."""
+    analyzer = arithmetic.Analyzer()
+    for variable in variables:
+        least, most = limits.get(str(variable.name), (1, MOST))
+        first, count = (tirx.const(number, dtype_of(variable)) for number in (least, most - least + 1))
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(first, count))
+    return bool(analyzer.can_prove(difference >= 0))
+
+
+__all__ = ["MOST", "FreeExtents", "Limits", "extents_of_program", "is_at_most", "refuse_formulas"]
