@@ -48,9 +48,9 @@ class VmapRule:
                 whose batch axes, N and spatial extents may be symbolic. In Relay, the operands: expressions of known
                 type with static extents.
             attributes: the attributes of one unbatched call (see tvm_convgrad.op): shapes and layouts do not include
-                batch axes. For `conv{r}d`: strides, padding, dilation, groups, data_layout, kernel_layout, grad_layout,
-                out_dtype. For `conv{r}d_transpose`: those of relax.op.nn. For `…_backward`: those of the convolution,
-                and `output_mask`, three bools.
+                batch axes. For `conv{r}d`: strides, padding, dilation, groups, data_layout, kernel_layout, grad_layout
+                (or out_layout), out_dtype. For `conv{r}d_transpose`: those of relax.op.nn. For `…_backward`: those of
+                the convolution, and `output_mask`, three bools.
 
         Returns:
             The result; its leading axes are the batch axes, the outermost vmap first. For `…_backward` a tuple (dX, dW,
@@ -62,6 +62,8 @@ class VmapRule:
             UnsupportedError: a shape is unknown at compile time; or `…_backward` in Relay, where dX and dW have a rule
                 each.
         """
+        if self.op in _FORWARD and "out_layout" in attributes:  # Relax's name
+            attributes["grad_layout"] = attributes.pop("out_layout")
         relay = checked_ir(self.op) == "Relay"
         operands: tuple[Any, ...] = arguments if relay else arguments[1:]
         if len(operands) != len(self.operands):
@@ -168,6 +170,8 @@ def vmap_rule(op: str | VmapRule, in_dims: Sequence[int | None]) -> VmapRule:
         dims.append(None if dim is None else dim % axes)
     return VmapRule(rule.op, (tuple(dims), *rule.levels))
 
+
+_FORWARD = frozenset(OpEntry(FORWARD, r).name for r in SPATIAL)
 
 OPERANDS: dict[str, tuple[str, ...]] = {
     **{

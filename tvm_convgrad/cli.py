@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -89,6 +92,20 @@ def options(
     """Options before the command."""
 
 
+_INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_interrupts: list[int] = []
+"""The signals of Ctrl-C so far: TVM makes errors of other kinds of a KeyboardInterrupt in a pass of ours."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
+
+
 def main() -> None:
     """Run the command line.
 
@@ -98,6 +115,9 @@ def main() -> None:
     PYTHONWARNINGS ask for them.
     """
     reset_stage()
+    _interrupts.clear()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     logging.getLogger("torch").setLevel(logging.ERROR)
     with warnings.catch_warnings(), rare_collections():
         if not sys.warnoptions:
@@ -107,12 +127,13 @@ def main() -> None:
         except ConvGradError as error:
             release(error)
             _fail(str(error))
+        except OSError as error:
+            if error.errno not in _FULL:
+                _fail_unexpectedly(error)
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(f"{where}nothing more can be written ({error.strerror}); make room, and run the command again.")
         except Exception as error:  # a defect: it must not look like success, and its message must name the place
-            if os.environ.get("CONVGRAD_TRACEBACK") == "1":
-                traceback.print_exc()
-            message = _unexpected(error)
-            release(error)
-            _fail(message)
+            _fail_unexpectedly(error)
 
 
 def _with_new_names(arguments: list[str]) -> list[str]:
@@ -154,7 +175,19 @@ def _place(frame: traceback.FrameSummary) -> str:
     return f"{shown}:{frame.lineno} in {frame.name}"
 
 
-def _fail(message: str) -> None:
+def _fail_unexpectedly(error: Exception) -> NoReturn:
+    if _interrupts:
+        sys.exit(_INTERRUPTED)
+    if os.environ.get("CONVGRAD_TRACEBACK") == "1":
+        traceback.print_exc()
+    message = _unexpected(error)
+    release(error)
+    _fail(message)
+
+
+def _fail(message: str) -> NoReturn:
+    if _interrupts:  # what fails is a consequence
+        sys.exit(_INTERRUPTED)
     print(f"convgrad: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(1)
 

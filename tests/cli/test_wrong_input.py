@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -372,6 +374,34 @@ def test_a_defect_is_not_a_success(convgrad: Command, monkeypatch: pytest.Monkey
     assert "Traceback" not in done.err
     monkeypatch.setenv("CONVGRAD_TRACEBACK", "1")
     assert "Traceback" in convgrad("env", "--json").err
+
+
+def test_what_fails_after_an_interrupt_is_no_defect(convgrad: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM makes a RuntimeError without a message of a KeyboardInterrupt in a pass that is written in Python."""
+
+    def interrupted(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError from None
+
+    monkeypatch.setattr("tvm_convgrad.report.tables.print_json", interrupted)
+    done = convgrad("env", "--json")
+    assert (done.code, done.out, done.err) == (130, "", "")
+    monkeypatch.undo()
+    assert convgrad("env", "--json").code == 0
+
+
+def test_a_full_disk_is_no_defect(convgrad: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tvm_convgrad.report.tables.print_json", full)
+    done = convgrad("env", "--json")
+    assert done.code == 1
+    assert done.err == (
+        "convgrad: nothing more can be written (No space left on device); make room, and run the command again.\n"
+    )
 
 
 def test_a_defect_without_a_message_has_a_place(

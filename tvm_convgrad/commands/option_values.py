@@ -222,6 +222,10 @@ def parse_directions(text: str, everything: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(known[name] for name in names))
 
 
+_MOST_SAMPLES = 2**31
+"""More than any batch: kernels count in 32 bits."""
+
+
 def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
     """The value of --batch: a number, "dynamic", or None for the model's own.
 
@@ -232,8 +236,8 @@ def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
         return None
     if text == "dynamic":
         return "dynamic"
-    if not text.isdecimal() or int(text) == 0:
-        raise typer.BadParameter(f"--batch {text}: give a positive number, or dynamic.")
+    if not text.isdecimal() or not 0 < int(text) < _MOST_SAMPLES:
+        raise typer.BadParameter(f"--batch {text}: give a positive number below {_MOST_SAMPLES}, or dynamic.")
     return int(text)
 
 
