@@ -62,6 +62,21 @@ def test_tokens(step: Path, open_c: Open, value: int) -> None:
         np.testing.assert_array_equal(session.predict(x, out), Session(step).predict(x))
 
 
+@pytest.mark.parametrize("limits", [[2, 4], [6, 9]])
+def test_extents(step: Path, open_c: Open, tmp_path: Path, limits: list[int]) -> None:
+    """Of a free axis, five long here, on whose limits the model relies."""
+    manifest = inspect_artifact(step).manifest
+    batch, length = X.shape
+    assert length == 5
+    manifest["schema"]["inputs"][0] |= {"shape": [batch, "length"], "limits": {"length": limits}}
+    path = tmp_path / "free.so"
+    path.write_bytes(seal(ARTIFACT, step.read_bytes(), manifest)[0])
+    (sentence,) = sentences(path, open_c, X, Y)
+    low, high = limits
+    assert sentence.startswith(f"the input 'tokens' has extent 5 on axis 1, shape [{batch}, 5], but")
+    assert sentence.endswith(f"was exported for {low} to {high} there, and relies on it.")
+
+
 @pytest.mark.parametrize("value", [3, -1, -100, 255, 7, np.iinfo("int64").min, 2])
 @pytest.mark.parametrize("ignored", [None, -100])
 def test_labels(step: Path, open_c: Open, tmp_path: Path, value: int, ignored: int | None) -> None:

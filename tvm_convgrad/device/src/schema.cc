@@ -180,8 +180,10 @@ std::vector<std::int64_t> Spec::Accept(std::size_t bytes, std::map<std::string, 
     const auto stated = limits.find(symbols[open]);
     if (stated != limits.end() &&
         (extents[open] < stated->second.first || extents[open] > stated->second.second)) {
+      std::string shown;
+      for (std::int64_t extent : extents) shown += (shown.empty() ? "" : ", ") + std::to_string(extent);
       throw Failure(what + " has extent " + std::to_string(extents[open]) + " on axis " + std::to_string(open) +
-                    ", but the model was exported for " + std::to_string(stated->second.first) + " to " +
+                    ", shape [" + shown + "], but the model was exported for " + std::to_string(stated->second.first) + " to " +
                     std::to_string(stated->second.second) + " there, and relies on it.");
     }
     (*known)[symbols[open]] = extents[open];
