@@ -136,6 +136,8 @@ TOPICS: dict[str, dict[str, Function]] = {
         "diagonal_scatter": lambda x: x.diagonal_scatter(x[:, 0, :, :4] * 2, -1, 3, 1),
         "fill_diagonal": lambda x: (x[:, 0, 0] @ x[:, 0, 0].mT).fill_diagonal_(2.0),
         "clamp_by_tensors": lambda x: x[:, :1].clamp(x[0] - 0.5, torch.zeros(6)) * x[0, 0].clamp_min(x[0, 0] + 0),
+        "masked_select": lambda x: x * (x * x).masked_select(x > 0.3).sum(),
+        "masked_select_of_rows": lambda x: x * (x * x).masked_select(torch.arange(6)[:, None] % 2 > 0).sum(),
         "put": lambda x: x.put(torch.tensor([[3, -1], [9, 40]]), x[0, 0, :2, :2], accumulate=True),
         "put_in_place": lambda x: (x * 1).put_(torch.tensor([3, 70, 9]), x[0, 0, 0, :3]),
         "scalar_operators": lambda x: (

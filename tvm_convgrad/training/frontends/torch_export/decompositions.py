@@ -117,6 +117,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length),
         aten.fmin.default: lambda x, y: torch.where((x <= y) | torch.isnan(y), x, y),
         aten.fmax.default: lambda x, y: torch.where((x >= y) | torch.isnan(y), x, y),
+        aten.masked_select.default: lambda x, mask: (
+            NotImplemented
+            if x.shape == mask.shape
+            else aten.masked_select.default(*(each.clone() for each in torch.broadcast_tensors(x, mask)))
+        ),
         aten.put.default: lambda x, index, source, accumulate=False: aten.index_put.default(
             x.flatten(), [index.flatten()], source.flatten(), accumulate
         ).reshape(x.shape),
