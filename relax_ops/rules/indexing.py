@@ -306,6 +306,7 @@ RULES = (
         named("grad.take_backward"), mapped_axis=take_backward_axis, legalize=on_gpus(legalize_take_backward, _has_axis)
     ),
     OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
+    OperatorRules(named("nonzero"), gradient=no_gradients),
     OperatorRules(
         named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis, vmap=along_one_axis
     ),
