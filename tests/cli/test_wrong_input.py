@@ -240,6 +240,7 @@ TUNE, STEP = ["tune", "missing.onnx"], ["bench", "--step", "missing.onnx"]
         *((command, "--offload", "mkl", ("onednn", "cudnn", "cutlass")) for command in (BUILD, EXPLAIN, TUNE)),
         *((command, "--target", "rubbish", ("llvm", "native")) for command in (BUILD, EXPLAIN, TUNE, STEP)),
         (["verify", "--all"], "--target", "rubbish", ("llvm", "native")),
+        (BUILD, "--target", '{"kind": "llvm", "mcpu": "haswel"}', ("LLVM has no CPU 'haswel'", "haswell")),
         (["verify", "--all"], "--direction", "sideways", ("forward", "wgrad", "dgrad")),
         (["verify", "--all"], "--impl", "mkl", ("onednn", "cudnn", "cutlass")),
         (STEP, "--impl", "mkl", ("kernel", "onednn", "cudnn", "cutlass")),

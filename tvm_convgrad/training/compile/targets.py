@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 
@@ -74,7 +75,17 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
     if "linux" not in str(target.attrs.get("mtriple") or "linux"):
         raise _for_another_system(text)
     cores_of(target)  # raises if the number makes no sense
+    _refuse_unknown_cpu(target, text)
     return target
+
+
+def _refuse_unknown_cpu(target: tvm.target.Target, text: str) -> None:
+    """Refuse a CPU of which LLVM knows nothing: it would compile for any, with a line in its log."""
+    cpu = str(target.attrs.get("mcpu") or "")
+    known = sorted(map(str, codegen.llvm_get_cpu_archlist(target)))
+    if cpu and cpu not in known:
+        similar = difflib.get_close_matches(cpu, known, 3) or known[-3:]
+        raise UnsupportedError(f"target {text!r}: LLVM has no CPU {cpu!r}; it has {', '.join(similar)} and others.")
 
 
 def _for_another_system(text: str) -> UnsupportedError:
