@@ -147,3 +147,17 @@ def test_guarded_divisions_by_an_extent_are_computed_before_the_loop():
         library["main"](tvm.runtime.tensor(np.array([2, 3], "float32")), tvm.runtime.tensor(x), found)
         wanted = np.where(np.subtract.outer(np.arange(size), np.arange(size)) >= 4, -9, np.stack([2 * x, 3 * x]))
         np.testing.assert_array_equal(found.numpy(), wanted.reshape(2 * size, size))
+
+
+def test_divisions_of_vectors_stay_as_they_are():
+    """As depthwise convolutions have them, of the places of their pixels."""
+    x = te.placeholder([tirx.IntImm("int64", 64)], "int32", name="x")
+    function = te.create_prim_func([x, te.compute((64,), lambda i: x[i] + tirx.Cast("int32", i) // 3)])
+    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function}))
+    (loop,) = schedule.get_loops(schedule.get_sblock("compute"))
+    schedule.vectorize(schedule.split(loop, [None, 16])[1])
+    scheduled = schedule.mod["main"].with_attrs({"tirx.is_scheduled": True, "global_symbol": "main"})
+    library = tvm.tirx.build(tvm.IRModule({"main": scheduled}), native_target(), PIPELINE)
+    values, found = np.arange(5, 69, dtype="int32"), tvm.runtime.tensor(np.zeros(64, "int32"))
+    library["main"](tvm.runtime.tensor(values), found)
+    np.testing.assert_array_equal(found.numpy(), values + np.arange(64) // 3)

@@ -59,6 +59,7 @@ def test_a_new_parameter_waits_for_the_readers_of_the_old_one() -> None:
     found = operators(step_of(body))
     assert sorted(found) == sorted(["exp", "subtract", "matmul", "sum", "sin", "sum"])
     assert found.index("exp") < found.index("subtract")
+    assert found.index("sin") < found.index("subtract")  # though it stands behind it
 
     def read_before(builder: Any, x: Any, w: Any, v: Any) -> Any:
         gradient = builder.emit(relax.op.exp(x))
@@ -68,6 +69,17 @@ def test_a_new_parameter_waits_for_the_readers_of_the_old_one() -> None:
 
     found = operators(step_of(read_before))
     assert found.index("matmul") < found.index("subtract")
+
+
+def test_a_reader_of_the_new_parameter_follows_it() -> None:
+    """Even if it reads the old one, too."""
+
+    def body(builder: Any, x: Any, w: Any, v: Any) -> Any:
+        update = builder.emit(relax.op.subtract(w, builder.emit(relax.op.exp(x))))
+        change = builder.emit(relax.op.divide(update, w))
+        return relax.Tuple([builder.emit(relax.op.sum(change)), x, relax.Tuple([update, v])])
+
+    assert operators(step_of(body)) == ["exp", "subtract", "divide", "sum"]
 
 
 def test_a_new_parameter_waits_for_the_readers_of_views_of_the_old_one() -> None:

@@ -54,6 +54,7 @@ class _Order:
         self._left = {number: len(self._readers[number]) + (number in kept) for number in range(len(self._bindings))}
         self._bytes = [fixed_bytes(binding.var.ty) for binding in self._bindings]  # 0 of tuples, whose tensors count
         self._waits = [set(reads) for reads in self._reads]
+        self._later: list[set[int]] = [set() for _ in self._bindings]
         self._add_overwriting(StateFlow(function), place, owners(module, function))
         self._turn = micro_batches_of(function)  # FuseOps mixes them, as operations of several become one function
         for number, binding in reversed(list(enumerate(self._bindings))):
@@ -72,42 +73,62 @@ class _Order:
             self._waits[own] |= {reader for reader in readers[memory[tensor]] if reader < own}
 
         olds = {number: place[var] for var, number in flow.old.items() if var in place}
+        following = self._following()
         for var, number in flow.new.items():
             if var in place and number in olds:
                 self._bytes[olds[number]] = 0  # the state is there all the time
-                wait(place[var], olds[number])
+                own = place[var]
+                wait(own, olds[number])
+                # FuseOps puts the update of a weight before the gradient of the data, which reads the weight.
+                later = (reader for reader in readers[memory[olds[number]]] if reader > own)
+                self._later[own] = {reader for reader in later if not following[own] >> reader & 1}
         for own, binding in enumerate(self._bindings):
             if isinstance(binding.value, tvm.ir.Call) and operator_name(binding.value) == "relax.call_tir_inplace":
                 for read in self._reads[own]:
                     wait(own, read)
 
+    def _following(self) -> list[int]:
+        """Which bindings depend on each: a bit for each of them."""
+        found = [0] * len(self._bindings)
+        for number in reversed(range(len(self._bindings))):
+            for reader in self._readers[number]:
+                found[number] |= 1 << reader | found[reader]
+        return found
+
     def bindings(self) -> list[Any]:
-        """The bindings in their new order."""
-        waiting = [set(waits) for waits in self._waits]
+        """The bindings in their new order; updates of the state behind all that reads it, if that is possible."""
+        behind = [waits | later for waits, later in zip(self._waits, self._later, strict=True)]
+        found = self._in_order(behind) or self._in_order(self._waits)
+        assert found is not None, "nothing waits for itself"
+        return found
+
+    def _in_order(self, waits: list[set[int]]) -> list[Any] | None:
+        """The bindings, each behind those that it waits for; None if some wait for each other."""
+        waiting = [set(each) for each in waits]
+        left = dict(self._left)
         followers: dict[int, list[int]] = defaultdict(list)
-        for number, waits in enumerate(waiting):
-            for other in waits:
+        for number, awaited in enumerate(waiting):
+            for other in awaited:
                 followers[other].append(number)
-        ready = {number for number, waits in enumerate(waiting) if not waits}
+        ready = {number for number, awaited in enumerate(waiting) if not awaited}
         result = []
         while ready:
-            gains = {number: self._gain(number) for number in ready}
+            gains = {number: self._gain(number, left) for number in ready}
             best = min(ready, key=lambda number: (-gains[number], number))
             chosen = best if gains[best] > 0 else min(ready, key=lambda number: (self._turn[number], number))
             ready.remove(chosen)
             result.append(self._bindings[chosen])
             for read in set(self._reads[chosen]):
-                self._left[read] -= 1
+                left[read] -= 1
             for follower in followers[chosen]:
                 waiting[follower].discard(chosen)
                 if not waiting[follower]:
                     ready.add(follower)
-        assert len(result) == len(self._bindings), "nothing waits for itself"
-        return result
+        return result if len(result) == len(self._bindings) else None
 
-    def _gain(self, number: int) -> int:
-        """Bytes that are free after a binding and were not before."""
-        freed = sum(self._bytes[read] for read in set(self._reads[number]) if self._left[read] == 1)
+    def _gain(self, number: int, left: dict[int, int]) -> int:
+        """Bytes that are free after a binding and were not before; `left` are the readers of each that are to come."""
+        freed = sum(self._bytes[read] for read in set(self._reads[number]) if left[read] == 1)
         return freed - self._bytes[number]
 
 

@@ -35,8 +35,8 @@ def with_simple_divisions(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_symbolic(division: Any) -> bool:
-    """Whether a division is one of integers by what is not a number."""
-    return str(division.ty.dtype).startswith("int") and not isinstance(division.b, tirx.IntImm)
+    """Whether a division is one of integers, not of vectors of them, by what is not a number."""
+    return str(division.ty.dtype) in ("int32", "int64") and not isinstance(division.b, tirx.IntImm)
 
 
 class _Extents:
