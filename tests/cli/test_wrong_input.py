@@ -386,11 +386,15 @@ def test_what_fails_after_an_interrupt_is_no_defect(convgrad: Command, monkeypat
         except KeyboardInterrupt:
             raise RuntimeError from None
 
-    monkeypatch.setattr("tvm_convgrad.report.tables.print_json", interrupted)
-    done = convgrad("env", "--json")
-    assert (done.code, done.out, done.err) == (130, "", "")
-    monkeypatch.undo()
-    assert convgrad("env", "--json").code == 0
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores it
+    try:
+        monkeypatch.setattr("tvm_convgrad.report.tables.print_json", interrupted)
+        done = convgrad("env", "--json")
+        assert (done.code, done.out, done.err) == (130, "", "")
+        monkeypatch.undo()
+        assert convgrad("env", "--json").code == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_full_disk_is_no_defect(convgrad: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path) -> None:
     kept.trim()
     assert kept.get(KEY) is None
     assert str(kept.folder) in first
-    assert "--no-cache" in first
+    assert "CONVGRAD_CACHE" in first
     assert kept.problem == first
 
 
