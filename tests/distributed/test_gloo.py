@@ -137,9 +137,9 @@ def test_a_model_with_its_own_loss(convgrad: Command, full_data: Path, tmp_path:
 def test_a_killed_rank_ends_the_run_and_it_resumes(
     convgrad: Command, full_step: Path, full_data: Path, tmp_path: Path
 ) -> None:
-    arguments = [full_step, "--data", full_data, "--batch-size", 3, "--epochs", 40, "--checkpoint-every", 1]
-    arguments += ["--statistics", "first"]
-    whole = convgrad("run", *arguments[:-2], "--accumulate", 2, "--json").json
+    common = [full_step, "--data", full_data, "--batch-size", 3, "--epochs", 40]
+    whole = convgrad("run", *common, "--accumulate", 2, "--json").json
+    arguments = [*common, "--checkpoint-every", 1, "--statistics", "first"]
     folder = tmp_path / "checkpoints"
     endless = [*arguments, "--epochs", 100000, "--checkpoint-dir", folder]
 

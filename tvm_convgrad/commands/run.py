@@ -172,7 +172,7 @@ def run(
     """
     if resume and checkpoint_dir is None:
         raise typer.BadParameter("--resume needs --checkpoint-dir, the folder with the checkpoints.")
-    if checkpoint_every is not None and checkpoint_dir is None and not distributed:  # of several, one has the folder
+    if checkpoint_every is not None and checkpoint_dir is None:
         raise typer.BadParameter("--checkpoint-every needs --checkpoint-dir, the folder for the checkpoints.")
     if use_best and checkpoint_dir is None:
         raise typer.BadParameter("--use-best needs --checkpoint-dir, where the best validation's state is kept.")
