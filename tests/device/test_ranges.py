@@ -62,7 +62,7 @@ def test_tokens(step: Path, open_c: Open, value: int) -> None:
         np.testing.assert_array_equal(session.predict(x, out), Session(step).predict(x))
 
 
-@pytest.mark.parametrize("limits", [[2, 4], [6, 9]])
+@pytest.mark.parametrize("limits", [[2, 4], [6, 9], [6, 2**31 - 1]])
 def test_extents(step: Path, open_c: Open, tmp_path: Path, limits: list[int]) -> None:
     """Of a free axis, five long here, on whose limits the model relies."""
     manifest = inspect_artifact(step).manifest
@@ -73,8 +73,14 @@ def test_extents(step: Path, open_c: Open, tmp_path: Path, limits: list[int]) ->
     path.write_bytes(seal(ARTIFACT, step.read_bytes(), manifest)[0])
     (sentence,) = sentences(path, open_c, X, Y)
     low, high = limits
-    assert sentence.startswith(f"the input 'tokens' has extent 5 on axis 1, shape [{batch}, 5], but")
-    assert sentence.endswith(f"was exported for {low} to {high} there, and relies on it.")
+    assert sentence.startswith("the input 'tokens' has extent 5 on axis 1, but")
+    shown = f"at least {low}" if high == 2**31 - 1 else f"{low} to {high}"
+    assert sentence.endswith(f"was exported for {shown} there, and relies on it.")
+    for number, taken in enumerate(([5, 5], [4, 6], [5, 2**31 - 1])):
+        manifest["schema"]["inputs"][0]["limits"] = {"length": taken}
+        path = tmp_path / f"{number}.so"
+        path.write_bytes(seal(ARTIFACT, step.read_bytes(), manifest)[0])
+        assert sentences(path, open_c, X, Y) == {""}
 
 
 @pytest.mark.parametrize("value", [3, -1, -100, 255, 7, np.iinfo("int64").min, 2])

@@ -149,6 +149,27 @@ def test_guarded_divisions_by_an_extent_are_computed_before_the_loop():
         np.testing.assert_array_equal(found.numpy(), wanted.reshape(2 * size, size))
 
 
+def test_guarded_divisions_behind_a_common_subexpression_are_computed_before_the_loop():
+    """i % (m n) is one, by whose quotient the factor is found."""
+    m, n = tirx.Var("m", "int64"), tirx.Var("n", "int64")
+    factors, image = te.placeholder([m], name="factors"), te.placeholder([m, n, n], name="image")
+
+    def element(i, j):
+        at = i % (m * n)
+        return te.if_then_else(i % n - j >= 4, tirx.const(-9, "float32"), factors[at // n] * image[at // n, at % n, j])
+
+    function = te.create_prim_func([factors, image, te.compute((2 * m * n, n), element)])
+    module = tvm.IRModule({"main": function.with_attrs({"tirx.is_scheduled": True, "global_symbol": "main"})})
+    library = tvm.tirx.build(module, native_target(), PIPELINE)
+    for size in (7, 8, 16, 33):
+        rng = np.random.default_rng(0)
+        scale, x = rng.integers(2, 5, 3).astype("float32"), rng.integers(-4, 5, (3, size, size)).astype("float32")
+        found = tvm.runtime.tensor(np.full((6 * size, size), np.nan, "float32"))
+        library["main"](tvm.runtime.tensor(scale), tvm.runtime.tensor(x), found)
+        wanted = np.where(np.subtract.outer(np.arange(size), np.arange(size)) >= 4, -9, scale[:, None, None] * x)
+        np.testing.assert_array_equal(found.numpy(), np.concatenate([wanted, wanted]).reshape(6 * size, size))
+
+
 def test_divisions_of_vectors_stay_as_they_are():
     """As depthwise convolutions have them, of the places of their pixels."""
     x = te.placeholder([tirx.IntImm("int64", 64)], "int32", name="x")

@@ -13,9 +13,14 @@ from torch import nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
+from tvm_convgrad.codegen.hardware import native_target  # noqa: E402
 from tvm_convgrad.core.errors import ArtifactError, ConvGradError, ModelError  # noqa: E402
+from tvm_convgrad.core.extent_limits import MOST_EXTENT  # noqa: E402
+from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact  # noqa: E402
+from tvm_convgrad.training.compile.lower import compile_step  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.runtime.schema import TensorSpec  # noqa: E402
+from tvm_convgrad.training.runtime.session import Session  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 ROWS = 20
@@ -45,7 +50,9 @@ def test_slices_within_the_stated_extents():
     model = Positions()
     found = imported(model, (torch.zeros(4, 7, 3),), Dim("length", min=4, max=ROWS))
     name = found.inputs[0].shape[1]
-    assert found.inputs[0].limits == {name: (4, ROWS)}
+    assert found.inputs[0].limits == {name: (4, ROWS)}  # 4 for place 3
+    manifest = make_manifest(build_step(found, loss="mse"), native_target(), [])
+    assert manifest["schema"]["inputs"][0]["limits"] == {name: [4, ROWS]}
     runner = Runner(build_step(found, loss="mse"))
     for length in (4, 9, ROWS):
         x = torch.randn(5, length, 3)
@@ -56,8 +63,23 @@ def test_slices_within_the_stated_extents():
 def test_other_extents_are_refused(extent):
     limits = {"length": (4, ROWS)}
     spec = TensorSpec.from_json(TensorSpec("x", ("n", "length", 3), "float32", limits=limits).to_json())
-    with pytest.raises(ArtifactError, match=rf"x has extent {extent} on axis 1.*exported for 4 to 20 there"):
+    with pytest.raises(ArtifactError, match=rf"x has extent {extent} on axis 1, but.*exported for 4 to 20 there"):
         spec.accept(np.zeros((2, extent, 3), "float32"), {}, "x")
+    for taken in (4, ROWS):
+        spec.accept(np.zeros((2, taken, 3), "float32"), {}, "x")
+
+
+def test_what_nothing_needs_of_a_range_has_no_effect():
+    class Tail(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)[:, 2:].sum(1)
+
+    torch.manual_seed(0)
+    model = Tail(3, 3)
+    found = imported(model, (torch.zeros(4, 7, 3),), Dim("length", min=4, max=64))
+    assert list(found.inputs[0].limits.values()) == [(2, MOST_EXTENT)]
+    runner, x = Runner(build_step(found, loss="mse")), torch.randn(2, 3, 3)
+    np.testing.assert_allclose(runner.predict(x.numpy()), model(x).detach().numpy(), rtol=0, atol=1e-5)
 
 
 def test_no_places_along_a_free_axis_are_refused():
@@ -100,9 +122,24 @@ def test_a_batch_is_one_of_the_stated_ones():
             return super().forward(x) + x[3]
 
     program = torch.export.export(Pairs(3, 3), (torch.zeros(6, 3),), dynamic_shapes=({0: Dim("n", min=4)},))
-    with pytest.raises(ModelError, match=r"exported for batches of 4 to .*; 2 is none"):
+    with pytest.raises(ModelError, match=r"exported for batches of at least 4, and relies on it; 2 is none"):
         from_exported_program(program, batch=2)
     assert from_exported_program(program, batch=4).inputs[0].shape == (4, 3)
+
+
+def test_predict_takes_batches_within_the_limits(tmp_path):
+    class Pairs(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + x[3]
+
+    program = torch.export.export(Pairs(3, 3), (torch.zeros(6, 3),), dynamic_shapes=({0: Dim("n", min=4)},))
+    step, path = build_step(from_exported_program(program), loss="mse"), tmp_path / "step.so"
+    save_artifact(compile_step(step, native_target()), make_manifest(step, native_target(), []), path)
+    session = Session(path)
+    assert session.predict(np.zeros((8, 3), "float32"), batch_size=4).shape == (8, 3)
+    for samples in (2, 10):
+        with pytest.raises(ArtifactError, match=r"a batch of predict has extent 2 on axis 0, but.*at least 4 there"):
+            session.predict(np.zeros((samples, 3), "float32"), batch_size=4)
 
 
 class Embedded(nn.Module):
@@ -125,6 +162,40 @@ def test_positions_behind_a_table_are_nan():
         loss, _ = runner.step(x, x, lr=0.1)
         assert np.isnan(loss) == (length > ROWS)
         runner.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_extents_are_not_counted_in_the_type_of_the_data(dtype):
+    """Of a batch of 300, which neither of 8 bits has."""
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(120, 2)
+
+        def forward(self, tokens, lengths):
+            return self.table(tokens[torch.arange(tokens.shape[0]), lengths - 1].long())
+
+    torch.manual_seed(0)
+    model, count = Chosen(), 300
+    tokens, lengths = (torch.arange(count * 7).reshape(count, 7) % 120).to(dtype), torch.arange(count) % 7 + 1
+    runner = Runner(build_step(imported(model, (tokens[:3], lengths[:3]), None, None), loss="mse"))
+    found = runner.predict(tokens.numpy(), lengths.numpy())
+    np.testing.assert_array_equal(found, model(tokens, lengths).detach().numpy())
+
+
+def test_constant_places_of_a_free_axis_are_checked():
+    class Two(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).index_select(1, torch.tensor([0, 5])).sum(2)
+
+    torch.manual_seed(0)
+    model, x = Two(3, 3), torch.randn(2, 7, 3)
+    runner = Runner(build_step(imported(model, (x,), Dim("length", min=2)), loss="mse"))
+    np.testing.assert_allclose(runner.predict(x.numpy()), model(x).detach().numpy(), rtol=0, atol=1e-5)
+    short = runner.predict(x[:, :3].contiguous().numpy())
+    assert np.isnan(short[:, 1]).all()
+    assert not np.isnan(short[:, 0]).any()
 
 
 class Last(nn.Linear):

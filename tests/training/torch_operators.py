@@ -303,6 +303,9 @@ TOPICS: dict[str, dict[str, Function]] = {
         "fractional_pool_once": lambda x: F.fractional_max_pool2d(
             x[0], 4, (1, 2), _random_samples=_drawn(x)[:1, :, :2]
         ),
+        "fractional_pool_places": lambda x: torch.mul(
+            *F.fractional_max_pool2d(x, 2, 3, return_indices=True, _random_samples=_drawn(x)[..., :2])
+        ),
         "fractional_pool_3d": lambda x: F.fractional_max_pool3d(
             volume(x), (1, 1, 3), (1, 2, 3), _random_samples=_drawn(x)
         ),

@@ -12,6 +12,7 @@ import typer
 
 from tvm_convgrad.core.catalogue import BY_SHORT, WORDS
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.core.extent_limits import MOST_EXTENT
 from tvm_convgrad.offload import registry
 from tvm_convgrad.training.model.own_loss import MODEL_LOSS, OwnLoss
 from tvm_convgrad.training.step import options as step_options
@@ -222,10 +223,6 @@ def parse_directions(text: str, everything: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(known[name] for name in names))
 
 
-_MOST_SAMPLES = 2**31
-"""More than any batch: kernels count in 32 bits."""
-
-
 def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
     """The value of --batch: a number, "dynamic", or None for the model's own.
 
@@ -236,8 +233,8 @@ def parse_batch(text: str | None) -> int | Literal["dynamic"] | None:
         return None
     if text == "dynamic":
         return "dynamic"
-    if not text.isdecimal() or not 0 < int(text) < _MOST_SAMPLES:
-        raise typer.BadParameter(f"--batch {text}: give a positive number below {_MOST_SAMPLES}, or dynamic.")
+    if not text.isdecimal() or not 0 < int(text) < MOST_EXTENT:
+        raise typer.BadParameter(f"--batch {text}: give a positive number below {MOST_EXTENT}, or dynamic.")
     return int(text)
 
 

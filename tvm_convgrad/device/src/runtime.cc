@@ -119,7 +119,7 @@ void DefaultThreads() { setenv(kThreads, std::to_string(UsableCpus()).c_str(), /
 
 void UseThreads(int count) {
   if (count < 0) throw Failure("convgrad_use_threads: " + std::to_string(count) + " threads; give 0 or more.");
-  const int usable = UsableCpus();
+  static const int usable = UsableCpus();  // once: TVM binds this thread to a CPU when it makes its pool
   if (count > usable) {  // TVM would start them all, and its pool would not end with the process
     throw Failure("convgrad_use_threads: " + std::to_string(count) + " threads; this process may use " +
                   std::to_string(usable) + " CPUs, give no more.");

@@ -180,11 +180,12 @@ std::vector<std::int64_t> Spec::Accept(std::size_t bytes, std::map<std::string, 
     const auto stated = limits.find(symbols[open]);
     if (stated != limits.end() &&
         (extents[open] < stated->second.first || extents[open] > stated->second.second)) {
-      std::string shown;
-      for (std::int64_t extent : extents) shown += (shown.empty() ? "" : ", ") + std::to_string(extent);
+      const auto [low, high] = stated->second;
+      const bool is_open = high == std::numeric_limits<std::int32_t>::max();
       throw Failure(what + " has extent " + std::to_string(extents[open]) + " on axis " + std::to_string(open) +
-                    ", shape [" + shown + "], but the model was exported for " + std::to_string(stated->second.first) + " to " +
-                    std::to_string(stated->second.second) + " there, and relies on it.");
+                    ", but the model was exported for " +
+                    (is_open ? "at least " + std::to_string(low) : std::to_string(low) + " to " + std::to_string(high)) +
+                    " there, and relies on it.");
     }
     (*known)[symbols[open]] = extents[open];
   } else if (bytes != least || open < shape.size()) {

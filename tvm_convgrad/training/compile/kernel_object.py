@@ -14,9 +14,10 @@ import tvm
 from tvm.target import codegen
 from tvm_ffi import serialization
 
+from relax_ops import compat
 from relax_ops.compat import SHRINKS_BUFFERS, SBlockRealize
 from tvm_convgrad import __version__
-from tvm_convgrad.training.passes import internal_calls
+from tvm_convgrad.training.passes import internal_calls, symbolic_divisions
 
 _OF_THE_MODULE = ("global_symbol", "op_pattern")
 _LEFT_TO_LLVM = ("tirx.RemoveNoOp",)
@@ -55,6 +56,10 @@ def kernel_key(text: str, name: str, settings: Settings) -> str:
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
+_SOURCES = (__file__, internal_calls.__file__, symbolic_divisions.__file__, compat.__file__)
+"""The files of the pipeline."""
+
+
 @lru_cache(maxsize=1)
 def compilers() -> list[str]:
     """The versions of what makes code of a kernel: this package and its pipeline, TVM and its library, LLVM."""
@@ -63,7 +68,7 @@ def compilers() -> list[str]:
     states = [(Path(path).name, Path(path).stat()) for path in sorted(loaded)]
     return [
         __version__,
-        *(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (internal_calls.__file__, __file__)),
+        *(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in _SOURCES),
         tvm.__version__,
         metadata.version("apache-tvm-ffi"),
         f"LLVM {codegen.llvm_version_major()}",

@@ -83,7 +83,11 @@ def _refuse_unknown_cpu(target: tvm.target.Target, text: str) -> None:
     """Refuse a CPU of which LLVM knows nothing: it would compile for any, with a line in its log."""
     cpu = str(target.attrs.get("mcpu") or "")
     known = sorted(map(str, codegen.llvm_get_cpu_archlist(target)))
-    if cpu and cpu not in known:
+    if not cpu or cpu in known:
+        return
+    any_cpu = tvm.target.Target({**json.loads(str(target)), "mcpu": "generic"})
+    # An alias, such as apple-m1, is in no list, but has features of its own.
+    if set(codegen.llvm_get_cpu_features(target)) == set(codegen.llvm_get_cpu_features(any_cpu)):
         similar = difflib.get_close_matches(cpu, known, 3) or known[-3:]
         raise UnsupportedError(f"target {text!r}: LLVM has no CPU {cpu!r}; it has {', '.join(similar)} and others.")
 

@@ -30,14 +30,28 @@ def count_of(builder: relax.BlockBuilder, tensor: relax.Expr, axes: Sequence[int
         return fixed
     count = scalar(float(fixed), dtype)
     for axis in symbolic:
-        others = [other for other in range(len(shape)) if other != axis]
-        row = tensor
-        if others:
-            begin, end = [0] * len(others), [1] * len(others)
-            row = builder.emit(relax.op.strided_slice(tensor, axes=others, begin=begin, end=end, assume_inbound=True))
-        extent = builder.emit(relax.op.sum(builder.emit(relax.op.ones_like(row))))
+        extent = builder.emit(relax.op.sum(_ones_along(builder, tensor, axis)))
         count = builder.emit(relax.op.multiply(extent, count))
     return builder.emit(relax.op.grad.no_grad(count))
+
+
+def extent_of(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int) -> relax.Expr:
+    """The extent of an axis as a scalar of int64, computed at run time where it is symbolic (see `count_of`)."""
+    extent = static_shape(tensor)[axis]
+    if isinstance(extent, int):
+        return relax.const(extent, "int64")
+    ones = builder.emit(relax.op.astype(_ones_along(builder, tensor, axis), "int64"))
+    return builder.emit(relax.op.grad.no_grad(builder.emit(relax.op.sum(ones))))
+
+
+def _ones_along(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int) -> relax.Expr:
+    """A one for each place of an axis, in the tensor's element type."""
+    others = [other for other in range(len(static_shape(tensor))) if other != axis]
+    row = tensor
+    if others:
+        begin, end = [0] * len(others), [1] * len(others)
+        row = builder.emit(relax.op.strided_slice(tensor, axes=others, begin=begin, end=end, assume_inbound=True))
+    return builder.emit(relax.op.ones_like(row))
 
 
 def mean(builder: relax.BlockBuilder, tensor: relax.Expr, axes: Sequence[int], *, keepdims: bool = False) -> relax.Expr:

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
-from tvm_convgrad.training.ir.counting import count_of, scalar
-from tvm_convgrad.training.ir.graph import Environment, Rewrite, element_type, operator_name, static_shape
+from tvm_convgrad.training.ir.counting import extent_of, scalar
+from tvm_convgrad.training.ir.graph import Environment, Extent, Rewrite, element_type, operator_name, static_shape
 
 _BOUNDED = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "clip", "floor_mod"))
 """Operators whose results are taken for indices in range, whatever their operands are."""
@@ -34,7 +34,9 @@ class CheckedIndices:
     """
 
     def __init__(self, inputs: Iterable[relax.Var]) -> None:
-        self._unknown: dict[relax.Var, bool] = dict.fromkeys(inputs, True)
+        self._inputs = list(inputs)
+        self._unknown: dict[relax.Var, bool] = dict.fromkeys(self._inputs, True)
+        self._extents: dict[tirx.Var, relax.Expr] = {}
 
     @property
     def rewrites(self) -> Mapping[str, Rewrite]:
@@ -56,7 +58,9 @@ class CheckedIndices:
             return call
         axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
         extent = shape[axis]
-        if call.attrs.mode in ("clip", "wrap") and isinstance(extent, int):  # here, as the gradient knows no modes
+        if call.attrs.mode in ("clip", "wrap") and not isinstance(extent, int):
+            return call
+        if call.attrs.mode in ("clip", "wrap"):  # here, as the gradient knows no modes
             indices = _holding(builder, indices, (extent,))
             bound = relax.const(extent, element_type(indices))
             wraps = call.attrs.mode == "wrap"
@@ -86,10 +90,10 @@ class CheckedIndices:
         valid: list[relax.Expr] = []
         safe: list[relax.Expr] = []
         for axis, each in enumerate(indices.fields):
-            if not self._is_unknown(builder, each) or element_type(each) == "bool":
+            if element_type(each) == "bool" or not self._is_checked(builder, each, data, [axis]):
                 safe.append(each)
                 continue
-            in_range, bounded = _in_range(builder, each, data, [axis])
+            in_range, bounded = self._in_range(builder, each, data, [axis])
             valid.append(in_range)
             safe.append(bounded)
         if not valid:
@@ -130,9 +134,9 @@ class CheckedIndices:
             vectors: whether the last axis of the indices has one for each of the axes.
         """
         data, indices = call.args
-        if not self._is_unknown(builder, indices):
+        if not self._is_checked(builder, indices, data, axes):
             return call
-        valid, safe = _in_range(builder, indices, data, axes)
+        valid, safe = self._in_range(builder, indices, data, axes)
         found = _again(builder, call, [data, safe])
         if not element_type(found).startswith("float"):
             return found
@@ -145,10 +149,67 @@ class CheckedIndices:
     def _write(self, builder: relax.BlockBuilder, call: relax.Call, axes: Sequence[int]) -> relax.Expr:
         """The call (data, indices, values) with its indices in range; all of the result is NaN if one was not."""
         data, indices, values = call.args
-        if not self._is_unknown(builder, indices):
+        if not self._is_checked(builder, indices, data, axes):
             return call
-        valid, safe = _in_range(builder, indices, data, axes)
+        valid, safe = self._in_range(builder, indices, data, axes)
         return _all_valid(builder, [valid], _again(builder, call, [data, safe, values]))
+
+    def _is_checked(
+        self, builder: relax.BlockBuilder, indices: relax.Expr, data: relax.Expr, axes: Sequence[int]
+    ) -> bool:
+        """Whether indices may be out of range: nobody knows their values, or the extent of an axis."""
+        shape = static_shape(data)
+        return self._is_unknown(builder, indices) or any(not isinstance(shape[axis], int) for axis in axes)
+
+    def _in_range(
+        self, builder: relax.BlockBuilder, indices: relax.Expr, data: relax.Expr, axes: Sequence[int]
+    ) -> tuple[relax.Expr, relax.Expr]:
+        """Whether each index is in range, and the indices from the front, with 0 for those that are not.
+
+        Args:
+            data: what is read or written.
+            axes: the axis of it that the indices are of, or one for each element of a vector of indices.
+        """
+        extents = [static_shape(data)[axis] for axis in axes]
+        known = [extent for extent in extents if isinstance(extent, int)]
+        if len(known) == len(extents):
+            indices = _holding(builder, indices, (-max(known), max(known)))
+            dtype = element_type(indices)
+            numbers = np.asarray(known if len(known) > 1 else known[0], dtype)
+            low, high = relax.const(-numbers, dtype), relax.const(numbers, dtype)
+        else:
+            dtype = "int64"
+            indices = indices if element_type(indices) == dtype else builder.emit(op.astype(indices, dtype))
+            counts = [self._extent(builder, extents[place], data, axis) for place, axis in enumerate(axes)]
+            high = counts[0]
+            if len(counts) > 1:
+                high = builder.emit(op.concat([builder.emit(op.reshape(count, (1,))) for count in counts]))
+            low = builder.emit(op.negative(high))
+        zero = relax.const(0, dtype)
+        valid = builder.emit(op.logical_and(op.greater_equal(indices, low), op.less(indices, high)))
+        wrapped = op.where(op.less(indices, zero), op.add(indices, high), indices)
+        return valid, builder.emit(op.where(valid, wrapped, zero))
+
+    def _extent(self, builder: relax.BlockBuilder, extent: Extent, data: relax.Expr, axis: int) -> relax.Expr:
+        """The extent of an axis as a scalar of int64: of those of the inputs if it is a product, else counted."""
+        found = self._product(builder, extent)
+        return extent_of(builder, data, axis) if found is None else found
+
+    def _product(self, builder: relax.BlockBuilder, extent: Extent) -> relax.Expr | None:
+        """A product of extents of the inputs; None if it is something else."""
+        if isinstance(extent, int | tirx.IntImm):
+            return relax.const(int(extent), "int64")
+        if isinstance(extent, tirx.Mul):
+            factors = [self._product(builder, factor) for factor in (extent.a, extent.b)]
+            return None if any(each is None for each in factors) else builder.emit(op.multiply(*factors))
+        if isinstance(extent, tirx.Var) and extent not in self._extents:
+            for var in self._inputs:
+                if not isinstance(var.ty, relax.TensorType):
+                    continue
+                for axis, own in enumerate(static_shape(var)):
+                    if isinstance(own, tirx.Var) and own.same_as(extent):
+                        return self._extents.setdefault(extent, extent_of(builder, var, axis))
+        return self._extents.get(extent) if isinstance(extent, tirx.Var) else None
 
     def _is_unknown(self, builder: relax.BlockBuilder, expr: relax.Expr) -> bool:
         """Whether an expression depends on an input by other operators than those that bound it."""
@@ -181,42 +242,6 @@ def _counts(builder: relax.BlockBuilder, variable: relax.Var) -> bool:
         return False
     tensors = [each for each in (value, *value.args) if isinstance(each.ty, relax.TensorType)]
     return any(not isinstance(extent, int) for tensor in tensors for extent in static_shape(tensor))
-
-
-def _in_range(
-    builder: relax.BlockBuilder, indices: relax.Expr, data: relax.Expr, axes: Sequence[int]
-) -> tuple[relax.Expr, relax.Expr]:
-    """Whether each index is in range, and the indices from the front, with 0 for those that are not.
-
-    Args:
-        data: what is read or written.
-        axes: the axis of it that the indices are of, or one for each element of a vector of indices.
-    """
-    extents = [static_shape(data)[axis] for axis in axes]
-    known = [extent for extent in extents if isinstance(extent, int)]
-    if len(known) == len(extents):
-        indices = _holding(builder, indices, (-max(known), max(known)))
-        dtype = element_type(indices)
-        high = relax.const(np.asarray(known if len(known) > 1 else known[0], dtype), dtype)
-        low = relax.const(-np.asarray(known if len(known) > 1 else known[0], dtype), dtype)
-    else:
-        dtype = "int64"
-        indices = indices if element_type(indices) == dtype else builder.emit(op.astype(indices, dtype))
-        counts = [builder.emit(op.astype(_count(builder, data, axis), dtype)) for axis in axes]
-        vector = [builder.emit(op.reshape(count, (1,))) for count in counts]
-        high = builder.emit(op.concat(vector)) if len(counts) > 1 else counts[0]
-        low = builder.emit(op.negative(high))
-    zero = relax.const(0, dtype)
-    valid = builder.emit(op.logical_and(op.greater_equal(indices, low), op.less(indices, high)))
-    wrapped = op.where(op.less(indices, zero), op.add(indices, high), indices)
-    return valid, builder.emit(op.where(valid, wrapped, zero))
-
-
-def _count(builder: relax.BlockBuilder, data: relax.Expr, axis: int) -> relax.Expr:
-    """The extent of an axis as a scalar of float32."""
-    as_float = data if element_type(data) == "float32" else builder.emit(op.astype(data, "float32"))
-    count = count_of(builder, as_float, [axis])
-    return scalar(float(count), "float32") if isinstance(count, int) else count
 
 
 def _holding(builder: relax.BlockBuilder, indices: relax.Expr, values: Sequence[int]) -> relax.Expr:

@@ -13,6 +13,7 @@ from tvm import relax
 
 from relax_ops.compat import Constant, array_of
 from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.core.extent_limits import Limits
 from tvm_convgrad.core.index_range import IndexRange
 from tvm_convgrad.training.ir.graph import (
     Environment,
@@ -51,7 +52,7 @@ class TensorSchema:
     dtype: str
     range: IndexRange | None = None
     least: int = 1
-    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    limits: Mapping[str, Limits] = field(default_factory=dict)
 
     def describe(self) -> str:
         """The schema as text, such as `x: float32[n, 3, 32, 32]`."""

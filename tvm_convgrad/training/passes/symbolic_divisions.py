@@ -19,10 +19,9 @@ import tvm_ffi
 from tvm import tirx
 
 from relax_ops.compat import TensorLoad, TirCall, arithmetic, nodes_within, replaced
+from tvm_convgrad.codegen.loops import MAX_INDEX
 
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
-_MOST = 2**31
-"""More than any extent."""
 
 
 def with_simple_divisions(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -50,7 +49,7 @@ class _Extents:
             if not dtype.startswith("int"):
                 continue
             if isinstance(bound.value, TirCall) and dtype == "int64":  # reads a field of an argument
-                one, most = (tirx.IntImm(dtype, number) for number in (1, _MOST))
+                one, most = (tirx.IntImm(dtype, number) for number in (1, MAX_INDEX))
                 self._analyzer.bind(bound.var, tvm.ir.Range.from_min_extent(one, most))
             elif self._is_known(bound.value):
                 self._analyzer.bind(bound.var, bound.value)
@@ -78,6 +77,16 @@ def _hoisted(loop: tirx.For) -> tirx.Stmt:
     """An innermost loop behind the divisions in it that do not change; another loop as it is."""
     if nodes_within(loop.body, tirx.For, tirx.While):
         return loop
+    first: list[tirx.Bind] = []
+    while True:  # a division may stand behind a common subexpression that divides, too
+        moved, loop = _moved(loop)
+        if not moved:
+            return tirx.SeqStmt([*first, loop]) if first else loop
+        first += moved
+
+
+def _moved(loop: tirx.For) -> tuple[list[tirx.Bind], tirx.For]:
+    """Divisions that do not change in a loop, each bound to a variable, and the loop without them."""
     changing = [loop.loop_var, *(each.var for each in nodes_within(loop.body, tirx.Let))]
     first: list[tuple[Any, tirx.Bind]] = []
 
@@ -98,22 +107,30 @@ def _hoisted(loop: tirx.For) -> tirx.Stmt:
         for known, binding in first:
             if known is not None and tvm_ffi.structural_equal(known, division):
                 return binding.var
-        least = tirx.max(division.b, tirx.IntImm(str(division.b.ty.dtype), 1))
-        binding = tirx.Bind(tirx.Var("invariant", str(division.ty.dtype)), type(division)(division.a, least))
+        quotient = type(division)(division.a, _not_zero(division.b))
+        binding = tirx.Bind(tirx.Var("invariant", str(division.ty.dtype)), quotient)
         first.append((division, binding))
         return binding.var
 
-    moved = [binding for _, binding in first]
+    subexpressions = [binding for _, binding in first]
     body = replaced(
-        loop.body, (tirx.Bind,), lambda bound: _NOTHING if any(bound.same_as(one) for one in moved) else bound
+        loop.body, (tirx.Bind,), lambda bound: _NOTHING if any(bound.same_as(one) for one in subexpressions) else bound
     )
     body = replaced(body, _DIVISIONS, variable_of)
-    if len(first) == len(moved):
-        return loop
+    if len(first) == len(subexpressions):
+        return [], loop
     again = tirx.For(
         loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step
     )
-    return tirx.SeqStmt([*(binding for _, binding in first), again])
+    return [binding for _, binding in first], again
+
+
+def _not_zero(divisor: Any) -> Any:
+    """A divisor, or 1 for 0, which it is where the loop does not run."""
+    if isinstance(divisor, tirx.Max):  # of 1, by `with_positive_divisor`
+        return divisor
+    zero, one = (tirx.IntImm(str(divisor.ty.dtype), number) for number in (0, 1))
+    return tirx.Select(tirx.EQ(divisor, zero), one, divisor)
 
 
 _NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))

@@ -11,6 +11,7 @@ import numpy as np
 
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ArtifactError
+from tvm_convgrad.core.extent_limits import Limits, shown_limits
 from tvm_convgrad.core.index_range import IndexRange
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +35,7 @@ class TensorSpec:
     role: str = ""
     range: IndexRange | None = None
     least: int = 1
-    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    limits: Mapping[str, Limits] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> TensorSpec:
@@ -54,6 +55,24 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def check_limits(self, axis: int, extent: int, what: str) -> None:
+        """Refuse an extent that is out of the limits that the model relies on.
+
+        Args:
+            axis: of this tensor.
+            extent: what an array has there.
+            what: how messages call the array.
+
+        Raises:
+            ArtifactError: it is out of them.
+        """
+        limits = self.limits.get(str(self.shape[axis]), (extent, extent)) if self.shape else (extent, extent)
+        if not limits[0] <= extent <= limits[1]:
+            raise ArtifactError(
+                f"{what} has extent {extent} on axis {axis}, but the model was exported for {shown_limits(limits)} "
+                "there, and relies on it."
+            )
 
     def accept(self, array: Any, extents: dict[str, int], what: str, *, rows: bool = False) -> Array:
         """Return `array` as this tensor takes it: contiguous and of its element type.
@@ -94,12 +113,7 @@ class TensorSpec:
                     f"{what} has extent {actual} on axis {axis}, shape {list(found.shape)}, but {self.name!r} of the "
                     f"model takes {expected} there: {shown.replace(chr(39), '')}."
                 )
-            low, high = self.limits.get(str(extent), (actual, actual))
-            if not low <= actual <= high:
-                raise ArtifactError(
-                    f"{what} has extent {actual} on axis {axis}, shape {list(found.shape)}, but the model was exported "
-                    f"for {low} to {high} there, and relies on it."
-                )
+            self.check_limits(axis, actual, what)
             if axis and actual == 0 and isinstance(extent, str):  # TVM's sums over no elements are not written
                 raise ArtifactError(
                     f"{what} has extent 0 on axis {axis}, shape {list(found.shape)}; a free extent {extent!r} of the "

@@ -350,6 +350,8 @@ class Session:
             given = len(piece[0])
             if self.batch is not None and given < size:
                 piece = [np.concatenate([part, np.repeat(part[-1:], size - given, axis=0)]) for part in piece]
+            for spec in self.inputs:
+                spec.check_limits(0, len(piece[0]), "a batch of predict")
             tensors = [tensor_of(part, None, self._device) for part in piece]
             state = [tuple(self._state)] if self.artifact.trains else []
             found = array_of(self._call("predict", *tensors, *state))

@@ -21,6 +21,7 @@ from tvm import relax
 
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
+from tvm_convgrad.core.extent_limits import MOST_EXTENT, Limits, shown_limits
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.frontends.torch_export.aliases import other_names, with_one_name
@@ -29,8 +30,6 @@ from tvm_convgrad.training.frontends.torch_export.converters import converters
 from tvm_convgrad.training.frontends.torch_export.decompositions import decompositions
 from tvm_convgrad.training.frontends.torch_export.dropout import with_plain_dropout
 from tvm_convgrad.training.frontends.torch_export.free_extents import (
-    MOST,
-    Limits,
     extents_of_program,
     refuse_formulas,
 )
@@ -198,10 +197,11 @@ def _refuse_batch(
     """Refuse a batch that is not one that the model takes."""
     for variable in inputs:
         shape = static_shape(variable)
-        least, most = limits.get(str(shape[0]), (1, MOST)) if shape else (1, MOST)
-        if isinstance(batch, int) and not least <= batch <= most:
+        stated = limits.get(str(shape[0]), (1, MOST_EXTENT)) if shape else (1, MOST_EXTENT)
+        if isinstance(batch, int) and not stated[0] <= batch <= stated[1]:
             raise ModelError(
-                f"{source}: the model was exported for batches of {least} to {most}, and relies on it; {batch} is none."
+                f"{source}: the model was exported for batches of {shown_limits(stated)}, and relies on it; {batch} is "
+                "none."
             )
 
 

@@ -125,7 +125,9 @@ def _on_grid(
     import torch
 
     fixed = torch.ops.convgrad.stop_gradient
-    places = fixed(x * reciprocal).round() + zero_point
+    places = fixed(x * reciprocal)
+    is_shifted = isinstance(zero_point, torch.Tensor) and zero_point.is_floating_point()
+    places = (places + zero_point).round() if is_shifted else places.round() + zero_point
     inside = (places >= least) & (places <= most)
     values = fixed((places.clamp(least, most) - zero_point) * scale)
     return values + torch.where(inside, x - fixed(x), torch.zeros_like(x)), inside

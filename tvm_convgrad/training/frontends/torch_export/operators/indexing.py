@@ -15,7 +15,7 @@ from tvm.relax import op
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends.torch_export.free_extents import is_at_most
 from tvm_convgrad.training.frontends.torch_export.places import type_name
-from tvm_convgrad.training.ir.counting import count_of
+from tvm_convgrad.training.ir import counting
 from tvm_convgrad.training.ir.graph import Extent, element_type, static_shape
 
 if TYPE_CHECKING:  # optional packages
@@ -56,13 +56,13 @@ def part(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
             return x
         emit = importer.block_builder.emit
         return emit(op.strided_slice(x, [axis], [first], [last], [step], assume_inbound=True))
+    if isinstance(given[0], int) and end in (None, sys.maxsize):
+        return importer._slice(node)
     if isinstance(end, int) and 0 < end < sys.maxsize:
         raise UnsupportedError(
             f"it ends at place {end} of an axis of a free extent, {extent}, which may be less; export with the least "
             f"one stated, torch.export.Dim(name, min={end}), or index by torch.arange({end})"
         )
-    if isinstance(given[0], int) and end in (None, sys.maxsize):
-        return importer._slice(node)
     raise UnsupportedError(
         f"it reads places {begin or 0} to {end} of an axis of {extent}, which are not in bounds for each value of free "
         "extents; export with these values stated, torch.export.Dim(name, min=..., max=...)"
@@ -94,11 +94,11 @@ def _place_in_bounds(place: Extent, extent: Extent) -> Extent | None:
 
 def extent_of(importer: ExportedProgramImporter, x: relax.Expr, axis: int, dtype: str) -> relax.Expr:
     """The extent of an axis as a tensor of one integer, also where it is a symbol."""
-    x = importer.block_builder.emit(op.astype(x, "float32")) if element_type(x) == "bool" else x
-    count = count_of(importer.block_builder, x, [axis])
-    if isinstance(count, int):
-        return relax.const(count, dtype)
-    return importer.block_builder.emit(op.astype(count, dtype))
+    extent = static_shape(x)[axis]
+    if isinstance(extent, int):
+        return relax.const(extent, dtype)
+    count = counting.extent_of(importer.block_builder, x, axis)
+    return count if dtype == "int64" else importer.block_builder.emit(op.astype(count, dtype))
 
 
 def _wrapped(importer: ExportedProgramImporter, places: relax.Expr, extent: relax.Expr) -> relax.Expr:

@@ -109,7 +109,8 @@ def old_solve_triangular(
 ) -> tuple[Tensor, Tensor]:
     """`aten.triangular_solve`, which has the operands in the other order; the second result is the matrix."""
     used, is_upper = (matrix.mT, not upper) if transpose else (matrix, upper)
-    return solve_triangular(used, right, upper=is_upper, unitriangular=unitriangular), matrix * 1
+    found = solve_triangular(used, right, upper=is_upper, unitriangular=unitriangular)
+    return found, matrix.expand(*found.shape[:-2], *matrix.shape[-2:]) * 1
 
 
 def cholesky_solve(right: Tensor, factor: Tensor, upper: bool = False) -> Tensor:

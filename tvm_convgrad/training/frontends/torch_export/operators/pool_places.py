@@ -31,8 +31,8 @@ def with_used_places(program: torch.export.ExportedProgram) -> torch.export.Expo
     program = with_own_graph(program)
     for node in program.graph.nodes:
         used = any(name_of(user) == "getitem" and user.args[1] == 1 and user.users for user in node.users)
-        if node.op != "call_function" or "max_pool" not in name_of(node) or not used:
-            continue
+        if node.op != "call_function" or "max_pool" not in name_of(node) or "fractional" in name_of(node) or not used:
+            continue  # `fractional_max` has the indices
         own = torch.ops.convgrad
         is_adaptive = "adaptive" in name_of(node)
         node.target = (own.adaptive_max_pool_with_places if is_adaptive else own.max_pool_with_places).default
