@@ -17,6 +17,7 @@ from tests.training.harness import Runner, relative_error  # noqa: E402
 from tests.training.torch_operators import TOPICS  # noqa: E402
 from tests.training.torch_topics import SHAPE, Topic  # noqa: E402
 from tvm_convgrad.core.errors import ModelError  # noqa: E402
+from tvm_convgrad.core.extent_limits import MOST_EXTENT  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.model.own_loss import OwnLoss  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
@@ -132,7 +133,7 @@ def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
 
     class FromFourth(Strided):
         def forward(self, x):
-            return torch.cat([x, x])[3 : x.shape[0] + 3] * self.scale  # of one sample there are no four
+            return torch.cat([x, x])[3 : x.shape[0] + 3] * self.scale  # of three samples or more
 
     class Written(Strided):
         def forward(self, x):
@@ -146,13 +147,14 @@ def test_an_operator_of_fixed_extents_is_refused_with_the_remedy():
 
     for module, remedy in (
         (Strided, r"without dynamic shapes, or write it as slices"),
-        (FirstTwo, r"without dynamic shapes, or index by torch\.arange\(2\)"),
-        (FromFourth, r"are not in bounds of an axis of .* for each batch; export without dynamic shapes"),
+        (FirstTwo, r"its predictions are \[2, 9\]; axis 0 of both must be the batch, one row a sample"),
         (Written, r"it writes to places 0 to .*; join the parts by torch.cat, or export without dynamic shapes"),
         (Rounded, r"from the batch by \w+, .*: return x \* round.*, or export the model without dynamic shapes"),
     ):
         with pytest.raises(ModelError, match=rf"{remedy}\.$"):
             from_exported_program(exported(module(), torch.randn(3, 9), least=3))
+    program = exported(FromFourth(), torch.randn(3, 9), least=3)
+    assert list(from_exported_program(program).inputs[0].limits.values()) == [(3, MOST_EXTENT)]
 
 
 def test_a_multiple_of_the_batch_is_named_so():
