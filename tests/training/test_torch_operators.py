@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F  # noqa: E402
 
 from tests.training.harness import Runner  # noqa: E402
 from tests.training.torch_operators import TOPICS  # noqa: E402
@@ -61,24 +60,3 @@ def test_gradient_is_that_of_pytorch(topic, name):
     found, wanted = gradients(topic)[f"offsets.{name}"]
     scale = max(float(np.abs(wanted).max()), 1.0)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=(400 + 2 * MEANS.get(name, 0) / 4) * UNIT * scale)
-
-
-class Quantised(torch.nn.Linear):
-    """Weights and inputs on grids: some are out of their bounds."""
-
-    def forward(self, x):
-        weight = torch.fake_quantize_per_tensor_affine(self.weight, 0.125, -1, -3, 1)
-        return F.linear(torch.fake_quantize_per_tensor_affine(x * self.bias[0], 0.25, 3, -2, 9), weight, self.bias)
-
-
-def test_fake_quantisation_is_that_of_float32():
-    """PyTorch has no other. A product of numbers of the grids is exact but for its sum's last bits."""
-    torch.manual_seed(3)
-    model, x, target = Quantised(7, 3), torch.randn(5, 7), torch.randn(5, 3)
-    runner = Runner(build_step(from_exported_program(torch.export.export(model, (x,))), loss="mse", lr=1.0))
-    before = runner.named("parameter")
-    runner.step(x.numpy(), target.numpy(), lr=1.0)
-    F.mse_loss(model(x), target).backward()
-    assert 0 < int((model.weight.grad == 0).sum()) < 21
-    for name, value in model.named_parameters():
-        np.testing.assert_allclose(before[name] - runner.named()[name], value.grad.numpy(), rtol=0, atol=40 * UNIT)

@@ -120,6 +120,14 @@ def test_observers_are_those_of_pytorch_bit_for_bit():
             assert torch.equal(one, other), (case, rest, one, other)
 
 
+class Quantised(nn.Linear):
+    """Weights and inputs on grids of numbers: some are out of their bounds."""
+
+    def forward(self, x):
+        weight = torch.fake_quantize_per_tensor_affine(self.weight, 0.125, -1, -3, 1)
+        return F.linear(torch.fake_quantize_per_tensor_affine(x * self.bias[0], 0.25, 3, -2, 9), weight, self.bias)
+
+
 class Grids(nn.Linear):
     """Weights on a grid for each row, and inputs on a grid that a tensor holds; some are out of their bounds."""
 
@@ -131,10 +139,11 @@ class Grids(nn.Linear):
         return F.linear(x, weight, self.bias)
 
 
-def test_grids_of_tensors():
-    """The gradient passes inside of the bounds only; the tolerance is for sums of 5 products."""
+@pytest.mark.parametrize("make", [Quantised, Grids])
+def test_the_gradient_passes_within_the_bounds(make):
+    """A product of numbers of the grids is exact but for its sum's last bits."""
     torch.manual_seed(3)
-    model, x, target = Grids(7, 3), torch.randn(5, 7), torch.randn(5, 3)
+    model, x, target = make(7, 3), torch.randn(5, 7), torch.randn(5, 3)
     runner = Runner(build_step(from_exported_program(torch.export.export(model, (x,))), loss="mse", lr=1.0))
     before = runner.named("parameter")
     runner.step(x.numpy(), target.numpy(), lr=1.0)

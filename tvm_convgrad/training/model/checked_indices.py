@@ -58,9 +58,9 @@ class CheckedIndices:
             return call
         axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
         extent = shape[axis]
-        if call.attrs.mode in ("clip", "wrap") and not isinstance(extent, int):
-            return call
         if call.attrs.mode in ("clip", "wrap"):  # here, as the gradient knows no modes
+            if not isinstance(extent, int):
+                return call
             indices = _holding(builder, indices, (extent,))
             bound = relax.const(extent, element_type(indices))
             wraps = call.attrs.mode == "wrap"
