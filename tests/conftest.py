@@ -175,15 +175,15 @@ def build_tiny(
     """Compile the tiny model into an artifact at `path`, its convolutions as calls of `backends`."""
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
-    from tvm_convgrad.training.compile.lower import compile_with_plan
+    from tvm_convgrad.training.compile.lower import compile_to_link
     from tvm_convgrad.training.compile.targets import parse_target
     from tvm_convgrad.training.frontends import load_model
     from tvm_convgrad.training.step.build import build_step
 
     step = build_step(load_model(model, batch=batch), **options)
     target = target or parse_target("llvm")
-    executable, plan = compile_with_plan(step, target, backends)
-    save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), path)
+    executable, plan, initial = compile_to_link(step, target, backends)
+    save_artifact(executable, make_manifest(step, target, describe_convolutions(plan)), path, initial=initial)
     return path
 
 

@@ -38,7 +38,7 @@ from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.core.errors import ConvGradError
 from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
-from tvm_convgrad.training.compile.lower import compile_with_plan
+from tvm_convgrad.training.compile.lower import compile_to_link
 from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
 from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.model.model import Model
@@ -141,8 +141,8 @@ def run_case(
             library = Path(folder) / "step.so"
             target = target or native_target()
             with compile_apart(KernelBuilds(KeptObjects())):
-                executable, _plan = compile_with_plan(step, target)
-            save_artifact(executable, make_manifest(step, target, []), library)
+                executable, _plan, initial = compile_to_link(step, target)
+            save_artifact(executable, make_manifest(step, target, []), library, initial=initial)
             outcome = replace(outcome, build_seconds=time.perf_counter() - begin)
             session = Session(library)
             outcome = compared(outcome, module, architecture, session, step, problem, model.warnings)

@@ -415,7 +415,7 @@ def test_a_defect_without_a_message_has_a_place(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("tvm_convgrad.training.compile.lower.compile_with_plan", fail)
+    monkeypatch.setattr("tvm_convgrad.training.compile.lower.compile_to_link", fail)
     done = convgrad("build", tiny_model, "-o", tmp_path / "s.so")
     assert (done.code, done.out) == (1, "")
     (line,) = done.err.splitlines()

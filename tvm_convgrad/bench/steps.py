@@ -25,7 +25,7 @@ from tvm_convgrad.report.gradients import describe_convolutions
 from tvm_convgrad.report.tables import byte_count, print_table, quantity
 from tvm_convgrad.threads import use_threads
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
-from tvm_convgrad.training.compile.lower import compile_with_plan
+from tvm_convgrad.training.compile.lower import compile_to_link
 from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.step.build import build_step
@@ -170,8 +170,9 @@ def _measure(name: str, model: Model, training: TrainingOptions, options: RunOpt
     with tempfile.TemporaryDirectory(prefix="convgrad-bench-") as folder:
         library = Path(folder) / "step.so"
         with allow_transforms(config.impl == TRANSFORMS), config.engines():
-            executable, plan = compile_with_plan(step, config.target, config.backends or [NONE])
-        save_artifact(executable, make_manifest(step, config.target, describe_convolutions(plan)), library)
+            executable, plan, initial = compile_to_link(step, config.target, config.backends or [NONE])
+        manifest = make_manifest(step, config.target, describe_convolutions(plan))
+        save_artifact(executable, manifest, library, initial=initial)
         compile_seconds = time.perf_counter() - begin
         both = _training(name, library, step, training, config)
         contenders: dict[str, Step] = {"ours": our_step(both)}

@@ -183,7 +183,7 @@ def _build(
     from tvm_convgrad.report.gradients import describe_convolutions
     from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
     from tvm_convgrad.training.compile.linking import linker_for
-    from tvm_convgrad.training.compile.lower import compile_with_plan
+    from tvm_convgrad.training.compile.lower import compile_to_link
     from tvm_convgrad.training.compile.separate import KernelBuilds, compile_apart
     from tvm_convgrad.training.ir.recomputation import ALL, AUTO
     from tvm_convgrad.training.passes.in_place import STEP
@@ -216,7 +216,7 @@ def _build(
         origin = Origin.of(source.source)
         enter("compiling")
         with recorded_repetitions() as repeated:
-            executable, plan = compile_with_plan(step, target, compilation.backends)
+            executable, plan, initial = compile_to_link(step, target, compilation.backends)
         described = describe_convolutions(plan)
         manifest = make_manifest(step, target, described, origin)
         if STEP in repeated and repeated[STEP].calls:
@@ -224,7 +224,7 @@ def _build(
         if fitted is not None and limit is not None:
             manifest["memory"] = {"limit": limit, **fitted.memory.to_json(), "choice": fitted.in_words(limit)}
         enter(f"writing {output}")
-        artifact = save_artifact(executable, manifest, output, links)
+        artifact = save_artifact(executable, manifest, output, links, initial)
     taken = len(winners.used) if winners is not None else 0
     taken += sum(entry["plan"].startswith(TUNED) for entry in described)  # engines of a library
     return Built(artifact, taken, tuple(warnings))

@@ -17,6 +17,7 @@ from tvm_convgrad.codegen.hardware import cores_of
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.files import check_destination, write_atomic
 from tvm_convgrad.offload.registry import NAMES, backend
+from tvm_convgrad.training.compile.initial_state import InitialState
 from tvm_convgrad.training.compile.linking import Linker, linker_for
 from tvm_convgrad.training.compile.targets import required_features
 from tvm_convgrad.training.compile.workspace import workspace
@@ -111,12 +112,17 @@ def _calls(convolutions: Sequence[Manifest], name: str) -> bool:
 
 
 def save_artifact(
-    executable: tvm.runtime.Executable, manifest: Manifest, path: Path, linker: Linker | None = None
+    executable: tvm.runtime.Executable,
+    manifest: Manifest,
+    path: Path,
+    linker: Linker | None = None,
+    initial: InitialState | None = None,
 ) -> Artifact:
     """Link `executable` (of `tvm.compile`) into one shared library with `manifest` and write it to `path`, whole.
 
     Args:
         linker: None is that of the manifest's target.
+        initial: the state that the executable's `init` takes from the library, as `compile_to_link` gives it.
 
     Raises:
         SetupError: there is no C++ compiler for the target, or it fails.
@@ -129,12 +135,13 @@ def save_artifact(
     with workspace() as folder:
         source, linked = folder / "manifest.c", folder / "step.so"
         source.write_text(_manifest_source(manifest))
+        sources = [source] if initial is None else [source, initial.write(folder)]
         try:
             executable.export_library(
                 str(linked),
                 fcompile=linker,
                 fpack_imports=partial(_packed, target) if target.kind.name == "llvm" else None,
-                addons=[str(source)],
+                addons=[str(each) for each in sources],
                 options=headers,
                 workspace_dir=str(folder),
             )

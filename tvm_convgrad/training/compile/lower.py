@@ -23,6 +23,7 @@ from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.offload.registry import AUTO, NONE, require, verdict
 from tvm_convgrad.training.compile.gpu import compile_for_gpu
+from tvm_convgrad.training.compile.initial_state import InitialState
 from tvm_convgrad.training.compile.separate import build_apart, builds_in_force, pool_of
 from tvm_convgrad.training.ir.gradient_ops import convolution_descriptors
 from tvm_convgrad.training.ir.recomputation import recomputation_of
@@ -81,6 +82,27 @@ def compile_with_plan(
             for a GPU, or one that recomputes; or a step that recomputes and whose batch is free.
         SetupError: a backend that is named is not installed.
     """
+    return _compiled_step(step, step.module, target, backends)
+
+
+@rules()
+def compile_to_link(
+    step: StepModule, target: tvm.target.Target, backends: Sequence[str] = (NONE,)
+) -> tuple[tvm.runtime.Executable, list[Lowered], InitialState | None]:
+    """As `compile_with_plan`, for `save_artifact`, which takes the initial state, too.
+
+    For a CPU the executable's `init` calls a function of the library that is linked; for a GPU it has constants, and
+    there is no initial state to link.
+    """
+    initial = None if is_gpu(target) else InitialState(step.initial_state)
+    module = step.module if initial is None else initial.module(step.module)
+    return *_compiled_step(step, module, target, backends), initial
+
+
+def _compiled_step(
+    step: StepModule, module: tvm.IRModule, target: tvm.target.Target, backends: Sequence[str]
+) -> tuple[tvm.runtime.Executable, list[Lowered]]:
+    """The executable and the plan of a step's module."""
     target = target if is_gpu(target) else _cpu(target)
     if is_gpu(target) and step.flat is not None:
         raise UnsupportedError(
@@ -92,7 +114,7 @@ def compile_with_plan(
             f"compile_step: values are computed again on CPUs only, but the target is {target.attrs['arch']}; leave "
             "recompute out, or use target llvm."
         )
-    return _compiled(step.module, "step", target, backends)
+    return _compiled(module, "step", target, backends)
 
 
 @rules()

@@ -3,7 +3,7 @@
 
 TVM has DataflowUseInplaceCalls, but that leaves parameters of functions alone, since in general a caller may still
 want them. The step consumes its state: whoever calls `step` goes on with the state that it returns. `init`
-therefore returns copies of the constants that it has.
+therefore returns copies of the constants that it has, if it has any.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def _state_in_place(module: tvm.IRModule, _context: tvm.transform.PassContext) -
         return module
     for name, function in changed.items():
         builder.update_func(names[name], function)
-    builder.update_func(names[INIT], _with_copies(builder, module[names[INIT]]))
+    constants = _state_of(module[names[INIT]])
+    if constants is not None:
+        builder.update_func(names[INIT], _with_copies(builder, module[names[INIT]], constants))
     return builder.get()
 
 
@@ -182,12 +184,11 @@ def overwriting(builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: 
     return None if sharing is None else Overwriting(builder.add_func(sharing, f"{name}_in_place"), onto, True)
 
 
-def _with_copies(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
+def _with_copies(builder: relax.BlockBuilder, function: relax.Function, fields: Sequence[relax.Expr]) -> relax.Function:
     """`init` with a copy of every constant that it returns: a product with one, or "and" with true for conditions.
 
     No pass takes these for views.
     """
-    fields = list(_state_of(function))
     own = relax.BlockBuilder()
     copies: dict[tuple[Any, ...], Any] = {}
     with own.function(INIT, []):
@@ -205,15 +206,14 @@ def _with_copies(builder: relax.BlockBuilder, function: relax.Function) -> relax
     return made.with_attr(dict(function.attrs.items())) if function.attrs else made
 
 
-def _state_of(function: relax.Function) -> list[relax.Expr]:
-    """The constants that `init` returns."""
+def _state_of(function: relax.Function) -> list[relax.Expr] | None:
+    """The constants that `init` returns; None if it makes new tensors, as that of an artifact does."""
     values = {binding.var: binding.value for binding in bindings_of(function)}
     result = function.body.body
     while isinstance(result, relax.Var):
         result = values[result]
     fields = [values.get(field, field) if isinstance(field, relax.Var) else field for field in result.fields]
-    assert all(isinstance(field, Constant) for field in fields), "init returns constants"
-    return fields
+    return fields if all(isinstance(field, Constant) for field in fields) else None
 
 
 def _copy(shape: tuple[int, ...], dtype: str) -> Any:

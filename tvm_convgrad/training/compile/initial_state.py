@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The initial state as data of an artifact, which its function `init` copies into new tensors.
+
+A constant of TVM's virtual machine is in memory as long as the library is loaded, once more than the state itself: of
+networks with many weights a third of a step's memory. Data of the library are pages of its file, which are dropped when
+they have been copied. Zeros, such as most slots of optimizers, take no place.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_convgrad.core.rounding import round_up
+from tvm_convgrad.training.ir.graph import function_scope
+from tvm_convgrad.training.model.model import Array
+from tvm_convgrad.training.passes.in_place import INIT
+
+COPY = "convgrad_initial_state"
+"""The function of the library that copies: of the number of a tensor in the state, and a tensor that it fills."""
+_ALIGNMENT = 64
+_ZEROS = -1
+_SOURCE = Path(__file__).parent / "runtime" / "initial_state.c"
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The values of the state's tensors, in order."""
+
+    values: Sequence[Array]
+
+    def module(self, module: tvm.IRModule) -> tvm.IRModule:
+        """The step's module with an `init` that calls the library's function for each tensor, for a CPU."""
+        builder = relax.BlockBuilder()
+        with function_scope(builder, INIT, []):
+            with builder.dataflow():
+                copies = [
+                    relax.call_dps_packed(
+                        COPY, relax.Tuple([relax.prim_value(number)]), relax.TensorType(value.shape, str(value.dtype))
+                    )
+                    for number, value in enumerate(self.values)
+                ]
+                output = builder.emit_output(relax.Tuple([builder.emit(copy) for copy in copies]))
+            builder.emit_func_output(output)
+        found = module.clone()
+        found[INIT] = builder.get()[INIT]
+        return found
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Where in the data each tensor is; -1: it is zero. Equal arrays are there once."""
+        places: dict[int, int] = {}
+        end = 0
+        for value in self.values:
+            if id(value) in places:
+                continue
+            content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            places[id(value)] = end if content.any() else _ZEROS  # by bytes: -0.0 is not all zeros
+            end += round_up(value.nbytes, _ALIGNMENT) if places[id(value)] == end else 0
+        return [places[id(value)] for value in self.values]
+
+    def write(self, folder: Path) -> Path:
+        """Write the data and the C file that makes them data of the library; gives the C file."""
+        data, source = folder / "initial_state.bin", folder / _SOURCE.name
+        with data.open("wb") as file:
+            for offset, value in zip(self.offsets, self.values, strict=True):
+                if offset >= file.tell():
+                    file.write(bytes(offset - file.tell()))
+                    np.ascontiguousarray(value).tofile(file)
+        pairs = zip(self.offsets, self.values, strict=True)
+        entries = ", ".join(f"{{{offset}, {value.nbytes}}}" for offset, value in pairs)
+        path = json.dumps(json.dumps(str(data), ensure_ascii=False), ensure_ascii=False)  # quoted for assembler and C
+        (folder / "initial_state_table.h").write_text(
+            f"#define STATE_FILE {path}\n#define STATE_TENSORS {entries}\n", encoding="utf-8"
+        )
+        shutil.copy(_SOURCE, source)
+        return source
+
+
+__all__ = ["COPY", "InitialState"]
