@@ -442,6 +442,14 @@ TOPICS: dict[str, dict[str, Function]] = {
         ),
         "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
         "attention_causal": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+        "attention_causal_of_last": lambda x: F.scaled_dot_product_attention(
+            x[:, :, :3], x, x, is_causal=True, scale=0.3
+        ),
+        "attention_causal_of_more": lambda x: F.scaled_dot_product_attention(
+            x, x[:, :, :2], x[:, :, :2], is_causal=True
+        ),
+        "attention_of_grouped_heads": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True),
+        "expand_to_itself": lambda x: (x.expand(x.shape) * 2).expand(-1, -1, 6, -1).exp().mean(1).expand(2, 6, -1),
         "attention_mask": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x.mean(1, keepdim=True)),
         "attention_bool": lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6, dtype=torch.bool).tril()),
         "conv_1d": lambda x: F.conv1d(row(x), row(x).reshape(-1, 6, 3)[:4], padding=1),

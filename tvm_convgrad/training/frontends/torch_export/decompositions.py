@@ -23,6 +23,7 @@ from tvm_convgrad.training.frontends.torch_export.operators import (
     orthogonal,
 )
 from tvm_convgrad.training.frontends.torch_export.operators import pool_places as pools
+from tvm_convgrad.training.frontends.torch_export.operators.attention import attention, safe_softmax
 from tvm_convgrad.training.frontends.torch_export.operators.bags import embedding_bag
 from tvm_convgrad.training.frontends.torch_export.operators.deformable import deform_conv2d
 from tvm_convgrad.training.frontends.torch_export.operators.erfinv import inverse_error
@@ -77,7 +78,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.addmv.default: lambda x, matrix, vector, *, beta=1, alpha=1: x * beta + (matrix @ vector) * alpha,
         aten.addbmm.default: lambda x, left, right, *, beta=1, alpha=1: x * beta + (left @ right).sum(0) * alpha,
         aten.dist.default: lambda x, y, p=2.0: _norm(x - y, p),
-        aten._safe_softmax.default: _safe_softmax,
+        aten.scaled_dot_product_attention.default: attention,
+        aten._safe_softmax.default: safe_softmax,
         aten.instance_norm.default: _instance_norm,
         aten.ldexp.Tensor: lambda x, power: x * torch.pow(2.0, power),
         aten.grid_sampler_2d.default: grid_sampler,
@@ -250,15 +252,6 @@ def _norm(
     powers = x * x if p == 2 else _of_nonzero(lambda size: torch.pow(size, p), x.abs())
     root = torch.sqrt if p == 2 else lambda total: torch.pow(total, 1.0 / p)
     return _of_nonzero(root, powers.sum(axes, keepdim))
-
-
-def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """A softmax that is 0 where all elements are -inf, as attention has it for rows that are masked altogether."""
-    import torch
-
-    x = x if dtype is None else x.to(dtype)
-    masked = x.amax(dim, True) == -math.inf
-    return torch.where(masked, torch.zeros_like(x), torch.softmax(torch.where(masked, torch.zeros_like(x), x), dim))
 
 
 def _signed(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that change nothing, and attention without them: one tensor of scores is kept for the gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
+from tvm_convgrad.training.ir.graph import bindings_of, operator_name  # noqa: E402
+
+
+class Attention(nn.Module):
+    """One layer of attention, by PyTorch's function or written out as products and a softmax."""
+
+    def __init__(self, *, written_out: bool, **options: object) -> None:
+        super().__init__()
+        self.columns, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+        self.written_out, self.options = written_out, options
+
+    def forward(self, x):
+        samples, length, width = x.shape
+        parts = self.columns(x).reshape(samples, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        query, key, value = parts.unbind(0)
+        if self.written_out:
+            mixed = ((query * 0.5) @ key.transpose(-2, -1)).softmax(-1) @ value
+        else:
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, **self.options)
+        return self.head(mixed.transpose(1, 2).reshape(samples, length, width).mean(1))
+
+
+@pytest.mark.parametrize("length", [7, torch.export.Dim("length", min=2, max=50)], ids=["fixed", "free"])
+@pytest.mark.parametrize("written_out", [True, False], ids=["written out", "function"])
+def test_scores_are_computed_once(written_out, length):
+    model = Attention(written_out=written_out)
+    free = None if isinstance(length, int) else ({1: length},)
+    imported = from_exported_program(torch.export.export(model, (torch.zeros(2, 7, 8),), dynamic_shapes=free))
+    operators = Counter(
+        operator_name(binding.value)
+        for binding in bindings_of(imported.module[imported.function])
+        if hasattr(binding.value, "op")
+    )
+    assert operators["relax.nn.softmax"] == 1
+    assert not operators.keys() & {"relax.broadcast_to", "relax.where", "relax.full", "relax.max"}
