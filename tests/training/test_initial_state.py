@@ -15,6 +15,7 @@ from tests import tiny
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
 from tvm_convgrad.training.compile.initial_state import COPY, InitialState
+from tvm_convgrad.training.compile.linking import Linker
 from tvm_convgrad.training.compile.lower import compile_to_link
 from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.runtime.session import Session
@@ -40,11 +41,24 @@ def same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> tvm.runtime.Module:
     """A library whose state is VALUES and the first of them once more."""
-    path = tmp_path_factory.mktemp("state") / "state.so"
+    return link(tmp_path_factory.mktemp("state") / "state.so")
+
+
+def link(path: Path, linker: Linker | None = None) -> tvm.runtime.Module:
+    """A library at `path` whose state is VALUES and the first of them once more."""
     initial, target = InitialState([*VALUES, VALUES[0]]), native_target()
     module = initial.module(tvm.IRModule({"init": relax.Function([], relax.Tuple([]), relax.TupleType([]))}))
-    save_artifact(tvm.compile(module, target=target), {"target": str(target)}, path, initial=initial)
+    save_artifact(tvm.compile(module, target=target), {"target": str(target)}, path, linker, initial)
     return tvm.runtime.load_module(str(path))
+
+
+@pytest.mark.parametrize("name", ["plain", 'quote"d back\\slash \\x41', "bell\a escape\x1b line\n", "日本 % {a|b}"])
+def test_the_temporary_folder_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    machine = relax.VirtualMachine(link(tmp_path / "state.so"), tvm.cpu())
+    assert same_bytes(machine["init"]()[0].numpy(), VALUES[0])
 
 
 def test_init_gives_every_value_in_new_tensors(library: tvm.runtime.Module) -> None:

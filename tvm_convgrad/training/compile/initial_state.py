@@ -8,8 +8,9 @@ they have been copied. Zeros, such as most slots of optimizers, take no place.
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,12 +78,21 @@ class InitialState:
                     np.ascontiguousarray(value).tofile(file)
         pairs = zip(self.offsets, self.values, strict=True)
         entries = ", ".join(f"{{{offset}, {value.nbytes}}}" for offset, value in pairs)
-        path = json.dumps(json.dumps(str(data), ensure_ascii=False), ensure_ascii=False)  # quoted for assembler and C
-        (folder / "initial_state_table.h").write_text(
-            f"#define STATE_FILE {path}\n#define STATE_TENSORS {entries}\n", encoding="utf-8"
-        )
+        header = f"#define STATE_FILE {_assembler_string(data)}\n#define STATE_TENSORS {entries}\n"
+        (folder / "initial_state_table.h").write_text(header, encoding="ascii")
         shutil.copy(_SOURCE, source)
         return source
+
+
+def _assembler_string(path: Path) -> str:
+    """A path as a C string that holds an assembler's string: what is no letter, digit or such as an octal escape.
+
+    Names of folders are any bytes. Assemblers take octal escapes alone for all of them, and C takes the backslash of
+    these twice.
+    """
+    plain = frozenset(b"/._-" + (string.ascii_letters + string.digits).encode())
+    text = "".join(chr(byte) if byte in plain else f"\\\\{byte:03o}" for byte in os.fsencode(path))
+    return f'"\\"{text}\\""'
 
 
 __all__ = ["COPY", "InitialState"]
