@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import ml_dtypes
@@ -58,6 +59,14 @@ def test_the_temporary_folder_may_have_any_name(name: str, tmp_path: Path, monke
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     machine = relax.VirtualMachine(link(tmp_path / "state.so"), tvm.cpu())
+    assert same_bytes(machine["init"]()[0].numpy(), VALUES[0])
+
+
+@pytest.mark.parametrize("standard", ["c11", "gnu17"])
+def test_a_c_compiler_may_be_told_a_standard(standard: str, tmp_path: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    machine = relax.VirtualMachine(link(tmp_path / "state.so", Linker(("gcc", f"-std={standard}"))), tvm.cpu())
     assert same_bytes(machine["init"]()[0].numpy(), VALUES[0])
 
 

@@ -2,6 +2,9 @@
 // Part of an artifact: the initial state of a step as data of the library, and the function that copies it into new
 // tensors. Compiled as C or C++, beside the header that `initial_state.py` writes, which defines STATE_FILE, the file
 // with the data, and STATE_TENSORS: the offset and the bytes of each tensor; an offset of -1 means zeros.
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE  // madvise, where the linker's options name a standard of C
+#endif
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
