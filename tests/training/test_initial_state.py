@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -68,6 +69,17 @@ def test_a_c_compiler_may_be_told_a_standard(standard: str, tmp_path: Path) -> N
         pytest.skip("there is no gcc")
     machine = relax.VirtualMachine(link(tmp_path / "state.so", Linker(("gcc", f"-std={standard}"))), tvm.cpu())
     assert same_bytes(machine["init"]()[0].numpy(), VALUES[0])
+
+
+def test_ziglang_links_the_same_bytes_without_a_runtime_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    linker = Linker((sys.executable, "-m", "ziglang", "cc"))
+    paths = [tmp_path / "one.so", tmp_path / "two.so"]
+    for path in paths:
+        link(path, linker)
+    one, two = (path.read_bytes() for path in paths)
+    assert one == two
+    assert len(one) < 200_000
 
 
 def test_init_gives_every_value_in_new_tensors(library: tvm.runtime.Module) -> None:

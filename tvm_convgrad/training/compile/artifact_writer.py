@@ -111,6 +111,10 @@ def _calls(convolutions: Sequence[Manifest], name: str) -> bool:
     return any(entry["kernel"].split()[0] == name for entry in convolutions)
 
 
+_PLAIN = ("-O2", "-g0")
+"""Without -O ziglang checks arithmetic by a runtime of 4 MB; its debugging information names the temporary folder."""
+
+
 def save_artifact(
     executable: tvm.runtime.Executable,
     manifest: Manifest,
@@ -131,7 +135,7 @@ def save_artifact(
     check_destination(path)
     target = tvm.target.Target(json.loads(manifest["target"]))
     linker = linker or linker_for(target)
-    headers = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
+    includes = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
     with workspace() as folder:
         source, linked = folder / "manifest.c", folder / "step.so"
         source.write_text(_manifest_source(manifest))
@@ -142,7 +146,7 @@ def save_artifact(
                 fcompile=linker,
                 fpack_imports=partial(_packed, target) if target.kind.name == "llvm" else None,
                 addons=[str(each) for each in sources],
-                options=headers,
+                options=[*_PLAIN, *includes],
                 workspace_dir=str(folder),
             )
         except SetupError as error:
