@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -104,3 +105,15 @@ def test_temporary_of_a_living_process_stays(tmp_path: Path) -> None:
 def test_missing_folder_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be written"):
         write_atomic(tmp_path / "nowhere" / "file", b"")
+
+
+def test_a_file_system_that_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses to remove a file that is not there, too."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ArtifactError, match=r"file: cannot be written \(Read-only file system\)"):
+        write_atomic(tmp_path / "file", b"")

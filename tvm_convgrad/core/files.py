@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from tvm_convgrad.core.errors import ArtifactError
@@ -49,7 +50,8 @@ def write_atomic(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a file system that is only read, too
+            temporary.unlink(missing_ok=True)
         raise ArtifactError(f"{path}: cannot be written ({error.strerror}); is the folder there, and writable?") from (
             error
         )
