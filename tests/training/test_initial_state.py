@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from tvm import relax
 
 from tests import tiny
 from tvm_convgrad.codegen.hardware import native_target
+from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
 from tvm_convgrad.training.compile.initial_state import COPY, InitialState
 from tvm_convgrad.training.compile.linking import Linker
@@ -80,6 +83,15 @@ def test_ziglang_links_the_same_bytes_without_a_runtime_of_its_own(tmp_path: Pat
     one, two = (path.read_bytes() for path in paths)
     assert one == two
     assert len(one) < 200_000
+
+
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(InitialState, "write", fail)
+    with pytest.raises(SetupError, match=r"temporary folder \(No space left on device\); .* TMPDIR"):
+        link(tmp_path / "state.so")
 
 
 def test_init_gives_every_value_in_new_tensors(library: tvm.runtime.Module) -> None:

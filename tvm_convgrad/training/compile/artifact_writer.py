@@ -129,7 +129,7 @@ def save_artifact(
         initial: the state that the executable's `init` takes from the library, as `compile_to_link` gives it.
 
     Raises:
-        SetupError: there is no C++ compiler for the target, or it fails.
+        SetupError: there is no C++ compiler for the target, or it fails; or the temporary folder is full.
         ArtifactError: `path` is a folder, or cannot be written.
     """
     check_destination(path)
@@ -138,8 +138,14 @@ def save_artifact(
     includes = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
     with workspace() as folder:
         source, linked = folder / "manifest.c", folder / "step.so"
-        source.write_text(_manifest_source(manifest))
-        sources = [source] if initial is None else [source, initial.write(folder)]
+        try:
+            source.write_text(_manifest_source(manifest))
+            sources = [source] if initial is None else [source, initial.write(folder)]
+        except OSError as error:
+            raise SetupError(
+                f"{folder.parent}: the initial state cannot be written to this temporary folder ({error.strerror}); "
+                "make room there, or set TMPDIR to another folder."
+            ) from error
         try:
             executable.export_library(
                 str(linked),

@@ -63,8 +63,7 @@ class InitialState:
         for value in self.values:
             if id(value) in places:
                 continue
-            content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            places[id(value)] = end if content.any() else _ZEROS  # by bytes: -0.0 is not all zeros
+            places[id(value)] = end if _bytes_of(value).any() else _ZEROS  # by bytes: -0.0 is not all zeros
             end += round_up(value.nbytes, _ALIGNMENT) if places[id(value)] == end else 0
         return [places[id(value)] for value in self.values]
 
@@ -75,13 +74,17 @@ class InitialState:
             for offset, value in zip(self.offsets, self.values, strict=True):
                 if offset >= file.tell():
                     file.write(bytes(offset - file.tell()))
-                    np.ascontiguousarray(value).tofile(file)
+                    file.write(_bytes_of(value).data)
         pairs = zip(self.offsets, self.values, strict=True)
         entries = ", ".join(f"{{{offset}, {value.nbytes}}}" for offset, value in pairs)
         header = f"#define STATE_FILE {_assembler_string(data)}\n#define STATE_TENSORS {entries}\n"
         (folder / "initial_state_table.h").write_text(header, encoding="ascii")
         shutil.copy(_SOURCE, source)
         return source
+
+
+def _bytes_of(value: Array) -> Array:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def _assembler_string(path: Path) -> str:
