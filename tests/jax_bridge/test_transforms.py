@@ -207,6 +207,23 @@ def test_the_public_function(store: Path) -> None:
     assert any(told.call.startswith("dgrad") and told.where == "kernel" for told in bridge.explain())
 
 
+def test_weak_types(store: Path) -> None:
+    """The result of two weak operands is weak: added to bfloat16, it is bfloat16."""
+    weak = [jax.lax.full_like(1.0, 1.0, shape=shape) for shape in (X, W)]
+    assert all(jax.typeof(each).weak_type for each in weak)
+
+    def gradients(x, w):
+        return convolve(x, w), *jax.grad(lambda *both: convolve(*both).sum(), (0, 1))(x, w)
+
+    for x, w in (weak, (weak[0], operands()[1]), (operands()[0], weak[1])):
+        wanted = [(each.weak_type, each.dtype) for each in jax.eval_shape(gradients, x, w)]
+        with bridge.patch(always=True, folder=store):
+            for function in (gradients, jax.jit(gradients)):
+                assert [(jax.typeof(each).weak_type, each.dtype) for each in function(x, w)] == wanted
+    with bridge.patch(always=True, folder=store):
+        assert (convolve(*weak) + jnp.bfloat16(1)).dtype == jnp.bfloat16
+
+
 def test_export_falls_through(store: Path) -> None:
     """An exported program may run where no kernel is."""
     with bridge.patch(always=True, folder=store):

@@ -118,7 +118,8 @@ def _weight(served: Served, rhs: jax.Array) -> jax.Array:
 
 def _abstract(first: jax.core.ShapedArray, second: jax.core.ShapedArray, *, call: Call) -> jax.core.ShapedArray:
     assert (first.shape, second.shape) == tuple(each.shape for each in call.operands), call
-    return jax.core.ShapedArray(call.result.shape, call.result.dtype)
+    weak = first.weak_type and second.weak_type  # as of JAX's own, on which the types of later results depend
+    return jax.core.ShapedArray(call.result.shape, call.result.dtype, weak_type=weak)
 
 
 def _transpose(number: int) -> Callable[..., jax.Array]:
