@@ -224,6 +224,16 @@ def test_weak_types(store: Path) -> None:
         assert (convolve(*weak) + jnp.bfloat16(1)).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+def test_debug_nans(jitted: bool, store: Path) -> None:
+    with bridge.patch(always=True, folder=store), jax.debug_nans(True):
+        function = jax.jit(lambda x, w: convolve(x, w) * 2) if jitted else convolve
+        x, w = operands()
+        function(x, w)
+        with pytest.raises(FloatingPointError, match=r"invalid value \(nan\) encountered in conv_general_dilated"):
+            function(x.at[0, 3, 3].set(jnp.inf), w * 0)
+
+
 def test_export_falls_through(store: Path) -> None:
     """An exported program may run where no kernel is."""
     with bridge.patch(always=True, folder=store):

@@ -170,7 +170,14 @@ def _batch(values: Sequence[jax.Array], dims: Sequence[int | None], *, call: Cal
 
 @lru_cache(maxsize=4096)
 def _compiled(call: Call) -> Callable[..., jax.Array]:
-    return cast("Callable[..., jax.Array]", jax.jit(lambda first, second: convolution_p.bind(first, second, call=call)))
+    def computed(first: jax.Array, second: jax.Array) -> jax.Array:
+        return convolution_p.bind(first, second, call=call)
+
+    # JAX's marks of a function that is one primitive: with jax_debug_nans a NaN in its result is told by this name, and
+    # not looked for by calling the function again without jit, which would call this one.
+    computed.__name__ = computed.__qualname__ = jax.lax.conv_general_dilated_p.name
+    computed._apply_primitive = True  # type: ignore[attr-defined]
+    return cast("Callable[..., jax.Array]", jax.jit(computed))
 
 
 def _eager(first: jax.Array, second: jax.Array, *, call: Call) -> jax.Array:
