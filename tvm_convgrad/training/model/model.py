@@ -27,8 +27,8 @@ from tvm_convgrad.training.ir.graph import (
 from tvm_convgrad.training.model.batch_axis import check_batch
 from tvm_convgrad.training.model.checked_indices import CheckedIndices
 from tvm_convgrad.training.model.flat_products import FLAT_PRODUCTS
-from tvm_convgrad.training.model.index_ranges import index_ranges
 from tvm_convgrad.training.model.identities import IDENTITIES
+from tvm_convgrad.training.model.index_ranges import index_ranges
 from tvm_convgrad.training.model.initialise import initial_value, roles_of
 from tvm_convgrad.training.model.outputs import Outputs, Selected, select_losses, select_outputs
 from tvm_convgrad.training.model.own_loss import OwnLoss

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -28,9 +27,10 @@ from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.onnx.batch import fixed_shapes, stored_batch, with_free_batch
 from tvm_convgrad.training.frontends.onnx.converters import ONNX_DOMAINS, imported_module, supported
 from tvm_convgrad.training.frontends.onnx.fold import with_folded_shapes
+from tvm_convgrad.training.frontends.onnx.free_numbers import FreeNumbers
 from tvm_convgrad.training.frontends.onnx.padding import with_written_pads
 from tvm_convgrad.training.frontends.onnx.places import listed
-from tvm_convgrad.training.frontends.onnx.prepared import prepared
+from tvm_convgrad.training.frontends.onnx.prepared import Prepared, prepared
 from tvm_convgrad.training.frontends.onnx.random_masks import HeldMasks
 from tvm_convgrad.training.frontends.onnx.rewrites import rewritten_layers
 from tvm_convgrad.training.ir.graph import Environment, Extent, builder_with_tir, function_scope, replay
@@ -84,10 +84,31 @@ def from_onnx(
 
     stages = prepared(proto, source)
     _refuse_unsupported(stages.written, onnx_frontend, source, folded=False)
-    exported, proto, public = stages.exported, stages.proto, stages.public
+    exported, proto = stages.exported, stages.proto
     notes = rewritten_layers(exported, source)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     shapes = _input_shapes(proto, initializers, batch, source)
+    try:
+        model, origins = _built(stages, shapes, batch, outputs, source)
+    except ModelError as error:
+        remedy = _free_axes(shapes)
+        if not remedy:
+            raise
+        raise type(error)(f"{error}{remedy}") from error
+    return replace(model, warnings=tuple(notes), origins=origins)
+
+
+def _built(
+    stages: Prepared,
+    shapes: dict[str, list[Extent]],
+    batch: int | str | None,
+    outputs: Outputs | OwnLoss | None,
+    source: str,
+) -> tuple[Model, Mapping[str, str]]:
+    """The model of a prepared graph whose inputs have these extents, and where its calls are from."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    exported, proto, public = stages.exported, stages.proto, stages.public
     stored = stored_batch(proto)
     fixed = stored is not None and batch in (None, stored)
     given = proto
@@ -120,7 +141,7 @@ def from_onnx(
             f"batch (torch.onnx.export: dynamic_axes={{{next(iter(shapes))!r}: {{0: 'n'}}}}) and write -1 for it in "
             "shapes, or leave --batch out."
         ) from error
-    return replace(model, warnings=tuple(notes), origins=origins)
+    return model, origins
 
 
 def _imports(proto: onnx.ModelProto, frontend: ModuleType, batch: int, source: str) -> bool:
@@ -194,40 +215,49 @@ def _refuse_unsupported(proto: onnx.ModelProto, frontend: ModuleType, source: st
 def _input_shapes(
     proto: onnx.ModelProto, initializers: set[str], batch: int | str | None, source: str
 ) -> dict[str, list[Extent]]:
-    """Extents of each graph input; the batch is the requested one, other named extents are refused."""
-    shapes: dict[str, list[Any]] = {}
-    symbolic = tvm.tirx.Var("n", "int64")
-    for value in proto.graph.input:
-        if value.name in initializers:
-            continue
-        tensor = value.type.tensor_type
-        if not tensor.HasField("shape") or not tensor.shape.dim:
+    """Extents of each graph input: the requested batch on axis 0, a variable for each other name of the file."""
+    inputs = [value for value in proto.graph.input if value.name not in initializers]
+    for value in inputs:
+        if not value.type.tensor_type.HasField("shape") or not value.type.tensor_type.shape.dim:
             raise ModelError(
                 f"{source}: input {value.name!r} has no shape; export the model with shapes of its inputs."
             )
-        extents: list[Any] = []
-        for axis, extent in enumerate(tensor.shape.dim):
+    names = {extent.dim_param for value in inputs for extent in value.type.tensor_type.shape.dim[1:]}
+    symbolic = tvm.tirx.Var("batch" if "n" in names else "n", "int64")
+    first = [value.type.tensor_type.shape.dim[0].dim_param for value in inputs]
+    free: dict[str, Extent] = dict.fromkeys(filter(None, first), batch if isinstance(batch, int) else symbolic)
+    shapes: dict[str, list[Extent]] = {}
+    for value in inputs:
+        extents: list[Extent] = []
+        for axis, extent in enumerate(value.type.tensor_type.shape.dim):
             fixed = int(extent.dim_value) if extent.HasField("dim_value") and extent.dim_value > 0 else None
-            if axis == 0 and batch is not None:
-                extents.append(batch if isinstance(batch, int) else symbolic)
-            elif axis == 0 and fixed is None:
-                extents.append(symbolic)
+            if axis == 0:
+                own = fixed or symbolic
+                extents.append(own if batch is None else batch if isinstance(batch, int) else symbolic)
             elif fixed is None:
-                raise ModelError(
-                    f"{source}: axis {axis} of input {value.name!r} is {extent.dim_param or 'unknown'}; only the "
-                    "batch (axis 0) may be free, so export the model with the other extents fixed."
-                )
+                name = extent.dim_param or f"{value.name}_{axis}"
+                extents.append(free.setdefault(name, tvm.tirx.Var(name, "int64")))
             else:
                 extents.append(fixed)
         shapes[value.name] = extents
     return shapes
 
 
-def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
-    """The module with 1 - momentum in each batch norm, parameters called `names`, and known extents as constants.
+def _free_axes(shapes: Mapping[str, list[Extent]]) -> str:
+    """What to do about free axes other than the batch if a graph cannot be built with them; "" without any."""
+    free = (each for extents in shapes.values() for each in extents[1:] if isinstance(each, tvm.ir.Var))
+    names = dict.fromkeys(str(each.name) for each in free)
+    if not names:
+        return ""
+    first, *_ = names
+    return (
+        f" The extents {', '.join(names)} of the inputs are free; where that is not supported, give them numbers, such "
+        f"as by python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {first} --dim_value 64."
+    )
 
-    TVM's importer reads extents where the graph runs to make the indices of a Gather positive.
-    """
+
+def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
+    """The module with 1 - momentum in each batch norm, parameters called `names`, and extents as numbers."""
 
     def normalise(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
         attributes = call.attrs
@@ -241,11 +271,6 @@ def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
             training=bool(attributes.training),
         )
 
-    def extents(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr:
-        values = call.args[0].ty.values
-        known = values is not None and all(isinstance(value, tvm.tirx.IntImm) for value in values)
-        return relax.const(np.array([int(value) for value in values], "int64"), "int64") if known else call
-
     function = module["main"]
     environment = Environment()
     fresh = [relax.Var(name, param.ty) for name, param in zip(names, function.params, strict=True)]
@@ -255,7 +280,7 @@ def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
     builder = builder_with_tir(module)
     with function_scope(builder, "main", [*fresh, masks.one]):
         with builder.dataflow():
-            rewrites = {BATCH_NORM: normalise, "relax.shape_to_tensor": extents, "relax.nn.dropout": masks.rewrite}
+            rewrites = {BATCH_NORM: normalise, "relax.nn.dropout": masks.rewrite, **FreeNumbers(fresh).rewrites}
             result = replay(builder, function, environment, rewrites)
             output = builder.emit_output(result)
         builder.emit_func_output(output)

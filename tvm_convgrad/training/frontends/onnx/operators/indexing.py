@@ -14,6 +14,9 @@ from tvm.relax import op
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
 from tvm_convgrad.training.ir.graph import Extent
 
+_BEFORE_FIRST = -(2**31)
+"""Ends of slices up to here mean the place before the first one."""
+
 
 def gather_nd(node: Node) -> relax.Expr | None:
     """GatherND of leading axes as a `take` along the axis that they are flattened to."""
@@ -168,6 +171,21 @@ def space_to_depth(node: Node) -> relax.Expr:
     )
 
 
+def slice_backwards(node: Node) -> relax.Expr | None:
+    """A Slice of whole axes from their last place to their first one; TVM's has no form for free extents."""
+    starts, ends, steps = (node.places(position) for position in (1, 2, 4))
+    is_tensor = isinstance(getattr(node.operands[0], "ty", None), relax.TensorType)
+    if not is_tensor or starts is None or ends is None or steps is None or not node.is_constant(3):
+        return None
+    if (starts != -1).any() or (ends > _BEFORE_FIRST).any() or (steps != -1).any():
+        return None
+    axes = node.places(3)
+    data = node.tensor()
+    for axis in range(len(starts)) if axes is None else axes:
+        data = node.emit(op.flip(data, int(axis)))
+    return data
+
+
 CONVERTERS: dict[str, Converter] = {
     "Compress": compress,
     "Expand": expand,
@@ -178,6 +196,7 @@ CONVERTERS: dict[str, Converter] = {
     "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
+    "Slice": slice_backwards,
     "SpaceToDepth": space_to_depth,
 }
 """By operator of ONNX."""
