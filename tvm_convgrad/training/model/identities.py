@@ -11,16 +11,16 @@ from collections.abc import Mapping
 
 from tvm import relax
 
-from relax_ops.expressions import known_shape, same_shape, shape_values
+from relax_ops.expressions import known_shape, same_shape
+from relax_ops.ir import shape_values
 from tvm_convgrad.training.ir.graph import Environment, Rewrite
 
 
 def _broadcast_to(_builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr | None:
     """The operand of a broadcast to its own extents; all other broadcasts stay."""
     tensor, shape = call.args
-    own = known_shape(tensor.ty)
-    known = own is not None and isinstance(shape, relax.ShapeExpr)
-    return tensor if known and same_shape(own, shape_values(shape)) else None
+    own, wanted = known_shape(tensor.ty), shape_values(shape)
+    return tensor if own is not None and wanted is not None and same_shape(own, wanted) else None
 
 
 IDENTITIES: Mapping[str, Rewrite] = {"relax.broadcast_to": _broadcast_to}
