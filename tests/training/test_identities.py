@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.ir.graph import bindings_of, operator_name  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 
 class Attention(nn.Module):
@@ -47,3 +50,30 @@ def test_scores_are_computed_once(written_out, length):
     )
     assert operators["relax.nn.softmax"] == 1
     assert not operators.keys() & {"relax.broadcast_to", "relax.where", "relax.full", "relax.max"}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_of_narrow_operands_are_float32(masked, dtype):
+    """As in PyTorch: scores above 65504 do not overflow, and a mask may be float32."""
+
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.register_buffer("mask", torch.linspace(-2, 2, 36).view(6, 6))
+
+        def forward(self, x):
+            x = (x * self.scale).to(dtype)
+            mixed = nn.functional.scaled_dot_product_attention(
+                100 * x, 100 * x, x, attn_mask=self.mask if masked else None
+            )
+            return mixed.float()
+
+    torch.manual_seed(0)
+    model, x = Narrow(), torch.randn(2, 3, 6, 4)
+    runner = Runner(build_step(from_exported_program(torch.export.export(model, (x,))), loss="mse"))
+    wanted = model(x).detach().numpy()
+    found = runner.predict(x.numpy())
+    assert np.isfinite(wanted).all()
+    assert np.abs(found - wanted).max() <= 4 * float(torch.finfo(dtype).eps) * np.abs(wanted).max()

@@ -116,7 +116,13 @@ def test_steps_of_several_extents_are_those_of_pytorch(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "operation", [lambda x: F.interpolate(x, scale_factor=2.0), lambda x: x + torch.arange(x.shape[3]).to(x.dtype)]
+    "operation",
+    [
+        lambda x: F.interpolate(x, scale_factor=2.0),
+        lambda x: x + torch.arange(x.shape[3]).to(x.dtype),
+        lambda x: x / (x.shape[2] + 1),
+    ],
+    ids=["resize", "range", "formula"],
 )
 def test_a_refusal_says_how_to_fix_the_extents(tmp_path, operation):
     class Model(nn.Module):
@@ -127,32 +133,87 @@ def test_a_refusal_says_how_to_fix_the_extents(tmp_path, operation):
         def forward(self, x):
             return operation(self.layer(x))
 
-    proto = exported(Model(), tmp_path / "model.onnx", {0: "n", 2: "height", 3: "width"})
-    with pytest.raises(ModelError, match=r"extents height, width of the inputs are free.*make_dynamic_shape_fixed"):
+    proto = exported(Model(), tmp_path / "model.onnx", {0: "n", 2: "the height", 3: "width"})
+    with pytest.raises(
+        ModelError, match=r"the batch \(the height, width\).*make_dynamic_shape_fixed --dim_param 'the height' --"
+    ):
         from_onnx(proto)
 
 
-def test_names_of_extents_are_shared_between_inputs():
-    """Axes with one name have one extent; an axis named as the batch has the batch's, one without a name its own."""
+def graph_of(nodes, shapes, results, weights=()):
+    """A model of nodes with inputs of these shapes."""
     from onnx import TensorProto, helper
 
-    shapes = {"x": ["batch", "n", 3], "y": ["batch", "n", 3], "z": ["batch", "batch", None]}
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in results.items()]
+    graph = helper.make_graph(
+        nodes, "g", inputs, outputs, [onnx.numpy_helper.from_array(value, name) for name, value in weights]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_padding_that_follows_from_a_free_extent_is_refused():
+    from onnx import helper
+
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "first", auto_pad="SAME_UPPER", strides=[2, 2])
+    weights = [("w", np.ones((2, 3, 3, 3), "float32"))]
+    with pytest.raises(ModelError, match=r"Conv 'first': auto_pad=SAME_UPPER .* --input_name x --input_shape"):
+        from_onnx(graph_of([node], {"x": ["n", 3, None, 8]}, {"y": ["n", 2, None, 4]}, weights))
+
+
+@pytest.mark.parametrize("height", [7, "height"])
+@pytest.mark.parametrize("scale", [0.6, 1.5])
+def test_scales_of_a_resize_may_be_an_initializer(height, scale):
+    """They are constants, whatever else is a parameter; TVM's importer gave other numbers for such files."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
     nodes = [
-        helper.make_node("Add", ["x", "y"], ["a"]),
-        helper.make_node("ReduceMean", ["a"], ["b"], axes=[1], keepdims=0),
-        helper.make_node("ReduceMean", ["z"], ["c"], axes=[1, 2], keepdims=0),
-        helper.make_node("Unsqueeze", ["c", "one"], ["d"]),
-        helper.make_node("Add", ["b", "d"], ["e"]),
-        helper.make_node("MatMul", ["e", "w"], ["f"]),
+        helper.make_node("Mul", ["x", "w"], ["a"]),
+        helper.make_node(
+            "Resize", ["a", "", "scales"], ["y"], mode="linear", coordinate_transformation_mode="half_pixel"
+        ),
     ]
-    weights = [
-        helper.make_tensor("w", TensorProto.FLOAT, [3, 2], np.ones(6, "float32")),
-        helper.make_tensor("one", TensorProto.INT64, [1], [1]),
-    ]
-    output = helper.make_tensor_value_info("f", TensorProto.FLOAT, ["batch", 2])
-    graph = helper.make_graph(nodes, "g", inputs, [output], weights)
-    model = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
-    x, y, z = ([str(extent) for extent in each.shape] for each in model.inputs)
-    assert x == y == ["batch", "n", "3"]
-    assert z == ["batch", "batch", "z_2"]
+    weights = [("w", np.full((1, 2, 1, 1), 1.5, "float32")), ("scales", np.array([1, 1, scale, 1], "float32"))]
+    proto = graph_of(nodes, {"x": ["n", 2, height, 5]}, {"y": ["n", 2, None, 5]}, weights)
+    if height == "height":
+        with pytest.raises(ModelError, match="resizing needs a fixed one"):
+            from_onnx(proto)
+        return
+    x = np.random.default_rng(0).standard_normal((3, 2, height, 5)).astype("float32")
+    found = Runner(build_step(from_onnx(proto), loss="mse")).predict(x)
+    (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("shapes", "names"),
+    [
+        ({"x": ["batch", "n", 3], "y": ["batch", "n", 3]}, [["n_1", "n", "3"], ["n_1", "n", "3"]]),
+        ({"x": ["N", "batch", 3], "y": ["N", "n", 3]}, [["n_1", "batch", "3"], ["n_1", "n", "3"]]),
+        ({"x": ["N", "h w", 3], "y": ["N", "h_w", 3]}, [["n", "h_w", "3"], ["n", "h_w_1", "3"]]),
+        ({"x": ["N", None, 3], "y": ["N", "x_1", 3]}, [["n", "x_1", "3"], ["n", "x_1_1", "3"]]),
+        ({"x": ["N", "N", 3], "y": ["N", "2*k", "T"]}, [["n", "n", "3"], ["n", "_2_k", "_T"]]),
+    ],
+)
+def test_names_of_extents(shapes, names):
+    """Axes with one name have one extent, two names are never one; an axis named as the batch has the batch's."""
+    from onnx import helper
+
+    nodes = [helper.make_node("ReduceMean", [name], [f"{name}1"], axes=[1, 2], keepdims=1) for name in shapes]
+    nodes += [helper.make_node("Add", ["x1", "y1"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["b"])]
+    weights = [("w", np.ones((1, 2), "float32"))]
+    model = from_onnx(graph_of(nodes, shapes, {"b": [None, 1, 2]}, weights))
+    assert [[str(extent) for extent in each.shape] for each in model.inputs] == names
+
+
+def test_a_batch_of_one_input_that_is_an_axis_of_another_is_refused():
+    from onnx import helper
+
+    nodes = [helper.make_node("Add", ["x", "y"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["b"])]
+    proto = graph_of(
+        nodes, {"x": ["N", "seq", 3], "y": ["seq", 3]}, {"b": ["N", "seq", 2]}, [("w", np.ones((3, 2), "float32"))]
+    )
+    with pytest.raises(ModelError, match="batches N, seq, one of which names another axis"):
+        from_onnx(proto)

@@ -143,8 +143,8 @@ def save_artifact(
             sources = [source] if initial is None else [source, initial.write(folder)]
         except OSError as error:
             raise SetupError(
-                f"{folder.parent}: the initial state cannot be written to this temporary folder ({error.strerror}); "
-                "make room there, or set TMPDIR to another folder."
+                f"{folder.parent}: the sources of the library cannot be written to this temporary folder "
+                f"({error.strerror}); make room there, or set TMPDIR to another folder."
             ) from error
         try:
             executable.export_library(
@@ -165,7 +165,7 @@ def save_artifact(
 def _packed(
     target: tvm.target.Target, module: tvm.runtime.Module, is_system_lib: bool, prefix: str, folder: str
 ) -> str:
-    """An object file with the virtual machine's code and the weights, written by LLVM; arguments are TVM's.
+    """An object file with the virtual machine's code and its constants, written by LLVM; arguments are TVM's.
 
     Of kernels that are object files already, TVM makes a C array of them instead, for which a compiler needs minutes
     and gigabytes.

@@ -29,6 +29,8 @@ COPY = "convgrad_initial_state"
 """The function of the library that copies: of the number of a tensor in the state, and a tensor that it fills."""
 _ALIGNMENT = 64
 _ZEROS = -1
+_LARGE = 1 << 30
+"""Bytes from which on the data are out of the reach of short addresses on x86-64; clang takes them from version 17."""
 _SOURCE = Path(__file__).parent / "runtime" / "initial_state.c"
 
 
@@ -57,7 +59,7 @@ class InitialState:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Where in the data each tensor is; -1: it is zero. Equal arrays are there once."""
+        """Where in the data each tensor is; -1: it is zero. An array that is there twice has one place."""
         places: dict[int, int] = {}
         end = 0
         for value in self.values:
@@ -77,7 +79,12 @@ class InitialState:
                     file.write(_bytes_of(value).data)
         pairs = zip(self.offsets, self.values, strict=True)
         entries = ", ".join(f"{{{offset}, {value.nbytes}}}" for offset, value in pairs)
-        header = f"#define STATE_FILE {_assembler_string(data)}\n#define STATE_TENSORS {entries}\n"
+        large = int(data.stat().st_size >= _LARGE)
+        header = (
+            f"#define STATE_FILE {_assembler_string(data)}\n"
+            f"#define STATE_TENSORS {entries}\n"
+            f"#define STATE_IS_LARGE {large}\n"
+        )
         (folder / "initial_state_table.h").write_text(header, encoding="ascii")
         shutil.copy(_SOURCE, source)
         return source

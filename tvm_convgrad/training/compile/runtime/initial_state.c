@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Part of an artifact: the initial state of a step as data of the library, and the function that copies it into new
 // tensors. Compiled as C or C++, beside the header that `initial_state.py` writes, which defines STATE_FILE, the file
-// with the data, and STATE_TENSORS: the offset and the bytes of each tensor; an offset of -1 means zeros.
+// with the data, STATE_TENSORS: the offset and the bytes of each tensor (an offset of -1 means zeros), and
+// STATE_IS_LARGE: whether the data are out of the reach of short addresses.
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE  // madvise, where the linker's options name a standard of C
 #endif
@@ -17,7 +18,7 @@
 extern "C" {
 #endif
 
-#ifdef __x86_64__  // more than 2 GB lie in a section of their own, which only a whole address reaches
+#if defined(__x86_64__) && STATE_IS_LARGE  // 2 GB and more have a section that only a whole address reaches
 #define STATE_SECTION ".lrodata.convgrad_state, \"al\", @progbits"
 __asm__(
     ".pushsection .data.rel.ro.convgrad_state, \"aw\", @progbits\n"

@@ -48,7 +48,7 @@ def with_folded_shapes(
     Args:
         proto: a model; its initializers of integers and booleans are constants, those of floats are parameters.
         shapes: extents of the inputs by name; what is not an int, such as a symbolic batch, is not known.
-        constants: initializers of floats that are not parameters.
+        constants: initializers of floats that are not parameters; scales of resizes are none either.
     """
     folded = type(proto)()
     folded.CopyFrom(proto)
@@ -74,6 +74,8 @@ def _initializers_to_constants(graph: onnx.GraphProto, constants: Collection[str
     from onnx import helper
 
     results = {output.name for output in graph.output}
+    scales = {name for node in graph.node if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
+    constants = scales.union(constants)
     moved = [
         tensor
         for tensor in graph.initializer

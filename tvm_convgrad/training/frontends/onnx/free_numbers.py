@@ -13,11 +13,11 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tvm_convgrad.core.errors import ModelError
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.ir.counting import extent_of
 from tvm_convgrad.training.ir.graph import Environment, Rewrite, element_type, is_call, static_shape
 
-_BINARY = ("add", "subtract", "multiply", "divide", "power", "maximum", "minimum")
+_BINARY = ("add", "subtract", "multiply", "divide")
 
 
 class FreeNumbers:
@@ -69,7 +69,9 @@ class FreeNumbers:
                     return builder.emit(op.astype(extent_of(builder, var, axis), dtype))
         if isinstance(extent, (tirx.IntImm, tirx.FloatImm)):
             return relax.const(extent.value, dtype)
-        raise ModelError(f"the graph computes with {extent}, a formula of free extents, which is not supported.")
+        raise UnsupportedError(
+            "the graph computes with a formula of free extents, and only an extent alone can be a number"
+        )
 
 
 __all__ = ["FreeNumbers"]

@@ -28,6 +28,7 @@ from tvm_convgrad.training.frontends.onnx.batch import fixed_shapes, stored_batc
 from tvm_convgrad.training.frontends.onnx.converters import ONNX_DOMAINS, imported_module, supported
 from tvm_convgrad.training.frontends.onnx.fold import with_folded_shapes
 from tvm_convgrad.training.frontends.onnx.free_numbers import FreeNumbers
+from tvm_convgrad.training.frontends.onnx.input_shapes import input_shapes
 from tvm_convgrad.training.frontends.onnx.padding import with_written_pads
 from tvm_convgrad.training.frontends.onnx.places import listed
 from tvm_convgrad.training.frontends.onnx.prepared import Prepared, prepared
@@ -87,14 +88,13 @@ def from_onnx(
     exported, proto = stages.exported, stages.proto
     notes = rewritten_layers(exported, source)
     initializers = {tensor.name for tensor in proto.graph.initializer}
-    shapes = _input_shapes(proto, initializers, batch, source)
+    shapes = input_shapes(proto, initializers, batch, source)
     try:
-        model, origins = _built(stages, shapes, batch, outputs, source)
-    except ModelError as error:
-        remedy = _free_axes(shapes)
-        if not remedy:
+        model, origins = _built(stages, shapes.extents, batch, outputs, source)
+    except ImportFailure as error:
+        if not shapes.remedy:
             raise
-        raise type(error)(f"{error}{remedy}") from error
+        raise ImportFailure(f"{error}{shapes.remedy}") from error
     return replace(model, warnings=tuple(notes), origins=origins)
 
 
@@ -148,7 +148,7 @@ def _imports(proto: onnx.ModelProto, frontend: ModuleType, batch: int, source: s
     """Whether TVM's importer takes a graph with this batch."""
     initializers = {tensor.name for tensor in proto.graph.initializer}
     try:
-        _imported(proto, frontend, _input_shapes(proto, initializers, batch, source), {}, source)
+        _imported(proto, frontend, input_shapes(proto, initializers, batch, source).extents, {}, source)
     except ImportFailure:
         return False
     return True
@@ -171,20 +171,22 @@ def _imported(
     The latter is the first node of the file that made each operator of Relax.
     """
     fixed = {tensor.name for tensor in proto.graph.initializer if public.get(tensor.name, tensor.name) in constants}
-    proto = with_written_pads(with_folded_shapes(proto, shapes, fixed), shapes)
+    proto = with_folded_shapes(proto, shapes, fixed)
     _refuse_unsupported(proto, frontend, source, folded=True)
     try:
+        proto = with_written_pads(proto, shapes)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # TVM prints the node's operands
             warnings.simplefilter("ignore")
             module, origins = imported_module(frontend, proto, shapes)
+        function = module["main"]
+        names = [public.get(str(param.name), str(param.name)) for param in function.params]
+        module = _as_pytorch(module, names)
     except UnsupportedError as error:
         release(error)
         raise ImportFailure(f"{source}: {error}.") from error
-    function = module["main"]
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
-    names = [public.get(str(param.name), str(param.name)) for param in function.params]
-    return _as_pytorch(module, names), dict(zip(names[count:], values, strict=True)), origins
+    return module, dict(zip(names[count:], values, strict=True)), origins
 
 
 def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None:
@@ -210,50 +212,6 @@ def _refuse_unsupported(proto: onnx.ModelProto, frontend: ModuleType, source: st
             f"{source} uses unsupported operators: {listed(unsupported)}; replace them in the model and export it "
             "again."
         )
-
-
-def _input_shapes(
-    proto: onnx.ModelProto, initializers: set[str], batch: int | str | None, source: str
-) -> dict[str, list[Extent]]:
-    """Extents of each graph input: the requested batch on axis 0, a variable for each other name of the file."""
-    inputs = [value for value in proto.graph.input if value.name not in initializers]
-    for value in inputs:
-        if not value.type.tensor_type.HasField("shape") or not value.type.tensor_type.shape.dim:
-            raise ModelError(
-                f"{source}: input {value.name!r} has no shape; export the model with shapes of its inputs."
-            )
-    names = {extent.dim_param for value in inputs for extent in value.type.tensor_type.shape.dim[1:]}
-    symbolic = tvm.tirx.Var("batch" if "n" in names else "n", "int64")
-    first = [value.type.tensor_type.shape.dim[0].dim_param for value in inputs]
-    free: dict[str, Extent] = dict.fromkeys(filter(None, first), batch if isinstance(batch, int) else symbolic)
-    shapes: dict[str, list[Extent]] = {}
-    for value in inputs:
-        extents: list[Extent] = []
-        for axis, extent in enumerate(value.type.tensor_type.shape.dim):
-            fixed = int(extent.dim_value) if extent.HasField("dim_value") and extent.dim_value > 0 else None
-            if axis == 0:
-                own = fixed or symbolic
-                extents.append(own if batch is None else batch if isinstance(batch, int) else symbolic)
-            elif fixed is None:
-                name = extent.dim_param or f"{value.name}_{axis}"
-                extents.append(free.setdefault(name, tvm.tirx.Var(name, "int64")))
-            else:
-                extents.append(fixed)
-        shapes[value.name] = extents
-    return shapes
-
-
-def _free_axes(shapes: Mapping[str, list[Extent]]) -> str:
-    """What to do about free axes other than the batch if a graph cannot be built with them; "" without any."""
-    free = (each for extents in shapes.values() for each in extents[1:] if isinstance(each, tvm.ir.Var))
-    names = dict.fromkeys(str(each.name) for each in free)
-    if not names:
-        return ""
-    first, *_ = names
-    return (
-        f" The extents {', '.join(names)} of the inputs are free; where that is not supported, give them numbers, such "
-        f"as by python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {first} --dim_value 64."
-    )
 
 
 def _as_pytorch(module: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:

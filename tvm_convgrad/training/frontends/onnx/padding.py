@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends.onnx.fold import known_extents
 
 if TYPE_CHECKING:  # optional packages, imported where they are needed
@@ -20,12 +21,16 @@ def with_written_pads(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[obje
     Args:
         proto: a model that the caller does not need any more: its nodes are changed.
         shapes: extents of the inputs by name.
+
+    Raises:
+        UnsupportedError: `auto_pad` follows from a free extent.
     """
     if not any(
         attribute.name in ("auto_pad", "output_shape") for node in proto.graph.node for attribute in node.attribute
     ):
         return proto
     extents = known_extents(proto, shapes)
+    is_free = any(not isinstance(extent, int) for given in shapes.values() for extent in given[1:])
     for node in proto.graph.node:
         given = extents.get(node.input[0]) if node.input else None
         if given is None or node.op_type not in (*_WINDOWS, "ConvTranspose"):
@@ -39,6 +44,11 @@ def with_written_pads(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[obje
             pads = window.pads()
             if pads is not None:
                 _replace(node, pads=pads)
+            elif window.mode.startswith("SAME") and is_free:
+                raise UnsupportedError(
+                    f"{node.op_type} {node.name or node.output[0]!r}: auto_pad={window.mode} follows from extents, and "
+                    f"those of its operand are {', '.join(map(str, given[2:]))}, which are not all numbers"
+                )
     return proto
 
 

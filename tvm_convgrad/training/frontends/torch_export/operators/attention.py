@@ -30,12 +30,15 @@ def attention(
     """softmax(query · keyᵀ · scale + mask) · value, with dropout of the softmax; arguments as in PyTorch."""
     import torch
 
+    dtype = query.dtype
+    if dtype in (torch.float16, torch.bfloat16):  # as in PyTorch, whose scores and sums are float32
+        query, key, value = query.float(), key.float(), value.float()
     if enable_gqa:
         key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     scores = (query * factor) @ key.transpose(-2, -1)
     if is_causal:
-        rows, columns = (torch.arange(extent) for extent in scores.shape[-2:])
+        rows, columns = (torch.arange(extent, device=query.device) for extent in scores.shape[-2:])
         scores = scores.masked_fill(rows[:, None] < columns, -math.inf)
     if attn_mask is None:
         weights = torch.softmax(scores, -1)
@@ -43,7 +46,7 @@ def attention(
         is_bool = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if is_bool else scores + attn_mask
         weights = safe_softmax(scores, -1)
-    return (torch.dropout(weights, dropout_p, True) if dropout_p else weights) @ value
+    return ((torch.dropout(weights, dropout_p, True) if dropout_p else weights) @ value).to(dtype)
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
