@@ -104,7 +104,7 @@ def test_init_gives_every_value_in_new_tensors(library: tvm.runtime.Module) -> N
     assert all(same_bytes(tensor.numpy(), VALUES[0]) for tensor in others)
 
 
-def test_zeros_take_no_place_and_equal_arrays_one() -> None:
+def test_zeros_take_no_place_and_a_repeated_array_one() -> None:
     initial = InitialState([*VALUES, VALUES[0]])
     assert [offset < 0 for offset in initial.offsets] == [False, True, False, False, False, False, True, False, False]
     assert initial.offsets[-1] == initial.offsets[0]

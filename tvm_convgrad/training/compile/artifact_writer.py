@@ -30,6 +30,8 @@ from tvm_convgrad.training.step.module import StateSchema, StepModule
 from tvm_convgrad.training.step.predictor import Predictor
 
 _LITERAL_BYTES = 2000
+_PLAIN = ("-O2", "-g0")
+"""Without -O ziglang checks arithmetic by a runtime of 4 MB; its debugging information names the temporary folder."""
 
 
 def built_for_of(target: tvm.target.Target) -> Manifest:
@@ -109,10 +111,6 @@ def _without_ranges(schema: Manifest) -> Manifest:
 
 def _calls(convolutions: Sequence[Manifest], name: str) -> bool:
     return any(entry["kernel"].split()[0] == name for entry in convolutions)
-
-
-_PLAIN = ("-O2", "-g0")
-"""Without -O ziglang checks arithmetic by a runtime of 4 MB; its debugging information names the temporary folder."""
 
 
 def save_artifact(

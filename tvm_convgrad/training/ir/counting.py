@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_convgrad.training.ir.graph import element_type, static_shape
 
@@ -42,6 +42,17 @@ def extent_of(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int) -> rel
         return relax.const(extent, "int64")
     ones = builder.emit(relax.op.astype(_ones_along(builder, tensor, axis), "int64"))
     return builder.emit(relax.op.grad.no_grad(builder.emit(relax.op.sum(ones))))
+
+
+def counted_extent(builder: relax.BlockBuilder, tensors: Iterable[relax.Var], extent: tirx.Var) -> relax.Expr | None:
+    """A symbolic extent as a scalar of int64, counted along an axis of one of the tensors; None if none has it."""
+    for tensor in tensors:
+        if not isinstance(tensor.ty, relax.TensorType):
+            continue
+        for axis, own in enumerate(static_shape(tensor)):
+            if isinstance(own, tirx.Var) and own.same_as(extent):
+                return extent_of(builder, tensor, axis)
+    return None
 
 
 def _ones_along(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int) -> relax.Expr:

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tvm_convgrad.training.ir.counting import extent_of, scalar
+from tvm_convgrad.training.ir.counting import counted_extent, extent_of, scalar
 from tvm_convgrad.training.ir.graph import Environment, Extent, Rewrite, element_type, operator_name, static_shape
 
 _BOUNDED = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "clip", "floor_mod"))
@@ -36,7 +36,7 @@ class CheckedIndices:
     def __init__(self, inputs: Iterable[relax.Var]) -> None:
         self._inputs = list(inputs)
         self._unknown: dict[relax.Var, bool] = dict.fromkeys(self._inputs, True)
-        self._extents: dict[tirx.Var, relax.Expr] = {}
+        self._extents: dict[tirx.Var, relax.Expr | None] = {}
 
     @property
     def rewrites(self) -> Mapping[str, Rewrite]:
@@ -202,14 +202,11 @@ class CheckedIndices:
         if isinstance(extent, tirx.Mul):
             factors = [self._product(builder, factor) for factor in (extent.a, extent.b)]
             return None if any(each is None for each in factors) else builder.emit(op.multiply(*factors))
-        if isinstance(extent, tirx.Var) and extent not in self._extents:
-            for var in self._inputs:
-                if not isinstance(var.ty, relax.TensorType):
-                    continue
-                for axis, own in enumerate(static_shape(var)):
-                    if isinstance(own, tirx.Var) and own.same_as(extent):
-                        return self._extents.setdefault(extent, extent_of(builder, var, axis))
-        return self._extents.get(extent) if isinstance(extent, tirx.Var) else None
+        if not isinstance(extent, tirx.Var):
+            return None
+        if extent not in self._extents:
+            self._extents[extent] = counted_extent(builder, self._inputs, extent)
+        return self._extents[extent]
 
     def _is_unknown(self, builder: relax.BlockBuilder, expr: relax.Expr) -> bool:
         """Whether an expression depends on an input by other operators than those that bound it."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freeing the pages of a library's constants, of which TVM makes copies when it loads the library.
 
-A library carries the initial state as bytes. They are in memory once more than needed after loading: as pages of the
-mapped file, which the system takes back only when it runs short, and which count as the process's until then.
+An inference library carries its weights as constants, and a step for a GPU its initial state. After loading they are
+in memory once more than needed: as pages of the mapped file, which the system takes back only when it runs short, and
+which count as the process's until then.
 """
 
 from __future__ import annotations

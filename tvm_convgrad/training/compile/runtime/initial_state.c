@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#if defined(__x86_64__) && STATE_IS_LARGE  // 2 GB and more have a section that only a whole address reaches
+#if defined(__x86_64__) && STATE_IS_LARGE  // a section for data of any size, which only a whole address reaches
 #define STATE_SECTION ".lrodata.convgrad_state, \"al\", @progbits"
 __asm__(
     ".pushsection .data.rel.ro.convgrad_state, \"aw\", @progbits\n"

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from tvm_convgrad.core.errors import UnsupportedError
-from tvm_convgrad.training.ir.counting import extent_of
+from tvm_convgrad.training.ir.counting import counted_extent, extent_of
 from tvm_convgrad.training.ir.graph import Environment, Rewrite, element_type, is_call, static_shape
 
 _BINARY = ("add", "subtract", "multiply", "divide")
@@ -29,7 +29,6 @@ class FreeNumbers:
 
     def __init__(self, inputs: Sequence[relax.Var]) -> None:
         self._inputs = list(inputs)
-        self._counted: dict[str, relax.Expr] = {}
 
     @property
     def rewrites(self) -> Mapping[str, Rewrite]:
@@ -63,10 +62,9 @@ class FreeNumbers:
     def _number(self, builder: relax.BlockBuilder, value: tvm.ir.PrimExpr, dtype: str) -> relax.Expr:
         """A number that is an extent, as a scalar of this element type."""
         extent = value.value if isinstance(value, tirx.Cast) else value
-        for var in self._inputs if isinstance(extent, tirx.Var) else ():
-            for axis, own in enumerate(static_shape(var)):
-                if isinstance(own, tirx.Var) and own.same_as(extent):
-                    return builder.emit(op.astype(extent_of(builder, var, axis), dtype))
+        counted = counted_extent(builder, self._inputs, extent) if isinstance(extent, tirx.Var) else None
+        if counted is not None:
+            return builder.emit(op.astype(counted, dtype))
         if isinstance(extent, (tirx.IntImm, tirx.FloatImm)):
             return relax.const(extent.value, dtype)
         raise UnsupportedError(
