@@ -220,7 +220,7 @@ def test_what_is_fixed_is_no_fault_at_the_batch_of_the_export():
 def test_other_failures_are_not_put_down_to_the_batch(batch):
     """Scales and sizes at once are wrong at any batch."""
     wrong = proto(("Resize", "c _ e s", {}), s=[16, 8, 6, 4], e=np.ones(4, "float32"))
-    with pytest.raises(ModelError, match="importer fails: Only one of scales and sizes"):
+    with pytest.raises(ModelError, match=r"Resize .'node0'.: both its scales and its sizes are given"):
         from_onnx(wrong, batch=batch)
 
 

@@ -26,6 +26,8 @@ def resize(node: Node) -> relax.Expr | None:
     stated = node.attributes.get("scales")  # of Upsample up to opset 8
     scales = node.value(first) if stated is None else np.array(stated, "float32")
     sizes = node.value(first + 1)
+    if scales is not None and sizes is not None and scales.size and sizes.size:
+        raise node.refusal("both its scales and its sizes are given; ONNX allows one of them")
     rank = data.ty.ndim
     axes = [axis % rank for axis in node.integers("axes", tuple(range(rank)))]
     given = scales if scales is not None and scales.size else sizes
