@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
+from relax_ops.compat import nodes_within
 from tests.linked import PLAIN
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.codegen.loops import MAX_INDEX, Loops, load, make_parameter
@@ -96,6 +97,30 @@ def test_only_entries_and_kernels_with_checks_of_their_own_keep_theirs() -> None
     bare = tvm.tirx.transform.SkipAssert()(lowered)
     checked = {v.name_hint for v in lowered.get_global_vars() if not bare[v].body.same_as(lowered[v].body)}
     assert checked == {"convgrad_entry_main", "own"}
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [lambda h: h // 2, lambda h: tirx.min(tirx.max(h - 2, 0), h) - tirx.min(tirx.max(h - 7, 0), h)],
+    ids=["half", "slice"],
+)
+def test_divisions_by_free_extents_do_not_choose_between_signs(extent) -> None:
+    """By extents that may be 0 for all that TVM knows: with choices, LLVM compiled some functions for minutes."""
+    n, h, w = (tirx.Var(name, "int64") for name in "nhw")
+    rows = extent(h)
+    x = te.placeholder((n, 4, rows, w), name="x")
+    whole = te.placeholder((n, h, w), name="whole")  # from which h is read
+    function = te.create_prim_func([x, whole, topi.reshape(x, (n, 4, w, rows))])
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    schedule = tvm.s_tir.Schedule(module)
+    schedule.parallel(schedule.fuse(*schedule.get_loops(schedule.get_sblock("T_reshape"))[:3]))
+    target = tvm.target.Target(PLAIN)
+    lowered = without_checks()[0](tvm.tirx.transform.BindTarget(target.with_host(target))(schedule.mod))
+    divisions = [
+        each for f in lowered.functions.values() for each in nodes_within(f.body, tirx.FloorDiv, tirx.FloorMod)
+    ]
+    assert len(divisions) > 3
+    assert not [each for each in divisions if not isinstance(each.b, tirx.Max | tirx.IntImm)]
 
 
 def doubled(name: str, own: bool):

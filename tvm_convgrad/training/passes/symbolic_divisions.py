@@ -12,6 +12,7 @@ number is none of those, as LLVM may compute it in any lane.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import tvm
@@ -28,8 +29,9 @@ def with_simple_divisions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with such divisions; a divisor of 0, which is that of a loop without iterations, is taken for 1."""
     if not any(map(_is_symbolic, nodes_within(function.body, *_DIVISIONS))):
         return function
-    extents = _Extents(function)
-    body = replaced(function.body, _DIVISIONS, extents.with_positive_divisor)
+    with ExitStack() as facts:
+        extents = _Extents(function, facts)
+        body = replaced(function.body, _DIVISIONS, extents.with_positive_divisor)
     return function.with_body(replaced(body, (tirx.For,), _hoisted))
 
 
@@ -41,21 +43,61 @@ def _is_symbolic(division: Any) -> bool:
 class _Extents:
     """What a lowered function reads from its arguments' shapes, and what it computes of that."""
 
-    def __init__(self, function: tirx.PrimFunc) -> None:
+    def __init__(self, function: tirx.PrimFunc, facts: ExitStack) -> None:
+        """Extents are known not to be negative while `facts` is open."""
         self._analyzer = arithmetic.Analyzer()
         self._known: list[Any] = []
+        self._values: list[Any] = []  # of those that are computed, by what is read
+        self._slices: list[list[Any]] = []  # shapes of which TVM does not see that no extent is negative
+        computed = []
         for bound in nodes_within(function.body, tirx.Bind):
             dtype = str(bound.var.ty.dtype) if isinstance(bound.var.ty, tvm.ir.PrimType) else ""
-            if not dtype.startswith("int"):
-                continue
             if isinstance(bound.value, TirCall) and dtype == "int64":  # reads a field of an argument
                 one, most = (tirx.IntImm(dtype, number) for number in (1, MAX_INDEX))
                 self._analyzer.bind(bound.var, tvm.ir.Range.from_min_extent(one, most))
-            elif self._is_known(bound.value):
-                self._analyzer.bind(bound.var, bound.value)
-            else:
-                continue
-            self._known.append(bound.var)
+                self._known.append(bound.var)
+                self._values.append(bound.var)
+            elif dtype.startswith("int"):
+                computed.append(bound)
+        for declared in nodes_within(function.body, tirx.DeclBuffer):
+            shape = list(declared.buffer.shape)
+            unclear = [each for each in shape if self._is_known(each) and self._lowest(each) < 0]
+            for extent in unclear:
+                positive = self._analyzer.simplify(extent >= 0)
+                facts.enter_context(self._analyzer.constraint_scope(positive))
+            if unclear:
+                self._slices.append(shape)
+        for bound in computed:
+            if self._is_known(bound.value):
+                value = self._expanded(bound.value)
+                self._analyzer.bind(bound.var, value)
+                self._known.append(bound.var)
+                self._values.append(value)
+
+    def _lowest(self, value: Any) -> int:
+        return int(self._analyzer.const_int_bound(value).min_value)
+
+    def _expanded(self, value: Any) -> Any:
+        """A value by what is read from arguments."""
+
+        def of(variable: Any) -> Any:
+            return next(
+                (its for known, its in zip(self._known, self._values, strict=True) if known.same_as(variable)), variable
+            )
+
+        return replaced(value, (tirx.Var,), of)
+
+    def _is_extent(self, value: Any) -> bool:
+        """Whether a value is the product of some extents of one shape that follow each other, as of fused loops."""
+        value = self._expanded(value)
+        for shape in self._slices:
+            for first in range(len(shape)):
+                product: Any = 1
+                for extent in shape[first:]:
+                    product = product * extent
+                    if self._analyzer.can_prove_equal(value, product):
+                        return True
+        return False
 
     def _is_known(self, value: Any) -> bool:
         """Whether a value is made of extents alone."""
@@ -68,7 +110,7 @@ class _Extents:
         divisor = division.b
         if not _is_symbolic(division) or isinstance(divisor, tirx.Max) or not self._is_known(divisor):
             return division
-        if self._analyzer.const_int_bound(divisor).min_value < 1:
+        if self._lowest(divisor) < 0 and not self._is_extent(divisor):
             return division
         return type(division)(division.a, tirx.max(divisor, tirx.IntImm(str(divisor.ty.dtype), 1)))
 
