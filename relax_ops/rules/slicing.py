@@ -39,13 +39,14 @@ def strided_slice_gradient(
         raise UnsupportedError(f"relax.strided_slice: the gradient needs constant strides, but they are {strides}")
     shape = shape_of(x, "relax.strided_slice")
     axes = [axis % len(shape) for axis in axes]
-    bases = [x]
+    bases, inbound = [x], bool(orig_call.attrs.assume_inbound)
     for axis, begin, end, stride in list(zip(axes, begins, ends, strides, strict=True))[:-1]:
-        bases.append(ctx.emit(op.strided_slice(bases[-1], axes=[axis], begin=[begin], end=[end], strides=[stride])))
+        part = op.strided_slice(bases[-1], [axis], [begin], [end], [stride], assume_inbound=inbound)
+        bases.append(ctx.emit(part))
     grad = output_grad
     for base, axis, begin, stride in reversed(list(zip(bases, axes, begins, strides, strict=True))):
         length, extent = shape_of(ctx.normalize(grad))[axis], shape[axis]
-        start = _start(begin, extent, stride)
+        start = begin if inbound and _is_place(begin) else _start(begin, extent, stride)
         if stride < 0:
             grad = ctx.emit(op.flip(grad, axis))
             start, stride = start + (length - 1) * stride, -stride
@@ -96,6 +97,11 @@ def _start(begin: Extent, extent: Extent, stride: int) -> Any:
             return tvm.tirx.min(_index(begin), extent) if stride > 0 and begin > 0 else lowest
         return tvm.tirx.max(extent + begin, _index(0 if stride > 0 else -1))
     return begin
+
+
+def _is_place(begin: Extent) -> bool:
+    """Whether the start of a slice that is in bounds is a number that counts from the first element."""
+    return isinstance(begin, int) and begin >= 0
 
 
 def _index(value: relax.Expr) -> relax.Expr:

@@ -41,6 +41,13 @@ class Sequences(nn.Module):
         return self.head((scores.softmax(-1).mean(1) @ x).mean(1))
 
 
+class Differences(nn.Module):
+    """Squared differences of neighbours, as in a total variation."""
+
+    def forward(self, x):
+        return (x[:, :, 1:, :-1] - x[:, :, :-1, 1:]).square()
+
+
 def layers(convolution, norm, pool, rank):
     """Convolutions that keep the extents, a batch norm, and an average of all that is left."""
     return nn.Sequential(
@@ -53,6 +60,11 @@ CASES = {
     "batch and height": (*layers(nn.Conv2d, nn.BatchNorm2d, nn.AdaptiveAvgPool2d, 2), (0, 2)),
     "batch and length": (*layers(nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d, 1), (0, 2)),
     "batch and tokens": (Sequences(), (8,), (0, 1)),
+    "differences": (
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Differences(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        (3, 8, 8),
+        (0, 2, 3),
+    ),
     "all but channels": (
         nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1),
