@@ -14,10 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
 from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
 from tvm_convgrad.codegen.hardware import native_target  # noqa: E402
+from tvm_convgrad.core.errors import ModelError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
@@ -65,6 +67,20 @@ CASES = {
         (3, 8, 8),
         (0, 2, 3),
     ),
+    "enlarged": (
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.Upsample(scale_factor=(3, 1), mode="bilinear"),
+            nn.Upsample(scale_factor=2, mode="bicubic"),
+            nn.Hardtanh(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        ),
+        (3, 8, 8),
+        (0, 2, 3),
+    ),
     "all but channels": (
         nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1),
@@ -108,6 +124,30 @@ def test_steps_of_several_extents_are_those_of_pytorch(name):
     for key, value in reference.state_dict().items():
         if not key.endswith("num_batches_tracked"):
             assert relative_error(state[key], np.asarray(value)) < 1e-5, key
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda x: F.interpolate(x, scale_factor=1.5),
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+        lambda x: F.interpolate(x, size=(7, 7)),
+    ],
+    ids=["not whole", "aligned corners", "size"],
+)
+def test_other_resizes_of_free_extents_are_refused(resize):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 2, 1)
+
+        def forward(self, x):
+            return resize(self.layer(x)).mean((2, 3))
+
+    free = {2: torch.export.Dim("height", min=2, max=64)}
+    program = torch.export.export(Model(), (torch.ones(2, 3, 8, 8),), dynamic_shapes=(free,))
+    with pytest.raises(ModelError, match=r"resizes an axis of the free extent \w+ to .*by a whole factor only"):
+        from_exported_program(program)
 
 
 def test_free_lengths_in_micro_batches():

@@ -2,12 +2,13 @@
 """Resizes of images, volumes and sequences as linear maps: one matrix for each axis.
 
 A frontend computes the matrices by the rules of its format. Where relax.image.resize2d computes the same map it is
-taken, since TVM lowers it to one loop; otherwise the matrices are applied axis by axis.
+taken, since TVM lowers it to one loop; otherwise the matrices are applied axis by axis. An axis of a free extent is
+enlarged by a whole factor: the matrices of all extents then have the same few weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_ops.expressions import known_extents
+from relax_ops.gradients.common import slice_axis
 from relax_ops.gradients.separable import apply_transposed
 from relax_ops.rules.resize import resize_matrix
 
@@ -61,6 +63,67 @@ def resized(
     return data
 
 
+_PROBES = (1, 2, 3, 9, 10)
+"""Extents whose matrices are compared; the middle of the largest is free of borders."""
+
+
+@dataclass(frozen=True, eq=False)
+class Enlargement:
+    """Y[factor*i + p] = sum over o of weights[p, o] * X[i + first + o], where X is continued by its border elements.
+
+    Attributes:
+        first: the smallest offset.
+        weights: shape (factor, number of offsets).
+    """
+
+    first: int
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, matrix: Callable[[int], NDArray[np.float64]], factor: int) -> Enlargement | None:
+        """The one whose matrices for extents of the data `matrix` gives; None if it is not of this form."""
+        middle = _PROBES[-1] // 2
+        rows = matrix(_PROBES[-1])[middle * factor : (middle + 1) * factor]
+        (used,) = np.nonzero(np.abs(rows).max(0, initial=0))
+        if not used.size:
+            return None
+        found = cls(int(used[0]) - middle, rows[:, used[0] : used[-1] + 1])
+        same = all(np.allclose(matrix(each), found.matrix(each), rtol=0, atol=1e-6) for each in _PROBES)
+        return found if same else None
+
+    def matrix(self, extent: int) -> NDArray[np.float64]:
+        """A with Y = A·X for data of this extent."""
+        factor, taps = self.weights.shape
+        result = np.zeros((extent, factor, extent))
+        for place in range(extent):
+            for tap in range(taps):
+                result[place, :, min(max(place + self.first + tap, 0), extent - 1)] += self.weights[:, tap]
+        return result.reshape(extent * factor, extent)
+
+    def apply(self, builder: relax.BlockBuilder, data: relax.Expr, axis: int) -> relax.Expr:
+        """Y along an axis of any extent."""
+        factor, taps = self.weights.shape
+        extents = list(known_extents(data))
+        extent = extents[axis]
+        before, behind = max(-self.first, 0), max(self.first + taps - 1, 0)
+        low, high = slice_axis(builder, data, axis, 0, 1), slice_axis(builder, data, axis, extent - 1, extent)
+        wide = builder.emit(op.concat([low] * before + [data] + [high] * behind, axis)) if before + behind else data
+        parts = []
+        for weights in self.weights:
+            total = None
+            for tap, weight in enumerate(weights.tolist()):
+                start = self.first + tap + before
+                part = slice_axis(builder, wide, axis, start, start + extent) if weight and before + behind else data
+                if weight == 0:
+                    continue
+                if weight != 1:
+                    part = builder.emit(op.multiply(part, relax.const(weight, str(data.ty.dtype))))
+                total = part if total is None else builder.emit(op.add(total, part))
+            parts.append(builder.emit(op.expand_dims(total, [axis + 1])))
+        extents[axis] = extent * factor
+        return builder.emit(op.reshape(builder.emit(op.concat(parts, axis + 1)), relax.ShapeExpr(extents)))
+
+
 def _is_unit(matrix: NDArray[np.float64]) -> bool:
     return matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix)))
 
@@ -86,4 +149,4 @@ def _sizes(
     return sizes[0], sizes[1]
 
 
-__all__ = ["Resize2d", "resized"]
+__all__ = ["Enlargement", "Resize2d", "resized"]

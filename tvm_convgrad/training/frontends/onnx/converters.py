@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from relax_ops.expressions import known_extents
 from tvm_convgrad.core.errors import UnsupportedError, first_line
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
 from tvm_convgrad.training.frontends.onnx.operators import (
@@ -106,14 +107,28 @@ def _origins(module: tvm.IRModule, ends: Mapping[relax.Var, str]) -> dict[str, s
             pending.append(operator_name(binding.value))
         if binding.var in ends:
             if not known.issuperset(_symbols(binding.var)):
-                raise UnsupportedError(
-                    f"{ends[binding.var]}: the extents of its result depend on values, and a step is built for extents "
-                    "that are known before; keep all elements and mask those that do not count"
-                )
+                raise UnsupportedError(f"{ends[binding.var]}: {_why_unknown(binding.value, known)}")
             for name in pending:
                 found.setdefault(name, ends[binding.var])
             pending = []
     return found
+
+
+def _why_unknown(value: relax.Expr, known: set[tvm.tirx.Var | None]) -> str:
+    """Why the extents of a node's result are not `known`, and what to do."""
+    arguments = value.args if isinstance(value, tvm.ir.Call) else []
+    fields = [each for one in arguments for each in (one.fields if isinstance(one, relax.Tuple) else [one])]
+    operands = [each for each in fields if isinstance(each.ty, relax.TensorType)]
+    if len(operands) > 1 and all(known.issuperset(_symbols(operand)) for operand in operands):
+        shapes = " and ".join(f"[{', '.join(map(str, known_extents(operand)))}]" for operand in operands)
+        return (
+            f"its operands have the extents {shapes}, which are not the same for all values of the free ones; free "
+            "fewer of them, or make them equal in the model"
+        )
+    return (
+        "the extents of its result depend on values, and a step is built for extents that are known before; keep all "
+        "elements and mask those that do not count"
+    )
 
 
 def _symbols(tensor: relax.Var) -> list[tvm.tirx.Var | None]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
-from tvm_convgrad.training.frontends.resizing import Resize2d, resized
+from tvm_convgrad.training.frontends.resizing import Enlargement, Resize2d, resized
 
 _RESIZE_2D = {"nearest": "nearest_neighbor", "linear": "linear"}
 _COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
@@ -45,11 +45,26 @@ def resize(node: Node) -> relax.Expr | None:
         if not isinstance(extent, int):
             if given is scales and number == 1:
                 continue
-            raise node.refusal(f"the extent of axis {axis} is {extent}; resizing needs a fixed one")
+            data = _enlarged(node, data, axis, float(number) if given is scales else 0.0, coordinates)
+            continue
         result = math.floor(extent * number) if given is scales else int(number)
         scale = float(number) if given is scales else result / extent
         maps[axis] = _matrix(node, extent, result, scale, coordinates)
     return resized(node.builder, data, maps, _candidate(node, coordinates))
+
+
+def _enlarged(node: Node, data: relax.Expr, axis: int, factor: float, coordinates: str) -> relax.Expr:
+    """The result along an axis of a free extent; a factor of 0 stands for a size."""
+    found = None
+    if factor >= 1 and factor.is_integer():
+        whole = int(factor)
+        found = Enlargement.of(lambda extent: _matrix(node, extent, extent * whole, factor, coordinates), whole)
+    if found is None:
+        raise node.refusal(
+            f"the extent of axis {axis} is {node.extents()[axis]}; such an axis is resized by a whole factor only, "
+            "without align_corners and exclude_outside"
+        )
+    return found.apply(node.builder, data, axis)
 
 
 def _candidate(node: Node, coordinates: str) -> Resize2d | None:

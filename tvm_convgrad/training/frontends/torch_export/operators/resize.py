@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from tvm_convgrad.core.errors import UnsupportedError
-from tvm_convgrad.training.frontends.resizing import Resize2d, resized
+from tvm_convgrad.training.frontends.resizing import Enlargement, Resize2d, resized
 from tvm_convgrad.training.frontends.torch_export.places import name_of
 from tvm_convgrad.training.ir.graph import static_shape
 
 if TYPE_CHECKING:  # optional packages
+    import sympy
     import torch
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -48,26 +49,54 @@ def resize(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
     """A resize of the last axes.
 
     Raises:
-        UnsupportedError: the extent of one of these axes is not known.
+        UnsupportedError: the extent of one of these axes is free, and it is not enlarged by a whole factor.
     """
     operator = node.target.overloadpacket
     name, x = operator.__name__, importer.env[node.args[0]]
     rank = RESIZES[name]
     before, after = static_shape(x)[-rank:], tuple(node.meta["val"].shape[-rank:])
-    if not all(isinstance(extent, int) for extent in (*before, *after)):
-        raise UnsupportedError(f"aten.{name_of(node)} needs fixed extents; export with a dynamic batch only")
     aligned, factors = _options(node, rank)
     first = len(static_shape(x)) - rank
-    maps = {
-        first + axis: _matrix(operator, axis, rank, int(extent), int(new), aligned, factors[axis])
-        for axis, (extent, new) in enumerate(zip(before, after, strict=True))
-    }
+    maps = {}
+    for axis, (extent, new) in enumerate(zip(before, after, strict=True)):
+        if isinstance(extent, int) and isinstance(new, int):
+            maps[first + axis] = _matrix(operator, axis, rank, extent, new, aligned, factors[axis])
+        else:
+            x = _enlarged(node, axis, rank, aligned, factors[axis]).apply(importer.block_builder, x, first + axis)
     candidate = None
     if name in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
         candidate = Resize2d("nearest_neighbor", "half_pixel")
     elif name == "upsample_bilinear2d":
         candidate = Resize2d("linear", "align_corners" if aligned else "half_pixel")
     return resized(importer.block_builder, x, maps, candidate)
+
+
+def _enlarged(node: torch.fx.Node, axis: int, rank: int, aligned: bool | None, factor: float | None) -> Enlargement:
+    """The resize of an axis of a free extent."""
+    before, after = (each.meta["val"].shape[axis - rank] for each in (node.args[0], node))
+    ratio: Any = factor
+    if ratio is None:  # a size: its formula over that of the extent
+        ratio = _formula(after) / _formula(before)
+    found = None
+    if ratio == int(ratio) if isinstance(ratio, float) else ratio.is_Integer:
+        operator, whole = node.target.overloadpacket, int(ratio)
+
+        def matrix(extent: int) -> NDArray[np.float64]:
+            return _matrix(operator, axis, rank, extent, extent * whole, aligned, factor)
+
+        found = Enlargement.of(matrix, whole)
+    if found is None:
+        raise UnsupportedError(
+            f"aten.{name_of(node)} resizes an axis of the free extent {before} to {after}; such an axis is resized by "
+            "a whole factor only, without align_corners; export with a dynamic batch only"
+        )
+    return found
+
+
+def _formula(extent: int | torch.SymInt) -> sympy.Expr:
+    import sympy  # PyTorch needs it, too
+
+    return sympy.sympify(extent if isinstance(extent, int) else extent.node.expr)
 
 
 def _options(node: torch.fx.Node, rank: int) -> tuple[bool | None, Sequence[float | None]]:
