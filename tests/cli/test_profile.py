@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.command import Command
@@ -44,6 +45,35 @@ def test_every_operator_has_its_time_and_phase(
     shown = convgrad("profile", step, "--data", tiny_data, "--rows", 2, "--steps", 1)
     assert shown.code == 0
     assert "optimizer" in shown.out
+
+
+def test_free_extents_need_data_and_have_no_rates(convgrad: Command, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("vl_convert")
+    helper, tensors = onnx.helper, onnx.numpy_helper
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["a"], ["b"]),
+        helper.make_node("Flatten", ["b"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3, "height", "width"])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 4])
+    weight = tensors.from_array(np.ones((4, 3, 3, 3), "float32"), "w")
+    graph = helper.make_graph(nodes, "net", [x], [y], [weight])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "net.onnx"
+    )
+    np.savez(tmp_path / "data.npz", x=np.ones((8, 3, 6, 5), "float32"), y=np.zeros(8, "int64"))
+    step = tmp_path / "step.so"
+    assert convgrad("build", tmp_path / "net.onnx", "-o", step).code == 0
+    convgrad("profile", step).assert_sentence("free extents besides the batch (height, width)", "--data")
+    page = tmp_path / "page.html"
+    arguments = ["profile", step, "--data", tmp_path / "data.npz", "--batch-size", 4, "--steps", 1]
+    rows = convgrad(*arguments, "--html", page, "--json").json["operators"]
+    problems = [row for row in rows if row["problem"]]
+    assert {row["problem"] for row in problems} >= {"forward mb4ic3ih{height}iw{width}oc4kh3kw3ph1pw1"}
+    assert {row["gflop"] for row in problems} == {None}
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_a_batch_of_images_is_taken_as_run_takes_it(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class Row:
         problem: of a convolution: direction and descriptor; "" of others.
         calls: how many there are in a step.
         seconds: of all of them in a step.
-        flop: of all of them, of convolutions alone; 0 of others.
+        flop: of all of them, of convolutions alone; 0 of others, and of free extents besides the batch.
         bytes: of all of them, each tensor counted once a call.
     """
 
@@ -71,7 +71,8 @@ def rows_of(timeline: Timeline, convolutions: Sequence[Mapping[str, Any]], batch
     rows = []
     for (computed, *_), calls in found.items():
         first = calls[0]
-        flop = 2.0 * ConvProblem.from_descriptor(str(computed).split()[1]).macs if computed else 0.0
+        solved = ConvProblem.from_descriptor(str(computed).partition(" ")[2]) if computed else None
+        flop = 2.0 * solved.macs if solved and solved.is_static else 0.0
         rows.append(
             Row(
                 first.name,

@@ -44,19 +44,21 @@ class Measured:
     def entries(self, entries: Sequence[Entry], graph: StepGraph) -> list[Entry]:
         """The convolutions with this batch, measured `seconds`, their `share` in the time and of the `roofline`.
 
-        What no call computes alone has None for these three.
+        What no call computes alone has None for these three, and what has free extents besides the batch no rates.
         """
         calls = {node.entry: node.calls[0] for node in graph.nodes if node.entry is not None}
         found = []
         for number, entry in enumerate(entries):
             problem = ConvProblem.from_descriptor(with_batch(entry["descriptor"], self.batch))
-            numbers: Entry = {"descriptor": problem.descriptor, "gflop": 2e-9 * problem.macs, "bytes": problem.bytes}
-            numbers |= {"per": "step", "seconds": None, "share": None, "roofline": None}
+            numbers: Entry = {"descriptor": problem.descriptor, "gflop": None, "bytes": None, "per": "unknown"}
+            numbers |= {"seconds": None, "share": None, "roofline": None}
+            if problem.is_static:
+                numbers |= {"gflop": 2e-9 * problem.macs, "bytes": problem.bytes, "per": "step"}
             if number in calls:
                 call = self.timeline.calls[calls[number]]
-                least = self.limits.least(2.0 * problem.macs, problem.bytes)
-                times = {"share": call.seconds / self.total, "roofline": least / call.seconds}
-                numbers |= {"seconds": call.seconds, **times}
+                numbers |= {"seconds": call.seconds, "share": call.seconds / self.total}
+                if problem.is_static:
+                    numbers["roofline"] = self.limits.least(2.0 * problem.macs, problem.bytes) / call.seconds
             found.append(entry | numbers)
         return found
 

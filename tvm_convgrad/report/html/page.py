@@ -103,7 +103,7 @@ def page_of(content: Content) -> str:
     columns = MEASURED if measured is not None else COLUMNS
     rows = [_row(entry, number, columns) for number, entry in enumerate(entries, 1)]
     machine = machine_of(Target(content.target))
-    dots = [_dot(row, entry) for row, entry in zip(rows, entries, strict=True) if entry["seconds"]]
+    dots = [_dot(row, entry) for row, entry in zip(rows, entries, strict=True) if entry["seconds"] and entry["gflop"]]
     charts: dict[str, Json] = {}
     if measured is not None and dots:
         lines = measured.limits.gflops, measured.limits.bandwidth

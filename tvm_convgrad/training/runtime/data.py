@@ -117,10 +117,19 @@ def random_samples(inputs: Iterable[TensorSpec], target: TensorSpec, classes: in
     """Samples of normally distributed numbers, indices in range, and class numbers for such a target; always the same.
 
     Integers that are no indices are 0 and 1.
+
+    Raises:
+        ArtifactError: an extent besides the batch is free.
     """
     random = np.random.default_rng(0)
 
     def draw(spec: TensorSpec, most: int | None) -> Array:
+        free = [str(extent) for extent in spec.shape[1:] if not isinstance(extent, int)]
+        if free:
+            raise ArtifactError(
+                f"{spec.name!r} of the model has free extents besides the batch ({', '.join(free)}), which random data "
+                "do not give; pass data of the extents that you train on (--data)."
+            )
         shape = [count, *(int(extent) for extent in spec.shape[1:])]
         if spec.dtype.startswith(("int", "uint", "bool")):
             indices = 2 if spec.range is None else max(spec.range.high + 1, 1)
