@@ -63,9 +63,15 @@ def work_of(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> int:
 def parallelise(
     schedule: s_tir.Schedule, loops: list[s_tir.schedule.LoopRV], work: int
 ) -> s_tir.schedule.LoopRV | None:
-    """Fuse the loops, and run them on threads if the work pays for it; gives the fused loop."""
+    """Fuse the loops, and run them on threads if the work pays for it; gives the fused loop.
+
+    An inner loop whose extent is a formula stays as it is, and so do those inside it: the fused loop would be divided by
+    that extent, and TVM's analysis of buffers fails for some of these divisions.
+    """
     if not loops:
         return None
+    formulas = [not isinstance(schedule.get(loop).extent, tirx.IntImm | tirx.Var) for loop in loops[1:]]
+    loops = loops[: 1 + (formulas.index(True) if True in formulas else len(formulas))]
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     if work >= PARALLEL_FROM:
         schedule.parallel(fused)

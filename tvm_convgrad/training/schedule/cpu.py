@@ -5,7 +5,8 @@ TVM leaves functions on CPUs as one thread's loops with the reduction innermost.
 - cheap elementwise stages are inlined where that repeats no work (see `inlining`),
 - elementwise stages run their outer loops on threads,
 - memory-bound stages become loops over contiguous data (see `memory_bound`),
-- other reductions keep a tile of sums in registers (see `reductions`), with threads over the rest.
+- other reductions keep a tile of sums in registers (see `reductions`), with threads over the rest,
+- or, along a free extent, a row of sums in the first cache (see `streams`).
 
 A reduction is never split over threads, so results do not depend on their number. A function that does not have
 the expected form (root block, one loop for each iterator, constant extents where loops are tiled) keeps its loops.
@@ -36,6 +37,7 @@ from tvm_convgrad.training.schedule.memory_bound import emitted, may_overwrite
 from tvm_convgrad.training.schedule.padding import pad_products
 from tvm_convgrad.training.schedule.reductions import choose_tile, tile_reduction
 from tvm_convgrad.training.schedule.stages import Stage, stage_of
+from tvm_convgrad.training.schedule.streams import choose_stream, run_as_stream
 
 
 def ScheduleForCpu() -> tvm.transform.Pass:
@@ -169,6 +171,10 @@ def _schedule_block(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) ->
     tile = choose_tile(schedule, block)
     if tile is not None and schedule.get(block).init is not None:
         tile_reduction(schedule, block, kinds, tile)
+        return
+    stream = choose_stream(schedule, block)
+    if stream is not None:
+        run_as_stream(schedule, block, kinds, stream)
         return
     loops = schedule.get_loops(block)
     leading = len(kinds) - len(kinds.lstrip("S"))

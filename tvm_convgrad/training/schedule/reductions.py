@@ -59,20 +59,11 @@ def choose_tile(
     Args:
         extents: those of its iterators, if they were others than they are.
     """
-    statement, kinds, extents = schedule.get(block), kinds_of(schedule, block), extents or extents_of(schedule, block)
-    if len(statement.writes) != 1 or "S" not in kinds:
+    kinds, extents = kinds_of(schedule, block), extents or extents_of(schedule, block)
+    found = operand_strides(schedule, block)
+    if found is None or "S" not in kinds:
         return None
-    variables = [iterator.var for iterator in statement.iter_vars]
-    result = _strides(statement.writes[0], variables)
-    operands = [
-        _strides(region, variables)
-        for region in statement.reads
-        if not buffer_of(region).same_as(buffer_of(statement.writes[0]))
-    ]
-    if result is None or not operands or any(operand is None for operand in operands):
-        return None
-    strides = [operand for operand in operands if operand is not None]
-
+    result, strides = found
     candidates: list[tuple[int, int, bool]] = []
     for axis, kind in enumerate(kinds):
         steps = [operand[axis] for operand in strides]
@@ -88,6 +79,27 @@ def choose_tile(
         return None
     lanes, axis, is_dot = max(candidates, key=lambda candidate: (candidate[0], not candidate[2]))
     return Tile(axis, lanes, _choose_rows(kinds, extents, strides, axis, lanes), is_dot)
+
+
+def operand_strides(
+    schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV
+) -> tuple[list[int | None], list[list[int | None]]] | None:
+    """How the result's address and those of the operands move with each iterator, as of `_strides`.
+
+    None if there is more than one result, no operand, or an access to more than one element.
+    """
+    statement = schedule.get(block)
+    if len(statement.writes) != 1:
+        return None
+    variables = [iterator.var for iterator in statement.iter_vars]
+    result = _strides(statement.writes[0], variables)
+    operands = [
+        _strides(region, variables)
+        for region in statement.reads
+        if not buffer_of(region).same_as(buffer_of(statement.writes[0]))
+    ]
+    known = [operand for operand in operands if operand is not None]
+    return (result, known) if result is not None and known and len(known) == len(operands) else None
 
 
 def _choose_rows(
