@@ -109,6 +109,44 @@ def test_only_what_is_wanted_is_given(wanted, transposed: bool, kernels_always: 
 
 
 @in_both
+@pytest.mark.parametrize(("rank", "last"), [(1, False), (2, False), (2, True), (3, False), (3, True)])
+def test_an_operand_that_is_not_read_may_be_expanded(rank: int, last: bool, kernels_always: None) -> None:
+    """`torch.nn.grad` gives one element in its place; results have PyTorch's strides, from kernels, too."""
+    kind = {2: torch.channels_last, 3: torch.channels_last_3d}[rank] if last else torch.contiguous_format
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, *[7] * rank), (6, 2, *[3] * rank), (2, 6, *[4] * rank))
+    x, w, dy = (torch.randn(shape, generator=generator).to(memory_format=kind) for shape in shapes)
+    of_data = getattr(torch.nn.grad, f"conv{rank}d_input")
+    of_weight = getattr(torch.nn.grad, f"conv{rank}d_weight")
+
+    def both():
+        options = {"stride": 2, "padding": 1, "groups": 2}
+        return of_data(x.shape, w, dy, **options), of_weight(x, w.shape, dy, **options)
+
+    both()
+    before = bridge.stats().kernel_calls
+    found = both()
+    assert bridge.stats().kernel_calls == before + 2
+    bridge.disable()
+    for one, other in zip(found, both(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+        assert one.stride() == other.stride()
+
+
+@in_both
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_operands_that_are_read_may_not_be_expanded(place: int, kernels_always: None) -> None:
+    """Of the gradients of data and weight together all three are read."""
+    tensors = [torch.ones(2, 4, 4, 4), torch.ones(2, 4, 6, 6), torch.ones(4, 4, 3, 3)]
+    tensors[place] = torch.ones(1).expand(tensors[place].shape)
+    before = bridge.stats()
+    for _ in range(2):
+        torch.ops.aten.convolution_backward(*tensors, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True] * 3)
+    after = bridge.stats()
+    assert (after.kernel_calls - before.kernel_calls, after.pytorch_calls - before.pytorch_calls) == (0, 2)
+
+
+@in_both
 def test_nothing_that_is_wanted_is_refused_all_the_same(kernels_always: None) -> None:
     """By PyTorch, which checks the call in any case, in each of the calls."""
     x, w, dy = torch.ones(1, 2, 3), torch.ones(1, 3, 1), torch.ones(1, 3, 6)

@@ -125,11 +125,19 @@ def refusal(signature: Signature) -> str:
         return f"kernels are used for {', '.join(DTYPES)}, not for {signature.data.dtype}"
     if any(0 in form.shape for form in forms):
         return "a tensor has no elements"
-    for name in ("data", "weight", "grad"):
+    for name in _read(signature):
         form = getattr(signature, name)
-        if form is not None and not (form.channels_first or form.channels_last):
+        if not (form.channels_first or form.channels_last):
             return f"the strides of {name}, {form.strides}, are neither contiguous nor channels_last"
     return ""
+
+
+def _read(signature: Signature) -> tuple[str, ...]:
+    """The operands whose elements are read: each gradient of data and weight needs the other one, and the grad."""
+    if signature.operator == FORWARD:
+        return ("data", "weight")
+    of_data, of_weight, _ = signature.wanted
+    return (*(["data"] if of_weight else []), *(["weight"] if of_data else []), "grad")
 
 
 def parts_of(signature: Signature, results: Sequence[Form | None]) -> tuple[Part, ...] | str:
