@@ -111,7 +111,13 @@ def run(
         typer.Option(min=1, metavar="STEPS", help="Steps between validations. Default: those of an epoch."),
     ] = None,
     monitor: Annotated[
-        str, typer.Option(callback=_measure, help=f"What makes a validation the best: {', '.join(MEASURES)}.")
+        str,
+        typer.Option(
+            "--monitor",
+            "--monitor-measure",
+            callback=_measure,
+            help=f"What makes a validation the best: {', '.join(MEASURES)}.",
+        ),
     ] = "loss",
     patience: Annotated[
         int | None, typer.Option(min=1, help="End the run after so many validations in a row that are no better.")

@@ -35,6 +35,7 @@ class DataParallel:
         parallel = DataParallel(Session("step.so"), TorchRanks())
         for x, y in batches_of(parallel.ranks.rank):
             loss, predictions = parallel.step(x, y, lr=0.1)
+        torch.distributed.destroy_process_group()    # without it PyTorch may abort the process at its end
 
     Attributes:
         session, ranks: as given.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -66,9 +67,14 @@ class TorchRanks:
             collective()
         except RuntimeError as error:  # of gloo: a closed connection, or the time is over
             raise TrainingError(
-                f"rank {self.rank} of {self.size}: another rank has ended or does not answer ({first_line(error)}); "
+                f"rank {self.rank} of {self.size}: another rank has ended or does not answer ({_cause(error)}); "
                 "its own message has the reason."
             ) from error
+
+
+def _cause(error: RuntimeError) -> str:
+    """The first sentence of gloo's message, without the place in its source and the advice that follows."""
+    return re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", first_line(error)).partition(". ")[0]
 
 
 @contextmanager
