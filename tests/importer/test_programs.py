@@ -194,6 +194,8 @@ def test_all_unknown_operators_are_named_at_once() -> None:
         ("nn.conv2d(%x, %x, strides=[0, 0])", "strides"),
         ("nn.conv2d(%x, %x, groups=0)", "groups"),
         ("nn.max_pool2d(%x, pool_size=[2])", "axes"),
+        ("nn.dense(%x, %x, units=3)", "units 3 are not those of the weight, 2"),
+        ("nn.matmul(%x, %x, units=3, transpose_b=True)", "units 3 are not those of the weight, 2"),
         ("nn.batch_flatten(%x) /* ty=Tensor[(2, 5), float32] */", "the program states"),
         ("meta[relay.Constant][0]", "metadata"),
         ("fn (%z: float32) { %z }", "closures"),

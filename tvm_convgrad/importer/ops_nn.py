@@ -29,11 +29,19 @@ def _swapped(context: Context, value: relax.Expr, swap: bool) -> relax.Expr:
     return context.permute(value, [*range(rank - 2), rank - 1, rank - 2]) if swap else value
 
 
+def _with_units(context: Context, weight: relax.Expr, attrs: SimpleNamespace) -> relax.Expr:
+    """The second factor of a product, whose columns are the units that the attributes may state."""
+    columns = context.shape(weight)[-1]
+    if isinstance(columns, int) and attrs.units not in (None, columns):
+        raise ModelError(f"units {attrs.units} are not those of the weight, {columns}")
+    return weight
+
+
 @op("nn.dense", attributes="DenseAttrs", operands=2)
 def _dense(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) -> relax.Expr:
     if context.rank(args[0]) < 1 or context.rank(args[1]) != 2:
         raise ModelError(f"the operands have {context.rank(args[0])} and {context.rank(args[1])} axes")
-    return _product(context, args[0], _swapped(context, args[1], True), attrs.out_dtype)
+    return _product(context, args[0], _with_units(context, _swapped(context, args[1], True), attrs), attrs.out_dtype)
 
 
 @op("nn.matmul", attributes="MatmulAttrs", operands=2)
@@ -43,7 +51,8 @@ def _matmul(context: Context, args: list[relax.Expr], attrs: SimpleNamespace) ->
     if any(context.rank(value) != wanted for value in args) and not (wanted == 2 and context.rank(args[0]) > 2):
         raise ModelError(f"the operands have {[context.rank(value) for value in args]} axes, not {wanted}")
     first = _swapped(context, args[0], attrs.transpose_a)
-    return _product(context, first, _swapped(context, args[1], attrs.transpose_b), attrs.out_dtype)
+    second = _swapped(context, args[1], attrs.transpose_b)
+    return _product(context, first, second if wanted == 3 else _with_units(context, second, attrs), attrs.out_dtype)
 
 
 def along(context: Context, vector: relax.Expr, axis: int, rank: int) -> relax.Expr:
