@@ -6,7 +6,7 @@ from __future__ import annotations
 import posixpath
 
 _GPUS = (
-    "cuDNN, CUTLASS and steps for GPUs compile and load, but have never run on a GPU; their options may change in any "
+    "cuDNN, CUTLASS and steps for GPUs have run on one GPU, an H100, and on no other; their options may change in any "
     "version."
 )
 _BRIDGE = "The bridge replaces internals of {}, whose version is therefore pinned, and may change in any version."
