@@ -50,6 +50,21 @@ class Differences(nn.Module):
         return (x[:, :, 1:, :-1] - x[:, :, :-1, 1:]).square()
 
 
+class Selections(nn.Module):
+    """Medians, cumulative sums and adaptive pools along free axes, whose windows and places are no numbers."""
+
+    def forward(self, x):
+        pooled, places = F.adaptive_max_pool2d(
+            torch.round(x.detach() * 2) + (x - x.detach()), (2, 3), return_indices=True
+        )
+        lines = F.adaptive_max_pool1d(x.flatten(2), 4) * x.logcumsumexp(2).mean(2)[..., :1]
+        middle = x.flatten(2).median(-1, keepdim=True).values * x.median(2).values.mean(-1, keepdim=True)
+        short = F.adaptive_max_pool3d(x.unsqueeze(2)[..., :2], (1, 3, 2)).flatten(2)
+        return torch.cat(
+            [pooled.flatten(2), places.flatten(2) * x.mean((2, 3)).unsqueeze(2) / 50, lines, middle, short], 2
+        )
+
+
 def layers(convolution, norm, pool, rank):
     """Convolutions that keep the extents, a batch norm, and an average of all that is left."""
     return nn.Sequential(
@@ -78,6 +93,11 @@ CASES = {
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         ),
+        (3, 8, 8),
+        (0, 2, 3),
+    ),
+    "selections": (
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Selections(), nn.Flatten(), nn.Linear(92, 4)),
         (3, 8, 8),
         (0, 2, 3),
     ),

@@ -91,6 +91,11 @@ def test_no_places_along_a_free_axis_are_refused():
     ("forward", "said"),
     [
         (lambda x: x.prod(1), r"aten.prod along an axis of a free extent is not imported"),
+        (lambda x: x.cummax(1).values.sum(1), r"aten.cummax along an axis of a free extent is not imported"),
+        (
+            lambda x: x.diagonal(0, 0, 1).sum(1),
+            r"a diagonal of the lesser one of \w+ and \w+ places, free extents, is not",
+        ),
         (lambda x: _written(x).sum(1), r"it writes to places 0 to \w+ by 2 of an axis of \w+; join the parts"),
     ],
 )

@@ -365,12 +365,26 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
 
     x = x.movedim((dim1, dim2), (-2, -1))
     height, width = x.shape[-2:]
-    count = min(height + min(offset, 0), width - max(offset, 0))
+    count = _lesser(height + min(offset, 0), width - max(offset, 0))
     if not isinstance(width, int) or not isinstance(count, int):
         places = torch.arange(count)
         return x[..., places - min(offset, 0), places + max(offset, 0)]
     begin = max(offset, 0) - min(offset, 0) * width
     return x.flatten(-2)[..., begin : begin + (count - 1) * (width + 1) + 1 : width + 1]
+
+
+def _lesser(down: int, across: int) -> int:
+    """The lesser one of two numbers of places, for any free extents; `min` would choose by those of the export."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    if statically_known_true(down <= across):
+        return down
+    if statically_known_true(across <= down):
+        return across
+    raise UnsupportedError(
+        f"a diagonal of the lesser one of {down} and {across} places, free extents, is not imported; export with fixed "
+        "ones, or with ranges that do not overlap, torch.export.Dim(name, min=..., max=...)"
+    )
 
 
 def _diagonal_scatter(x: Tensor, values: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

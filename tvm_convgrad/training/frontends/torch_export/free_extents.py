@@ -84,6 +84,18 @@ def refuse_formulas(program: torch.export.ExportedProgram, source: str) -> None:
                 )
 
 
+def fixed_extents(program: torch.export.ExportedProgram) -> dict[str, int]:
+    """Free extents of inputs that PyTorch has found to be numbers, by the axis: by a loop in a decomposition."""
+    fixed = {}
+    for node in program.graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        for axis, extent in enumerate(getattr(value, "shape", ())):
+            given = getattr(getattr(extent, "node", None), "_expr", None)  # `expr` has been replaced by the number
+            if given is not None and not given.is_number and extent.node.expr.is_number:
+                fixed[f"axis {axis} of input {node.name!r}"] = int(extent.node.expr)
+    return fixed
+
+
 def is_at_most(low: Extent, high: Extent) -> bool:
     """Whether one place is never behind another, whatever the free extents are, which are 1 at least."""
     difference = high - low
@@ -128,4 +140,4 @@ def _is_proven(difference: tirx.Expr, variables: list[tirx.Var], limits: Mapping
     return bool(analyzer.can_prove(difference >= 0))
 
 
-__all__ = ["FreeExtents", "extents_of_program", "is_at_most", "refuse_formulas"]
+__all__ = ["FreeExtents", "extents_of_program", "fixed_extents", "is_at_most", "refuse_formulas"]

@@ -31,6 +31,7 @@ from tvm_convgrad.training.frontends.torch_export.decompositions import decompos
 from tvm_convgrad.training.frontends.torch_export.dropout import with_plain_dropout
 from tvm_convgrad.training.frontends.torch_export.free_extents import (
     extents_of_program,
+    fixed_extents,
     refuse_formulas,
 )
 from tvm_convgrad.training.frontends.torch_export.known_types import known_types, leaf_names
@@ -267,14 +268,22 @@ def _decomposed(program: torch.export.ExportedProgram, source: str, what: str) -
 
     Raises:
         UnsupportedError: a decomposition of ours refuses an operator; with the line of the user's module.
-        ModelError: PyTorch fails.
+        ModelError: PyTorch fails, or something is written out for the extent that a free axis has in the export.
     """
+    before = fixed_extents(program)
     try:
-        return program.run_decompositions(decompositions())
+        decomposed = program.run_decompositions(decompositions())
     except UnsupportedError as error:  # torch.fx has added the operator's stack
         raise UnsupportedError(f"{source}: {first_line(error)}{place_in(str(error))}.") from error
     except _FAILURES as error:
         raise ModelError(f"{source}: PyTorch cannot decompose {what}: {first_line(error)}") from error
+    found = fixed_extents(decomposed)
+    for axis in found.keys() - before.keys():
+        raise ModelError(
+            f"{source}: an operator is written out for the extent {found[axis]} that {axis} has in the export, but it "
+            "is free; export with it fixed."
+        )
+    return decomposed
 
 
 def _is_symbolic(node: torch.fx.Node) -> bool:

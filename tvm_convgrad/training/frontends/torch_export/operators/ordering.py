@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tvm_convgrad.core.errors import UnsupportedError
+
 if TYPE_CHECKING:  # an optional package
     from torch import Tensor
 
@@ -22,7 +24,14 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The lower one of two medians, and its index."""
-    return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    import torch
+
+    if x.ndim == 0 or isinstance(x.shape[dim], int):
+        return kthvalue(x, (x.shape[dim] + 1) // 2 if x.ndim else 1, dim, keepdim)
+    middle = (torch.scalar_tensor(x.shape[dim], dtype=torch.int64) - 1) // 2  # a tensor in the place of a symbol
+    places = x.argsort(dim).index_select(dim, middle.reshape(1))
+    values = x.gather(dim, places)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
 def median_of_all(x: Tensor) -> Tensor:
@@ -86,6 +95,11 @@ def cumulative_extremum(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Ten
     """The largest or smallest elements so far, and their indices: the last of equal ones, as in PyTorch."""
     import torch
 
+    if x.ndim and not isinstance(x.shape[dim], int):
+        name = "aten.cummax" if largest else "aten.cummin"
+        raise UnsupportedError(
+            f"{name} along an axis of a free extent is not imported, as it is written out; export with it fixed"
+        )
     values = [x.narrow(dim, 0, 1)]
     places = [torch.zeros_like(values[0], dtype=torch.int64)]
     for at in range(1, x.shape[dim]):
@@ -106,9 +120,13 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """The logarithms of cumulative sums of exponentials, one after the other."""
+    """The logarithms of cumulative sums of exponentials, one after the other; along a free axis of all pairs."""
     import torch
 
+    if x.ndim and not isinstance(x.shape[dim], int):
+        rows, places = x.movedim(dim, -1), torch.arange(x.shape[dim])
+        terms = torch.where(places[:, None] >= places, rows.unsqueeze(-2), -math.inf)
+        return terms.logsumexp(-1).movedim(-1, dim)
     parts = [x.narrow(dim, 0, 1)]
     for at in range(1, x.shape[dim]):
         parts.append(logaddexp(x.narrow(dim, at, 1), parts[-1]))

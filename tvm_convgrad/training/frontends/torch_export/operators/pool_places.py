@@ -88,6 +88,8 @@ def _adaptive_max_with_places(x: Tensor, size: Sequence[int]) -> tuple[Tensor, T
 
     rank = len(size)
     extents = list(x.shape[x.ndim - rank :])
+    if not all(isinstance(extent, int) for extent in extents):
+        return _adaptive_max_of_free(x, size)
     before = x.ndim - rank
     values, numbers = x, torch.arange(math.prod(extents)).reshape([1] * before + extents)
     outside = torch.zeros([], dtype=torch.bool)
@@ -119,6 +121,8 @@ def adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
     rank = len(size)
     pool = {2: torch.nn.functional.max_pool2d, 3: torch.nn.functional.max_pool3d}[rank]
     extents = x.shape[-rank:]
+    if not all(isinstance(extent, int) for extent in extents):
+        return _adaptive_max_of_free(x, size)
     if all(extent % wanted == 0 for extent, wanted in zip(extents, size, strict=True)):
         kernel = [extent // wanted for extent, wanted in zip(extents, size, strict=True)]
         x = pool(x, kernel) if max(kernel) > 1 else x
@@ -136,6 +140,30 @@ def adaptive_max(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
             parts.append(pool(part, kernel) if kernel[axis] > 1 else part)
         x = torch.cat(parts, axis - rank)
     return x, torch.zeros(x.shape, dtype=torch.int64)
+
+
+def _adaptive_max_of_free(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Adaptive max pools of free extents, of which windows are no numbers: each takes the whole axis, or -inf outside.
+
+    One axis after the other, as in `adaptive_max`; the indices are those in the flattened image.
+    """
+    import torch
+
+    rank = len(size)
+    values, numbers = x, None
+    for axis in reversed(range(rank)):
+        at, wanted = x.ndim - rank + axis, size[axis]
+        extent = torch.scalar_tensor(x.shape[at], dtype=torch.int64)
+        places, cells = torch.arange(x.shape[at]), torch.arange(wanted)[:, None]
+        inside = ((places + 1) * wanted > extent * cells) & (places * wanted < extent * (cells + 1))
+        rows = torch.where(inside, values.movedim(at, -1).unsqueeze(-2), -math.inf)
+        values, found = (each.movedim(-1, at) for each in rows.max(-1))
+        if numbers is None:
+            numbers = found
+        else:
+            behind = torch.scalar_tensor(math.prod(x.shape[at + 1 :]), dtype=torch.int64)
+            numbers = found * behind + numbers.gather(at, found)
+    return values, numbers if numbers is not None else torch.zeros_like(x, dtype=torch.int64)
 
 
 def fractional_max(x: Tensor, kernel: Sequence[int], size: Sequence[int], samples: Tensor) -> tuple[Tensor, Tensor]:
