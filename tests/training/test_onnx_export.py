@@ -12,9 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
+from tests.training.harness import Runner  # noqa: E402
 from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
 from tvm_convgrad.training.frontends.onnx.rewrites import rewritten_layers  # noqa: E402
 from tvm_convgrad.training.frontends.onnx.torch_parameters import with_exported_parameters  # noqa: E402
+from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 TRAINING = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
 X = torch.zeros(4, 3, 6, 6)
@@ -97,6 +99,25 @@ def test_folded_batch_norms_are_said(bias, prepare):
         model = from_onnx(exported(network, train=True, **options))
         assert model.warnings == ()
         assert len(model.states) == 6
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13])
+def test_batch_norms_of_five_results(opset):
+    """Files for training had them before opset 14."""
+
+    def made(number):
+        torch.manual_seed(1)
+        return exported(randomised(Residual()), train=True, opset_version=number, **TRAINING)
+
+    proto, newer = made(opset), made(17)  # of two networks, since an export moves the statistics
+    assert any(node.op_type == "BatchNormalization" and len(node.output) == 5 for node in proto.graph.node)
+    losses = []
+    for each in (proto, newer):
+        runner = Runner(build_step(from_onnx(each)))
+        x, labels = np.random.default_rng(0).standard_normal(X.shape).astype("float32"), np.array([0, 1, 1, 0])
+        losses.append([runner.step(x, labels, lr=0.1)[0] for _ in range(3)])
+        losses[-1].extend(runner.named()["bn2.running_var"])
+    assert losses[0] == losses[1]
 
 
 def test_batch_norms_that_stay_are_not_denied():

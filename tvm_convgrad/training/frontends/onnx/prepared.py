@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_convgrad.training.frontends.onnx.functions import with_written_functions
-from tvm_convgrad.training.frontends.onnx.names import with_own_parameters, with_safe_names
+from tvm_convgrad.training.frontends.onnx.names import names_read, with_own_parameters, with_safe_names
 from tvm_convgrad.training.frontends.onnx.random_masks import with_dropout
 from tvm_convgrad.training.frontends.onnx.torch_parameters import Exported, with_exported_parameters
 from tvm_convgrad.training.frontends.onnx.torchscript import with_module_names
@@ -31,7 +31,7 @@ class Prepared:
         written: with views as reshapes, too; its initializers are still those of the file.
         exported: with the parameters that PyTorch's exporter has merged or computed, and what is known of the others.
         own: with parameters that it has written as Identity or computed of those of modules, too.
-        proto: with names that TVM's importer keeps.
+        proto: with names that TVM's importer keeps, and batch norms of as many results.
         public: by names of initializers of `proto` that are not the parameter's, the parameter's.
     """
 
@@ -68,7 +68,27 @@ def prepared(proto: onnx.ModelProto, source: str) -> Prepared:
     exported = with_exported_parameters(written)
     own = with_module_names(with_own_parameters(exported.proto))
     safe, public = with_safe_names(own)
-    return Prepared(proto, inlined, masked, written, exported, own, safe, public)
+    return Prepared(proto, inlined, masked, written, exported, own, _with_short_batch_norms(safe), public)
+
+
+def _with_short_batch_norms(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model whose batch norms have the three results that TVM's importer gives.
+
+    Before opset 14 those of a training graph had five; nothing reads the last two, a mean and a variance of the batch.
+    """
+    read = names_read(proto.graph)
+    long = [
+        number
+        for number, node in enumerate(proto.graph.node)
+        if node.op_type == "BatchNormalization" and len(node.output) > 3 and read.isdisjoint(node.output[3:])
+    ]
+    if not long:
+        return proto
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for number in long:
+        del copy.graph.node[number].output[3:]
+    return copy
 
 
 __all__ = ["Prepared", "prepared"]
