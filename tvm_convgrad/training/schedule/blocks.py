@@ -65,8 +65,8 @@ def parallelise(
 ) -> s_tir.schedule.LoopRV | None:
     """Fuse the loops, and run them on threads if the work pays for it; gives the fused loop.
 
-    An inner loop whose extent is a formula stays as it is, and so do those inside it: the fused loop would be divided by
-    that extent, and TVM's analysis of buffers fails for some of these divisions.
+    An inner loop whose extent is a formula stays as it is, and so do those inside it: the fused loop would be divided
+    by that extent, and TVM's analysis of buffers fails for some of these divisions.
     """
     if not loops:
         return None
