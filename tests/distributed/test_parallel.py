@@ -97,6 +97,23 @@ def test_data_parallel_in_a_loop_of_ones_own(full_step: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_batches_of_different_sizes_are_refused_by_all_ranks(full_step: Path) -> None:
+    """Their mean gradient would weigh a sample of the smaller batch more."""
+    x, y = tiny.make_arrays(24, 9)
+
+    def step(ranks: Ranks) -> np.ndarray:
+        parallel = DataParallel(Session(full_step), ranks)
+        size = 8 - ranks.rank
+        with pytest.raises(
+            ArtifactError, match=rf"rank {ranks.rank} has {size} samples, and those of 3 ranks have 21;"
+        ):
+            parallel.step(x[:size], y[:size])
+        return parallel.session.state["w"]
+
+    for weights in on_ranks(3, step):
+        np.testing.assert_array_equal(weights, Session(full_step).state["w"])
+
+
 def test_statistics_are_averaged_or_the_first_ranks(full_step: Path) -> None:
     """The mean weighs a rank by its batches, so that one without work counts nothing."""
 

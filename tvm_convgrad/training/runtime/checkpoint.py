@@ -175,13 +175,14 @@ def save(
     return path
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: str | Path) -> Checkpoint:
     """Read the checkpoint at `path`.
 
     Raises:
         ArtifactError: it is missing, foreign, truncated, damaged or of another format version, or its manifest is not
             that of a checkpoint.
     """
+    path = Path(path)
     sealed = unseal(CHECKPOINT, path)
     payload = sealed.payload()
     arrays: dict[str, np.ndarray] = {}

@@ -50,16 +50,27 @@ class DataParallel:
 
         Returns:
             The mean loss of all ranks before the update, and the predictions of this rank's batch.
+
+        Raises:
+            ArtifactError: the batches have different numbers of samples, whose mean gradient would weigh them wrongly.
+                All ranks raise it, before the update.
         """
         size = self.ranks.size
         found = self.session.gradients(x, y, self.updates * size + self.ranks.rank)
-        loss = np.array(found.loss / size)
-        self.ranks.sum(loss)
+        samples = (*np.shape(x[0] if isinstance(x, tuple) else x), 1)[0]
+        sums = np.array([found.loss / size, samples, samples * samples])
+        self.ranks.sum(sums)
+        loss, total, squares = sums.tolist()
+        if total * total != size * squares:
+            raise ArtifactError(
+                f"DataParallel.step: the batch of rank {self.ranks.rank} has {samples} samples, and those of {size} "
+                f"ranks have {total:.0f}; give all ranks batches of the same size, or leave the last ones out."
+            )
         self.ranks.sum(found.flat)
         np.divide(found.flat, np.float32(size), out=found.flat)
         self.session.apply(found.flat, lr)
         self.updates += 1
-        return float(loss), found.predictions
+        return loss, found.predictions
 
 
 @dataclass(frozen=True)
