@@ -120,6 +120,21 @@ def test_batch_norms_of_five_results(opset):
     assert losses[0] == losses[1]
 
 
+def test_batch_norms_whose_last_results_have_no_names():
+    """Beside a node that leaves an operand out, whose name is empty, too."""
+    torch.manual_seed(1)
+    proto = exported(randomised(Residual()), train=True, opset_version=13, **TRAINING)
+    for node in proto.graph.node:
+        if node.op_type == "BatchNormalization":
+            del node.output[3:]
+            node.output.extend(["", ""])
+        if node.op_type == "Relu":
+            node.op_type = "Clip"
+            node.input.extend(["zero", ""])
+    proto.graph.initializer.append(onnx.helper.make_tensor("zero", onnx.TensorProto.FLOAT, [], [0.0]))
+    assert from_onnx(proto).parameters
+
+
 def test_batch_norms_that_stay_are_not_denied():
     (said,) = from_onnx(exported(randomised(pre_activated()))).warnings
     assert "into 1 of 2 convolutions; the step trains" in said

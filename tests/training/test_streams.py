@@ -8,6 +8,7 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
+from relax_ops.compat import nodes_within
 from tvm_convgrad.codegen.hardware import native_target
 from tvm_convgrad.training.passes.internal_calls import PIPELINE
 from tvm_convgrad.training.schedule.blocks import kinds_of, opened, root_blocks
@@ -96,6 +97,26 @@ def test_sums_over_a_free_axis_are_exact():
         windows = np.lib.stride_tricks.sliding_window_view(np.pad(a, [(0, 0), (0, 0), (1, 1), (1, 1)]), (3, 3), (2, 3))
         wanted = np.einsum("nciyab,noiy->ocab", windows.astype("float64"), g)
         np.testing.assert_array_equal(run(library, "wgrad", wanted.shape, a, g), wanted)
+
+
+def test_tiles_beside_an_extent_that_is_a_formula_are_exact():
+    """Their outer loops are not fused; the sums are of one tile still."""
+    n, h = (tirx.Var(name, "int64") for name in "nh")
+    x, whole = te.placeholder((n, h - 1, 24), name="x"), te.placeholder((h,), name="whole")
+    w = te.placeholder((24, 32), name="w")
+    over = te.reduce_axis((0, 24), name="r")
+    y = te.compute((n, h - 1, 32), lambda a, b, o: te.sum(x[a, b, over] * w[over, o], axis=over), name="y")
+    function = te.create_prim_func([x, whole, w, y])
+    with native_target():
+        loops = nodes_within(scheduled(function).body, tirx.For)
+    assert {int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.VECTORIZED} == {16}
+    library = compiled(function, "product")
+    rng = np.random.default_rng(0)
+    for extents in ((2, 9), (1, 1), (3, 40)):
+        a = rng.integers(-4, 5, (*extents, 24)).astype("float32")
+        b = rng.integers(-4, 5, (24, 32)).astype("float32")
+        length = np.zeros(extents[1] + 1, "float32")
+        np.testing.assert_array_equal(run(library, "product", (*extents, 32), a, length, b), a.astype("float64") @ b)
 
 
 def test_constant_extents_have_no_stream():

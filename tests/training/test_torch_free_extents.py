@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: E402
 from tests.training.beside_torch import train_beside  # noqa: E402
 from tests.training.harness import Runner, relative_error  # noqa: E402
 from tvm_convgrad.codegen.hardware import native_target  # noqa: E402
-from tvm_convgrad.core.errors import ModelError  # noqa: E402
+from tvm_convgrad.core.errors import ModelError, UnsupportedError  # noqa: E402
 from tvm_convgrad.training.frontends.torch_export.model import from_exported_program  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
@@ -166,8 +166,76 @@ def test_other_resizes_of_free_extents_are_refused(resize):
 
     free = {2: torch.export.Dim("height", min=2, max=64)}
     program = torch.export.export(Model(), (torch.ones(2, 3, 8, 8),), dynamic_shapes=(free,))
-    with pytest.raises(ModelError, match=r"resizes an axis of the free extent \w+ to .*by a whole factor only"):
+    with pytest.raises(ModelError, match=r"an axis from \w+ to .*, which is not fixed; .* by a whole factor, "):
         from_exported_program(program)
+
+
+def predictions_of(function, x):
+    """What a step with a free height predicts by the function of an image times a parameter, and what PyTorch does."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return function(x * self.one).float().flatten(1)
+
+    free = {2: torch.export.Dim("height", min=2, max=64)}
+    program = torch.export.export(Model(), (torch.randn(2, 3, 9, 5),), dynamic_shapes=(free,))
+    return Runner(build_step(from_exported_program(program), loss="mse")).predict(x.numpy()), function(x).flatten(1)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["values", "places"])
+@pytest.mark.parametrize("number", [-float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: F.adaptive_max_pool2d(x, (2, 3), return_indices=True), lambda x: x.median(2)],
+    ids=["adaptive_max_pool", "median"],
+)
+def test_selections_beside_what_is_no_number(function, number, place):
+    """A window of -inf alone has its own first place, and a row with NaN the first NaN."""
+    x = torch.randn(2, 3, 7, 5, generator=torch.Generator().manual_seed(0))
+    x[:, :, 3:, 2:] = -float("inf")
+    x[:, :, 5, 1] = number
+    found, wanted = predictions_of(lambda x: function(x)[place], x)
+    np.testing.assert_array_equal(found, wanted.numpy())
+
+
+def test_medians_of_nan_with_fixed_extents():
+    x = torch.tensor([[3.0, float("nan"), 1.0], [2.0, 5.0, 4.0]])
+    model = nn.Sequential(nn.Linear(3, 3, bias=False))
+    model[0].weight.data = torch.eye(3)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x):
+            return (self.layers(x.nan_to_num(7.0)) * torch.where(x.isnan(), x, 1.0)).median(1, keepdim=True).values
+
+    program = torch.export.export(Model(), (x,))
+    found = Runner(build_step(from_exported_program(program), loss="mse")).predict(x.numpy())
+    np.testing.assert_array_equal(found, [[np.nan], [4.0]])
+
+
+def test_integers_are_resized_to_the_nearest_only():
+    x = torch.rand(2, 3, 7, 5, generator=torch.Generator().manual_seed(0)) * 100
+    found, wanted = predictions_of(lambda x: F.interpolate(x.to(torch.uint8), scale_factor=2), x)
+    np.testing.assert_array_equal(found, wanted.numpy())
+    with pytest.raises(ModelError, match="a resize of uint8 takes weighted means of integers; cast its operand to"):
+        predictions_of(lambda x: F.interpolate(x.to(torch.uint8), scale_factor=2, mode="bilinear"), x)
+
+
+def test_triangular_systems_of_free_rows_are_refused():
+    def solved(x):
+        return torch.linalg.solve_triangular(x @ x.mT, x, upper=False)
+
+    with pytest.raises(
+        UnsupportedError, match="triangular systems are written out for the number of rows, which is free"
+    ):
+        predictions_of(solved, torch.randn(2, 3, 7, 5))
 
 
 def test_free_lengths_in_micro_batches():

@@ -20,6 +20,7 @@ from relax_ops.expressions import known_extents
 from relax_ops.gradients.common import slice_axis
 from relax_ops.gradients.separable import apply_transposed
 from relax_ops.rules.resize import resize_matrix
+from tvm_convgrad.core.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def resized(
         candidate: a resize2d that may compute the maps along the last two of four axes.
     """
     maps = {axis: matrix for axis, matrix in maps.items() if not _is_unit(matrix)}
+    dtype = str(data.ty.dtype)
     extents = known_extents(data)
     if maps and candidate is not None and len(extents) == 4 and set(maps) <= {2, 3}:
         sizes = _sizes(extents[2:], [maps.get(2), maps.get(3)], candidate)
@@ -58,9 +60,20 @@ def resized(
                 coordinate_transformation_mode=candidate.coordinates,
                 rounding_method=candidate.rounding,
             )
+    for matrix in maps.values():
+        _check_type(dtype, matrix)
     for axis, matrix in maps.items():
         data = builder.emit(apply_transposed(builder, data, axis, matrix.T))
     return data
+
+
+def _check_type(dtype: str, weights: NDArray[np.float64]) -> None:
+    """Refuse weights other than 0 and 1 of integers, in whose type they would be 0."""
+    if dtype.startswith(("int", "uint", "bool")) and not np.isin(weights, (0, 1)).all():
+        raise UnsupportedError(
+            f"a resize of {dtype} takes weighted means of integers; cast its operand to float32 before, or resize to "
+            "the nearest element"
+        )
 
 
 _PROBES = (1, 2, 3, 9, 10)
@@ -101,27 +114,39 @@ class Enlargement:
         return result.reshape(extent * factor, extent)
 
     def apply(self, builder: relax.BlockBuilder, data: relax.Expr, axis: int) -> relax.Expr:
-        """Y along an axis of any extent."""
+        """Y along an axis of any extent; sums of 16-bit types are of float32.
+
+        Raises:
+            UnsupportedError: a type of integers, with weights that are none.
+        """
         factor, taps = self.weights.shape
+        dtype = str(data.ty.dtype)
+        _check_type(dtype, self.weights)
+        wide = "float32" if dtype in ("float16", "bfloat16") and not np.isin(self.weights, (0, 1)).all() else dtype
+        if wide != dtype:
+            data = builder.emit(op.astype(data, wide))
         extents = list(known_extents(data))
         extent = extents[axis]
         before, behind = max(-self.first, 0), max(self.first + taps - 1, 0)
-        low, high = slice_axis(builder, data, axis, 0, 1), slice_axis(builder, data, axis, extent - 1, extent)
-        wide = builder.emit(op.concat([low] * before + [data] + [high] * behind, axis)) if before + behind else data
+        continued = data
+        if before + behind:
+            low, high = slice_axis(builder, data, axis, 0, 1), slice_axis(builder, data, axis, extent - 1, extent)
+            continued = builder.emit(op.concat([low] * before + [data] + [high] * behind, axis))
         parts = []
         for weights in self.weights:
             total = None
             for tap, weight in enumerate(weights.tolist()):
-                start = self.first + tap + before
-                part = slice_axis(builder, wide, axis, start, start + extent) if weight and before + behind else data
                 if weight == 0:
                     continue
+                start = self.first + tap + before
+                part = slice_axis(builder, continued, axis, start, start + extent) if before + behind else data
                 if weight != 1:
-                    part = builder.emit(op.multiply(part, relax.const(weight, str(data.ty.dtype))))
+                    part = builder.emit(op.multiply(part, relax.const(weight, wide)))
                 total = part if total is None else builder.emit(op.add(total, part))
             parts.append(builder.emit(op.expand_dims(total, [axis + 1])))
         extents[axis] = extent * factor
-        return builder.emit(op.reshape(builder.emit(op.concat(parts, axis + 1)), relax.ShapeExpr(extents)))
+        result = builder.emit(op.reshape(builder.emit(op.concat(parts, axis + 1)), relax.ShapeExpr(extents)))
+        return result if wide == dtype else builder.emit(op.astype(result, dtype))
 
 
 def _is_unit(matrix: NDArray[np.float64]) -> bool:

@@ -169,10 +169,11 @@ def tile_reduction(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, kin
         outer.append(loop)
     lanes += loops[len(spatial) :]  # of a dot product: the sum over lanes
     schedule.reorder(*outer, *rows, *lanes)
-    fused = parallelise(schedule, outer, work)
-    schedule.compute_at(partial, fused, preserve_unit_loops=True)
+    parallelise(schedule, outer, work)
+    around = schedule.get_loops(final)[: -(len(rows) + len(lanes))]  # more than one if an extent is a formula
+    schedule.compute_at(partial, around[-1], preserve_unit_loops=True)
     inner_kinds = kinds_of(schedule, partial)
-    inner = schedule.get_loops(partial)[1:]
+    inner = schedule.get_loops(partial)[len(around) :]
     by_kind = {kind: [loop for loop, other in zip(inner, inner_kinds, strict=True) if other == kind] for kind in "SR"}
     # A dot product's lanes come first among the iterators of the block that rfactor makes.
     by_axis = dict(zip([-1, *spatial] if tile.is_dot else spatial, by_kind["S"], strict=True))

@@ -87,9 +87,10 @@ def run_as_stream(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, kind
     spatial = [loop for axis, loop in enumerate(loops) if kinds[axis] == "S" and axis != stream.axis]
     if stream.is_reduced:
         partial = schedule.rfactor(loops[stream.axis], len(spatial))
-        fused = parallelise(schedule, schedule.get_loops(block)[: len(spatial)], work)
-        schedule.compute_at(partial, fused, preserve_unit_loops=True)
-        inner = schedule.get_loops(partial)[1:]
+        parallelise(schedule, schedule.get_loops(block)[: len(spatial)], work)
+        around = schedule.get_loops(block)[:-1]  # more than one if an extent is a formula
+        schedule.compute_at(partial, around[-1], preserve_unit_loops=True)
+        inner = schedule.get_loops(partial)[len(around) :]
         by_kind = {
             kind: [loop for loop, its in zip(inner, kinds_of(schedule, partial), strict=True) if its == kind]
             for kind in "SR"

@@ -76,7 +76,7 @@ def _with_short_batch_norms(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Before opset 14 those of a training graph had five; nothing reads the last two, a mean and a variance of the batch.
     """
-    read = names_read(proto.graph)
+    read = names_read(proto.graph) - {""}
     long = [
         number
         for number, node in enumerate(proto.graph.node)

@@ -278,10 +278,11 @@ def _decomposed(program: torch.export.ExportedProgram, source: str, what: str) -
     except _FAILURES as error:
         raise ModelError(f"{source}: PyTorch cannot decompose {what}: {first_line(error)}") from error
     found = fixed_extents(decomposed)
-    for axis in found.keys() - before.keys():
+    fixed = next((axis for axis in found if axis not in before), None)
+    if fixed is not None:
         raise ModelError(
-            f"{source}: an operator is written out for the extent {found[axis]} that {axis} has in the export, but it "
-            "is free; export with it fixed."
+            f"{source}: an operator is written out for the extent {found[fixed]} that {fixed} has in the export, but "
+            "it is free; export with it fixed."
         )
     return decomposed
 

@@ -45,7 +45,7 @@ def resize(node: Node) -> relax.Expr | None:
         if not isinstance(extent, int):
             if given is scales and number == 1:
                 continue
-            data = _enlarged(node, data, axis, float(number) if given is scales else 0.0, coordinates)
+            data = _enlarged(node, data, axis, float(number) if given is scales else None, coordinates)
             continue
         result = math.floor(extent * number) if given is scales else int(number)
         scale = float(number) if given is scales else result / extent
@@ -53,16 +53,18 @@ def resize(node: Node) -> relax.Expr | None:
     return resized(node.builder, data, maps, _candidate(node, coordinates))
 
 
-def _enlarged(node: Node, data: relax.Expr, axis: int, factor: float, coordinates: str) -> relax.Expr:
-    """The result along an axis of a free extent; a factor of 0 stands for a size."""
+def _enlarged(node: Node, data: relax.Expr, axis: int, factor: float | None, coordinates: str) -> relax.Expr:
+    """The result along an axis of a free extent; the factor is None where the size is given."""
+    if axis == 0:
+        raise node.refusal(f"its scale of axis 0, the batch, is {factor}; samples are not resized")
     found = None
-    if factor >= 1 and factor.is_integer():
+    if factor is not None and factor >= 1 and factor.is_integer():
         whole = int(factor)
         found = Enlargement.of(lambda extent: _matrix(node, extent, extent * whole, factor, coordinates), whole)
     if found is None:
         raise node.refusal(
-            f"the extent of axis {axis} is {node.extents()[axis]}; such an axis is resized by a whole factor only, "
-            "without align_corners and exclude_outside"
+            f"the extent of axis {axis} is {node.extents()[axis]}, and its scale {factor or 'that of a size'}; such "
+            "an axis is resized by a whole factor only, without align_corners and exclude_outside"
         )
     return found.apply(node.builder, data, axis)
 

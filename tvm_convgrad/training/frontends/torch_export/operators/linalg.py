@@ -133,6 +133,10 @@ def triangular_inverse(matrix: Tensor, *, upper: bool) -> Tensor:
     import torch
 
     size = matrix.shape[-1]
+    if not isinstance(size, int):
+        raise UnsupportedError(
+            f"triangular systems are written out for the number of rows, which is free ({size}); fix it in the export"
+        )
     numbers = torch.arange(size)
     row, column = numbers.unsqueeze(-1), numbers
     inverse = torch.where(row == column, 1 / torch.diagonal(matrix, dim1=-2, dim2=-1).unsqueeze(-1), 0.0)

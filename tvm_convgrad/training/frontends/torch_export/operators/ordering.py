@@ -23,13 +23,19 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 
 def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The lower one of two medians, and its index."""
+    """The lower one of two medians, and its index; the first NaN if there is one."""
     import torch
 
-    if x.ndim == 0 or isinstance(x.shape[dim], int):
-        return kthvalue(x, (x.shape[dim] + 1) // 2 if x.ndim else 1, dim, keepdim)
-    middle = (torch.scalar_tensor(x.shape[dim], dtype=torch.int64) - 1) // 2  # a tensor in the place of a symbol
-    places = x.argsort(dim).index_select(dim, middle.reshape(1))
+    if x.ndim == 0:
+        return kthvalue(x, 1, dim, keepdim)
+    if isinstance(x.shape[dim], int):
+        places = kthvalue(x, (x.shape[dim] + 1) // 2, dim, True)[1]
+    else:
+        middle = (torch.scalar_tensor(x.shape[dim], dtype=torch.int64) - 1) // 2  # a tensor in the place of a symbol
+        places = x.argsort(dim).index_select(dim, middle.reshape(1))
+    if x.is_floating_point():
+        is_nan = torch.isnan(x).to(torch.int64)
+        places = torch.where(is_nan.sum(dim, keepdim=True) > 0, is_nan.argmax(dim, keepdim=True), places)
     values = x.gather(dim, places)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 

@@ -156,8 +156,11 @@ def _adaptive_max_of_free(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tenso
         extent = torch.scalar_tensor(x.shape[at], dtype=torch.int64)
         places, cells = torch.arange(x.shape[at]), torch.arange(wanted)[:, None]
         inside = ((places + 1) * wanted > extent * cells) & (places * wanted < extent * (cells + 1))
-        rows = torch.where(inside, values.movedim(at, -1).unsqueeze(-2), -math.inf)
-        values, found = (each.movedim(-1, at) for each in rows.max(-1))
+        lines = values.movedim(at, -1)
+        largest, found = torch.where(inside, lines.unsqueeze(-2), -math.inf).max(-1)
+        is_empty = torch.isinf(largest) & (largest < 0)  # the window has -inf only, of which the first is taken
+        found = torch.where(is_empty, cells[:, 0] * extent // wanted, found)
+        values, found = (each.movedim(-1, at) for each in (lines.gather(-1, found), found))
         if numbers is None:
             numbers = found
         else:

@@ -74,12 +74,9 @@ def resize(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr
 def _enlarged(node: torch.fx.Node, axis: int, rank: int, aligned: bool | None, factor: float | None) -> Enlargement:
     """The resize of an axis of a free extent."""
     before, after = (each.meta["val"].shape[axis - rank] for each in (node.args[0], node))
-    ratio: Any = factor
-    if ratio is None:  # a size: its formula over that of the extent
-        ratio = _formula(after) / _formula(before)
-    found = None
-    if ratio == int(ratio) if isinstance(ratio, float) else ratio.is_Integer:
-        operator, whole = node.target.overloadpacket, int(ratio)
+    found, whole = None, _whole_factor(before, after, factor)
+    if whole is not None:
+        operator = node.target.overloadpacket
 
         def matrix(extent: int) -> NDArray[np.float64]:
             return _matrix(operator, axis, rank, extent, extent * whole, aligned, factor)
@@ -87,10 +84,18 @@ def _enlarged(node: torch.fx.Node, axis: int, rank: int, aligned: bool | None, f
         found = Enlargement.of(matrix, whole)
     if found is None:
         raise UnsupportedError(
-            f"aten.{name_of(node)} resizes an axis of the free extent {before} to {after}; such an axis is resized by "
-            "a whole factor only, without align_corners; export with a dynamic batch only"
+            f"aten.{name_of(node)} resizes an axis from {before} to {after}, which is not fixed; such an axis is "
+            "resized by a whole factor, without align_corners, and cubic without antialias; export with it fixed"
         )
     return found
+
+
+def _whole_factor(before: int | torch.SymInt, after: int | torch.SymInt, factor: float | None) -> int | None:
+    """The factor if it is a whole number; that of a size is its formula over that of the extent."""
+    if factor is not None:
+        return int(factor) if factor >= 1 and factor == int(factor) else None
+    ratio = _formula(after) / _formula(before)
+    return int(ratio) if ratio.is_Integer and ratio >= 1 else None
 
 
 def _formula(extent: int | torch.SymInt) -> sympy.Expr:
