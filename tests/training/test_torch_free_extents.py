@@ -44,7 +44,7 @@ class Sequences(nn.Module):
 
 
 class Differences(nn.Module):
-    """Squared differences of neighbours, as in a total variation."""
+    """Squared differences of adjacent pixels, as in a total variation."""
 
     def forward(self, x):
         return (x[:, :, 1:, :-1] - x[:, :, :-1, 1:]).square()

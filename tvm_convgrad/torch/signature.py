@@ -137,7 +137,7 @@ def _read(signature: Signature) -> tuple[str, ...]:
     if signature.operator == FORWARD:
         return ("data", "weight")
     of_data, of_weight, _ = signature.wanted
-    return (*(["data"] if of_weight else []), *(["weight"] if of_data else []), "grad")
+    return tuple(name for name, is_read in (("data", of_weight), ("weight", of_data), ("grad", True)) if is_read)
 
 
 def parts_of(signature: Signature, results: Sequence[Form | None]) -> tuple[Part, ...] | str:

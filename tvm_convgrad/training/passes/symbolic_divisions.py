@@ -63,8 +63,8 @@ class _Extents:
             shape = list(declared.buffer.shape)
             unclear = [each for each in shape if self._is_known(each) and self._lowest(each) < 0]
             for extent in unclear:
-                positive = self._analyzer.simplify(extent >= 0)
-                facts.enter_context(self._analyzer.constraint_scope(positive))
+                fact = self._analyzer.simplify(extent >= 0)
+                facts.enter_context(self._analyzer.constraint_scope(fact))
             if unclear:
                 self._slices.append(shape)
         for bound in computed:

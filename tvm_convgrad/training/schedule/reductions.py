@@ -67,7 +67,7 @@ def choose_tile(
     candidates: list[tuple[int, int, bool]] = []
     for axis, kind in enumerate(kinds):
         steps = [operand[axis] for operand in strides]
-        lanes = _largest_factor(extents[axis], LANES)
+        lanes = largest_factor(extents[axis], LANES)
         if lanes and None not in steps and any(steps):
             if kind == "S" and result[axis] == 1:
                 candidates.append((lanes, axis, False))
@@ -114,7 +114,7 @@ def _choose_rows(
     for operand in sorted(operands, key=lambda operand: operand[lanes_axis] == 0)[:2]:
         best: tuple[int, int] | None = None
         for axis, kind in enumerate(kinds):
-            factor = _largest_factor(extents[axis], [rows for rows in ROWS if rows <= room])
+            factor = largest_factor(extents[axis], [rows for rows in ROWS if rows <= room])
             free = kind == "S" and axis != lanes_axis and axis not in rows and operand[axis] == 0
             if free and factor and (best is None or factor > best[1]):
                 best = (axis, factor)
@@ -132,11 +132,12 @@ def _strided_candidates(
         (lanes, axis, False)
         for axis, kind in enumerate(kinds)
         if kind == "S" and result[axis] == 1 and any(operand[axis] == 0 for operand in operands)
-        if (lanes := _largest_factor(extents[axis], LANES))
+        if (lanes := largest_factor(extents[axis], LANES))
     ]
 
 
-def _largest_factor(extent: int | None, factors: Sequence[int]) -> int | None:
+def largest_factor(extent: int | None, factors: Sequence[int]) -> int | None:
+    """The first of these factors, the largest first, that divides an extent; None if there is none, or it is free."""
     return next((factor for factor in factors if extent and extent % factor == 0), None)
 
 

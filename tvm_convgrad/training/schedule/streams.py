@@ -3,7 +3,7 @@
 
 A register tile needs a constant extent. Here a row of sums stays in the first cache, and each pass over it adds a few
 products to each sum: for y[o, x] += w[o, r] * d[r, x] those of some outputs o, which share the loads of d, and of some
-neighbouring r. Where the free axis is reduced over, as in wgrad, there is a sum for each of its places; these are added
+adjacent r. Where the free axis is reduced over, as in wgrad, there is a sum for each of its places; these are added
 at the end.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tvm import s_tir
 
 from tvm_convgrad.training.schedule.blocks import extents_of, kinds_of, parallelise, work_of
-from tvm_convgrad.training.schedule.reductions import ROWS, operand_strides
+from tvm_convgrad.training.schedule.reductions import ROWS, largest_factor, operand_strides
 
 MOST_UNROLLED = 16
 """Products that one iteration of the inner loop adds."""
@@ -71,8 +71,8 @@ def _with_unrolled(kinds: str, extents: list[int | None], operands: list[list[in
     moving = [step for step in operands if step[stream.axis] != 0]
     for axis, extent in enumerate(extents):
         if kinds[axis] == "S" and extent and any(step[axis] == 0 for step in moving):
-            largest = next((each for each in ROWS if extent % each == 0), 1)
-            if largest > factor:
+            largest = largest_factor(extent, ROWS)
+            if largest is not None and largest > factor:
                 rows, factor = axis, largest
     for axis, extent in enumerate(extents):
         if kinds[axis] == "R" and extent and 1 < extent <= room // factor and any(step[axis] != 0 for step in moving):
