@@ -11,6 +11,7 @@ from tvm_convgrad.codegen.hardware import CPUS
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import candidates, chooser
+from tvm_convgrad.kernels.gemm.tiling import GemmTiling
 from tvm_convgrad.kernels.transforms import allow_transforms
 
 PROBLEMS = (
@@ -40,3 +41,20 @@ def test_no_choice_is_refused(text: str, cpu: str) -> None:
                 assert choice.kernel.invalid(problem, direction, choice.plan, machine) == ""
         for choice in candidates.candidates(problem, direction, replace(CPUS[cpu], parts=8)):
             assert choice.kernel.invalid(problem, direction, choice.plan, machine) == "", str(choice.plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "pixels"),
+    [
+        ("mb32ic768ih7oc3072kh1", 49),  # tiles of 13 would overlap by 3 pixels
+        ("mb32ic3072ih7oc768kh1", 49),
+        ("mb8ic96ih14oc576kh1", 196),  # vectors of pixels would be 14 for 12.25
+    ],
+)
+def test_tiles_of_a_small_image_hardly_overlap(text: str, pixels: int) -> None:
+    """A forward kernel for channels first computes at most 2 % of the pixels twice, which costs a transposed store."""
+    machine = replace(CPUS["AVX-512"], parts=2)
+    (tiling,) = chooser.choose(ConvProblem.from_descriptor(text), "forward", machine).plan.tilings
+    assert isinstance(tiling, GemmTiling)
+    assert tiling.vector_axis == "channels"
+    assert -(-pixels // tiling.tile_m) * tiling.tile_m / pixels < 1.021

@@ -56,6 +56,7 @@ class Machine:
         dots: the 16-bit types that an instruction multiplies in pairs and sums in float32 (`codegen.dot_product`).
         dot_cost: how many vector multiply-adds start in the time of one such instruction: on an Emerald Rapids four,
             so that it does half as many products.
+        transposed_store: cycles to store a vector of results that is transposed on its way.
         tiles: those of which an instruction multiplies whole tiles, if the process may use them
             (`codegen.tile_product`).
 
@@ -108,6 +109,7 @@ class Machine:
     dots: tuple[str, ...] = ()
     tiles: tuple[str, ...] = ()
     dot_cost: int = 1
+    transposed_store: float = 16.0
 
     @property
     def gains_by_dots(self) -> bool:
@@ -122,8 +124,16 @@ class Machine:
 CPUS = {
     machine.name: machine
     for machine in (
-        Machine("AVX-512", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS),
-        Machine("AVX512-BF16", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS, dots=("bfloat16",)),
+        Machine("AVX-512", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS, transposed_store=8.0),
+        Machine(
+            "AVX512-BF16",
+            64,
+            32,
+            has_masks=True,
+            has_half_masks=tir.HALF_VECTORS,
+            dots=("bfloat16",),
+            transposed_store=8.0,
+        ),
         Machine(
             "AMX-BF16",
             64,
@@ -134,6 +144,7 @@ CPUS = {
             dots=("bfloat16",),
             tiles=("bfloat16",),
             dot_cost=4,
+            transposed_store=8.0,
         ),
         Machine(
             "AMX-FP16",
@@ -145,11 +156,12 @@ CPUS = {
             dots=("bfloat16",),
             tiles=("bfloat16", "float16"),
             dot_cost=4,
+            transposed_store=8.0,
         ),
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),
         Machine("NEON", 16, 32, 1 << 19),
-        Machine("NEON-BF16", 16, 32, 1 << 19, dots=("bfloat16",)),
+        Machine("NEON-BF16", 16, 32, 1 << 19, dots=("bfloat16",), transposed_store=8.0),
     )
 }
 """The instruction sets that kernels are made for, by their names."""

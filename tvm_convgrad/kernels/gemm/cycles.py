@@ -37,9 +37,6 @@ WORD_WIDE_TILE_PENALTY = 0.025
 FEW_STEPS, FEW_STEPS_CYCLES = 8, 1.0
 """A loop over fewer channels than FEW_STEPS costs so many additional cycles a step."""
 
-TRANSPOSED_STORE_CYCLES = 16.0
-"""Cycles to store a vector of results that is transposed on its way."""
-
 FAR_COPY_CYCLES = 0.8
 """Cycles to pack an element in the order of memory where channels lie far apart."""
 
@@ -70,9 +67,8 @@ ITEM_CYCLES = 1500.0
 """Cycles to start and end a work item."""
 
 WORD_TRANSPOSE, FAR_WORD = 0.5, 0.6
-"""Factors where pairs of bfloat16 are words: of the cycles to transpose, as fewer bytes are moved; and of those to pack
-a word in the order of memory where channels lie far apart, as each word has two channels."""
-
+"""Factors where pairs of bfloat16 are words: of the cycles to pack by squares, as fewer bytes are moved; and of those to
+pack a word in the order of memory where channels lie far apart, as each word has two channels."""
 
 CONVERT_CYCLES = 0.75
 """Cycles by which converting a vector of an unpacked source delays a step."""
@@ -111,8 +107,7 @@ def estimate(
     arithmetic = tiles * blocking.tap_count * blocking.ranges.share * channels * step
     transposed = not tiling.over_pixels and spec.result.channel != 1
     scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1
-    narrow = WORD_TRANSPOSE if spec.pairs is not None and spec.result.dtype != spec.dtype else 1.0
-    store = TRANSPOSED_STORE_CYCLES * narrow if transposed else lanes * GEMM.scalar if scattered else stored
+    store = machine.transposed_store if transposed else lanes * GEMM.scalar if scattered else stored
     work = arithmetic + tiles * len(phases) * (accumulators * store + GEMM.tile)
     # The source.
     blocks = images * groups * blocking.spatial_blocks

@@ -33,6 +33,10 @@ SINGLE_VECTOR_TILE_M, LONG_REDUCTION = 28, 256
 """tile_m of a tile of one vector of channels, which shares a load of W among more pixels, and the number of steps of a
 reduction from which on that gains."""
 
+MOST_OVERLAP = 0.98
+"""What tiles of another size compute, relative to the largest ones of equal size, so that they are worth an estimate: 49
+pixels are 4 tiles of 13 that overlap by 3 pixels, or 7 of 7."""
+
 NEST_COST = 0.015
 """The relative gain that each additional loop nest of a decomposition must bring: it takes time to compile, and work is
 distributed less evenly."""
@@ -277,6 +281,9 @@ def _tiles(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Itera
             yield GemmTiling("channels", balanced(w, min(limit, w)), tile_n, 1, 1)
         if tile_n > 1 and w > limit // 2:
             yield GemmTiling("channels", balanced(w, min(limit // 2 + 1, w)), tile_n, 1, 1)
+            exact = min(range(limit // 2 + 2, min(limit, w) + 1), key=lambda m: (-(-w // m) * m, -m), default=w)
+            if -(-w // exact) * exact < MOST_OVERLAP * -(-w // balanced(w, limit)) * balanced(w, limit):
+                yield GemmTiling("channels", exact, tile_n, 1, 1)
         for tile_h in (n for n in range(2, limit // w + 1) if h % n == 0):
             yield GemmTiling("channels", tile_h * w, tile_n, tile_h, 1, tile_h=tile_h)
     if spec.result.channel == 1 and channels >= lanes // 2:
