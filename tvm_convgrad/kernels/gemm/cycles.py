@@ -67,8 +67,8 @@ ITEM_CYCLES = 1500.0
 """Cycles to start and end a work item."""
 
 WORD_TRANSPOSE, FAR_WORD = 0.5, 0.6
-"""Factors where pairs of bfloat16 are words: of the cycles to pack by squares, as fewer bytes are moved; and of those to
-pack a word in the order of memory where channels lie far apart, as each word has two channels."""
+"""Factors where pairs of bfloat16 are words: of the cycles to pack by squares, as fewer bytes are moved, and of those
+to pack a word in the order of memory where channels lie far apart, as each word has two channels."""
 
 CONVERT_CYCLES = 0.75
 """Cycles by which converting a vector of an unpacked source delays a step."""

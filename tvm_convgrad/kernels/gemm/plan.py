@@ -34,8 +34,8 @@ SINGLE_VECTOR_TILE_M, LONG_REDUCTION = 28, 256
 reduction from which on that gains."""
 
 MOST_OVERLAP = 0.98
-"""What tiles of another size compute, relative to the largest ones of equal size, so that they are worth an estimate: 49
-pixels are 4 tiles of 13 that overlap by 3 pixels, or 7 of 7."""
+"""What tiles of another size compute, relative to the largest ones of equal size, so that they are worth an estimate:
+49 pixels are 4 tiles of 13 that overlap by 3 pixels, or 7 of 7."""
 
 NEST_COST = 0.015
 """The relative gain that each additional loop nest of a decomposition must bring: it takes time to compile, and work is
