@@ -154,3 +154,17 @@ def test_tensors_that_live_at_the_same_time_do_not_overlap(seed: int) -> None:
 def test_tensors_after_each_other_share_their_place() -> None:
     offsets, total = offsets_of([Span(64, 0, 1), Span(128, 2, 3), Span(64, 2, 2), Span(192, 4, 5)])
     assert (offsets, total) == ([0, 0, 128, 0], 192)
+
+
+@pytest.mark.parametrize(("seconds", "is_taken"), [(3.0, True), (5.0, False)])
+def test_a_large_value_may_cost_what_it_frees(seconds: float, is_taken: bool) -> None:
+    """A fifth of the peak, at a fifth of that share: 4 % of the time, though a step of the budget is only 1 %."""
+    calls = [
+        Call((), 40, seconds=seconds, repeatable=True),
+        Call((0,), 1, seconds=10.0),
+        Call((1,), 158, seconds=90.0 - seconds),
+        Call((2,), 1),
+        Call((0, 3), 1),
+    ]
+    program = Program(calls, [4])
+    assert bool(program.affordable(0.2, price=0.2)[1].repeated) == is_taken

@@ -191,7 +191,7 @@ class Program:
         """Repetitions that lower the peak and take at most this share of the program's seconds.
 
         The budget is lowered in steps of `_RUNG`, each on top of the repetitions of the last one; what lowers the peak
-        by less than a step is not taken.
+        by less than a step is not taken. A value that lowers it by several steps may cost as much as those.
 
         Args:
             price: what a step may cost: the share of the seconds by the share of the peak.
@@ -202,10 +202,13 @@ class Program:
         best, whole = (cuts, schedule), self.seconds()
         while True:
             budget = int(best[1].peak * (1 - _RUNG))
-            limit = min(share * whole, self.seconds(best[1].repeated) + price * _RUNG * whole)
+            before = self.seconds(best[1].repeated)
             while schedule.peak > budget:
                 found = self._better(budget, cuts, schedule, tried=1, most=_MOST)
-                if found is None or self.seconds(found[1].repeated) > limit:
+                if found is None:
+                    return self._without_needless(best[1].peak, *best)
+                paid = price * max(_RUNG, 1 - found[1].peak / best[1].peak) * whole
+                if self.seconds(found[1].repeated) > min(share * whole, before + paid):
                     return self._without_needless(best[1].peak, *best)
                 cuts, schedule = found
             best = cuts, schedule
