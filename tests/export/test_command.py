@@ -20,7 +20,9 @@ from tests.cli.command import Command  # noqa: E402
 from tests.export import models  # noqa: E402
 from tvm_convgrad.cli import app  # noqa: E402
 from tvm_convgrad.core.errors import ArtifactError  # noqa: E402
+from tvm_convgrad.training.export.onnx_file import data_file, export_onnx  # noqa: E402
 from tvm_convgrad.training.runtime.checkpoint import Progress, save  # noqa: E402
+from tvm_convgrad.training.runtime.origin import Origin  # noqa: E402
 from tvm_convgrad.training.runtime.session import Session  # noqa: E402
 
 LENGTH = (18 + 1) + 8 + (9 + 1 + 1) + (9 + 1) + (4 + 1)
@@ -133,7 +135,11 @@ def test_external_data(convgrad: Command, tmp_path: Path) -> None:
     progress = Progress(session.artifact.id, "0" * 64, 0, models.BATCH, 0.1, losses=[1.0])
     checkpoint = save(tmp_path / "apart", progress, session.state)
     output = tmp_path / "trained.onnx"
+    beside = tmp_path / "trained.onnx.data"
     arguments = ["export", step, "--checkpoint", checkpoint, "--model", model, "-o", output]
+    beside.touch()
+    convgrad(*arguments).assert_sentence("trained.onnx.data: exists already")
+    beside.unlink()
     report = convgrad(*arguments, "--json").json
     assert sorted(report["tensors"]) == ["fc.bias", "fc.weight"]
     check_predictions(output, session)
@@ -144,6 +150,19 @@ def test_external_data(convgrad: Command, tmp_path: Path) -> None:
     tensors.unlink()
     convgrad(*arguments, "--force").assert_sentence("tensors.bin: cannot be read")
     check_predictions(output, session)  # what was there is whole
+
+
+def test_tensors_can_be_read_by_whoever_can_read_their_model(tmp_path: Path) -> None:
+    value = numpy_helper.from_array(np.ones((32, 32), "float32"), "w")  # small ones stay in the model's file
+    inputs, outputs = (
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (2, 32))] for name in ("x", "y")
+    )
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    model, output = tmp_path / "apart.onnx", tmp_path / "trained.onnx"
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "net", inputs, outputs, [value]))
+    onnx.save(proto, model, save_as_external_data=True, location="tensors.bin")
+    export_onnx(model, Origin.of(str(model)), {"w": np.zeros((32, 32), "float32")}, output)
+    assert data_file(output).stat().st_mode == output.stat().st_mode
 
 
 def test_safetensors(convgrad: Command, trained: Trained, tmp_path: Path) -> None:

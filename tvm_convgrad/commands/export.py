@@ -81,7 +81,7 @@ def export(
         source = ModelOptions(model, option_values.parse_batch(batch), params)
         done = _write_predictor(artifact, found, source, (target, linker), output)
     elif output.suffix == ".onnx":
-        done = _write_onnx(artifact, found, model, output)
+        done = _write_onnx(artifact, found, model, output, force)
     else:
         done = _write_state_dict(artifact, found, model, output)
     print_warnings(done.notes)
@@ -107,8 +107,13 @@ def _check_output(output: Path, force: bool) -> None:
             f"{output}: the suffix {output.suffix!r} is not one of {', '.join(KINDS)}; use one of them."
         )
     check_destination(output)
-    if not force and output.exists():
-        raise ArtifactError(f"{output}: exists already; choose another name, or add --force to overwrite it.")
+    if not force:
+        _check_absent(output)
+
+
+def _check_absent(path: Path) -> None:
+    if path.exists():
+        raise ArtifactError(f"{path}: exists already; choose another name, or add --force to overwrite it.")
 
 
 def _checkpoint_of(artifact: Artifact, path: Path) -> Checkpoint:
@@ -172,13 +177,15 @@ def _require(package: str, path: str | Path, needed: bool = True) -> None:
         )
 
 
-def _write_onnx(artifact: Artifact, checkpoint: Checkpoint, model: str | None, output: Path) -> _Exported:
-    from tvm_convgrad.training.export.onnx_file import export_onnx  # it loads TVM
+def _write_onnx(artifact: Artifact, checkpoint: Checkpoint, model: str | None, output: Path, force: bool) -> _Exported:
+    from tvm_convgrad.training.export.onnx_file import data_file, export_onnx  # it loads TVM
     from tvm_convgrad.training.export.state_dict import trained_values
 
     origin = artifact.origin
     assert model is not None  # both are refused before
     assert origin is not None
+    if origin.has_tensor_files and not force:
+        _check_absent(data_file(output))
     written = export_onnx(Path(model), origin, trained_values(artifact, checkpoint), output)
     return _Exported([*written.changed, *written.added], written.notes)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ def export_onnx(model: Path, origin: Origin, trained: Mapping[str, Array], outpu
     import onnx  # optional
 
     written = with_trained(onnx.load(model), trained, str(model))
-    apart = len(origin.files) > 1 or written.proto.ByteSize() > _LARGEST
+    apart = origin.has_tensor_files or written.proto.ByteSize() > _LARGEST
     if not apart:
         try:
             onnx.checker.check_model(written.proto)
@@ -53,6 +54,7 @@ def export_onnx(model: Path, origin: Origin, trained: Mapping[str, Array], outpu
             onnx.save_model(written.proto, made, save_as_external_data=True, location=data_file(output).name)
             onnx.checker.check_model(made)
             if (tensors := data_file(made)).exists():  # not if all are small
+                shutil.copymode(made, tensors)  # onnx lets only the owner read this one
                 tensors.replace(data_file(output))
             made.replace(output)
     except OSError as error:

@@ -63,6 +63,11 @@ class Origin:
         """The suffix of the model's file, such as `.onnx`."""
         return Path(self.files[0][0]).suffix.lower()
 
+    @property
+    def has_tensor_files(self) -> bool:
+        """Whether tensors of the model lie in other files than its own."""
+        return len(self.files) > 1
+
     def check(self, source: str, step: Path) -> None:
         """Refuse a model that is not the one of the build; its own file may have another name or place.
 
