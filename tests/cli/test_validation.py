@@ -104,6 +104,9 @@ def test_wrong_options(
     convgrad(*arguments, "--validate", validated_data, "--monitor", "mean_iou").assert_sentence(
         "the measures loss, acc"
     )
+    with np.load(tiny_data) as data:
+        np.savez(tmp_path / "plain.npz", x=data["x_train"][:10], y=data["y_train"][:10])
+    assert convgrad(*arguments, "--test-data", tmp_path / "plain.npz", "--json").json["test_samples"] == 10
     convgrad(*arguments, "--log", tmp_path / "no" / "log").assert_sentence("make it first")
     for wrong in (["--monitor", "f1"], ["--use-best"]):
         assert convgrad(*arguments, *wrong).code == 2

@@ -77,7 +77,9 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the samples.")] = 0,
     test_data: Annotated[
         Path | None,
-        typer.Option(help="The same with test samples, x_test and y_test. Default: those of --data, if it has them."),
+        typer.Option(
+            help="The same with test samples, x_test and y_test (or x and y). Default: those of --data, if it has them."
+        ),
     ] = None,
     mean: image_options.Mean = None,
     std: image_options.Std = None,

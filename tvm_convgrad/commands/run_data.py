@@ -53,7 +53,7 @@ class RunData:
                 "in a folder val, or as --validate."
             )
         if test is None and test_data is not None:
-            raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test.")
+            raise ArtifactError(f"{test_data}: there are no test arrays; name them x_test and y_test, or x and y.")
         reader.check_options_are_used()
         return cls(train, test, held_out)
 

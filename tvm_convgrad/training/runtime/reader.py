@@ -101,8 +101,7 @@ class Reader:
                 return None
             index = index_folder(folder, self._classes)
         else:
-            plain = given if part != "test" else False
-            return load_samples(path, session.inputs, session.target, part, plain=plain)
+            return load_samples(path, session.inputs, session.target, part, plain=given)
         recipe = Recipe.of(session.inputs, session.target, self.images, session.artifact.options)
         what = "class numbers" if session.classes is not None else "targets"
         if session.classes is not None and len(index.classes) > session.classes:
