@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.command import Command
 from tests.importer import corpus
-from tests.importer.test_programs import HEADER, params_bytes
+from tests.importer.test_programs import HEADER, main_of, params_bytes
 from tvm_convgrad.core.errors import ModelError, UnsupportedError
 from tvm_convgrad.training.compile.artifact_writer import make_manifest, save_artifact
 from tvm_convgrad.training.compile.lower import compile_step
@@ -109,6 +109,19 @@ def test_a_model_without_gradients(tmp_path: Path) -> None:
     assert isinstance(model, Model)
     assert [schema.describe() for schema in model.inputs] == ["data: float32[5, 3]"]
     np.testing.assert_array_equal(model.parameters["w"], W)
+
+
+def test_some_weights_without_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "net.relay"
+    types = "%x: Tensor[(4, 3), float32], %w: Tensor[(2, 3), float32], %v: Tensor[(5, 2), float32]"
+    path.write_text(main_of(types, "nn.dense(nn.dense(%x, %w, units=2), %v, units=5)"))
+    path.with_suffix(".params").write_bytes(params_bytes(w=W))
+    with pytest.raises(ModelError, match=r"different extents \(x 4, v 5\).* the values of all weights"):
+        load_model(path)
+    path.with_suffix(".params").unlink()
+    model = load_model(path)
+    assert isinstance(model, Model)
+    assert set(model.parameters) == {"w", "v"}  # initialised
 
 
 def test_the_command_import(tmp_path: Path, convgrad: Command) -> None:

@@ -98,7 +98,8 @@ def _bounded(path: Path) -> bytes:
             raise ModelError(f"{path} has more than {MAX_BYTES} bytes.")
         return path.read_bytes()
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); give a file, or the text of a program.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{path} cannot be read ({reason}); give a file, or the text of a program.") from error
 
 
 def _unzipped(data: bytes, name: str) -> bytes:

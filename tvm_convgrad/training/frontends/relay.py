@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
@@ -52,6 +53,8 @@ def load_relay(
         return program
     function = _inputs_first(module["main"], values)
     count = sum(str(param.name) not in values for param in function.params)
+    if imported.params:
+        _refuse_weights_as_inputs(function.params[:count], source)
     module = type(module)({"main": function})
     if not 0 < count <= len(function.params):
         raise ModelError(f"{source} has no input: values were given for all of its parameters.")
@@ -69,6 +72,18 @@ def _initialised(module: tvm.IRModule) -> dict[str, Array]:
         if schema.name.lower() not in TARGETS and len(shape) == len(schema.shape):
             values[schema.name] = initial_value(schema.name, shape, schema.dtype, roles.get(param, "weight"), 0)
     return values
+
+
+def _refuse_weights_as_inputs(inputs: Sequence[relax.Var], source: str) -> None:
+    """Say whose values are missing where what has none cannot be inputs, which have the batch in front."""
+    rows = {schema.name: schema.shape[0] for schema in map(schema_of, inputs) if schema.shape}
+    numbers = {name: extent for name, extent in rows.items() if isinstance(extent, int)}
+    if len(set(numbers.values())) > 1:
+        listed = ", ".join(f"{name} {extent}" for name, extent in numbers.items())
+        raise ModelError(
+            f"{source}: parameters without a value are inputs, but axis 0 of these has different extents ({listed}) "
+            "and must be the batch of each; give the values of all weights, by --params."
+        )
 
 
 def _inputs_first(function: relax.Function, values: dict[str, Array]) -> relax.Function:
