@@ -59,6 +59,10 @@ def test_wrong_usage(convgrad: Command, arguments: list[str]) -> None:
     assert arguments[0] in done.err
 
 
+def test_the_message_of_an_unknown_suite_names_groups(convgrad: Command) -> None:
+    assert "use all, kinds, or some of resnet50" in " ".join(convgrad("bench", "--suite", "resnet51").err.split())
+
+
 STEP = ["--step", "resnet18"]
 PER_SAMPLE = [*STEP, "--per-sample"]
 

@@ -103,6 +103,13 @@ def test_wrong_arrays_are_refused(operands, out, error, words, folder: Path) -> 
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
+@pytest.mark.parametrize("threads", [0, -1])
+def test_numbers_of_threads_are_positive(threads: int, folder: Path) -> None:
+    compiled = tvm_convgrad.compile("conv2d_backward_weight", SMALL, folder=folder)
+    with pytest.raises(ProblemError, match=f"threads is {threads}; give 1 or more"):
+        compiled(*ONES, threads=threads)
+
+
 def test_memory_that_operands_share_is_no_result(folder: Path) -> None:
     memory = np.ones(25, "float32")
     compiled = tvm_convgrad.compile("conv2d_backward_weight", SMALL, folder=folder)

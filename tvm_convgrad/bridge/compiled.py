@@ -75,10 +75,13 @@ class CompiledOperator:
             `out`, or the new array.
 
         Raises:
-            ProblemError: an array has another shape or is not contiguous, or `out` overlaps an operand.
+            ProblemError: an array has another shape or is not contiguous, `out` overlaps an operand, or `threads` is
+                less than 1.
             DTypeError: an array has another element type.
             UnsupportedError: an array is not in the CPU's memory.
         """
+        if threads is not None and threads < 1:
+            raise ProblemError(f"{self.name}: threads is {threads}; give 1 or more, or None for the default")
         held = []
         for (called, shape, dtype), array in zip(self.operands, (first, second), strict=True):
             held.append(_Memory(array, f"{self.name}: {called}", shape, dtype))
@@ -89,7 +92,9 @@ class CompiledOperator:
             if written.address < operand.end and operand.address < written.end:
                 raise ProblemError(f"{self.name}: out shares memory with {called}; give it memory of its own")
         operands = reversed(held) if self._swapped else held
-        self._kernel.run(threads or _threads(), *(operand.address for operand in operands), written.address)
+        self._kernel.run(
+            _threads() if threads is None else threads, *(operand.address for operand in operands), written.address
+        )
         return result
 
     def __repr__(self) -> str:

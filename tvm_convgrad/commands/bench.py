@@ -291,7 +291,11 @@ def _suites(text: str) -> list[str]:
     from tvm_convgrad.bench.suites import KINDS, NETWORKS, SUITES
 
     groups = {"all": NETWORKS, "kinds": KINDS}
-    return list(groups[text]) if text in groups else _names("--suite", text, SUITES)
+    if text in groups:
+        return list(groups[text])
+    if not set(text.split(",")) <= set(SUITES):
+        raise typer.BadParameter(f"--suite {text}: use all, kinds, or some of {', '.join(SUITES)}.")
+    return _names("--suite", text, SUITES)
 
 
 def _refuse_what_means_nothing(context: typer.Context, *, step: bool, per_sample: bool, problem: bool) -> None:
