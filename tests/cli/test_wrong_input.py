@@ -138,6 +138,11 @@ def test_files_of_other_content(convgrad: Command, tiny_step: Path, tmp_path: Pa
     convgrad("import", module, "-o", tmp_path / "a.json").assert_sentence("no function main", "no function at all")
 
 
+def test_build_with_numbers_of_other_channels(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
+    done = convgrad("build", tiny_model, "-o", tmp_path / "s.so", "--mean", "0.5,0.4,0.3")
+    done.assert_sentence("--mean has 3 numbers", "no input of", "3 channels (x: float32[8, 1, 6, 6])", "one for all")
+
+
 def test_run_wrong_data(convgrad: Command, tiny_step: Path, tmp_path: Path) -> None:
     x, y = tiny.make_arrays(20, 0)
     data = tmp_path / "d.npz"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from tvm_convgrad.commands import image_options, option_values, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.memory_limit import fit, parse_size
 from tvm_convgrad.commands.stages import print_warnings, stages
+from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends import shown_formats
 from tvm_convgrad.training.step.options import LossSettings
 
@@ -166,6 +167,18 @@ def build(
     )
 
 
+def _check_channels(inputs: Sequence[Any], normalisation: dict[str, Any], source: str) -> None:
+    """Refuse means and deviations of which there is neither one nor one for each channel of an input of images."""
+    for name, numbers in normalisation.items():
+        channels = [schema.shape[axis] for schema in inputs if len(schema.shape) == 4 for axis in (1, 3)]
+        if numbers is not None and len(numbers) != 1 and len(numbers) not in channels:
+            listed, count = ", ".join(schema.describe() for schema in inputs), len(numbers)
+            raise UnsupportedError(
+                f"--{name} has {count} numbers, but no input of {source} has {count} channels ({listed}); give one for "
+                "each channel, or one for all."
+            )
+
+
 def _build(
     source: ModelOptions,
     step_options: dict[str, Any],
@@ -198,6 +211,7 @@ def _build(
 
     def make(model: ModelOptions, accumulate: int) -> StepModule:
         loaded = model.load()
+        _check_channels(loaded.inputs, {name: step_options[name] for name in ("mean", "std")}, model.source)
         warnings[:] = loaded.warnings
         enter("differentiating")
         chosen = {"accumulate": accumulate} | ({} if limit is None else {"recompute": "none"})
