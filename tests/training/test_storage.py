@@ -203,3 +203,45 @@ def test_layer_norms_and_products_take_what_is_kept():
     assert read["norm_rows_gradient"][:2] == ["bfloat16"] * 2
     for kernel in ("matmul_forward_kernel", "matmul_backward_weight_kernel"):
         assert any(name.startswith(kernel) for name in read), kernel
+
+
+MASKS = {
+    "multiple of -1e9": lambda op, scores, mask: op.add(scores, op.multiply(mask, relax.const(-1e9, "float32"))),
+    "where": lambda op, scores, mask: op.where(op.greater(mask, relax.const(0.5)), relax.const(-1e30), scores),
+    "input": lambda op, scores, mask: op.add(scores, mask),
+    "input, moved": lambda op, scores, mask: op.permute_dims(op.permute_dims(op.add(scores, mask)), [2, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", MASKS)
+def test_rows_that_are_masked_altogether_are_uniform(kind, dtype):
+    """The mask is no number of float16, and the softmax of a row of -inf is NaN; PyTorch's autocast adds in float32."""
+    op, builder, batch = relax.op, relax.BlockBuilder(), tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((batch, 4, 4), "float32"))
+    mask = relax.Var("mask", relax.TensorType((batch, 1, 4), "float32"))
+    p = {name: relax.Var(name, relax.TensorType((4, 4), "float32")) for name in ("key", "value")}
+    with builder.function("main", [x, mask, *p.values()], attrs={"num_input": 2}):
+        with builder.dataflow():
+            keys, values = (builder.emit(op.matmul(x, each)) for each in p.values())
+            scores = builder.emit(op.matmul(x, builder.emit(op.permute_dims(keys, [0, 2, 1]))))
+            scores = builder.emit(builder.normalize(MASKS[kind](op, scores, mask)))
+            mixed = builder.emit(op.matmul(builder.emit(op.nn.softmax(scores, -1)), values))
+            output = builder.emit_output(op.matmul(mixed, p["key"]))
+        builder.emit_func_output(output)
+    values = {name: np.eye(4, dtype="float32") for name in p}
+    step = build_step(
+        from_module(builder.get(), parameters=values), loss="mse", dtype=dtype, results="activations", momentum=0.5
+    )
+    runner = Runner(step)
+    rows = np.random.default_rng(0).integers(-2, 3, (2, 4, 4)).astype("float32")
+    masked = np.array([[[1, 1, 1, 1]], [[0, 0, 0, 1]]], "float32")
+    if kind.startswith("input"):
+        masked *= np.finfo("float32").min if dtype == "float16" else np.float32(-1e38)
+    mean = np.broadcast_to(rows[0].mean(0), (4, 4))
+    for _ in range(2):
+        loss, scores = runner.step(rows, masked, np.zeros((2, 4, 4), "float32"), lr=0.0)
+        np.testing.assert_array_equal(scores[0], mean)
+        assert np.isfinite(scores).all()
+        assert loss > 0
+    assert all(np.isfinite(value).all() and value.any() for value in runner.named().values())

@@ -10,7 +10,9 @@ kept in 16 bits
 - what more than one kernel reads, unless its readers compute it again (`training.passes.recompute`).
 
 What is between is computed in float32 inside of one kernel. What follows the last product on the way to the loss and
-to the predictions (scores, the loss and its own terms) stays float32, as does what any other operator reads.
+to the predictions (scores, the loss and its own terms) stays float32, as does what any other operator reads. So does
+what is made with numbers beyond the range of the 16-bit type, such as a mask of -1e9 on the scores of attention: as
+-inf, a row that is masked altogether would be NaN behind the softmax.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
-from relax_ops.compat import Constant
+from relax_ops.compat import Constant, array_of
 from relax_ops.ir import constant_extents
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.ir.cheap import CHEAP, READERS, SOURCES, is_large, variables_of
@@ -105,6 +108,11 @@ _ELEMENTWISE = CHEAP | _names(
     "special.log1p",
     "tanh",
 )
+_PASSED_ON = (
+    _ELEMENTWISE - _names("sigmoid", "tanh", "clip") | MOVES | _names("broadcast_to", "nn.pad", "full", "triu", "tril")
+)
+"""Operators whose results may be as large as their operands."""
+_SOFTMAXES = _names("nn.softmax", "nn.log_softmax")
 _NORMS = _names("nn.layer_norm", "nn.rms_norm", "nn.group_norm", "nn.instance_norm", "nn.softmax")
 _MAKERS = (
     _ELEMENTWISE | MOVES | MAX_POOL_GRADIENTS | _AVERAGES | _NORMS | _names("broadcast_to", "nn.pad", "image.resize2d")
@@ -137,6 +145,7 @@ class Storage:
         )
         self._last = self._after_the_last_product(function)
         self._activations = self._find_activations()
+        self._beyond = self._beyond_the_range()
         self.moved: set[Any] = set()
         self.stored: set[Any] = set()
         self._choose()
@@ -189,6 +198,38 @@ class Storage:
                 found.add(variable)
         return found
 
+    def _beyond_the_range(self) -> set[Any]:
+        """What elementwise operators make with numbers that the 16-bit type has not, and what is made of that.
+
+        These are constants, and, on the way to a softmax, what comes of the samples without a product: a mask that is
+        an input of the model.
+        """
+        scores: set[Any] = set()
+        for variable in reversed(self._values):
+            value = self._values[variable]
+            if _is_call(value, _SOFTMAXES) or (variable in scores and _is_call(value, _PASSED_ON)):
+                scores.update(variables_of(value))
+        masks = (self._of_samples - self._activations) & {v for v in self._of_samples if _is_float32(v)}
+        found: set[Any] = set()
+        for variable, value in self._values.items():
+            if not _is_call(value, _PASSED_ON):
+                if self._overflows(value):
+                    found.add(variable)
+                continue
+            operands = variables_of(value)
+            masked = variable in scores and operator_name(value) in _ELEMENTWISE and not masks.isdisjoint(operands)
+            if masked or any(each in found for each in operands) or any(map(self._overflows, value.args)):
+                found.add(variable)
+        return found
+
+    def _overflows(self, argument: relax.Expr) -> bool:
+        """Whether a constant has finite numbers that are infinite in the 16-bit type."""
+        if not isinstance(argument, Constant) or element_type(argument) != "float32":
+            return False
+        numbers = array_of(argument)
+        with np.errstate(over="ignore"):
+            return bool((np.isfinite(numbers) & ~np.isfinite(numbers.astype(numpy_dtype(self._dtype)))).any())
+
     def _is_summed(self, variable: relax.Var) -> bool:
         """Whether a batch of matrices is added up, as the gradient of a weight that all of them are multiplied with."""
         sums = _names("sum", "collapse_sum_to", "reshape", "squeeze")
@@ -225,7 +266,7 @@ class Storage:
         return all(reader is not None and _is_call(self._values[reader], names) for reader in readers)
 
     def _may_be_kept(self, variable: relax.Var) -> bool:
-        is_inner = variable in self._activations and variable not in self._last
+        is_inner = variable in self._activations and variable not in self._last and variable not in self._beyond
         return is_inner and self._all(self._readers[variable], _TAKERS)
 
     def _moves(self, name: str, value: relax.Call) -> bool:
