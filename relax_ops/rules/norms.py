@@ -20,12 +20,14 @@ from legalize.builder import Extent
 from relax_ops.expressions import axes_of, ndim_of
 from relax_ops.gradients.common import cast, divide_by_count, dtype_of, scalar, shape_of, sum_to, widened
 from relax_ops.ir import spec_of
+from relax_ops.layouts.algebra import layout_of, position, storage_order
+from relax_ops.layouts.site import Decision, Site
 from relax_ops.rules.contract import OperatorRules, named
 from relax_ops.vmap.common import channelwise, separate_channels
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Axes
 
-_BATCH_NORM, _GROUP_NORM = "relax.nn.batch_norm", "relax.nn.group_norm"
+_BATCH_NORM, _GROUP_NORM, _RMS_NORM = "relax.nn.batch_norm", "relax.nn.group_norm", "relax.nn.rms_norm"
 WRITTEN_OUT = (_GROUP_NORM, "relax.nn.instance_norm")
 """Operators that `written_out` takes."""
 
@@ -208,6 +210,21 @@ def batch_norm(
     ]
 
 
+def affine_layout(site: Site) -> Decision:
+    """layer_norm and rms_norm: scale and shift have the normalised axes in the order in which the data is stored.
+
+    TVM's own rule leaves them as they are, so that with several axes its lowering reads them in a wrong order, and
+    beyond their ends. It lowers rms_norm over the last axes only.
+    """
+    layout = site.tensor(0)
+    axes = sorted(int(axis) % len(layout) for axis in site.attrs.axes)
+    if site.name == _RMS_NORM and set(storage_order(layout)[-len(axes) :]) != set(axes):
+        layout = site.initial(0)
+    places = sorted(position(layout, axis) for axis in axes)
+    own = layout_of(axes.index(storage_order(layout)[place]) for place in places)
+    return Decision([layout, *[own] * (len(site.call.args) - 1)], layout, site.changed_attrs(axes=places))
+
+
 def normalisation_axis(call: relax.Call, axes: Axes) -> int | str:
     """layer_norm, group_norm and their kind, over other axes."""
     axis, ndim = axes[0], ndim_of(call)
@@ -248,8 +265,20 @@ def layer_norm_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: l
 
 
 RULES = (
-    OperatorRules(named("nn.layer_norm"), gradient=layer_norm, mapped_axis=normalisation_axis, vmap=layer_norm_vmap),
-    OperatorRules(named("nn.rms_norm"), gradient=rms_norm, mapped_axis=normalisation_axis, vmap=layer_norm_vmap),
+    OperatorRules(
+        named("nn.layer_norm"),
+        gradient=layer_norm,
+        layout=affine_layout,
+        mapped_axis=normalisation_axis,
+        vmap=layer_norm_vmap,
+    ),
+    OperatorRules(
+        named("nn.rms_norm"),
+        gradient=rms_norm,
+        layout=affine_layout,
+        mapped_axis=normalisation_axis,
+        vmap=layer_norm_vmap,
+    ),
     OperatorRules(named("nn.group_norm"), gradient=group_norm, mapped_axis=normalisation_axis, vmap=channel_norm_vmap),
     OperatorRules(
         named("nn.instance_norm"), gradient=instance_norm, mapped_axis=normalisation_axis, vmap=channel_norm_vmap
