@@ -40,6 +40,7 @@ from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.passes.recompute import Recompute
 from tvm_convgrad.training.passes.rematerialise import Rematerialise
 from tvm_convgrad.training.passes.vectorised import VectoriseFunctions
+from tvm_convgrad.training.passes.wide_products import WidenProducts
 from tvm_convgrad.training.passes.written_out import WriteOutOperators
 from tvm_convgrad.training.schedule.cpu import ScheduleForCpu
 from tvm_convgrad.training.step.module import StepModule
@@ -207,6 +208,7 @@ def _rewrites() -> list[tvm.transform.Pass]:
     return [
         FuseLayerNorms(),
         ProductsAsConvolutions(),
+        WidenProducts(),
         FuseEpilogues(),
         AddGradientsInPlace(),
         Recompute(),
