@@ -66,7 +66,7 @@ def test_only_damaged_ones_are_refused(tmp_path: Path) -> None:
 
 
 def test_no_checkpoints(tmp_path: Path) -> None:
-    assert load_latest(tmp_path) == (None, [])
+    assert load_latest(str(tmp_path)) == (None, [])
     assert load_latest(tmp_path / "missing") == (None, [])
 
 

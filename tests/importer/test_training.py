@@ -134,6 +134,8 @@ def test_the_command_import(tmp_path: Path, convgrad: Command) -> None:
     path.write_text("def @main(%x: float32) { vision.nms(%x) }\n")
     convgrad("import", path, "-o", tmp_path / "out.json").assert_sentence("1 vision.nms", "docs/RELAY_IMPORT.md")
     write(tmp_path, "(%2, %7)")
+    done = convgrad("build", path, "--params", tmp_path / "none.params", "-o", tmp_path / "step.so")
+    done.assert_sentence("none.params does not exist; check the path of the parameters (--params).")
     done = convgrad("build", path, "-o", tmp_path / "step.so", "--lr", "0.25", "--json").json
     assert done["options"]["loss"] == "program"
     assert Session(tmp_path / "step.so").step(X, Y)[0] == pytest.approx(expected(0.25)[0], rel=1e-5)

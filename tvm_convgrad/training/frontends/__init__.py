@@ -63,7 +63,7 @@ def _loaded(
             f"{text} is a model of the format {chosen.name}, and only {takers} takes a file of parameters; leave "
             "--params out."
         )
-    values = None if params is None else require_file(params)
+    values = None if params is None else require_file(params, "the parameters (--params)")
     chosen.check_package(text)
     return chosen.load(Request(path, function, batch, values, outputs))
 

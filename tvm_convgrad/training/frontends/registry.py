@@ -96,14 +96,14 @@ def shown_formats() -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def require_file(path: str | Path) -> Path:
-    """The path, if a file that can be read is there.
+def require_file(path: str | Path, noun: str = "the model") -> Path:
+    """The path, if a file that can be read is there; `noun` is what it has.
 
     Raises:
         ModelError: it is missing, or is a folder.
     """
     found = Path(path)
     if not found.is_file():
-        what = "is a folder, not a model file" if found.is_dir() else "does not exist"
-        raise ModelError(f"{path} {what}; check the path of the model.")
+        what = "is a folder, not a file" if found.is_dir() else "does not exist"
+        raise ModelError(f"{path} {what}; check the path of {noun}.")
     return found

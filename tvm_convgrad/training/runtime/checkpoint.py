@@ -237,7 +237,7 @@ def _malformed(path: Path, reason: str) -> ArtifactError:
     )
 
 
-def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def load_latest(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
     """Load the newest undamaged checkpoint of a folder.
 
     Args:
@@ -250,7 +250,7 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         ArtifactError: the folder has checkpoints, and all of them are damaged.
     """
     complaints: list[str] = []
-    for path in reversed(_listed(folder)):
+    for path in reversed(_listed(Path(folder))):
         try:
             return load(path), complaints
         except ArtifactError as error:
