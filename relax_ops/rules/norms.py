@@ -217,7 +217,7 @@ def affine_layout(site: Site) -> Decision:
     beyond their ends. It lowers rms_norm over the last axes only.
     """
     layout = site.tensor(0)
-    axes = sorted(int(axis) % len(layout) for axis in site.attrs.axes)
+    axes = [int(axis) % len(layout) for axis in site.attrs.axes]
     if site.name == _RMS_NORM and set(storage_order(layout)[-len(axes) :]) != set(axes):
         layout = site.initial(0)
     places = sorted(position(layout, axis) for axis in axes)

