@@ -63,6 +63,15 @@ def test_adaptive_pools(dtype: str) -> None:
     assert "adaptive_avg_pool_kernel" in source
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_batches_are_summed_in_float32(dtype: str) -> None:
+    """As in attention: in float16 a sum of 5000 ones would be 2048."""
+    text = kernels_of(lambda a, b: relax.op.matmul(a, b, out_dtype=dtype), ((4, 64, 128), dtype), ((4, 128, 64), dtype))
+    sums = re.findall(r"(\w+) matmul\w*_local_ptr\[", text)
+    assert sums, text
+    assert {each.rstrip("0123456789") for each in sums} == {"float"}
+
+
 def test_dropout_is_small() -> None:
     """The key's ten rounds are not repeated in each round of the mask, where they made megabytes."""
     source = kernels_of(lambda like, step: dropout_mask(like, step, rate=0.3), ((64, 300), "float32"), ((), "int64"))
