@@ -100,7 +100,7 @@ def export(
 
 def _check_output(output: Path, force: bool) -> None:
     """Refuse a path that nothing should be written to, before any work."""
-    from tvm_convgrad.core.files import check_destination
+    from tvm_convgrad.core.files import check_destination, require_absent
 
     if output.suffix not in KINDS:
         raise UnsupportedError(
@@ -108,12 +108,7 @@ def _check_output(output: Path, force: bool) -> None:
         )
     check_destination(output)
     if not force:
-        _check_absent(output)
-
-
-def _check_absent(path: Path) -> None:
-    if path.exists():
-        raise ArtifactError(f"{path}: exists already; choose another name, or add --force to overwrite it.")
+        require_absent(output)
 
 
 def _checkpoint_of(artifact: Artifact, path: Path) -> Checkpoint:
@@ -178,15 +173,13 @@ def _require(package: str, path: str | Path, needed: bool = True) -> None:
 
 
 def _write_onnx(artifact: Artifact, checkpoint: Checkpoint, model: str | None, output: Path, force: bool) -> _Exported:
-    from tvm_convgrad.training.export.onnx_file import data_file, export_onnx  # it loads TVM
+    from tvm_convgrad.training.export.onnx_file import export_onnx  # it loads TVM
     from tvm_convgrad.training.export.state_dict import trained_values
 
     origin = artifact.origin
     assert model is not None  # both are refused before
     assert origin is not None
-    if origin.has_tensor_files and not force:
-        _check_absent(data_file(output))
-    written = export_onnx(Path(model), origin, trained_values(artifact, checkpoint), output)
+    written = export_onnx(Path(model), origin, trained_values(artifact, checkpoint), output, replace=force)
     return _Exported([*written.changed, *written.added], written.notes)
 
 

@@ -24,6 +24,16 @@ def check_destination(path: Path) -> None:
         raise ArtifactError(f"{path}: this is a folder; give the name of the file to write.")
 
 
+def require_absent(path: Path) -> None:
+    """Refuse a path where a file is, which a command overwrites with --force only.
+
+    Raises:
+        ArtifactError: there is a file.
+    """
+    if path.exists():
+        raise ArtifactError(f"{path}: exists already; choose another name, or add --force to overwrite it.")
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a crash at any moment leaves the old file or the new one, never a part.
 

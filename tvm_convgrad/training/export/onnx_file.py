@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tvm_convgrad.core.errors import ArtifactError, ModelError, first_line
-from tvm_convgrad.core.files import write_atomic
+from tvm_convgrad.core.files import require_absent, write_atomic
 from tvm_convgrad.training.export.onnx_writer import Written, with_trained
 from tvm_convgrad.training.runtime.origin import Origin
 from tvm_convgrad.training.runtime.schema import Array
@@ -23,7 +23,9 @@ def data_file(output: Path) -> Path:
     return output.with_name(f"{output.name}.data")
 
 
-def export_onnx(model: Path, origin: Origin, trained: Mapping[str, Array], output: Path) -> Written:
+def export_onnx(
+    model: Path, origin: Origin, trained: Mapping[str, Array], output: Path, *, replace: bool = True
+) -> Written:
     """Write the model of the file `model` with trained values to `output`.
 
     Tensors lie in a file of their own (`data_file`) if some of the model do, or if they are too many for one.
@@ -32,10 +34,11 @@ def export_onnx(model: Path, origin: Origin, trained: Mapping[str, Array], outpu
         model: the file of the build; `origin` has been checked against it.
         origin: says whether there are files besides.
         trained: values by the names that they have in the step.
+        replace: whether a file of tensors that is there already is overwritten.
 
     Raises:
         ModelError: as `with_trained`.
-        ArtifactError: `output` cannot be written.
+        ArtifactError: `output` cannot be written, or a file of tensors is there already.
     """
     import onnx  # optional
 
@@ -54,6 +57,8 @@ def export_onnx(model: Path, origin: Origin, trained: Mapping[str, Array], outpu
             onnx.save_model(written.proto, made, save_as_external_data=True, location=data_file(output).name)
             onnx.checker.check_model(made)
             if (tensors := data_file(made)).exists():  # not if all are small
+                if not replace:
+                    require_absent(data_file(output))
                 shutil.copymode(made, tensors)  # onnx lets only the owner read this one
                 tensors.replace(data_file(output))
             made.replace(output)
