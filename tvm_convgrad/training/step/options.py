@@ -70,6 +70,7 @@ class StepOptions:
         results: the type in which results of convolutions and matrix products are stored: "float32"; "operands" for
             that of their operands, as in PyTorch's autocast and as cuDNN requires; "activations" for the same, and for
             all tensors computed from them except gradients of weights, statistics and losses (see `storage`).
+            `convgrad build` takes "activations" on CPUs and "operands" on GPUs.
         loss_scale: factor by which the loss is multiplied in the backward pass; gradients are divided by it before the
             update. None: 1024 for float16, else 1. "dynamic": a factor that adapts; updates with gradients that are
             not finite are skipped (`scaling`).
