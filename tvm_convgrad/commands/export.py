@@ -14,6 +14,7 @@ from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.commands.compilation import CompileOptions, ModelOptions
 from tvm_convgrad.commands.stages import print_warnings, stages
 from tvm_convgrad.core.errors import ArtifactError, ModelError, SetupError, UnsupportedError
+from tvm_convgrad.core.files import check_destination, require_absent, write_atomic
 from tvm_convgrad.training.model.own_loss import OwnLoss
 
 if TYPE_CHECKING:
@@ -100,8 +101,6 @@ def export(
 
 def _check_output(output: Path, force: bool) -> None:
     """Refuse a path that nothing should be written to, before any work."""
-    from tvm_convgrad.core.files import check_destination, require_absent
-
     if output.suffix not in KINDS:
         raise UnsupportedError(
             f"{output}: the suffix {output.suffix!r} is not one of {', '.join(KINDS)}; use one of them."
@@ -184,7 +183,6 @@ def _write_onnx(artifact: Artifact, checkpoint: Checkpoint, model: str | None, o
 
 
 def _write_state_dict(artifact: Artifact, checkpoint: Checkpoint, model: str | None, output: Path) -> _Exported:
-    from tvm_convgrad.core.files import write_atomic
     from tvm_convgrad.training.export.state_dict import safetensors_bytes, state_dict
 
     _require("safetensors", output)

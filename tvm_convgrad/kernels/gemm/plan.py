@@ -15,6 +15,7 @@ from tvm_convgrad.core.catalogue import BACKWARD_DATA, FORWARD
 from tvm_convgrad.core.exact import Array
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.contract import Kernel, Plan, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
@@ -281,8 +282,8 @@ def _tiles(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Itera
             yield GemmTiling("channels", balanced(w, min(limit, w)), tile_n, 1, 1)
         if tile_n > 1 and w > limit // 2:
             yield GemmTiling("channels", balanced(w, min(limit // 2 + 1, w)), tile_n, 1, 1)
-            exact = min(range(limit // 2 + 2, min(limit, w) + 1), key=lambda m: (-(-w // m) * m, -m), default=w)
-            if -(-w // exact) * exact < MOST_OVERLAP * -(-w // balanced(w, limit)) * balanced(w, limit):
+            exact = min(range(limit // 2 + 2, min(limit, w) + 1), key=lambda m: (round_up(w, m), -m), default=w)
+            if round_up(w, exact) < MOST_OVERLAP * round_up(w, balanced(w, limit)):
                 yield GemmTiling("channels", exact, tile_n, 1, 1)
         for tile_h in (n for n in range(2, limit // w + 1) if h % n == 0):
             yield GemmTiling("channels", tile_h * w, tile_n, tile_h, 1, tile_h=tile_h)

@@ -13,9 +13,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_ops.gradients.common import SHORT_FLOATS
 from tvm_convgrad.training.ir.graph import element_type, is_call, rewritten
-
-_NARROW = ("float16", "bfloat16")
 
 
 def WidenProducts() -> tvm.transform.Pass:
@@ -32,7 +31,7 @@ class _Widener(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> Any:
         """A product, or any other call."""
         call = super().visit_call_(call)
-        if not is_call(call, "relax.matmul") or element_type(call) not in _NARROW:
+        if not is_call(call, "relax.matmul") or element_type(call) not in SHORT_FLOATS:
             return call
         wide = self.builder_.emit(relax.op.matmul(*call.args, out_dtype="float32"))
         return relax.op.astype(wide, element_type(call))
