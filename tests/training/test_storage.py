@@ -15,6 +15,7 @@ from tvm_convgrad.training.model.model import from_module
 from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
 from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.training.step.storage import Storage
 
 TYPES = ("bfloat16", "float16")
 BATCH, CHANNELS, SIZE, CLASSES = 4, 8, 12, 4
@@ -253,3 +254,21 @@ def test_rows_that_are_masked_altogether_are_uniform(kind, dtype):
         assert np.isfinite(scores).all()
         assert loss > 0
     assert all(np.isfinite(value).all() and value.any() for value in runner.named().values())
+
+
+def test_statistics_before_a_softmax_are_no_mask():
+    """What is made of products may be kept in 16 bits, through sums as well, which no activation is."""
+    op, builder = relax.op, relax.BlockBuilder()
+    shapes = {"x": (2, 16, 32, 32), "w": (16, 16, 3, 3)}
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items())
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            h = builder.emit(op.nn.conv2d(x, w, padding=1))
+            centred = builder.emit(op.subtract(h, builder.emit(op.mean(h, [0, 2, 3], keepdims=True))))
+            gated = builder.emit(op.multiply(centred, builder.emit(op.nn.softmax(centred, 1))))
+            trunk = builder.emit(op.nn.relu(gated))
+            output = builder.emit_output(op.negative(builder.emit(op.nn.conv2d(trunk, w, padding=1))))
+        builder.emit_func_output(output)
+    function = builder.get()["main"]
+    (read,) = [binding.var for binding in bindings_of(function) if operator_name(binding.value) == "relax.nn.relu"]
+    assert Storage(function, "bfloat16").keeps(read)
