@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward and dgrad skip depth slices and rows of padding: no product is lost, and only what is packed is read."""
+"""Forward and dgrad skip depth slices, rows and columns of padding: no product is lost, only what is packed is read."""
 
+import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -33,6 +35,9 @@ PROBLEMS = [
     "mb1ic4id7ih7iw7oc4kd3kh3kw3pd2ph3pw1dd1dh2dw2",
     "mb1ic4id1ih1iw6oc4kd3kh3kw3pd2ph2pw1",  # most results read only padding
     "mb1ic4ih60iw9oc4kh3kw3ph1pw1",  # so many rows that the padding is not skipped
+    "mb1ic4ih8iw12oc4kh3kw3ph3pw8dh2dw7",  # columns 0 to 3, 4 to 7 and 8 to 11 have other taps
+    "mb1ic4id2ih6iw9oc4kd3kh3kw5pd1ph1pw12dw5",
+    "mb1ic4ih9iw24oc4kh3kw3sh2sw2ph1pw8dw7",
 ]
 
 
@@ -41,18 +46,43 @@ PROBLEMS = [
 def test_ranges_have_all_taps_in_bounds_and_few_others(text, direction):
     spec = conv_spec(ConvProblem.from_descriptor(text), direction)
     for phases in spec.phases:
-        height = phases[0][1].count
-        for tile_h in (n for n in range(1, height + 1) if height % n == 0):
-            ranges = tap_ranges(phases, spec.in_step, spec.source.extents, tile_h)
+        height, width = (axis.count for axis in phases[0][1:])
+        for tile_h, tile_w in itertools.product(_divisors(height), (0, *range(1, width + 1))):
+            ranges = tap_ranges(phases, spec.in_step, spec.source.extents, tile_h, tile_w)
+            assert ranges.along_w is None or width % tile_w == 0, "tiles that overlap skip no columns"
+            tiles = (1, tile_h, tile_w)
             every = computed = 0
             for number, phase in enumerate(phases):
-                lost, exact = _compare(spec, phase, number, ranges, tile_h)
+                lost, exact = _compare(spec, phase, number, ranges, tiles)
                 assert not lost
-                assert exact or not ranges.skips_rows
-                every += np.prod([len(axis.taps) for axis in phase[:2]]) * phase[0].count * (height // tile_h)
-                computed += _computed(ranges, number, phase, height // tile_h)
+                assert exact[1] or not ranges.skips_rows
+                assert exact[2] or not ranges.skips_columns
+                assert ranges.along_h is None or tile_h > 1 or ranges.skips_rows
+                assert ranges.along_w is None or tile_w > 1 or ranges.skips_columns
+                every += math.prod(len(axis.taps) for axis in phase) * _tiles(phase, tiles)
+                computed += _computed(ranges, number, phase, tiles)
             assert ranges.share == pytest.approx(computed / every if every else 1.0)
             assert (ranges.along_h is None) == (_share_of_rows(spec, phases, tile_h) > SKIP_BELOW)
+
+
+def test_columns_are_skipped_where_dilation_is_large():
+    spec = conv_spec(ConvProblem.from_descriptor("mb1ic4ih8iw12oc4kh3kw3ph3pw8dh2dw7"), "forward")
+    shares = {
+        tile_w: tap_ranges(spec.phases[0], spec.in_step, spec.source.extents, 8, tile_w).share
+        for tile_w in (0, 1, 2, 3, 4, 5, 6)
+    }
+    assert shares[4] == shares[2] == shares[1] == pytest.approx(5 / 9)
+    assert shares[3] == shares[6] == pytest.approx(6 / 9)
+    assert shares[0] == shares[5] == 1.0
+
+
+def _divisors(count):
+    return [n for n in range(1, count + 1) if count % n == 0]
+
+
+def _tiles(phase, tiles):
+    """How many tiles a phase has, where columns are not skipped as if each were as wide as the result."""
+    return math.prod(axis.count // (each or axis.count) for axis, each in zip(phase, tiles, strict=True))
 
 
 def _share_of_rows(spec, phases, tile_h):
@@ -71,27 +101,30 @@ def _kept(along, number, at, count):
     return range(*along[number][at]) if along is not None else range(count)
 
 
-def _compare(spec, phase, number, ranges, tile_h):
-    """Taps that are in bounds and skipped; whether all others are skipped."""
-    lost, exact = [], True
-    for axis, along, each in ((0, ranges.along_d, 1), (1, ranges.along_h, tile_h)):
+def _along(ranges):
+    return ranges.along_d, ranges.along_h, ranges.along_w
+
+
+def _compare(spec, phase, number, ranges, tiles):
+    """Taps that are in bounds and skipped; whether all others are skipped, along each axis."""
+    lost, exact = [], [True, True, True]
+    for axis, (along, each) in enumerate(zip(_along(ranges), tiles, strict=True)):
         offsets = sorted(offset for _, offset in phase[axis].taps)
         for q in range(phase[axis].count):
-            kept = _kept(along, number, q // each, len(offsets))
+            kept = _kept(along, number, q // (each or 1), len(offsets))
             for tap, offset in enumerate(offsets):
                 valid = 0 <= q * spec.in_step[axis] + offset < spec.source.extents[axis]
                 if valid and tap not in kept:
                     lost.append((axis, q, tap))
-                exact = exact and (valid or tap not in kept)
+                exact[axis] = exact[axis] and (valid or tap not in kept)
     return lost, exact
 
 
 def _computed(ranges, number, phase, tiles):
-    along_d, along_h = (
-        sum(len(_kept(along, number, at, len(phase[axis].taps))) for at in range(count))
-        for axis, along, count in ((0, ranges.along_d, phase[0].count), (1, ranges.along_h, tiles))
+    return math.prod(
+        sum(len(_kept(along, number, at, len(axis.taps))) for at in range(axis.count // (each or axis.count)))
+        for axis, along, each in zip(phase, _along(ranges), tiles, strict=True)
     )
-    return along_d * along_h
 
 
 def _poisoned(self, name, size, dtype, whole=Loops.buffer):
@@ -112,6 +145,8 @@ def _poisoned(self, name, size, dtype, whole=Loops.buffer):
         "mb2ic18id5ih9iw9oc17kd3kh3kw3sh2pd1ph1pw1",
         "mb2ic9id2ih4iw17oc20kd3kh3kw3pd2ph3pw1dd1dh2dw2",
         "mb3ic17ih7iw7oc33kh3kw3ph1pw1",
+        "mb2ic17ih12iw28oc33kh3kw3ph6pw12dh5dw11",  # columns of padding are never read
+        "mb2ic17id3ih6iw12oc33kd3kh3kw3pd1ph1pw10dw9",
     ],
 )
 def test_panels_have_all_that_is_read(monkeypatch, text, channels_last, direction):

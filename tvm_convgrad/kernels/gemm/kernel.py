@@ -279,7 +279,8 @@ class PhaseGroup:
             next_tile: Index | None = None
             if self.tile_prefetch.of_rows:
                 next_tile = self.tile_prefetch.of_tile(at, (column - block.w) * blocking.step_w, t, block.tiles)
-            position = TilePosition(phase, block.d, quotient(block.h + row, tiling.tile_h))
+            tile_row, tile_column = quotient(block.h + row, tiling.tile_h), quotient(column, blocking.tile_w)
+            position = TilePosition(phase, block.d, tile_row, tile_column)
             here = Panels(panels.weights, weights, panels.source, at)
             tile = self.sum(here, position, next_block, next_tile)
             overlap = loops.let(expr(begin - column), "column_overlap")

@@ -16,6 +16,7 @@ from tvm_convgrad.core.exact import Array
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.rounding import round_up
+from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.contract import Kernel, Plan, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
@@ -23,7 +24,7 @@ from tvm_convgrad.kernels.gemm.ahead import packed, packs_ahead, panel_bounds
 from tvm_convgrad.kernels.gemm.cycles import block_bytes, bytes_of, estimate
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions
-from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of, in_bounds
+from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of, reads_padding
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
 from tvm_convgrad.kernels.vectors import converts_halves
 
@@ -241,7 +242,8 @@ def _invalid_panel(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling
         converts = tiling.over_pixels and spec.pairs is None and converts_halves(machine, spec.source.dtype, spec.dtype)
         if spec.source.dtype != spec.dtype and not converts:
             return f"an unpacked source must have the type of the sums, {spec.dtype}; it is {spec.source.dtype}"
-        return "" if in_bounds(spec, phases) else "taps read padding, which an unpacked source does not have"
+        padding = reads_padding(spec, phases, blocking_of(spec, phases, tiling, machine).ranges)
+        return "taps read padding, which an unpacked source does not have" if padding else ""
     blocking = blocking_of(spec, phases, tiling, machine)
     size = blocking.panel_size * DTYPE_BYTES[spec.dtype]
     if tiling.order == "weights":
@@ -274,6 +276,7 @@ def _tiles(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Itera
     _, h, w = (axis.count for axis in phases[0])
     lanes, channels = machine.lanes(spec.dtype), spec.result_channels
     most = machine.registers - 1
+    piece = _columns_alike(spec, phases) or most + 1
     for tile_n in (1, 2, 3):
         limit = min(tile_rows(machine, tile_n), most)
         yield GemmTiling("channels", balanced(w, min(limit, w)), tile_n, 1, 1)
@@ -287,6 +290,8 @@ def _tiles(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Itera
                 yield GemmTiling("channels", exact, tile_n, 1, 1)
         for tile_h in (n for n in range(2, limit // w + 1) if h % n == 0):
             yield GemmTiling("channels", tile_h * w, tile_n, tile_h, 1, tile_h=tile_h)
+        for tile_h in (n for n in range(1, limit // piece + 1) if h % n == 0):
+            yield GemmTiling("channels", tile_h * piece, tile_n, tile_h, 1, tile_h=tile_h)
     if spec.result.channel == 1 and channels >= lanes // 2:
         return
     for tile_n in (1, 2, 3, 4, 5, 6, 7):
@@ -294,6 +299,20 @@ def _tiles(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Itera
         if tile_m < 1 or (tile_n > 1 and (tile_n - 1) * lanes >= w):
             break
         yield GemmTiling("pixels", balanced(channels, tile_m), tile_n, 1, 1)
+
+
+def _columns_alike(spec: ConvSpec, phases: tuple[Phase, ...]) -> int:
+    """The most consecutive columns of a tile such that all taps of all tiles are in bounds everywhere or nowhere.
+
+    It is 0 where that is a single column, or all of them.
+    """
+    columns = phases[0][2].count
+    borders = {columns}
+    for phase in phases:
+        for _, offset in phase[2].taps:
+            borders |= set(valid_range(offset, spec.in_step[2], columns, spec.source.extents[2]))
+    alike = math.gcd(*borders)
+    return alike if 1 < alike < columns else 0
 
 
 def _most_taps(phases: tuple[Phase, ...]) -> int:

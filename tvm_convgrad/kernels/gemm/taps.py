@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over the taps of a tile's sum, without the taps that read only padding.
 
-The taps of a phase are sorted by offset: by d, then h, then w. So the taps in bounds at a depth are contiguous, and
-within each of their depth slices so are the taps in bounds at a row. The sum of a tile therefore runs over one range of
-depth taps and one range of row taps, which tables give. Columns are not skipped: a tile has many of them.
+The taps of a phase are sorted by offset: by d, then h, then w. So the taps in bounds at a depth are contiguous, within
+each of their depth slices so are the taps in bounds at a row, and within each of their rows those in bounds at a
+column. The sum of a tile therefore runs over one range of depth taps, one of row taps and one of column taps, which
+tables give. Columns are skipped where dilation is so large that some tap reads only padding for all columns of a tile.
 
 `TapRanges` has the ranges and what they save, for the cost model; `TapLoops` emits the loops.
 """
@@ -24,49 +25,75 @@ SKIP_BELOW = 0.985
 """Rows of padding are skipped if at most this part of the (tile, row tap) pairs is in bounds: finding the range of each
 tile costs about as much as the rest."""
 
+SKIP_COLUMNS_BELOW = 0.9
+"""The same for columns of padding, where the loop over the taps of a row is one more."""
+
 Ranges = tuple[tuple[int, int], ...]
 """(first, after the last) of the taps, sorted by offset, for each position along an axis."""
 
 
 @dataclass(frozen=True)
 class TapRanges:
-    """The taps in bounds along d and h, and what skipping the others saves.
+    """The taps in bounds along each axis, and what skipping the others saves.
 
     Attributes:
         along_d: for each phase and depth of its results; None if all taps are always in bounds.
         along_h: for each phase and row of tiles; None if rows of padding are not skipped.
+        along_w: for each phase and column of tiles; None if columns of padding are not skipped.
         share: the part of all products that is computed.
         share_d: the part of the depth slices of all panels that lies in the source.
         skips_rows: whether rows of a panel outside of the source are never read, so that they need not be packed.
+        skips_columns: the same of its columns.
     """
 
     along_d: tuple[Ranges, ...] | None
     along_h: tuple[Ranges, ...] | None
+    along_w: tuple[Ranges, ...] | None
     share: float
     share_d: float
     skips_rows: bool
+    skips_columns: bool
 
     def inseparable_taps(self, phases: tuple[Phase, ...]) -> tuple[int, ...]:
         """For each phase, the number of consecutive taps that are always computed or skipped together."""
         skipped_axes = 2 if self.along_h is not None else 1 if self.along_d is not None else 0
+        if self.along_w is not None:
+            skipped_axes = 3
         return tuple(math.prod(len(axis.taps) for axis in phase[skipped_axes:]) for phase in phases)
 
 
 @lru_cache(maxsize=256)
-def tap_ranges(phases: tuple[Phase, ...], steps: DHW, extents: DHW, tile_h: int) -> TapRanges:
-    """The ranges of a group of phases, for a source of these extents and tiles of `tile_h` rows of results."""
+def tap_ranges(phases: tuple[Phase, ...], steps: DHW, extents: DHW, tile_h: int, tile_w: int = 0) -> TapRanges:
+    """The ranges of a group of phases, for a source of these extents.
+
+    Args:
+        tile_h: rows of results of a tile.
+        tile_w: columns of results of a tile; 0 if columns are not to be skipped.
+    """
     along_d = tuple(_ranges(phase[0], steps[0], extents[0], 1) for phase in phases)
     along_h = tuple(_ranges(phase[1], steps[1], extents[1], tile_h) for phase in phases)
-    share_d, share_h = (
-        _share(ranges, [phase[axis] for phase in phases]) for axis, ranges in ((0, along_d), (1, along_h))
+    columns = phases[0][2].count
+    by_columns = tile_w if tile_w and columns % tile_w == 0 else columns  # other tiles overlap
+    along_w = tuple(_ranges(phase[2], steps[2], extents[2], by_columns) for phase in phases)
+    share_d, share_h, share_w = (
+        _share(ranges, [phase[axis] for phase in phases]) for axis, ranges in enumerate((along_d, along_h, along_w))
     )
-    skips = share_h <= SKIP_BELOW
+    skips, skips_w = share_h <= SKIP_BELOW, by_columns < columns and share_w <= SKIP_COLUMNS_BELOW
+    exact_h, exact_w = (
+        share == _share(tuple(_ranges(axis, step, extent, 1) for axis in axes), axes)
+        for share, axes, step, extent in (
+            (share_h, [phase[1] for phase in phases], steps[1], extents[1]),
+            (share_w, [phase[2] for phase in phases], steps[2], extents[2]),
+        )
+    )
     return TapRanges(
         along_d=along_d if share_d < 1 else None,
         along_h=along_h if skips else None,
-        share=share_d * (share_h if skips else 1.0),
+        along_w=along_w if skips_w else None,
+        share=share_d * (share_h if skips else 1.0) * (share_w if skips_w else 1.0),
         share_d=share_d,
-        skips_rows=skips and tile_h == 1,
+        skips_rows=skips and exact_h,
+        skips_columns=skips_w and exact_w,
     )
 
 
@@ -91,11 +118,12 @@ def _share(ranges: tuple[Ranges, ...], axes: list[AxisPhase]) -> float:
 
 @dataclass(frozen=True)
 class TilePosition:
-    """What the ranges of a tile depend on: its phase, the depth of its results, and its row of tiles."""
+    """What the ranges of a tile depend on: its phase, the depth of its results, its row and its column of tiles."""
 
     phase: Index
     d: Index
     row: Index
+    column: Index
 
 
 class TapLoops:
@@ -108,9 +136,13 @@ class TapLoops:
         self._runs_of_d = LookupTable(loops, "slice_taps", [h * w // run for _, h, w in counts])
         self._d_taps = LookupTable(loops, "slice_count", [d for d, _, _ in counts])
         self._runs_of_h = LookupTable(loops, "row_taps", [w // run for _, _, w in counts])
-        self._depths, self._rows = phases[0][0].count, len(ranges.along_h[0]) if ranges.along_h is not None else 0
+        self._h_taps = LookupTable(loops, "row_count", [h for _, h, _ in counts])
+        self._depths, self._rows, self._columns = (
+            len(along[0]) if along is not None else 0 for along in (ranges.along_d, ranges.along_h, ranges.along_w)
+        )
         self._first_d, self._valid_d = self._tables("slice", ranges.along_d)
         self._first_h, self._valid_h = self._tables("row", ranges.along_h)
+        self._first_w, self._valid_w = self._tables("column", ranges.along_w)
 
     def _tables(self, name: str, ranges: tuple[Ranges, ...] | None) -> tuple[LookupTable, LookupTable]:
         flat = [each for of_phase in ranges or () for each in of_phase]
@@ -127,28 +159,38 @@ class TapLoops:
     def each(self, tile: TilePosition) -> Iterator[Index]:
         """Loop over the runs that are in bounds; yields the number of the run in its phase."""
         loops, ranges, phase = self.loops, self.ranges, tile.phase
-        if ranges.along_d is None and ranges.along_h is None:
+        if ranges.along_d is None and ranges.along_h is None and ranges.along_w is None:
             with loops.loop(self._runs.at(phase), "tap") as tap:
                 yield tap
             return
         with ExitStack() as nest:
-            of_d = self._runs_of_d.at(phase)
+            of_d, of_h = self._runs_of_d.at(phase), self._runs_of_h.at(phase)
             first: Index = 0
             slices = self._d_taps.at(phase)
             if ranges.along_d is not None:
                 at = loops.let(expr(phase * self._depths + tile.d), "depth_at")
                 first, slices = self._first_d.at(at), loops.let(expr(self._valid_d.at(at)), "slices")
             start: Index = 0
-            length = of_d
+            rows = self._h_taps.at(phase)
             if ranges.along_h is not None:
                 at = loops.let(expr(phase * self._rows + tile.row), "row_at")
-                start = self._first_h.at(at) * self._runs_of_h.at(phase)
-                length = loops.let(expr(self._valid_h.at(at) * self._runs_of_h.at(phase)), "valid_taps")
+                start, rows = self._first_h.at(at) * of_h, self._valid_h.at(at)
+            column: Index = 0
+            if ranges.along_w is not None:
+                at = loops.let(expr(phase * self._columns + tile.column), "column_at")
+                column, columns = self._first_w.at(at), loops.let(expr(self._valid_w.at(at)), "columns")
+                rows = loops.let(expr(rows), "rows")
+            else:
+                length = loops.let(expr(rows * of_h), "valid_taps") if ranges.along_h is not None else of_d
             k: Index = 0
             if not isinstance(slices, int) or slices != 1:
                 k = nest.enter_context(loops.loop(slices, "slice"))
-            start = loops.let(expr((first + k) * of_d + start), "first_tap")
-            yield start + nest.enter_context(loops.loop(length, "tap"))
+            start = loops.let(expr((first + k) * of_d + start + column), "first_tap")
+            if ranges.along_w is None:
+                yield start + nest.enter_context(loops.loop(length, "tap"))
+                return
+            row = nest.enter_context(loops.loop(rows, "tap_row"))
+            yield loops.let(expr(start + row * of_h), "first_of_row") + nest.enter_context(loops.loop(columns, "tap"))
 
 
-__all__ = ["SKIP_BELOW", "Ranges", "TapLoops", "TapRanges", "TilePosition", "tap_ranges"]
+__all__ = ["SKIP_BELOW", "SKIP_COLUMNS_BELOW", "Ranges", "TapLoops", "TapRanges", "TilePosition", "tap_ranges"]

@@ -154,7 +154,8 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
     block_tiles = min(tiling.block_tiles, tiles_w)
     block_w = min(block_tiles * tile_w, w)
     taps, low, high, slices, strided = _reach(phases, spec.in_step)
-    ranges = tap_ranges(phases, spec.in_step, spec.source.extents, tiling.tile_h)
+    # Where vectors run over pixels, the loop over taps is the innermost one: another in it would be entered too often.
+    ranges = tap_ranges(phases, spec.in_step, spec.source.extents, tiling.tile_h, 0 if tiling.over_pixels else tile_w)
     whole_depth = tiling.order == "weights" and not tiling.unpacked and spec.source.extents[0] > 1
     slices = tuple(range(spec.source.extents[0])) if whole_depth else slices
     step = [1, 1, 1]
@@ -167,6 +168,8 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
     if ranges.skips_rows and tiling.block_h == h and step[1] == 1 and spec.source.extents[1] < panel_h:
         low, panel_h = (low[0], 0, low[2]), spec.source.extents[1]  # rows of padding are never read
     panel_w = ((block_w - 1) * spec.in_step[2] + high[2] - low[2]) // step[2] + 1
+    if ranges.skips_columns and block_w == w and step[2] == 1 and spec.source.extents[2] < panel_w:
+        low, panel_w = (*low[:2], 0), spec.source.extents[2]  # nor are such columns
     padded_w = round_up(panel_w, lanes) if source.channel != 1 or tiling.over_pixels else panel_w
     if tiling.unpacked:
         stride_w, stride_h, stride_d = source.spatial[2], source.spatial[1], source.spatial[0]
@@ -244,13 +247,14 @@ def _reach(phases: tuple[Phase, ...], steps: DHW) -> tuple[_Taps, DHW, DHW, tupl
     return taps, low, high, tuple(sorted(set(axes[0]))), strided
 
 
-def in_bounds(spec: ConvSpec, phases: tuple[Phase, ...]) -> bool:
-    """Whether no tap of any result reads padding."""
+def reads_padding(spec: ConvSpec, phases: tuple[Phase, ...], ranges: TapRanges) -> bool:
+    """Whether some tap of some result reads padding; ranges of taps may skip those that do, along d always."""
     steps_and_extents = list(zip(spec.in_step, spec.source.extents, strict=True))
-    return all(
-        valid_range(offset, step, axis.count, extent) == (0, axis.count)
+    skipped = (ranges.along_d is not None, ranges.skips_rows, ranges.skips_columns)
+    return any(
+        not skips and valid_range(offset, step, axis.count, extent) != (0, axis.count)
         for phase in phases
-        for axis, (step, extent) in zip(phase, steps_and_extents, strict=True)
+        for axis, (step, extent), skips in zip(phase, steps_and_extents, skipped, strict=True)
         for _, offset in axis.taps
     )
 
@@ -286,4 +290,4 @@ def spread(stride: int, lanes: int) -> int:
     return stride + lanes if stride % (8 * lanes) == 0 and stride >= 16 * lanes else stride
 
 
-__all__ = ["Blocking", "GemmTiling", "blocking_of", "in_bounds", "spread"]
+__all__ = ["Blocking", "GemmTiling", "blocking_of", "reads_padding", "spread"]

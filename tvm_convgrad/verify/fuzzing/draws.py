@@ -157,7 +157,9 @@ def _gemm_tiling(
             tile_m = _up_to(rng, min(most, spec.result_channels))
             tiles = -(-w // (tile_n * lanes))
         else:
-            tile_w = _up_to(rng, min(most // tile_h, w))
+            limit = max(1, min(most // tile_h, w))
+            # Columns of padding are skipped only by tiles that divide a row.
+            tile_w = rng.choice((_up_to(rng, limit), rng.choice([n for n in range(1, limit + 1) if w % n == 0])))
             tile_m, tiles = tile_w * tile_h, -(-w // tile_w)
         vector_axis = "pixels" if over_pixels else "channels"
         order = rng.choice(("source", "weights"))
