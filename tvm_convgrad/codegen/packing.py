@@ -6,12 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.loops import INDEX, Expr, Loops
+from tvm_convgrad.codegen.loops import INDEX, Expr, Loops, lanes_of
 
 
 def shuffle(first: Expr, second: Expr, order: Sequence[int]) -> Expr:
     """A vector of lanes of two others: `order` has their numbers, those of `second` counted after those of `first`."""
     return tir.Shuffle([first, second], [tir.IntImm(INDEX, i) for i in order])
+
+
+def every(vectors: Sequence[Expr], first: int, step: int) -> Expr:
+    """A vector of every `step`-th lane, from lane `first` on, of as many vectors, whose lanes are counted on."""
+    if step == 1:
+        return vectors[0]
+    lanes = lanes_of(vectors[0])
+    return tir.Shuffle(list(vectors), [tir.IntImm(INDEX, first + i * step) for i in range(lanes)])
 
 
 def transpose(loops: Loops, rows: Sequence[Expr]) -> list[Expr]:

@@ -14,6 +14,9 @@ FAR_VECTOR_CYCLES = 3.3
 """Cycles to load a vector of pixels of one channel: channels lie far apart, so that no hardware prefetcher predicts it,
 and the vector may straddle two cache lines."""
 
+NEAR_CHANNELS, NEAR_VECTOR_CYCLES = 4, 1.65
+"""The most channels of a panel, such as those of an image, whose rows prefetchers follow, and the cycles then."""
+
 FAR_PAGE_CYCLES = 1.0
 """Additional cycles of a step whose channels lie in more pages than are near: each pass over them misses the TLB."""
 
@@ -115,6 +118,7 @@ def estimate(
     copied = GEMM.copy
     if tiling.over_pixels or spec.source.channel != 1:
         copied = FAR_COPY_CYCLES if tiling.over_pixels and spec.source.channel != 1 else GEMM.transpose
+        copied *= blocking.interleaved / len(blocking.residues)  # columns that no tap reads are loaded as well
     made = spec.pairs is not None and spec.pairs.source != 0
     if made and spec.source.spatial[2] == 1:
         copied *= FAR_WORD if tiling.over_pixels else WORD_TRANSPOSE
@@ -189,7 +193,9 @@ def _vector_step(
         penalty = WIDE_TILE_PENALTY if spec.pairs is None else WORD_WIDE_TILE_PENALTY
         step *= 1 + penalty * max(0, accumulators - 16)
     if tiling.over_pixels:
-        step = max(step, FAR_VECTOR_CYCLES * tiling.tile_n + tiling.tile_m * cost / machine.fmas + GEMM.step)
+        near = channels <= NEAR_CHANNELS and not tiling.unpacked
+        vector = NEAR_VECTOR_CYCLES if near else FAR_VECTOR_CYCLES
+        step = max(step, vector * tiling.tile_n + tiling.tile_m * cost / machine.fmas + GEMM.step)
     if tiling.unpacked and spec.source.dtype != spec.dtype:
         step += CONVERT_CYCLES * tiling.tile_n
     if tiling.over_pixels and tiling.unpacked:

@@ -23,7 +23,7 @@ from tvm_convgrad.codegen.loops import (
     within,
     zero,
 )
-from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.codegen.packing import every, transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.gemm.pairs import Operand
@@ -188,17 +188,25 @@ class SourcePanel:
         with loops.loop(spec.source_channels, "c") as c:
             row = loops.let(expr(base + c * source.channel), "row")
             to = loops.let(expr(into + c * blocking.stride_c), "to")
+            apart, residues = blocking.interleaved, list(enumerate(blocking.residues))
             if source.spatial[2] == 1 and blocking.panel_step[2] == 1 and self._vectors:
-                with loops.loop(-(-blocking.panel_w // lanes), "x") as x:
-                    column = loops.let(expr(first + x * lanes), "column")
-                    value = self._operand.vector(row + column, lanes, c, lanes_within(column, limit, lanes))
-                    loops.store(panel, to + x * lanes, value)
+                with loops.loop(-(-blocking.panel_w // (apart * lanes)), "x") as x:
+                    column = loops.let(expr(first + x * (apart * lanes)), "column")
+                    values = []
+                    for i in range(0, apart * lanes, lanes):
+                        mask = lanes_within(expr(column + i), limit, lanes)
+                        values.append(loops.let(self._operand.vector(row + column + i, lanes, c, mask), "pixels"))
+                    for number, residue in residues:
+                        value = every(values, residue, apart)
+                        loops.store(panel, to + number * blocking.residue_w + x * lanes, value)
             else:
-                with loops.loop(blocking.panel_w, "x") as x:
-                    column = loops.let(expr(first + x * blocking.panel_step[2]), "column")
-                    value = self._operand.element(row + column * source.spatial[2], c)
-                    inside = tir.And(column >= 0, column < limit)
-                    loops.store(panel, to + x, choose(inside, value, zero(spec.dtype)))
+                with loops.loop(-(-blocking.panel_w // apart), "x") as x:
+                    for number, residue in residues:
+                        column = loops.let(expr(first + (x * apart + residue) * blocking.panel_step[2]), "column")
+                        value = self._operand.element(row + column * source.spatial[2], c)
+                        inside = tir.And(column >= 0, column < limit)
+                        value = choose(inside, value, zero(spec.dtype))
+                        loops.store(panel, to + number * blocking.residue_w + x, value)
 
     def _transposed_to_pixels(self, panel: Buffer, into: Index, base: Index, first: Index, limit: Index) -> None:
         """Squares of pixels x channels, transposed in registers: channels are contiguous in the source, pixels here."""

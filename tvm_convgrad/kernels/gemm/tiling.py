@@ -23,6 +23,9 @@ from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.gemm.taps import TapRanges, tap_ranges
 from tvm_convgrad.kernels.spec import DHW, ConvSpec, Phase
 
+MOST_INTERLEAVED = 4
+"""The largest stride along w for which columns of each residue are packed apart: by a shuffle of as many vectors."""
+
 
 @dataclass(frozen=True)
 class GemmTiling(Tiling):
@@ -75,6 +78,9 @@ class Blocking:
         panel_step: source positions from one position of the panel to the next.
         panel_slices: the depth offsets that the panel holds, or, if `whole_depth`, the depths of the source.
         panel_h, panel_w: rows and columns of a depth slice of the panel.
+        residues: the columns that taps read, by their number modulo `interleaved`. Those of a residue are contiguous in
+            the panel, `residue_w` elements from those of the one before, so that consecutive results read consecutive
+            columns. (0,) and 1 where panels are in the order of the source.
         stride_w, stride_h, stride_d, stride_c: from one column, row, depth slice and channel to the next, of the panel,
             or of the source itself if it is unpacked.
         step_w, step_h: the same from one column and row of the result to the next.
@@ -98,6 +104,9 @@ class Blocking:
     panel_slices: tuple[int, ...]
     panel_h: int
     panel_w: int
+    residues: tuple[int, ...]
+    interleaved: int
+    residue_w: int
     stride_w: int
     stride_h: int
     stride_d: int
@@ -170,7 +179,15 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
     panel_w = ((block_w - 1) * spec.in_step[2] + high[2] - low[2]) // step[2] + 1
     if ranges.skips_columns and block_w == w and step[2] == 1 and spec.source.extents[2] < panel_w:
         low, panel_w = (*low[:2], 0), spec.source.extents[2]  # nor are such columns
-    padded_w = round_up(panel_w, lanes) if source.channel != 1 or tiling.over_pixels else panel_w
+    interleaved = 1
+    residues: tuple[int, ...] = (0,)
+    if tiling.over_pixels and not tiling.unpacked and source.channel != 1 and spec.in_step[2] <= MOST_INTERLEAVED:
+        interleaved = spec.in_step[2]
+        residues = tuple(sorted({(x - low[2]) % interleaved for of_phase in taps for _, (_, _, x) in of_phase})) or (0,)
+    residue_w = -(-panel_w // interleaved)
+    if source.channel != 1 or tiling.over_pixels:
+        residue_w = round_up(residue_w, lanes)
+    padded_w = residue_w * len(residues)
     if tiling.unpacked:
         stride_w, stride_h, stride_d = source.spatial[2], source.spatial[1], source.spatial[0]
         stride_c, step = source.channel, [1, 1, 1]
@@ -192,7 +209,8 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
             tuple(
                 (d if whole_depth else slices.index(d)) * stride_d
                 + (y - low[1]) // step[1] * stride_h
-                + (x - low[2]) // step[2] * stride_w
+                + residues.index((x - low[2]) // step[2] % interleaved) * residue_w
+                + (x - low[2]) // step[2] // interleaved * stride_w
                 for _, (d, y, x) in of_phase
             )
             for of_phase in taps
@@ -212,11 +230,14 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
         panel_slices=slices,
         panel_h=panel_h,
         panel_w=panel_w,
+        residues=residues,
+        interleaved=interleaved,
+        residue_w=residue_w,
         stride_w=stride_w,
         stride_h=stride_h,
         stride_d=stride_d,
         stride_c=stride_c,
-        step_w=spec.in_step[2] // step[2] * stride_w,
+        step_w=spec.in_step[2] // (step[2] * interleaved) * stride_w,
         step_h=spec.in_step[1] // step[1] * stride_h,
         tap_starts=starts,
         panel_size=round_up(size, lanes),
