@@ -20,7 +20,13 @@ from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, lanes_of, loa
 
 
 class Sums(Protocol):
-    """The finished sums of a tile, which a kernel takes vector after vector or stores to a buffer as a whole."""
+    """The finished sums of a tile, which a kernel takes vector after vector or stores to a buffer as a whole.
+
+    Attributes:
+        columns: vectors of a row.
+    """
+
+    columns: int
 
     def complete(self) -> None:
         """Emit what has to come before the first `value`."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm_convgrad.codegen.hardware import Machine, beyond_near_pages
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.kernels.costs import GEMM, overlapped
@@ -107,6 +109,10 @@ def estimate(
     accumulators = tiling.tile_m * tiling.tile_n
     if step is None:
         step = _vector_step(spec, phases, tiling, blocking, machine)
+        if blocking.last_columns < tiling.tile_n:
+            narrow = replace(tiling, tile_n=blocking.last_columns)
+            last = _vector_step(spec, phases, narrow, blocking, machine)
+            step += (last - step) / blocking.channel_blocks
     arithmetic = tiles * blocking.tap_count * blocking.ranges.share * channels * step
     transposed = not tiling.over_pixels and spec.result.channel != 1
     scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1

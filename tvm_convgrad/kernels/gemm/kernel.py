@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen.dot_product import as_number
@@ -282,20 +283,40 @@ class PhaseGroup:
             tile_row, tile_column = quotient(block.h + row, tiling.tile_h), quotient(column, blocking.tile_w)
             position = TilePosition(phase, block.d, tile_row, tile_column)
             here = Panels(panels.weights, weights, panels.source, at)
-            tile = self.sum(here, position, next_block, next_tile)
             overlap = loops.let(expr(begin - column), "column_overlap")
             place = TilePlace(block, phase, channel, overlap_channels, row, staging_row, column, overlap)
-            self.results.tile(tile, place)
+            for columns in self.widths(channel_block):
+                self.results.tile(self.sum(here, position, next_block, next_tile, columns), place)
 
-    def sum(self, panels: Panels, position: TilePosition, next_block: list[Index], next_tile: Index | None) -> Sums:
+    def widths(self, channel_block: Index) -> Iterator[int]:
+        """The number of vectors of a tile, within a condition on the block where that of the last one is smaller."""
+        loops, blocking, tile_n = self.loops, self.blocking, self.tiling.tile_n
+        last = blocking.last_columns
+        if last == tile_n or blocking.channel_blocks == 1:
+            yield last
+            return
+        whole = expr(channel_block) < blocking.channel_blocks - 1
+        with loops.when(whole):
+            yield tile_n
+        with loops.otherwise(whole):
+            yield last
+
+    def sum(
+        self,
+        panels: Panels,
+        position: TilePosition,
+        next_block: list[Index],
+        next_tile: Index | None,
+        columns: int,
+    ) -> Sums:
         """The sum of a tile over taps and channels, from where `panels` have the phase's W and the first pixel.
 
-        `next_block` and `next_tile` are where to prefetch.
+        `next_block` and `next_tile` are where to prefetch; `columns` is the number of vectors that are summed.
         """
         packed, weights, panel, at = panels.weights, panels.weights_at, panels.source, panels.source_at
         loops, blocking, tiling, lanes = self.loops, self.blocking, self.tiling, self.lanes
         dots = self.spec.pairs is not None
-        tile = Tile(loops, tiling.tile_m, tiling.tile_n, lanes, self.dtype, dots=dots)
+        tile = Tile(loops, tiling.tile_m, columns, lanes, self.dtype, dots=dots)
         channels, block = self.spec.source_channels, blocking.channel_block
         first = loops.let(expr(self.tap_first.at(position.phase)), "first_tap")
         if self.over_pixels:

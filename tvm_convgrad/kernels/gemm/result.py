@@ -225,7 +225,7 @@ class ResultStore:
         step_h, step_w = spec.out_step[1] * view.spatial[1], spec.out_step[2] * view.spatial[2]
         overlaps = self.epilogue.accumulate and self._width % self.blocking.tile_w != 0
         width = 2 if self._numbers.stores_pairs and not self._ragged else 1
-        groups = [range(j, min(j + width, self.tiling.tile_n)) for j in range(0, self.tiling.tile_n, width)]
+        groups = [range(j, min(j + width, tile.columns)) for j in range(0, tile.columns, width)]
         for i in range(self.tiling.tile_m):
             with self._unless_stored(overlaps, i % self.blocking.tile_w, place.overlap_w):
                 row = at + self._offset(i, step_h, step_w)

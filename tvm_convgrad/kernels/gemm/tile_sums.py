@@ -13,7 +13,7 @@ divide them all, so that there is no other last step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tile_product
@@ -89,7 +89,8 @@ class TileSums:
 
     def __init__(self, loops: Loops, registers: list[list[int]], rows: int, buffer: Buffer) -> None:
         self._loops, self._registers, self._rows, self._buffer = loops, registers, rows, buffer
-        self._width = len(registers[0]) * WORDS
+        self.columns = len(registers[0])
+        self._width = self.columns * WORDS
 
     def complete(self) -> None:
         """Store the registers to the buffer."""
@@ -140,7 +141,18 @@ class TilePhaseGroup(PhaseGroup):
         """Clear the tile registers."""
         tile_product.release(self.loops)
 
-    def sum(self, panels: Panels, position: TilePosition, next_block: list[Index], next_tile: Index | None) -> Sums:
+    def widths(self, channel_block: Index) -> Iterator[int]:
+        """All columns of every block: the tile registers have them anyway."""
+        yield self.tiling.tile_n
+
+    def sum(
+        self,
+        panels: Panels,
+        position: TilePosition,
+        next_block: list[Index],
+        next_tile: Index | None,
+        columns: int,
+    ) -> Sums:
         """The sum of a tile over taps and channels, in steps of `shape.words` words; nothing is prefetched."""
         loops, blocking, shape = self.loops, self.blocking, self.shape
         for row in self._grid.sums:

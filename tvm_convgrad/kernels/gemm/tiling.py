@@ -70,6 +70,7 @@ class Blocking:
     Attributes:
         tile_w: columns of a tile.
         channel_block: result channels of a tile; channel_blocks: how many of these a group has.
+        last_columns: vectors of a tile of the last block that hold result channels; tile_n where they are of pixels.
         tiles_w: tiles of a row.
         block_w: columns of a spatial block.
         blocks_w, blocks_h: spatial blocks of a row and of an image's height.
@@ -94,6 +95,7 @@ class Blocking:
     tile_w: int
     channel_block: int
     channel_blocks: int
+    last_columns: int
     tiles_w: int
     block_w: int
     blocks_w: int
@@ -216,10 +218,13 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
             for of_phase in taps
         )
     runs = not tiling.over_pixels and stride_c == 1
+    channel_blocks = -(-spec.result_channels // channel_block)
+    beyond = (channel_blocks * channel_block - spec.result_channels) // lanes if not tiling.over_pixels else 0
     return Blocking(
         tile_w=tile_w,
         channel_block=channel_block,
-        channel_blocks=-(-spec.result_channels // channel_block),
+        channel_blocks=channel_blocks,
+        last_columns=tiling.tile_n - beyond,
         tiles_w=tiles_w,
         block_w=block_w,
         blocks_w=-(-tiles_w // block_tiles),
