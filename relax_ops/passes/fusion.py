@@ -8,7 +8,8 @@
 An intermediate that anything else reads is left alone. A sum goes to the place of `acc` only if nothing reads that
 place afterwards: `acc` is made in this function by an operation that gives a new tensor, of values that depend on a
 parameter (constants are folded and shared), and its other readers are convolutions before the kernel, kernels too.
-Passes after this one move elementwise readers, and do not see that the kernel writes.
+Passes after this one move elementwise readers, and do not see that the kernel writes. FuseOps may move kernels, too:
+behind it, `tvm_convgrad.training.passes.order.ReadersFirst` moves the readers of a place before what is written to it.
 """
 
 from __future__ import annotations

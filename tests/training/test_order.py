@@ -6,13 +6,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te, topi
 
-from tests.training.harness import Runner
+from relax_ops.active import rules
+from tests.linked import PLAIN
+from tests.training.harness import Runner, relative_error
 from tests.training.test_lower import SHAPES, model
+from tvm_convgrad.training.compile.lower import ordered, simplified
 from tvm_convgrad.training.ir.graph import bindings_of
-from tvm_convgrad.training.passes.order import OrderCalls
+from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.passes.in_place import overwriting
+from tvm_convgrad.training.passes.order import OrderCalls, ReadersFirst
 from tvm_convgrad.training.step.build import build_step
 
 N = 64
@@ -93,6 +99,77 @@ def test_a_new_parameter_waits_for_the_readers_of_views_of_the_old_one() -> None
 
     found = operators(step_of(body))
     assert found.index("sin") < found.index("add")  # which would free the gradients earlier
+
+
+def overwritten_early(name: str, passed: Any) -> list[str]:
+    """The operators of a function, behind a pass, whose call in place stands before a reader of what it overwrites."""
+    square = relax.TensorType((N, N), "float32")
+    x, y = relax.Var("x", square), relax.Var("y", square)
+    own, acc = (te.placeholder((N, N), "float32", name) for name in ("own", "acc"))
+    builder = relax.BlockBuilder()
+    with builder.function(name, [x, y]):
+        with builder.dataflow():
+            summand = builder.emit(relax.op.exp(x))
+            view = builder.emit(relax.op.reshape(summand, [N * N]))
+            made = overwriting(builder, te.create_prim_func([own, acc, topi.add(own, acc)]), "add", 1)
+            total = builder.emit(made.call([y, summand], square))
+            after = builder.emit(relax.op.cos(total))
+            late, viewed = builder.emit(relax.op.sin(summand)), builder.emit(relax.op.tan(view))
+            output = builder.emit_output(relax.Tuple([late, viewed, after]))
+        builder.emit_func_output(output)
+    values = [binding.value for binding in bindings_of(passed(builder.get())[name])]
+    found = [value.op.name.removeprefix("relax.") for value in values if isinstance(value, tvm.ir.Call)]
+    assert sorted(found) == sorted(["exp", "reshape", "call_tir_inplace", "cos", "sin", "tan"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("step", OrderCalls), ("predict", OrderCalls), ("step", ReadersFirst)],
+    ids=["step", "predict", "step on a GPU"],
+)
+def test_what_is_overwritten_was_read_before(name: str, make: Any) -> None:
+    found = overwritten_early(name, make())
+    assert max(found.index("sin"), found.index("tan")) < found.index("call_tir_inplace") < found.index("cos")
+
+
+def test_fusion_leaves_what_another_convolution_reads(monkeypatch: Any) -> None:
+    """FuseOps calls the sum in place for gelu and tanh, before the third convolution has read what is overwritten."""
+    rng = np.random.default_rng(8)
+    weights = {f"w{i}": rng.standard_normal((4, 4, 3, 3), "float32") / 4 for i in range(4)}
+    x = relax.Var("x", relax.TensorType((2, 4, 6, 6), "float32"))
+    p = [relax.Var(name, relax.TensorType(value.shape, "float32")) for name, value in weights.items()]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, *p]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.nn.gelu(builder.emit(relax.op.nn.conv2d(x, p[0], padding=1))))
+            summand = builder.emit(relax.op.nn.conv2d(x, p[1], padding=1))
+            read = builder.emit(relax.op.nn.conv2d(summand, p[2], padding=1))
+            total = builder.emit(relax.op.add(summand, builder.emit(relax.op.nn.conv2d(x, p[3], padding=1))))
+            mixed = builder.emit(relax.op.tanh(builder.emit(relax.op.add(first, total))))
+            both = builder.emit(relax.op.concat([mixed, read], axis=1))
+            output = builder.emit_output(relax.op.mean(both, [2, 3]))
+        builder.emit_func_output(output)
+    step = build_step(from_module(builder.get(), parameters=weights), momentum=0.9, lr=0.1, split=True)
+    images, labels = rng.standard_normal((2, 4, 6, 6), "float32"), np.array([1, 5])
+    fused = Runner(step)
+    assert any("call_tir_inplace" in line for line in lines_before_memory(step))
+    nothing = tvm.transform.module_pass(lambda module, _: module, opt_level=0, name="Nothing")
+    monkeypatch.setattr("tvm_convgrad.training.compile.lower.FuseEpilogues", lambda: nothing)
+    plain = Runner(step)
+    assert relative_error(fused.predict(images), plain.predict(images)) < 1e-6
+    losses = [[runner.step(images, labels, lr=0.1)[0] for _ in range(3)] for runner in (fused, plain)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    for name, value in plain.named().items():
+        assert relative_error(fused.named()[name], value) < 1e-4, name
+
+
+def lines_before_memory(step: Any) -> list[str]:
+    """The function `predict` as its kernels are called, before it is given memory."""
+    target = tvm.target.Target(PLAIN)
+    with rules():
+        module, _ = ordered(simplified(step.module), target)
+    return str(module["predict"].script()).splitlines()
 
 
 def test_a_step_is_the_same_in_either_order(monkeypatch: Any) -> None:

@@ -12,6 +12,7 @@ from relax_ops.compat import starts_threads
 from tvm_convgrad.core.errors import ConvGradError, UnsupportedError
 from tvm_convgrad.offload.nvrtc import header_folders, precise_kernels, uses_nvrtc
 from tvm_convgrad.training.passes.gpu_fusion import FuseForGpu
+from tvm_convgrad.training.passes.order import ReadersFirst
 from tvm_convgrad.training.passes.recompute import Recompute
 from tvm_convgrad.training.passes.staged_sums import SumInStages
 from tvm_convgrad.training.passes.wide_products import WidenProducts
@@ -54,6 +55,7 @@ def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
         *legalize,
         FuseForGpu(),
         fuse_functions,
+        ReadersFirst(),
         dlight.ApplyDefaultSchedule(*(_Careful(rule()) for rule in rules)),
         _refuse_unscheduled,
         *stages.dataflow_lower_passes(target),

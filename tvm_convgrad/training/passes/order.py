@@ -4,11 +4,15 @@
 Differentiation gives a weight's gradient when it comes to the weight, which may be long after the gradients of the
 data around it; until then all that it reads is kept. Here a call moves to the place where its operands are there, if
 it is the last reader of more bytes than its result has. Everything else stays in its order.
+
+FuseOps, which runs before, may move a call in place before a reader of what it overwrites: it sees who needs a result,
+not who overwrites one. Here that reader comes first again, in all functions.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import tvm
@@ -22,16 +26,31 @@ from tvm_convgrad.training.passes.in_place import STEP, StateFlow
 
 
 def OrderCalls() -> tvm.transform.Pass:
-    """The pass that reorders the calls of `step` and `gradients`, between fusion and memory planning."""
-    return tvm.transform.module_pass(_ordered, opt_level=0, name="ConvgradOrder")
+    """The pass that reorders the calls of `step` and `gradients`, between fusion and memory planning.
+
+    In other functions it does what `ReadersFirst` does.
+    """
+    return tvm.transform.module_pass(lambda module, _: _ordered(module, (STEP, GRADIENTS)), 0, "ConvgradOrder")
 
 
-def _ordered(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+def ReadersFirst() -> tvm.transform.Pass:
+    """The pass after fusion that moves calls in place, and what needs them, behind the readers of what they overwrite.
+
+    Everything else stays in its order.
+    """
+    return tvm.transform.module_pass(lambda module, _: _ordered(module, ()), 0, "ConvgradReadersFirst")
+
+
+def _ordered(module: tvm.IRModule, saving: Collection[str]) -> tvm.IRModule:
+    """The module in which the functions of the names `saving` are reordered to save memory, others as they must be."""
     for variable in module.get_global_vars():
         function = module[variable]
-        if str(variable.name_hint) in (STEP, GRADIENTS) and len(function.body.blocks) == 1:
-            block = function.body.blocks[0]
-            bindings = _Order(module, function).bindings()
+        if not isinstance(function, relax.Function) or len(getattr(function.body, "blocks", ())) != 1:
+            continue
+        block, saves = function.body.blocks[0], str(variable.name_hint) in saving
+        if saves or any(_overwritten(binding.value) for binding in block.bindings):
+            order = _Order(module, function)
+            bindings = order.bindings() if saves else order.kept()
             body = relax.SeqExpr([type(block)(bindings)], function.body.body)
             module[variable] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
     return module
@@ -82,10 +101,14 @@ class _Order:
                 # FuseOps puts the update of a weight before the gradient of the data, which reads the weight.
                 later = (reader for reader in readers[memory[olds[number]]] if reader > own)
                 self._later[own] = {reader for reader in later if not following[own] >> reader & 1}
+        sharing: dict[int, list[int]] = defaultdict(list)
+        for number, tensor in enumerate(memory):
+            sharing[tensor].append(number)
         for own, binding in enumerate(self._bindings):
-            if isinstance(binding.value, tvm.ir.Call) and operator_name(binding.value) == "relax.call_tir_inplace":
-                for read in self._reads[own]:
-                    wait(own, read)
+            for taken in (place[operand] for operand in _overwritten(binding.value) if operand in place):
+                # Who reads it behind the call, too: FuseOps has moved the call there.
+                before = [each for each in sharing[memory[taken]] if each != own and not following[own] >> each & 1]
+                self._waits[own].update(*(self._readers[each] - {own} for each in before))
 
     def _following(self) -> list[int]:
         """Which bindings depend on each: a bit for each of them."""
@@ -102,8 +125,18 @@ class _Order:
         assert found is not None, "nothing waits for itself"
         return found
 
-    def _in_order(self, waits: list[set[int]]) -> list[Any] | None:
-        """The bindings, each behind those that it waits for; None if some wait for each other."""
+    def kept(self) -> list[Any]:
+        """The bindings in their own order, but for those that wait for a later one."""
+        found = self._in_order(self._waits, saves=False)
+        assert found is not None, "nothing waits for itself"
+        return found
+
+    def _in_order(self, waits: list[set[int]], *, saves: bool = True) -> list[Any] | None:
+        """The bindings, each behind those that it waits for; None if some wait for each other.
+
+        Args:
+            saves: whether they move to where they free memory.
+        """
         waiting = [set(each) for each in waits]
         left = dict(self._left)
         followers: dict[int, list[int]] = defaultdict(list)
@@ -113,9 +146,9 @@ class _Order:
         ready = {number for number, awaited in enumerate(waiting) if not awaited}
         result = []
         while ready:
-            gains = {number: self._gain(number, left) for number in ready}
+            gains = {number: self._gain(number, left) if saves else 0 for number in ready}
             best = min(ready, key=lambda number: (-gains[number], number))
-            chosen = best if gains[best] > 0 else min(ready, key=lambda number: (self._turn[number], number))
+            chosen = best if gains[best] > 0 or not saves else min(ready, key=lambda each: (self._turn[each], each))
             ready.remove(chosen)
             result.append(self._bindings[chosen])
             for read in set(self._reads[chosen]):
@@ -132,8 +165,16 @@ class _Order:
         return freed - self._bytes[number]
 
 
+def _overwritten(value: relax.Expr) -> list[Any]:
+    """The operands that a call in place overwrites."""
+    if not isinstance(value, tvm.ir.Call) or operator_name(value) != "relax.call_tir_inplace":
+        return []
+    operands = value.args[1].fields
+    return [operands[int(number)] for number in value.attrs.inplace_indices if int(number) >= 0]
+
+
 def _is_narrow(var: relax.Var) -> bool:
     return isinstance(var.ty, relax.TensorType) and element_type(var) in ("float16", "bfloat16")
 
 
-__all__ = ["OrderCalls"]
+__all__ = ["OrderCalls", "ReadersFirst"]
