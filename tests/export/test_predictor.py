@@ -14,12 +14,13 @@ import tvm
 from tvm import relax
 
 from tests.linked import quick_module
-from tests.training.harness import Runner
+from tests.training.harness import Runner, relative_error
 from tvm_convgrad.core.errors import ModelError
-from tvm_convgrad.training.ir.graph import operator_counts
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call, operator_counts
 from tvm_convgrad.training.model.ensemble import ensemble
 from tvm_convgrad.training.model.model import Model, from_module
 from tvm_convgrad.training.step.build import build_step
+from tvm_convgrad.training.step.options import StepOptions
 from tvm_convgrad.training.step.predictor import build_predictor
 
 BATCH, CHANNELS = 2, 4
@@ -166,6 +167,41 @@ def test_predictions_are_those_of_the_step(body: Callable[[Network], relax.Expr]
     np.testing.assert_array_equal(found, expected)
     for name, value in {**model.parameters, **model.states}.items():
         np.testing.assert_array_equal(value, before[name])
+
+
+def layers(net: Network) -> relax.Expr:
+    """A convolution and two linear layers, and a product with a table, which no precision changes."""
+    data = net.builder.emit(relax.op.nn.relu(net.convolution(net.x, "c", (CHANNELS, 3, 3, 3), bias=True)))
+    rows = net.builder.emit(relax.op.reshape(data, (BATCH * CHANNELS * 3, 12)))
+    for name in ("first", "second"):
+        weight = net.builder.emit(relax.op.permute_dims(net.parameter(f"{name}.weight", (12, 12))))
+        rows = net.builder.emit(relax.op.matmul(rows, weight))
+        rows = net.builder.emit(relax.op.nn.gelu(net.builder.emit(relax.op.add(rows, net.parameter(name, (12,))))))
+    table = relax.const(np.cos(np.arange(144.0)).reshape(12, 12).astype("float32"))
+    rows = net.builder.emit(relax.op.matmul(rows, table))
+    return net.builder.emit(relax.op.reshape(rows, (BATCH, CHANNELS, 6, 6)))
+
+
+@pytest.mark.parametrize("results", ["float32", "operands", "activations"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_round_as_those_of_the_step(dtype: str, results: str) -> None:
+    """Weights are constants there, too, but they are narrowed as a step's are."""
+    model = Network((BATCH, 3, 6, 6)).model(layers)
+    random = np.random.default_rng(2)
+    for name, value in model.parameters.items():
+        model.parameters[name] = (random.standard_normal(value.shape) / 3).astype("float32")
+    options = StepOptions(dtype=dtype, results=results)
+    x = random.standard_normal((BATCH, 3, 6, 6)).astype("float32")
+    predictor = build_predictor(model, model.parameters, options)
+    products = [
+        [element_type(operand) for operand in binding.value.args]
+        for binding in bindings_of(predictor.module["predict"])
+        if is_call(binding.value, "relax.matmul")
+    ]
+    assert products == [[dtype, dtype], [dtype, dtype], ["float32", "float32"]]
+    found = quick_module(predictor.module)["predict"](tvm.runtime.tensor(x)).numpy()
+    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
+    assert relative_error(found, Runner(build_step(model, options)).predict(x)) < unit
 
 
 def test_values_decide_and_not_the_model() -> None:

@@ -29,7 +29,7 @@ Rewrite = Callable[[Any, Any, "Environment"], Any]
 class Environment:
     """What each variable of the replayed function stands for in the new one.
 
-    It begins with the values of some variables, such as the parameters.
+    It begins with the values of some variables, such as the parameters; or of constants, each of which is an object.
     """
 
     def __init__(self, variables: Sequence[relax.Var] = (), values: Sequence[relax.Expr] = ()) -> None:
@@ -46,7 +46,7 @@ class Environment:
 
     def substitute(self, expr: relax.Expr) -> relax.Expr:
         """`expr` (in A-normal form) with each variable replaced by what it stands for."""
-        if isinstance(expr, relax.Var):
+        if isinstance(expr, (relax.Var, Constant)):
             return self[expr]
         if isinstance(expr, tvm.ir.Call):
             arguments = [self.substitute(argument) for argument in expr.args]

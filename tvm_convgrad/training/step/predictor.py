@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from tvm import relax
 
 from relax_ops.active import rules
 from tvm_convgrad.core.errors import ModelError
-from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, function_scope, replay
+from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, fresh_parameters, function_scope, replay
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, TensorSchema, schema_of
 from tvm_convgrad.training.model.own_loss import MODEL_LOSS
 from tvm_convgrad.training.step import dropout, mode
@@ -86,7 +86,7 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
             output = builder.emit_output(objective.predictions(results.fields))
         builder.emit_func_output(output)
     module = relax.transform.DeadCodeElimination([PREDICT])(builder.get())
-    module = convert_layout(narrow(module, chosen.dtype, chosen.results), chosen.layout)
+    module = convert_layout(_narrowed(module, constants, chosen), chosen.layout)
     return Predictor(
         module,
         model.inputs,
@@ -99,6 +99,33 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
             "source": model.source,
         },
     )
+
+
+def _narrowed(module: tvm.IRModule, weights: Sequence[relax.Expr], chosen: StepOptions) -> tvm.IRModule:
+    """The module of `predict` in the precision that was chosen, with the roundings of a step's `predict`.
+
+    The weights are constants, products with which would stay float32, as those with the importer's tables do. So they
+    are in a tuple while it is narrowed, as in a step.
+    """
+    if chosen.dtype == "float32":
+        return module
+    function, builder = module[PREDICT], builder_with_tir(module)
+    fresh, state = fresh_parameters(function), relax.Var("state", relax.TupleType([each.ty for each in weights]))
+    with function_scope(builder, PREDICT, [*fresh, state]):
+        with builder.dataflow():
+            fields = [builder.emit(relax.TupleGetItem(state, number)) for number in range(len(weights))]
+            environment = Environment([*function.params, *weights], [*fresh, *fields])
+            output = builder.emit_output(replay(builder, function, environment))
+        builder.emit_func_output(output)
+    module = narrow(builder.get(), chosen.dtype, chosen.results)
+    function, builder = module[PREDICT], builder_with_tir(module)
+    fresh = fresh_parameters(function)[:-1]
+    with function_scope(builder, PREDICT, fresh):
+        with builder.dataflow():
+            environment = Environment(function.params, [*fresh, relax.Tuple(weights)])
+            output = builder.emit_output(replay(builder, function, environment))
+        builder.emit_func_output(output)
+    return relax.transform.DeadCodeElimination([PREDICT])(builder.get())
 
 
 __all__ = ["PREDICT", "Predictor", "build_predictor"]
