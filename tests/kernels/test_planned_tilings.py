@@ -11,7 +11,10 @@ from tvm_convgrad.codegen.hardware import CPUS
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import candidates, chooser
-from tvm_convgrad.kernels.gemm.tiling import GemmTiling
+from tvm_convgrad.kernels.depthwise.channels import ChannelsTiling
+from tvm_convgrad.kernels.gemm.plan import invalid
+from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
+from tvm_convgrad.kernels.spec import conv_spec
 from tvm_convgrad.kernels.transforms import allow_transforms
 
 PROBLEMS = (
@@ -58,3 +61,57 @@ def test_tiles_of_a_small_image_hardly_overlap(text: str, pixels: int) -> None:
     assert isinstance(tiling, GemmTiling)
     assert tiling.vector_axis == "channels"
     assert -(-pixels // tiling.tile_m) * tiling.tile_m / pixels < 1.021
+
+
+@pytest.mark.parametrize(("channels", "tile_n", "last"), [(80, 2, 1), (112, 2, 1), (81, 2, 2), (96, 2, 2), (176, 3, 2)])
+def test_the_last_block_has_no_vectors_without_channels(channels: int, tile_n: int, last: int) -> None:
+    machine = CPUS["AVX-512"]
+    spec = conv_spec(ConvProblem.from_descriptor(f"mb8ic64ih14oc{channels}kh3ph1_lay=NHWC:OHWI:NHWC"), "forward")
+    blocking = blocking_of(spec, spec.phases[0], GemmTiling("channels", 7, tile_n, 14, 2), machine)
+    assert blocking.last_columns == last
+    pixels = blocking_of(spec, spec.phases[0], GemmTiling("pixels", 9, tile_n, 14, 1), machine)
+    assert pixels.last_columns == tile_n, "the last block of channels overlaps the one before"
+
+
+def test_columns_of_a_stride_are_packed_apart() -> None:
+    machine = replace(CPUS["AVX-512"], parts=2)
+    for text, residues in (("ih224oc32kh3sh2ph1", (0, 1)), ("ih224oc96kh4sh4", (0, 1, 2, 3)), ("ih56oc16kh1sh3", (0,))):
+        problem = ConvProblem.from_descriptor(f"mb8ic3{text}")
+        spec = conv_spec(problem, "forward")
+        blocking = blocking_of(spec, spec.phases[0], GemmTiling("pixels", 8, 1, 1, 1), machine)
+        assert (blocking.residues, blocking.step_w) == (residues, 1)
+    (tiling,) = chooser.choose(ConvProblem.from_descriptor("mb8ic3ih224oc32kh3sh2ph1"), "forward", machine).plan.tilings
+    assert isinstance(tiling, GemmTiling)
+    assert tiling.vector_axis == "pixels", "its results need not be transposed"
+    spec = conv_spec(ConvProblem.from_descriptor("mb8ic3ih224oc768kh16sh16"), "forward")
+    refusal = invalid(spec, spec.phases[0], GemmTiling("pixels", 8, 1, 1, 1), machine)
+    assert refusal == "consecutive results do not read consecutive pixels"
+
+
+@pytest.mark.parametrize(
+    ("text", "direction", "far"),
+    [
+        ("g32mb32ic256ih28oc256kh3ph1", "forward", True),
+        ("g32mb8ic128ih56oc128kh3ph1", "backward_data", True),
+        ("g32mb8ic256ih28oc256kh3ph1", "forward", False),  # from the shared cache
+        ("g32mb32ic512ih14oc512kh3ph1", "forward", False),  # a tile is as wide as a row
+    ],
+)
+def test_small_groups_from_memory_are_prefetched(text: str, direction: str, far: bool) -> None:
+    problem = ConvProblem.from_descriptor(f"{text}_lay=NHWC:OHWI:NHWC")
+    choice = chooser.choose(problem, direction, replace(CPUS["AVX-512"], parts=2))
+    assert choice.name.startswith("small groups")
+    (tiling,) = choice.plan.tilings
+    assert isinstance(tiling, ChannelsTiling)
+    assert (tiling.prefetch, tiling.channels_inner, tiling.tile_w <= 7) == (far, far, far)
+
+
+def test_the_tuner_tries_both_orders_of_channels_and_pixels() -> None:
+    problem = ConvProblem.from_descriptor("g144mb8ic144ih56oc144kh3ph1_lay=NHWC:OHWI:NHWC")
+    machine = replace(CPUS["AVX-512"], parts=2)
+    own = chooser.choose(problem, "forward", machine)
+    tilings = {plan.tilings[0] for plan in own.kernel.tilings(problem, "forward", own.plan, machine)}
+    fields = {(each.channels_inner, each.prefetch) for each in tilings}
+    assert fields == {(False, False), (False, True), (True, False), (True, True)}
+    assert {7, 4, 14} <= {each.tile_w for each in tilings}
+    assert own.plan.tilings[0] not in tilings

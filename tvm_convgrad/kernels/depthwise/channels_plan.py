@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
 from tvm_convgrad.codegen.hardware import MOST_PIECES, Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
@@ -54,8 +57,20 @@ FAR_TILE_W = 4
 best. Tiles of 14 pixels, one block of channels after the other, took up to 1.7 times as long for 3x3 layers on an AMD
 Zen 4 (0.95 times for rows of 28 columns), whatever was prefetched."""
 
+GROUPS_FAR_PRODUCTS, GROUPS_FAR_TILE_W = 12, 7
+"""The same for small groups, whose tensors are prefetched from PREFETCH_FROM on, if rows are longer than a tile: the
+products for each byte below which that gains, and the pixels of the register tile. Tiles of 14 pixels, one block of
+channels after the other, took 1.6 to 2.5 times as long on an AMD Zen 5."""
+
+TILE_WIDTHS, SLAB_HEIGHTS = (7, 4, 14), (14, 7)
+"""Pixels of a register tile, and rows of a slab, that are given to the tuner."""
+
 PIECE = 8
 """Pixels of a piece of a row in wgrad, whose code has no loop."""
+
+GROUPS_FAR_PIECE, GROUPS_FAR_ROWS, GROUPS_FAR_WIDTH = 4, 7, 28
+"""The piece, and the rows of a slab, in wgrad of small groups from memory (WGRAD_PREFETCH_FROM, GROUPS_FAR_PRODUCTS) if
+rows of dY are longer than GROUPS_FAR_WIDTH: 1.15 to 1.45 times as fast on an AMD Zen 5, no faster for 28 columns."""
 
 
 class DepthwiseChannels(GroupedKernel):
@@ -82,6 +97,24 @@ class DepthwiseChannels(GroupedKernel):
         if direction == BACKWARD_WEIGHT.name:
             return Plan((_wgrad_tiling(problem, machine),))
         return Plan((_conv_tiling(problem, conv_spec(problem, direction), machine),))
+
+    def tilings(self, problem: ConvProblem, direction: str, own: Plan, machine: Machine) -> Iterator[Plan]:
+        """In place: tiles of other widths, prefetched or not, in either order of the loops, in slabs of other heights.
+
+        Then the plans for other machines: memory and caches decide, which the estimate does not see.
+        """
+        seen = [own]
+        if direction != BACKWARD_WEIGHT.name and own.only(ChannelsTiling).in_place:
+            tiling = own.only(ChannelsTiling)
+            orders = [(inner, prefetch) for inner in (True, False) for prefetch in (True, False)]
+            heights = (tiling.slab_h, *SLAB_HEIGHTS)
+            for (inner, prefetch), tile_w, slab_h in itertools.product(orders, TILE_WIDTHS, heights):
+                other = replace(tiling, channels_inner=inner, prefetch=prefetch, tile_w=tile_w, slab_h=slab_h)
+                plan = Plan((other,))
+                if plan not in seen and not self.invalid(problem, direction, plan, machine):
+                    seen.append(plan)
+                    yield plan
+        yield from (plan for plan in super().tilings(problem, direction, own, machine) if plan not in seen)
 
     def estimate(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> float:
         """The time of the multiply-adds and of memory; it depends on the tiling by `in_place` only."""
@@ -136,6 +169,8 @@ def _conv_tiling(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> Chan
     prefetch = in_place and _from_memory(problem, limit)
     is_bound = problem.bytes >= FAR_FROM and problem.macs < FAR_PRODUCTS * problem.bytes
     far = prefetch and spec.out_step[2] == 1 and is_bound
+    groups_far = in_place and each > 1 and width > pixels and problem.bytes >= limit
+    groups_far &= problem.macs < GROUPS_FAR_PRODUCTS * problem.bytes
     slab_h = height if far else max(1, machine.l2_bytes // SLAB_SHARE // (row_bytes * step)) * step
     blocks = -(-spec.groups * each // lanes)
     wanted = 4 * machine.parts
@@ -152,7 +187,11 @@ def _conv_tiling(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> Chan
     slab_h = -(-height // (count * step)) * step
     if far:
         pixels = min(pixels, FAR_TILE_W // spec.in_step[2] or 1)
-    return ChannelsTiling(in_place, pixels, slab_h, channel_splits, prefetch, channels_inner=far)
+    if groups_far:
+        pixels = min(pixels, GROUPS_FAR_TILE_W)
+    return ChannelsTiling(
+        in_place, pixels, slab_h, channel_splits, prefetch or groups_far, channels_inner=far or groups_far
+    )
 
 
 def conv_refusal(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> str:
@@ -194,6 +233,10 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ChannelsWgradTiling
     slab_h = min(height, max(1, budget // row_bytes))
     if in_place:
         slab_h = 1 if prefetch else min(slab_h, _near_rows(problem))
+    piece = PIECE
+    if in_place and not problem.is_depthwise and not prefetch and width > GROUPS_FAR_WIDTH:
+        far = problem.bytes >= WGRAD_PREFETCH_FROM and problem.macs < GROUPS_FAR_PRODUCTS * problem.bytes
+        piece, slab_h = (GROUPS_FAR_PIECE, min(height, GROUPS_FAR_ROWS)) if far else (piece, slab_h)
     slab_h = -(-height // -(-height // slab_h))
     blocks = -(-problem.in_channels // lanes)
     slabs = int(problem.batch) * depth * -(-height // slab_h)
@@ -204,7 +247,7 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ChannelsWgradTiling
         split_k = min(slabs, machine.parts)
     channel_splits = blocks if not in_place else min(blocks, -(-machine.parts // split_k))
     copies = max(1, min(4, 16 // (kernel[2] * multiples)))
-    return ChannelsWgradTiling(in_place, PIECE, copies, multiples, slab_h, split_k, channel_splits, prefetch)
+    return ChannelsWgradTiling(in_place, piece, copies, multiples, slab_h, split_k, channel_splits, prefetch)
 
 
 def _near_rows(problem: ConvProblem) -> int:
