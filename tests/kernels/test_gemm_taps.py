@@ -19,9 +19,10 @@ from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.gemm.cycles import estimate
-from tvm_convgrad.kernels.gemm.plan import candidates, regions_of
+from tvm_convgrad.kernels.gemm.plan import candidates, invalid, regions_of
 from tvm_convgrad.kernels.gemm.prefetch import TilePrefetch
 from tvm_convgrad.kernels.gemm.taps import SKIP_BELOW, tap_ranges
+from tvm_convgrad.kernels.gemm.tile_sums import invalid_tile
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
 from tvm_convgrad.kernels.spec import conv_spec
 
@@ -74,6 +75,52 @@ def test_columns_are_skipped_where_dilation_is_large():
     assert shares[4] == shares[2] == shares[1] == pytest.approx(5 / 9)
     assert shares[3] == shares[6] == pytest.approx(6 / 9)
     assert shares[0] == shares[5] == 1.0
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_data"])
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_ends_of_rows_sum_the_pixels_that_are_in_bounds(text, direction):
+    spec = conv_spec(ConvProblem.from_descriptor(text), direction)
+    for phase in (phase for phases in spec.phases for phase in phases if phase[2].taps):
+        count, extent, step = phase[2].count, spec.source.extents[2], spec.in_step[2]
+        offsets = sorted(offset for _, offset in phase[2].taps)
+
+        def inside(q, offset, step=step, extent=extent):
+            return 0 <= q * step + offset < extent
+
+        for tile_w in range(1, count + 1):
+            ranges = tap_ranges((phase,), spec.in_step, spec.source.extents, 1, tile_w, exact_columns=True)
+            starts = [min(t * tile_w, count - tile_w) for t in range(-(-count // tile_w))]
+            ends = [starts[0], *starts[1:][-1:]]
+            assert ranges.along_w is None
+            assert len(ranges.pixels) == len(ends)
+            for start, taps in zip(ends, ranges.pixels, strict=True):
+                for offset, (first, end) in zip(offsets, taps, strict=True):
+                    wanted = [p for p in range(tile_w) if inside(start + p, offset)]
+                    assert list(range(first, end)) == wanted
+            between = [q for start in starts[1:-1] for q in range(start, start + tile_w)]
+            assert ranges.skips_columns == all(inside(q, offset) for q in between for offset in offsets)
+
+
+def test_a_source_is_read_in_place_where_its_padding_never_is():
+    problem = ConvProblem.from_descriptor("mb8ic64ih14oc64kh3ph1_lay=NHWC:OHWI:NHWC")
+    spec = conv_spec(problem, "forward")
+    tiling = GemmTiling("channels", 14, 2, 14, 1, unpacked=True)
+    assert "padding" in invalid(spec, spec.phases[0], tiling, MACHINE)
+    assert not invalid(spec, spec.phases[0], replace(tiling, exact_columns=True), MACHINE)
+    five = conv_spec(ConvProblem.from_descriptor("mb8ic64ih14oc64kh5ph2_lay=NHWC:OHWI:NHWC"), "forward")
+    single = GemmTiling("channels", 1, 2, 14, 14, unpacked=True, exact_columns=True)
+    assert "padding" in invalid(five, five.phases[0], single, MACHINE), "the second tile of a row reads it"
+
+
+def test_exact_columns_are_refused_where_a_tile_has_no_pixels_of_its_own():
+    strided = conv_spec(ConvProblem.from_descriptor("mb1ic16ih14oc16kh3sh2sw2ph1pw1"), "backward_data")
+    phases = next(phases for phases in strided.phases if len(phases) > 1)
+    assert "one phase" in invalid(strided, phases, GemmTiling("channels", 7, 1, 7, 1, exact_columns=True), MACHINE)
+    spec = conv_spec(ConvProblem.from_descriptor("mb1ic16ih14oc16kh3ph1"), "forward")
+    pixels = GemmTiling("pixels", 7, 1, 7, 1, exact_columns=True)
+    assert "vectors of channels" in invalid(spec, spec.phases[0], pixels, MACHINE)
+    assert "tile registers" in invalid_tile(GemmTiling("channels", 14, 1, 14, 1, exact_columns=True))
 
 
 def _divisors(count):

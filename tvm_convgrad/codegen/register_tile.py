@@ -10,7 +10,7 @@ Each accumulator is a buffer on the stack that is indexed by constants only, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from tvm_convgrad.codegen import tir
@@ -49,14 +49,21 @@ class Tile:
             for register in row:
                 loops.store(register, 0, zero(dtype, lanes))
 
-    def add(self, scalar: Callable[[int], Expr], vector: Callable[[int], Expr]) -> None:
+    def add(
+        self, scalar: Callable[[int], Expr], vector: Callable[[int], Expr], rows: Collection[int] | None = None
+    ) -> None:
         """One step of the reduction: scalar(i) and vector(j) are A[k, i] and B[k, j].
 
-        scalar(i) may also be a vector, which is then multiplied lane by lane.
+        Args:
+            scalar: may also give a vector, which is then multiplied lane by lane.
+            vector: gives a vector of B.
+            rows: those that are summed; all by default.
         """
         loops = self._loops
         vectors = [loops.let(vector(j), "b") for j in range(self.columns)]
         for i, row in enumerate(self._sums):
+            if rows is not None and i not in rows:
+                continue
             factor = scalar(i)
             broadcast = loops.let(factor if lanes_of(factor) > 1 else splat(factor, self.lanes), "a")
             for register, value in zip(row, vectors, strict=True):

@@ -113,6 +113,8 @@ def estimate(
             narrow = replace(tiling, tile_n=blocking.last_columns)
             last = _vector_step(spec, phases, narrow, blocking, machine)
             step += (last - step) / blocking.channel_blocks
+        if blocking.ranges.pixels is not None:
+            step *= _share_of_pixels(spec, phases, tiling, blocking, machine)
     arithmetic = tiles * blocking.tap_count * blocking.ranges.share * channels * step
     transposed = not tiling.over_pixels and spec.result.channel != 1
     scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1
@@ -214,6 +216,21 @@ def _vector_step(
     ):
         step += WEIGHT_VECTOR_CYCLES * tiling.tile_n
     return step
+
+
+def _share_of_pixels(
+    spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, blocking: Blocking, machine: Machine
+) -> float:
+    """The time of the taps of a row relative to that for all pixels, where tiles at its ends sum those in bounds."""
+    ends = blocking.ranges.pixels or ()
+    pixels = [end - first for taps in ends for first, end in taps]
+    steps = {
+        count: _vector_step(spec, phases, replace(tiling, tile_m=count * tiling.tile_h), blocking, machine)
+        for count in {*pixels, blocking.tile_w} - {0}
+    }
+    whole, taps = steps[blocking.tile_w], len(phases[0][2].taps)
+    between = (blocking.tiles_w - len(ends)) * taps * whole
+    return (sum(steps.get(count, 0.0) for count in pixels) + between) / (blocking.tiles_w * taps * whole)
 
 
 def bytes_of(view: View | WeightView) -> int:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import as_number
 from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
@@ -41,7 +42,7 @@ from tvm_convgrad.kernels.gemm.pairs import operands_of
 from tvm_convgrad.kernels.gemm.prefetch import LINE_BYTES, BlockPrefetch, TilePrefetch
 from tvm_convgrad.kernels.gemm.result import ResultStore, TilePlace
 from tvm_convgrad.kernels.gemm.source import SourcePanel, SpatialBlock
-from tvm_convgrad.kernels.gemm.taps import TapLoops, TilePosition
+from tvm_convgrad.kernels.gemm.taps import Ranges, TapLoops, TilePosition
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
 from tvm_convgrad.kernels.gemm.weight import WeightPanel
 from tvm_convgrad.kernels.spec import ConvSpec, Phase
@@ -281,7 +282,7 @@ class PhaseGroup:
             if self.tile_prefetch.of_rows:
                 next_tile = self.tile_prefetch.of_tile(at, (column - block.w) * blocking.step_w, t, block.tiles)
             tile_row, tile_column = quotient(block.h + row, tiling.tile_h), quotient(column, blocking.tile_w)
-            position = TilePosition(phase, block.d, tile_row, tile_column)
+            position = TilePosition(phase, block.d, tile_row, tile_column, column)
             here = Panels(panels.weights, weights, panels.source, at)
             overlap = loops.let(expr(begin - column), "column_overlap")
             place = TilePlace(block, phase, channel, overlap_channels, row, staging_row, column, overlap)
@@ -336,7 +337,8 @@ class PhaseGroup:
         offsets = [
             i // blocking.tile_w * blocking.step_h + i % blocking.tile_w * blocking.step_w for i in range(tiling.tile_m)
         ]
-        with self.taps.each(position) as tap:
+
+        def add_tap(tap: Index, rows: Collection[int] | None = None) -> None:
             s_at = loops.let(expr(at + self.start.at(first + tap)), "s_at")
             w_at = loops.let(expr(weights + tap * (channels * blocking.run * block)), "w_at")
             with loops.loop(channels * blocking.run, "c") as c:
@@ -348,8 +350,41 @@ class PhaseGroup:
                         loops.prefetch(packed, w + (WEIGHT_PREFETCH_STEPS * block + j))
                 if next_tile is not None:
                     self.tile_prefetch.step(panel, next_tile, tap * blocking.run, c)
-                tile.add(lambda i: load(panel, s + offsets[i]), lambda j: load(packed, w + j * lanes, lanes))
+                tile.add(lambda i: load(panel, s + offsets[i]), lambda j: load(packed, w + j * lanes, lanes), rows)
+
+        if blocking.ranges.pixels is None:
+            with self.taps.each(position) as tap:
+                add_tap(tap)
+            return tile
+        with self.taps.each_row(position) as first_of_row:
+            self._exact_row(position, first_of_row, add_tap)
         return tile
+
+    def _exact_row(
+        self, position: TilePosition, first: Index, add_tap: Callable[[Index, Collection[int] | None], None]
+    ) -> None:
+        """Add the taps of a row, from the number `first` on: for the tiles at its ends only the pixels in bounds."""
+        loops, blocking = self.loops, self.blocking
+        ends = blocking.ranges.pixels or ()
+
+        def add_end(taps: Ranges) -> None:
+            for number, (begin, end) in enumerate(taps):
+                if begin < end:
+                    rows = [i for i in range(self.tiling.tile_m) if begin <= i % blocking.tile_w < end]
+                    add_tap(expr(first + number), rows if len(rows) < self.tiling.tile_m else None)
+
+        if len(ends) == 1:
+            add_end(ends[0])
+            return
+        at_first = expr(position.first_column) <= 0
+        at_last = expr(position.first_column) >= self.counts[2] - blocking.tile_w
+        with loops.when(at_first):
+            add_end(ends[0])
+        with loops.when(at_last):
+            add_end(ends[-1])
+        if blocking.tiles_w > len(ends):
+            with loops.otherwise(tir.Or(at_first, at_last)), loops.loop(len(ends[0]), "tap") as number:
+                add_tap(expr(first + number), None)
 
 
 __all__ = ["Panels", "PhaseGroup", "largest_panel"]

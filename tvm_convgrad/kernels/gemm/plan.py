@@ -24,6 +24,7 @@ from tvm_convgrad.kernels.gemm.ahead import packed, packs_ahead, panel_bounds
 from tvm_convgrad.kernels.gemm.cycles import block_bytes, bytes_of, estimate
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions
+from tvm_convgrad.kernels.gemm.taps import tap_ranges
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of, reads_padding
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
 from tvm_convgrad.kernels.vectors import converts_halves
@@ -42,6 +43,9 @@ MOST_OVERLAP = 0.98
 NEST_COST = 0.015
 """The relative gain that each additional loop nest of a decomposition must bring: it takes time to compile, and work is
 distributed less evenly."""
+
+EXACT_BELOW = 0.99
+"""Tiles at the ends of a row sum the pixels of each tap by itself if at most this part of a row is in bounds."""
 
 MAX_CANDIDATES = 24
 """The most other plans that are given to the tuner."""
@@ -210,6 +214,8 @@ def invalid_blocks(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling
         return "a number of the tiling is less than 1"
     if h % tiling.block_h:
         return f"block_h is {tiling.block_h}; it must divide the {h} rows of the result"
+    if tiling.exact_columns and (tiling.over_pixels or len(phases) > 1 or not phases[0][2].taps):
+        return "exact_columns needs vectors of channels, and one phase that has taps"
     if tiling.over_pixels:
         return _invalid_pixels(spec, phases, tiling, machine)
     if tiling.tile_m % tiling.tile_h or tiling.block_h % tiling.tile_h:
@@ -255,7 +261,20 @@ def _invalid_panel(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling
 
 def candidates(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> Iterator[GemmTiling]:
     """Valid tilings of vector registers that are worth an estimate; there is always one."""
-    return blocked(spec, phases, machine, _tiles(spec, phases, machine), invalid)
+    tiles = (replace(tile, exact_columns=_ends_gain(spec, phases, tile)) for tile in _tiles(spec, phases, machine))
+    return blocked(spec, phases, machine, tiles, invalid)
+
+
+def _ends_gain(spec: ConvSpec, phases: tuple[Phase, ...], tile: GemmTiling) -> bool:
+    """Whether it gains to sum only pixels in bounds in a tile at an end of a row, which takes more code."""
+    if tile.over_pixels or len(phases) > 1 or not phases[0][2].taps:
+        return False
+    tile_w, (steps, extents) = tile.tile_m // tile.tile_h, (spec.in_step, spec.source.extents)
+    if tap_ranges(phases, steps, extents, tile.tile_h, tile_w).along_w is not None:
+        return False
+    axis = phases[0][2]
+    valid = [valid_range(offset, steps[2], axis.count, extents[2]) for _, offset in axis.taps]
+    return sum(end - first for first, end in valid) <= EXACT_BELOW * axis.count * len(axis.taps)
 
 
 def blocked(

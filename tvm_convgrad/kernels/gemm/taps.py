@@ -4,7 +4,9 @@
 The taps of a phase are sorted by offset: by d, then h, then w. So the taps in bounds at a depth are contiguous, within
 each of their depth slices so are the taps in bounds at a row, and within each of their rows those in bounds at a
 column. The sum of a tile therefore runs over one range of depth taps, one of row taps and one of column taps, which
-tables give. Columns are skipped where dilation is so large that some tap reads only padding for all columns of a tile.
+tables give. Columns are skipped where dilation is so large that some tap reads only padding for all columns of a tile,
+and, in the tiles at the ends of a row, pixel by pixel (`GemmTiling.exact_columns`): there the code has each tap of a
+row by itself, with the pixels for which it is in bounds.
 
 `TapRanges` has the ranges and what they save, for the cost model; `TapLoops` emits the loops.
 """
@@ -17,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tvm_convgrad.codegen.loops import Index, LookupTable, Loops, expr
+from tvm_convgrad.codegen.loops import Index, LookupTable, Loops, expr, quotient
 from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, Phase
 
@@ -40,6 +42,8 @@ class TapRanges:
         along_d: for each phase and depth of its results; None if all taps are always in bounds.
         along_h: for each phase and row of tiles; None if rows of padding are not skipped.
         along_w: for each phase and column of tiles; None if columns of padding are not skipped.
+        pixels: for the first and the last tile of a row, or the only one, and each tap along w: (first, after the last)
+            of the pixels of the tile's row for which the tap is in bounds; None if all are computed.
         share: the part of all products that is computed.
         share_d: the part of the depth slices of all panels that lies in the source.
         skips_rows: whether rows of a panel outside of the source are never read, so that they need not be packed.
@@ -49,6 +53,7 @@ class TapRanges:
     along_d: tuple[Ranges, ...] | None
     along_h: tuple[Ranges, ...] | None
     along_w: tuple[Ranges, ...] | None
+    pixels: tuple[Ranges, ...] | None
     share: float
     share_d: float
     skips_rows: bool
@@ -57,23 +62,26 @@ class TapRanges:
     def inseparable_taps(self, phases: tuple[Phase, ...]) -> tuple[int, ...]:
         """For each phase, the number of consecutive taps that are always computed or skipped together."""
         skipped_axes = 2 if self.along_h is not None else 1 if self.along_d is not None else 0
-        if self.along_w is not None:
+        if self.along_w is not None or self.pixels is not None:
             skipped_axes = 3
         return tuple(math.prod(len(axis.taps) for axis in phase[skipped_axes:]) for phase in phases)
 
 
 @lru_cache(maxsize=256)
-def tap_ranges(phases: tuple[Phase, ...], steps: DHW, extents: DHW, tile_h: int, tile_w: int = 0) -> TapRanges:
+def tap_ranges(
+    phases: tuple[Phase, ...], steps: DHW, extents: DHW, tile_h: int, tile_w: int = 0, *, exact_columns: bool = False
+) -> TapRanges:
     """The ranges of a group of phases, for a source of these extents.
 
     Args:
         tile_h: rows of results of a tile.
         tile_w: columns of results of a tile; 0 if columns are not to be skipped.
+        exact_columns: whether they are skipped pixel by pixel, of a single phase.
     """
     along_d = tuple(_ranges(phase[0], steps[0], extents[0], 1) for phase in phases)
     along_h = tuple(_ranges(phase[1], steps[1], extents[1], tile_h) for phase in phases)
     columns = phases[0][2].count
-    by_columns = tile_w if tile_w and columns % tile_w == 0 else columns  # other tiles overlap
+    by_columns = tile_w if tile_w and columns % tile_w == 0 and not exact_columns else columns  # other tiles overlap
     along_w = tuple(_ranges(phase[2], steps[2], extents[2], by_columns) for phase in phases)
     share_d, share_h, share_w = (
         _share(ranges, [phase[axis] for phase in phases]) for axis, ranges in enumerate((along_d, along_h, along_w))
@@ -86,14 +94,20 @@ def tap_ranges(phases: tuple[Phase, ...], steps: DHW, extents: DHW, tile_h: int,
             (share_w, [phase[2] for phase in phases], steps[2], extents[2]),
         )
     )
+    pixels = _pixels(phases[0][2], steps[2], extents[2], tile_w) if exact_columns else None
+    if pixels is not None:
+        between = range(tile_w, (-(-columns // tile_w) - 1) * tile_w)  # the tiles between the first and the last one
+        offsets = [offset for _, offset in phases[0][2].taps]
+        exact_w = all(0 <= q * steps[2] + offset < extents[2] for q in between for offset in offsets)
     return TapRanges(
         along_d=along_d if share_d < 1 else None,
         along_h=along_h if skips else None,
         along_w=along_w if skips_w else None,
+        pixels=pixels,
         share=share_d * (share_h if skips else 1.0) * (share_w if skips_w else 1.0),
         share_d=share_d,
         skips_rows=skips and exact_h,
-        skips_columns=skips_w and exact_w,
+        skips_columns=(skips_w or pixels is not None) and exact_w,
     )
 
 
@@ -109,6 +123,16 @@ def _ranges(axis: AxisPhase, step: int, extent: int, positions: int) -> Ranges:
     return tuple(found)
 
 
+def _pixels(axis: AxisPhase, step: int, extent: int, tile_w: int) -> tuple[Ranges, ...]:
+    """For the first and the last tile of a row, or the only one, the pixels for which each tap is in bounds."""
+    offsets = sorted(offset for _, offset in axis.taps)
+    found = []
+    for start in sorted({0, axis.count - tile_w}):
+        valid = [valid_range(start * step + offset, step, tile_w, extent) for offset in offsets]
+        found.append(tuple((first, max(first, end)) for first, end in valid))
+    return tuple(found)
+
+
 def _share(ranges: tuple[Ranges, ...], axes: list[AxisPhase]) -> float:
     """The part of the taps that is in the ranges."""
     computed = sum(end - first for of_phase in ranges for first, end in of_phase)
@@ -118,12 +142,19 @@ def _share(ranges: tuple[Ranges, ...], axes: list[AxisPhase]) -> float:
 
 @dataclass(frozen=True)
 class TilePosition:
-    """What the ranges of a tile depend on: its phase, the depth of its results, its row and its column of tiles."""
+    """What the ranges of a tile depend on.
+
+    Attributes:
+        phase, d: its phase, and the depth of its results.
+        row, column: its row and its column of tiles.
+        first_column: its first column of the result.
+    """
 
     phase: Index
     d: Index
     row: Index
     column: Index
+    first_column: Index
 
 
 class TapLoops:
@@ -156,6 +187,38 @@ class TapLoops:
         return self._runs.at(phase)
 
     @contextmanager
+    def each_row(self, tile: TilePosition) -> Iterator[Index]:
+        """Loop over the rows of taps that are in bounds, of runs of one tap; yields the number of a row's first tap."""
+        loops, of_row = self.loops, self._runs_of_h.at(tile.phase)
+        if self.ranges.along_d is None and self.ranges.along_h is None:
+            with loops.loop(quotient(self._runs.at(tile.phase), of_row), "tap_row") as row:
+                yield loops.let(expr(row * of_row), "first_of_row")
+            return
+        first, slices, start, rows = self._slices_and_rows(tile)
+        with ExitStack() as nest:
+            k: Index = 0
+            if not isinstance(slices, int) or slices != 1:
+                k = nest.enter_context(loops.loop(slices, "slice"))
+            start = loops.let(expr((first + k) * self._runs_of_d.at(tile.phase) + start), "first_tap")
+            row = nest.enter_context(loops.loop(loops.let(expr(rows), "rows"), "tap_row"))
+            yield loops.let(expr(start + row * of_row), "first_of_row")
+
+    def _slices_and_rows(self, tile: TilePosition) -> tuple[Index, Index, Index, Index]:
+        """The first slice and how many there are, the first tap of the first row in a slice, and the number of rows."""
+        loops, ranges, phase = self.loops, self.ranges, tile.phase
+        first: Index = 0
+        slices = self._d_taps.at(phase)
+        if ranges.along_d is not None:
+            at = loops.let(expr(phase * self._depths + tile.d), "depth_at")
+            first, slices = self._first_d.at(at), loops.let(expr(self._valid_d.at(at)), "slices")
+        start: Index = 0
+        rows = self._h_taps.at(phase)
+        if ranges.along_h is not None:
+            at = loops.let(expr(phase * self._rows + tile.row), "row_at")
+            start, rows = self._first_h.at(at) * self._runs_of_h.at(phase), self._valid_h.at(at)
+        return first, slices, start, rows
+
+    @contextmanager
     def each(self, tile: TilePosition) -> Iterator[Index]:
         """Loop over the runs that are in bounds; yields the number of the run in its phase."""
         loops, ranges, phase = self.loops, self.ranges, tile.phase
@@ -165,16 +228,7 @@ class TapLoops:
             return
         with ExitStack() as nest:
             of_d, of_h = self._runs_of_d.at(phase), self._runs_of_h.at(phase)
-            first: Index = 0
-            slices = self._d_taps.at(phase)
-            if ranges.along_d is not None:
-                at = loops.let(expr(phase * self._depths + tile.d), "depth_at")
-                first, slices = self._first_d.at(at), loops.let(expr(self._valid_d.at(at)), "slices")
-            start: Index = 0
-            rows = self._h_taps.at(phase)
-            if ranges.along_h is not None:
-                at = loops.let(expr(phase * self._rows + tile.row), "row_at")
-                start, rows = self._first_h.at(at) * of_h, self._valid_h.at(at)
+            first, slices, start, rows = self._slices_and_rows(tile)
             column: Index = 0
             if ranges.along_w is not None:
                 at = loops.let(expr(phase * self._columns + tile.column), "column_at")

@@ -74,6 +74,8 @@ def invalid_tile(tiling: GemmTiling) -> str:
     """Why the sums of a tiling, which is valid but for that, cannot be kept in tile registers, or nothing."""
     if tiling.over_pixels:
         return "vector_axis is pixels; rows of tiles are pixels, so that it must be channels"
+    if tiling.exact_columns:
+        return "exact_columns is set; the rows of tile registers are always computed, so that it must not be"
     tile_w = tiling.tile_m // tiling.tile_h
     of_row = -(-tile_w // ROWS)
     if tile_w % of_row:

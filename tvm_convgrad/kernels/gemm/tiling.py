@@ -45,6 +45,8 @@ class GemmTiling(Tiling):
             over spatial blocks in the order "weights".
         unpacked: the source is read in place, without a panel.
         tile_h: rows over which the pixels of a tile are spread; 1 where vectors run over pixels.
+        exact_columns: whether the tiles at the ends of a row sum each tap only for the pixels for which it is in
+            bounds; their code has the taps of a row one by one.
     """
 
     vector_axis: str
@@ -56,6 +58,7 @@ class GemmTiling(Tiling):
     splits: int = 1
     unpacked: bool = False
     tile_h: int = 1
+    exact_columns: bool = False
 
     @property
     def over_pixels(self) -> bool:
@@ -166,7 +169,8 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
     block_w = min(block_tiles * tile_w, w)
     taps, low, high, slices, strided = _reach(phases, spec.in_step)
     # Where vectors run over pixels, the loop over taps is the innermost one: another in it would be entered too often.
-    ranges = tap_ranges(phases, spec.in_step, spec.source.extents, tiling.tile_h, 0 if tiling.over_pixels else tile_w)
+    skipped_w, exact = 0 if tiling.over_pixels else tile_w, tiling.exact_columns
+    ranges = tap_ranges(phases, spec.in_step, spec.source.extents, tiling.tile_h, skipped_w, exact_columns=exact)
     whole_depth = tiling.order == "weights" and not tiling.unpacked and spec.source.extents[0] > 1
     slices = tuple(range(spec.source.extents[0])) if whole_depth else slices
     step = [1, 1, 1]

@@ -165,7 +165,9 @@ def _gemm_tiling(
         order = rng.choice(("source", "weights"))
         block_tiles = _up_to(rng, tiles)
         unpacked = rng.random() < often
-        return GemmTiling(vector_axis, tile_m, tile_n, block_h, block_tiles, order, _up_to(rng, 5), unpacked, tile_h)
+        exact = len(phases) == 1 and not over_pixels and not in_tiles and _maybe(rng)
+        splits = _up_to(rng, 5)
+        return GemmTiling(vector_axis, tile_m, tile_n, block_h, block_tiles, order, splits, unpacked, tile_h, exact)
 
     return _until_valid(
         draw,
