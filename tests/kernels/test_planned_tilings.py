@@ -115,3 +115,19 @@ def test_the_tuner_tries_both_orders_of_channels_and_pixels() -> None:
     assert fields == {(False, False), (False, True), (True, False), (True, True)}
     assert {7, 4, 14} <= {each.tile_w for each in tilings}
     assert own.plan.tilings[0] not in tilings
+
+
+@pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("g512mb8ic512ih28oc512oh14kh3sh2ph1", True),
+        ("g512mb8ic512ih14oc512kh3ph1", False),  # no stride
+        ("g528mb8ic528ih28oc528oh14kh3sh2ph1", False),  # pixels lie in all sets
+    ],
+)
+def test_strided_pixels_that_share_sets_of_a_cache_are_few_at_a_time(text: str, inner: bool) -> None:
+    problem = ConvProblem.from_descriptor(f"{text}_lay=NHWC:OHWI:NHWC")
+    for direction in ("forward", "backward_data"):
+        (tiling,) = chooser.choose(problem, direction, replace(CPUS["AVX-512"], parts=2)).plan.tilings
+        assert isinstance(tiling, ChannelsTiling)
+        assert (tiling.channels_inner, tiling.tile_w <= 4) == (inner, inner), direction

@@ -65,6 +65,12 @@ channels after the other, took 1.6 to 2.5 times as long on an AMD Zen 5."""
 TILE_WIDTHS, SLAB_HEIGHTS = (7, 4, 14), (14, 7)
 """Pixels of a register tile, and rows of a slab, that are given to the tuner."""
 
+ALIASED_BYTES, ALIASED_TILE_W = 1024, 4
+"""Pixels that are a multiple of so many bytes apart, such as those of 256 or 512 channels, share 4 sets or fewer of the
+first-level cache. Strided depthwise convolutions then compute all channels of so many pixels before the next: tiles of
+14, one block of channels after the other, took 1.3 (256 channels) to 3 times as long (512 and 1024) on an AMD Zen 5.
+So does dgrad of small groups, with tiles of GROUPS_FAR_TILE_W; their forward does not gain."""
+
 PIECE = 8
 """Pixels of a piece of a row in wgrad, whose code has no loop."""
 
@@ -189,9 +195,19 @@ def _conv_tiling(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> Chan
         pixels = min(pixels, FAR_TILE_W // spec.in_step[2] or 1)
     if groups_far:
         pixels = min(pixels, GROUPS_FAR_TILE_W)
-    return ChannelsTiling(
-        in_place, pixels, slab_h, channel_splits, prefetch or groups_far, channels_inner=far or groups_far
-    )
+    aliased = in_place and _pixels_share_sets(spec) and (each == 1 or step > 1)
+    if aliased:
+        pixels = min(pixels, ALIASED_TILE_W if each == 1 else GROUPS_FAR_TILE_W)
+    inner = far or groups_far or aliased
+    return ChannelsTiling(in_place, pixels, slab_h, channel_splits, prefetch or groups_far, channels_inner=inner)
+
+
+def _pixels_share_sets(spec: ConvSpec) -> bool:
+    """Whether pixels lie so far apart that a strided convolution finds them in few sets of the first-level cache."""
+    if spec.in_step[2] == spec.out_step[2] == 1:
+        return False
+    strides = (view.spatial[2] * DTYPE_BYTES[view.dtype] for view in (spec.source, spec.result))
+    return any(stride % ALIASED_BYTES == 0 for stride in strides)
 
 
 def conv_refusal(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> str:

@@ -282,8 +282,9 @@ def blocked(
 ) -> Iterator[GemmTiling]:
     """Tilings with these register tiles that are worth an estimate, and that `refusal` does not refuse."""
     for tile in tiles:
-        # Every tap would load its single pixels from all channels again, which lie far apart.
-        scattered = not tile.over_pixels and spec.source.channel != 1 and _most_taps(phases) > 1
+        # Every tap would load its single pixels again, which lie far apart: all channels, or those of one group.
+        apart = spec.source.channel != 1 or spec.groups > 1
+        scattered = not tile.over_pixels and apart and _most_taps(phases) > 1
         for unpacked in (False,) if scattered else (True, False):
             for tiling in _blocked(spec, phases, machine, replace(tile, unpacked=unpacked), refusal):
                 if not refusal(spec, phases, tiling, machine):
