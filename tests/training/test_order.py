@@ -133,6 +133,30 @@ def test_what_is_overwritten_was_read_before(name: str, make: Any) -> None:
     assert max(found.index("sin"), found.index("tan")) < found.index("call_tir_inplace") < found.index("cos")
 
 
+def test_what_is_overwritten_in_a_later_block_was_read_before() -> None:
+    """What is behind a call with effects is a block of its own, and reads what earlier blocks have made."""
+    square = relax.TensorType((N, N), "float32")
+    x, y = relax.Var("x", square), relax.Var("y", square)
+    own, acc = (te.placeholder((N, N), "float32", name) for name in ("own", "acc"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y], pure=False):
+        with builder.dataflow():
+            summand = builder.emit_output(relax.op.exp(x))
+        builder.emit(relax.op.print(y, format="{}"))
+        builder.emit(relax.op.print(x, format="{}"))
+        with builder.dataflow():
+            made = overwriting(builder, te.create_prim_func([own, acc, topi.add(own, acc)]), "add", 1)
+            total = builder.emit_output(made.call([y, summand], square))
+            late = builder.emit_output(relax.op.sin(summand))
+            after = builder.emit_output(relax.op.cos(total))
+        builder.emit_func_output(relax.Tuple([late, after]))
+    before = builder.get()["main"].body.blocks
+    blocks = ReadersFirst()(builder.get())["main"].body.blocks
+    assert [type(block) for block in blocks] == [type(block) for block in before]
+    assert [list(block.bindings) for block in blocks[:2]] == [list(block.bindings) for block in before[:2]]
+    assert [binding.var for binding in blocks[2].bindings] == [late, total, after]
+
+
 def test_fusion_leaves_what_another_convolution_reads(monkeypatch: Any) -> None:
     """FuseOps calls the sum in place for gelu and tanh, before the third convolution has read what is overwritten."""
     rng = np.random.default_rng(8)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from itertools import islice
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from tvm_convgrad.training.ir.graph import element_type, fixed_bytes, operator_name
+from tvm_convgrad.training.ir.graph import bindings_of, element_type, fixed_bytes, operator_name
 from tvm_convgrad.training.ir.micro_batches import micro_batches_of
 from tvm_convgrad.training.ir.views import owners
 from tvm_convgrad.training.passes.flat_gradients import GRADIENTS
@@ -45,22 +46,27 @@ def _ordered(module: tvm.IRModule, saving: Collection[str]) -> tvm.IRModule:
     """The module in which the functions of the names `saving` are reordered to save memory, others as they must be."""
     for variable in module.get_global_vars():
         function = module[variable]
-        if not isinstance(function, relax.Function) or len(getattr(function.body, "blocks", ())) != 1:
+        if not isinstance(function, relax.Function) or not isinstance(function.body, relax.SeqExpr):
             continue
-        block, saves = function.body.blocks[0], str(variable.name_hint) in saving
-        if saves or any(_overwritten(binding.value) for binding in block.bindings):
+        blocks = list(function.body.blocks)
+        saves = str(variable.name_hint) in saving and len(blocks) == 1
+        if saves or any(_overwritten(binding.value) for binding in bindings_of(function)):
             order = _Order(module, function)
-            bindings = order.bindings() if saves else order.kept()
-            body = relax.SeqExpr([type(block)(bindings)], function.body.body)
+            bindings = iter(order.bindings() if saves else order.kept())
+            reordered = [type(block)(list(islice(bindings, len(block.bindings)))) for block in blocks]
+            body = relax.SeqExpr(reordered, function.body.body)
             module[variable] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
     return module
 
 
 class _Order:
-    """A list schedule of one block: which bindings wait for which, and what is freed by them."""
+    """A list schedule of a function: which bindings wait for which, and what is freed by them.
+
+    Blocks stay one behind the other; what is in no dataflow block has effects or branches, and stays as it is.
+    """
 
     def __init__(self, module: tvm.IRModule, function: relax.Function) -> None:
-        self._bindings = list(function.body.blocks[0].bindings)
+        self._bindings = list(bindings_of(function))
         place = {binding.var: number for number, binding in enumerate(self._bindings)}
         self._reads = [
             [place[v] for v in relax.analysis.free_vars(binding.value) if v in place] for binding in self._bindings
@@ -73,12 +79,21 @@ class _Order:
         self._left = {number: len(self._readers[number]) + (number in kept) for number in range(len(self._bindings))}
         self._bytes = [fixed_bytes(binding.var.ty) for binding in self._bindings]  # 0 of tuples, whose tensors count
         self._waits = [set(reads) for reads in self._reads]
+        self._add_blocks(function)
         self._later: list[set[int]] = [set() for _ in self._bindings]
         self._add_overwriting(StateFlow(function), place, owners(module, function))
         self._turn = micro_batches_of(function)  # FuseOps mixes them, as operations of several become one function
         for number, binding in reversed(list(enumerate(self._bindings))):
             if _is_narrow(binding.var) and self._readers[number]:  # a weight is cast when it is read, not at the start
                 self._turn[number] = max(self._turn[number], min(self._turn[each] for each in self._readers[number]))
+
+    def _add_blocks(self, function: relax.Function) -> None:
+        """A binding waits for those of the blocks before its own; outside of dataflow also for the one before it."""
+        first = 0
+        for block in function.body.blocks:
+            for own in range(first, first + len(block.bindings)):
+                self._waits[own].update(range(first if isinstance(block, relax.DataflowBlock) else own))
+            first += len(block.bindings)
 
     def _add_overwriting(self, flow: StateFlow, place: dict[Any, int], owner: dict[Any, Any]) -> None:
         """Who overwrites a tensor waits for the others that read it, or a view of it."""
