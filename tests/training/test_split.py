@@ -69,6 +69,9 @@ class Both:
 
 MOMENTUM = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1}
 CASES: list[tuple[dict[str, Any], float]] = [
+    ({"momentum": 0.9}, 0.0),
+    ({"momentum": 0.9, "dtype": "float16"}, 0.0),
+    ({"momentum": 0.9, "loss_scale": "dynamic", "layout": "NHWC:OHWI"}, 0.0),
     (MOMENTUM | {"nesterov": True}, 0.3),
     (MOMENTUM | {"clip_norm": 0.05, "accumulate": 3}, 0.3),
     (MOMENTUM | {"dtype": "float16", "clip_norm": 0.05, "accumulate": 2, "results": "operands"}, 0.0),

@@ -11,7 +11,8 @@ from tvm import relax
 from relax_ops.compat import SBlockRealize
 from tvm_convgrad.training.ir.graph import bindings_of, operator_name
 
-VIEWS = frozenset(f"relax.{name}" for name in ("reshape", "permute_dims", "expand_dims", "squeeze", "flatten"))
+_NAMES = ("reshape", "permute_dims", "expand_dims", "squeeze", "flatten", "memory.ensure_zero_offset")
+VIEWS = frozenset(f"relax.{name}" for name in _NAMES)
 """Operators whose result may be the memory of their operand."""
 
 

@@ -73,9 +73,9 @@ def emit_step(
         with builder.dataflow():
             fields = layout.fields(builder, state)
             found = computation(fields)
-            new_state = emit_updates(
-                builder, optimizer, layout, fields, found.gradients, found.statistics, rate, options
-            )
+            # Not fused with updates, as between `gradients` and `apply`: LLVM contracts products and sums of a kernel.
+            gradients = [_apart(builder, each) for each in found.gradients] if options.split else found.gradients
+            new_state = emit_updates(builder, optimizer, layout, fields, gradients, found.statistics, rate, options)
             output = builder.emit_output(relax.Tuple([found.loss, found.prediction, new_state]))
         builder.emit_func_output(output)
 
@@ -119,6 +119,11 @@ def part_of(builder: relax.BlockBuilder, buffer: relax.Expr, shape: Sequence[int
     """The tensor of these extents that begins `offset` float32 elements after the begin of a buffer, in its memory."""
     view = builder.emit(relax.op.memory.view(buffer, list(shape), "float32", offset * 4))
     return builder.emit(relax.op.memory.ensure_zero_offset(view))  # kernels take the address alone
+
+
+def _apart(builder: relax.BlockBuilder, tensor: relax.Expr) -> relax.Var:
+    """A tensor as its own view, which costs nothing, but is a call that no pass fuses with its readers."""
+    return builder.emit(relax.op.memory.ensure_zero_offset(tensor))
 
 
 def _rate() -> relax.Var:
