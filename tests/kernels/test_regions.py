@@ -4,11 +4,19 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
+import tvm
 
-from tests.kernels.harness import NATIVE, check_exact, kernel_of
+from tests.kernels.harness import MACHINE, NATIVE, built, check_choice, check_exact, kernel_of
+from tests.kernels.test_dot_products import _blank
+from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.kernels.gemm.regions import by_regions, products
+from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.contract import Plan
+from tvm_convgrad.kernels.gemm.plan import ImplicitGemm, invalid
+from tvm_convgrad.kernels.gemm.regions import by_regions, by_whole_rows, products, reaches_beyond
+from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of
 from tvm_convgrad.kernels.spec import conv_spec
 from tvm_convgrad.kernels.wgrad.spec import wgrad_spec
 from tvm_convgrad.verify.operators import ALL_DIRECTIONS
@@ -90,6 +98,59 @@ def test_the_border_of_a_common_layer_is_not_worth_regions(size, dilation, wante
         assert [len(split.phases) for split in by_regions(spec)] == wanted
 
 
+STRIDED = [
+    "mb2ic20ih15iw33oc17kh1kw1sh2sw2",  # phases of 17 and 16 columns, three of which have no taps
+    "mb2ic17ih16iw33oc20kh3kw3sh2sw2ph1pw1",  # only columns are odd
+    "mb1ic33ih17iw50oc18kh3kw3sh3sw3ph1pw1",  # 50 columns are 17, 17 and 16
+    "mb1ic16id5ih7iw9oc17kd3kh3kw3sd2sh2sw2pd1ph1pw1",
+    "g2mb1ic34ih9iw21oc32kh5kw5sh2sw2ph2pw2",
+]
+
+
+@pytest.mark.parametrize("text", STRIDED)
+def test_whole_rows_are_exact(text):
+    """In one spatial block a row and in several, in pieces of the staging buffer, and in both orders of the loops."""
+    problem, choice, spec = _whole_rows(text)
+    tilings = {
+        (t.order, t.block_tiles > 1, t.block_h > t.tile_h, t.splits > 1): t
+        for t in choice.kernel.candidates(spec, spec.phases[0], MACHINE)
+    }
+    for tiling in tilings.values():
+        assert not tiling.over_pixels
+        check_choice(problem, "backward_data", dataclasses.replace(choice, plan=Plan((tiling,), 1)))
+
+
+@pytest.mark.parametrize("text", STRIDED)
+def test_whole_rows_of_bfloat16_are_exact(text):
+    """They are stored by words of two columns, of which the last one may be single."""
+    problem, choice, spec = _whole_rows(f"{text}_dt=bf16:bf16:bf16")
+    operands, wanted = numbers_of(problem, "backward_data", 0)
+    for tiling in itertools.islice(choice.kernel.candidates(spec, spec.phases[0], MACHINE), 3):
+        library = built(problem, "backward_data", dataclasses.replace(choice, plan=Plan((tiling,), 1)))
+        found = tvm.runtime.tensor(_blank(problem, "backward_data"))
+        library["main"](*map(tvm.runtime.tensor, operands), found)
+        np.testing.assert_array_equal(found.numpy().astype("float32"), wanted.astype("float32"), str(tiling))
+
+
+def _whole_rows(text):
+    """A problem, the choice of a GEMM for its dgrad, and the decomposition into phases of one size."""
+    problem = ConvProblem.from_descriptor(text)
+    choice = chooser.choose(problem, "backward_data", MACHINE)
+    assert isinstance(choice.kernel, ImplicitGemm)
+    _, spec = choice.kernel.regions(problem, "backward_data")
+    return problem, choice, spec
+
+
+def test_only_strided_results_in_rows_have_phases_of_one_size():
+    for text in ("mb1ic8ih9oc8kh3ph1", "mb1ic8ih8oc8kh3sh2ph1", "mb1ic8ih9oc8kh3sh2ph1_lay=NHWC:OHWI:NHWC"):
+        assert list(by_whole_rows(conv_spec(ConvProblem.from_descriptor(text), "backward_data"))) == []
+    odd = conv_spec(ConvProblem.from_descriptor("mb1ic8ih9oc8kh3sh2ph1"), "backward_data")
+    (whole,) = by_whole_rows(odd)
+    assert [[axis.count for axis in phase] for phase in whole.phases[0]] == [[1, 5, 5]] * 4
+    assert [reaches_beyond(whole, phase) for phase in whole.phases[0]] == [False, True, True, True]
+    assert "beyond the result" in invalid(whole, whole.phases[0], GemmTiling("pixels", 4, 1, 1, 1), MACHINE)
+
+
 @pytest.mark.parametrize("direction", ALL_DIRECTIONS)
 @pytest.mark.parametrize("channels_last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -102,9 +163,13 @@ def test_regions_are_exact(text, channels_last, direction):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward_data"])
-def test_the_plan_takes_regions_where_dilation_is_large(direction):
-    choice, _ = kernel_of(
-        ConvProblem.from_descriptor("mb2ic64ih28oc64oh28kh3dh23ph24"), direction, {**NATIVE, "num-cores": 2}
-    )
-    assert choice.plan.region > 0
-    assert len(choice.plan.tilings) > 1
+def test_the_plan_multiplies_no_padding_where_dilation_is_large(direction):
+    """Of the 84 x 84 products of a pair of channels, 36 x 36 are in bounds: by regions or by tiles that skip them."""
+    problem = ConvProblem.from_descriptor("mb2ic64ih28oc64oh28kh3dh23ph24")
+    choice, _ = kernel_of(problem, direction, {**NATIVE, "num-cores": 2})
+    spec = choice.kernel.regions(problem, direction)[choice.plan.region]
+    computed = 0.0
+    for phases, tiling in zip(spec.phases, choice.plan.tilings, strict=True):
+        share = blocking_of(spec, phases, tiling, MACHINE).ranges.share
+        computed += products(dataclasses.replace(spec, phases=(phases,))) * share
+    assert computed == pytest.approx(36 * 36)

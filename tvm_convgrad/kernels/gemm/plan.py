@@ -23,7 +23,7 @@ from tvm_convgrad.kernels.frame import conv_frame
 from tvm_convgrad.kernels.gemm.ahead import packed, packs_ahead, panel_bounds
 from tvm_convgrad.kernels.gemm.cycles import block_bytes, bytes_of, estimate
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
-from tvm_convgrad.kernels.gemm.regions import by_regions
+from tvm_convgrad.kernels.gemm.regions import by_regions, by_whole_rows, reaches_beyond
 from tvm_convgrad.kernels.gemm.taps import tap_ranges
 from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of, reads_padding
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
@@ -178,9 +178,9 @@ class ImplicitGemm(Kernel):
 
 @lru_cache(maxsize=1024)
 def regions_of(problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
-    """The whole result as one spec, then its decompositions into regions: `Plan.region` is an index of it."""
+    """The whole result as one spec, then its other decompositions: `Plan.region` is an index of it."""
     spec = conv_spec(problem, direction)
-    return spec, *by_regions(spec)
+    return spec, *by_regions(spec), *by_whole_rows(spec)
 
 
 def tilings_of(plan: Plan) -> tuple[GemmTiling, ...]:
@@ -214,6 +214,8 @@ def invalid_blocks(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling
         return "a number of the tiling is less than 1"
     if h % tiling.block_h:
         return f"block_h is {tiling.block_h}; it must divide the {h} rows of the result"
+    if tiling.over_pixels and any(reaches_beyond(spec, phase) for phase in phases):
+        return "vector_axis is pixels; phases that reach beyond the result are stored by way of channels"
     if tiling.exact_columns and (tiling.over_pixels or len(phases) > 1 or not phases[0][2].taps):
         return "exact_columns needs vectors of channels, and one phase that has taps"
     if tiling.over_pixels:

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splitting a result into regions in which each tap is either in bounds everywhere or nowhere, for large dilations.
+"""Other decompositions of a result: into regions for large dilations, and into phases that make whole rows.
+
+Splitting a result into regions in which each tap is either in bounds everywhere or nowhere serves large dilations.
 
 With a dilation of 36 on an image of 28 x 28, as in DeepLab, eight of the nine taps of a 3x3 kernel read only padding,
 and with 24 the taps of its upper row are in bounds for 4 of the 28 rows. Here a result axis is split where the set of
 taps in bounds changes, and each region is a group of phases with its own taps, without any padding.
 
-Along d, and along h, the kernel itself skips taps (see taps.py), but not along w; and a region's source can be read in
-place, or its panel has fewer rows.
+Along d, and along h, the kernel itself skips taps (see taps.py), along w those that a whole tile does not need; and a
+region's source can be read in place, or its panel has fewer rows.
+
+The phases of dgrad with a stride have different numbers of columns or rows if the stride does not divide the result's
+extents, and could not be stored as one row. As many of each reach beyond the result, where nothing is stored.
 """
 
 from __future__ import annotations
@@ -62,6 +67,31 @@ def by_regions(spec: ConvSpec) -> Iterator[ConvSpec]:
             yield split
 
 
+def by_whole_rows(spec: ConvSpec) -> Iterator[ConvSpec]:
+    """The convolution with phases of one size, if those of a strided dgrad have several and results are in rows.
+
+    Their results are stored by way of `ResultStore`'s staging buffer only.
+    """
+    steps, extents = spec.out_step, spec.result.extents
+    if len(spec.phases) == 1 or spec.result.channel == 1 or spec.result.spatial[2] != 1:
+        return
+    if any(extent < step for extent, step in zip(extents, steps, strict=True)):
+        return
+    d, h, w = (-(-extent // step) for extent, step in zip(extents, steps, strict=True))
+    phases = tuple(
+        (replace(of_d, count=d), replace(of_h, count=h), replace(of_w, count=w))
+        for group in spec.phases
+        for of_d, of_h, of_w in group
+    )
+    yield replace(spec, phases=(phases,))
+
+
+def reaches_beyond(spec: ConvSpec, phase: Phase) -> bool:
+    """Whether a phase has results beyond the result's last ones."""
+    ends = ((axis.count - 1) * step + axis.base for axis, step in zip(phase, spec.out_step, strict=True))
+    return any(end >= extent for end, extent in zip(ends, spec.result.extents, strict=True))
+
+
 def products(spec: ConvSpec) -> int:
     """The taps of all result positions, for one pair of channels."""
     return sum(_products(phase) for phases in spec.phases for phase in phases)
@@ -100,4 +130,4 @@ def _without_dead_taps(axis: AxisPhase, regions: list[AxisPhase]) -> AxisPhase:
     return replace(axis, taps=tuple(tap for tap in axis.taps if tap[0] in alive))
 
 
-__all__ = ["by_regions", "products"]
+__all__ = ["by_regions", "by_whole_rows", "products", "reaches_beyond"]

@@ -105,10 +105,11 @@ class ResultStore:
         )
         self.uses_staging = not tiling.over_pixels and not self._channel_vectors
         bases = [sum(a.base * s for a, s in zip(phase, view.spatial, strict=True)) for phase in phases]
-        # A group of phases with all residues makes whole rows of the result.
-        extents = tuple(a.count * s for a, s in zip(phases[0], steps, strict=True))
-        all_residues = extents == view.extents and len(phases) == steps[0] * steps[1] * steps[2]
-        self.interleaves = self.uses_staging and all_residues
+        # A group of phases with all residues makes whole rows of the result, and may reach beyond its last ones.
+        beyond = [a.count * s - extent for a, s, extent in zip(phases[0], steps, view.extents, strict=True)]
+        covered = all(0 <= more < s for more, s in zip(beyond, steps, strict=True))
+        self.interleaves = self.uses_staging and covered and len(phases) == steps[0] * steps[1] * steps[2]
+        self._beyond = beyond if self.interleaves else [0, 0, 0]
         self._steps = steps if self.interleaves else (1, 1, 1)
         self._base = LookupTable(loops, "phase_base", [0] if self.interleaves else bases)
         self.staging_h = self._rows_of_staging()
@@ -310,11 +311,11 @@ class ResultStore:
         count = loops.let(smaller(spec.result_channels - channel, self.blocking.channel_block), "channels")
         step_w = view.spatial[2] * (1 if self.interleaves else spec.out_step[2])
         step_h = view.spatial[1] * (1 if self.interleaves else spec.out_step[1])
-        rows, first = self.staging_h * self._steps[1], loops.let(block.overlap_w * self._steps[2], "first")
-        width = self._staging_w
-        if self.blocking.blocks_w == 1 and step_h == width * step_w:
-            rows, width = 1, width * rows  # rows are contiguous in the result
-        with loops.loop(self._steps[0], "slice") as d, loops.loop(rows, "row") as h:
+        first = loops.let(block.overlap_w * self._steps[2], "first")
+        slices, rows, width = self._stored(block, row)
+        if self.blocking.blocks_w == 1 and step_h == self._staging_w * step_w and not any(self._beyond):
+            rows, width = 1, self._staging_w * rows  # rows are contiguous in the result
+        with loops.loop(slices, "slice") as d, loops.loop(rows, "row") as h:
             out = loops.let(expr(base + d * view.spatial[0] + h * step_h), "out")
             pixel = d * (self._steps[1] * self.staging_h * self._staging_w) + h * self._staging_w
             start = loops.let(expr(pixel * self.blocking.channel_block), "start")
@@ -329,8 +330,22 @@ class ResultStore:
                     value = load(self._scratch, start + x * self.blocking.channel_block + o)
                     loops.store(self.result, to, self._finished(value, block.group, channel + o, to))
 
+    def _stored(self, block: SpatialBlock, row: Index) -> tuple[Index, Index, Index]:
+        """The slices, rows and columns of the staging buffer that are in the result."""
+        loops, steps, extents = self.loops, self._steps, self.spec.result.extents
+        slices: Index = steps[0]
+        rows: Index = steps[1] * self.staging_h
+        width: Index = self._staging_w
+        if self._beyond[0]:
+            slices = loops.let(smaller(extents[0] - block.d * steps[0], steps[0]), "slices")
+        if self._beyond[1]:
+            rows = loops.let(smaller(extents[1] - (block.h + row) * steps[1], rows), "rows")
+        if self._beyond[2]:
+            width = loops.let(smaller(extents[2] - block.w * steps[2], width), "width")
+        return slices, rows, width
+
     def _transposed(
-        self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: int
+        self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: Index
     ) -> None:
         """A row of the staging buffer, columns from `first` on: squares of pixels x channels, transposed."""
         loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
@@ -345,7 +360,7 @@ class ResultStore:
                     self._numbers.store(to, value, mask)
 
     def _transposed_words(
-        self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: int
+        self, group: Index, channel: Index, count: Index, start: Index, out: Index, first: Index, width: Index
     ) -> None:
         """The same to a result of bfloat16: squares of words of two pixels, transposed as those of pixels are."""
         loops, lanes, view, channels = self.loops, self.lanes, self.spec.result, self.blocking.channel_block
@@ -368,11 +383,14 @@ class ResultStore:
                     self._numbers.store_words(to, value, mask)
 
     @contextmanager
-    def _squares(self, first: Index, width: int, pixels: int) -> Iterator[tuple[Index, Index, Expr | None]]:
+    def _squares(self, first: Index, width: Index, pixels: int) -> Iterator[tuple[Index, Index, Expr | None]]:
         """Loops over the squares of a row; gives the first column, the number of the vector, the mask of columns."""
-        loops, static = self.loops, isinstance(first, int)
-        chunks = -(-(width - first) // pixels) if static else tir.truncdiv(width - first + (pixels - 1), pixels)
-        masked = not static or (width - first) % pixels != 0
+        loops = self.loops
+        if isinstance(first, int) and isinstance(width, int):
+            chunks: Index = -(-(width - first) // pixels)
+            masked = (width - first) % pixels != 0
+        else:
+            chunks, masked = tir.truncdiv(width - first + (pixels - 1), pixels), True
         with (
             loops.loop(chunks, "chunk") as chunk,
             loops.loop(self.blocking.channel_block // self.lanes, "j") as j,
