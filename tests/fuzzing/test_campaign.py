@@ -73,10 +73,13 @@ UNREACHED = {
         "variants": TUNER,
     },
     "kernels/depthwise/channels_plan.py": {
+        "DepthwiseChannels.tilings": TUNER,
         "return reason": OTHER_PLAN,
         'return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"': TUNER,
         'return f"borders and phases would take {products} multiply-adds of code"': TOO_LARGE,
         "pixels = min(pixels, FAR_TILE_W // spec.in_step[2] or 1)": TOO_LARGE,
+        "pixels = min(pixels, GROUPS_FAR_TILE_W)": TOO_LARGE,
+        "pixels = min(pixels, ALIASED_TILE_W if each == 1 else GROUPS_FAR_TILE_W)": TOO_LARGE,
         'return "channels_inner needs in_place"': TUNER,
         "dy_pages, x_pages = (": TOO_LARGE,
         "return max(1, int((Machine.near_pages * 3 / 4 - x_pages) / (dy_pages + strides[1] * x_pages)))": TOO_LARGE,

@@ -11,7 +11,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from tests.kernels.harness import NATIVE, compiled, run_in_red_zones
+from tests.kernels.harness import NATIVE, check_choice, compiled, kernel_of, run_in_red_zones, with_tiling
 from tests.kernels.test_exact import _problem
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.codegen.loops import Loops
@@ -217,6 +217,16 @@ def test_panels_have_all_that_is_read(monkeypatch, text, channels_last, directio
         assert "poison" in str(function)
         found = run_in_red_zones(problem, direction, compiled(function, TARGET), operands)
         np.testing.assert_array_equal(found, wanted, str(tiling))
+
+
+@pytest.mark.parametrize("text", ["mb2ic3ih19oc17kh4sh4ph1", "mb2ic5ih20oc18kh3sh3ph1", "mb1ic3ih33oc20kh5sh2ph2"])
+def test_vectors_of_pixels_of_a_strided_source_are_exact(text):
+    problem = ConvProblem.from_descriptor(text)
+    choice = kernel_of(problem, "forward")[0]
+    spec = conv_spec(problem, "forward")
+    tilings = [t for t in candidates(spec, spec.phases[0], MACHINE) if t.over_pixels]
+    for tiling in tilings[:: max(1, len(tilings) // 3)]:
+        check_choice(problem, "forward", with_tiling(choice, tiling))
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,26 @@ def test_what_is_overwritten_in_a_later_block_was_read_before() -> None:
     assert [binding.var for binding in blocks[2].bindings] == [late, total, after]
 
 
+@pytest.mark.parametrize("parameters", [1, 0])
+def test_a_reader_behind_the_block_of_a_call_in_place_stays_there(parameters: int) -> None:
+    """It is meant to read what was written; the function may have no parameters, and so no state."""
+    square = relax.TensorType((N, N), "float32")
+    inputs = [relax.Var("x", square)][:parameters]
+    own, acc = (te.placeholder((N, N), "float32", name) for name in ("own", "acc"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            summand = builder.emit_output(relax.op.ones((N, N), "float32"))
+            other = builder.emit_output(relax.op.exp(inputs[0] if inputs else summand))
+        made = overwriting(builder, te.create_prim_func([own, acc, topi.add(own, acc)]), "add", 1)
+        total = builder.emit(made.call([other, summand], square))
+        late = builder.emit(relax.op.sin(summand))
+        builder.emit_func_output(relax.Tuple([total, late]))
+    wanted = [binding.var for binding in bindings_of(builder.get()["main"])]
+    found = [binding.var for binding in bindings_of(ReadersFirst()(builder.get())["main"])]
+    assert found == wanted
+
+
 def test_fusion_leaves_what_another_convolution_reads(monkeypatch: Any) -> None:
     """FuseOps calls the sum in place for gelu and tanh, before the third convolution has read what is overwritten."""
     rng = np.random.default_rng(8)

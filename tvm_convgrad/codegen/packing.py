@@ -14,7 +14,7 @@ def shuffle(first: Expr, second: Expr, order: Sequence[int]) -> Expr:
     return tir.Shuffle([first, second], [tir.IntImm(INDEX, i) for i in order])
 
 
-def every(vectors: Sequence[Expr], first: int, step: int) -> Expr:
+def strided_lanes(vectors: Sequence[Expr], first: int, step: int) -> Expr:
     """A vector of every `step`-th lane, from lane `first` on, of as many vectors, whose lanes are counted on."""
     if step == 1:
         return vectors[0]

@@ -64,7 +64,7 @@ class Plan:
 
     Attributes:
         tilings: one for each loop nest of the kernel.
-        region: the number of a decomposition of the result into regions; 0 is the whole result.
+        region: the number of a decomposition of the result, into regions or phases of one size; 0 is the whole result.
     """
 
     tilings: tuple[Tiling, ...]

@@ -58,9 +58,9 @@ best. Tiles of 14 pixels, one block of channels after the other, took up to 1.7 
 Zen 4 (0.95 times for rows of 28 columns), whatever was prefetched."""
 
 GROUPS_FAR_PRODUCTS, GROUPS_FAR_TILE_W = 12, 7
-"""The same for small groups, whose tensors are prefetched from PREFETCH_FROM on, if rows are longer than a tile: the
-products for each byte below which that gains, and the pixels of the register tile. Tiles of 14 pixels, one block of
-channels after the other, took 1.6 to 2.5 times as long on an AMD Zen 5."""
+"""Small groups compute all channels of so many pixels before the next, and prefetch, from PREFETCH_FROM bytes on, if
+there are fewer products for each byte and rows are longer than a tile. Tiles of 14 pixels, one block of channels after
+the other, took 1.6 to 2.7 times as long on an AMD Zen 5."""
 
 TILE_WIDTHS, SLAB_HEIGHTS = (7, 4, 14), (14, 7)
 """Pixels of a register tile, and rows of a slab, that are given to the tuner."""
@@ -69,7 +69,7 @@ ALIASED_BYTES, ALIASED_TILE_W = 1024, 4
 """Pixels that are a multiple of so many bytes apart, such as those of 256 or 512 channels, share 4 sets or fewer of the
 first-level cache. Strided depthwise convolutions then compute all channels of so many pixels before the next: tiles of
 14, one block of channels after the other, took 1.3 (256 channels) to 3 times as long (512 and 1024) on an AMD Zen 5.
-So does dgrad of small groups, with tiles of GROUPS_FAR_TILE_W; their forward does not gain."""
+Strided dgrad of small groups does the same with GROUPS_FAR_TILE_W pixels; their forward does not gain by it."""
 
 PIECE = 8
 """Pixels of a piece of a row in wgrad, whose code has no loop."""
@@ -252,7 +252,8 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ChannelsWgradTiling
     piece = PIECE
     if in_place and not problem.is_depthwise and not prefetch and width > GROUPS_FAR_WIDTH:
         far = problem.bytes >= WGRAD_PREFETCH_FROM and problem.macs < GROUPS_FAR_PRODUCTS * problem.bytes
-        piece, slab_h = (GROUPS_FAR_PIECE, min(height, GROUPS_FAR_ROWS)) if far else (piece, slab_h)
+        if far:
+            piece, slab_h = GROUPS_FAR_PIECE, min(height, GROUPS_FAR_ROWS)
     slab_h = -(-height // -(-height // slab_h))
     blocks = -(-problem.in_channels // lanes)
     slabs = int(problem.batch) * depth * -(-height // slab_h)

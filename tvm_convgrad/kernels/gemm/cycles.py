@@ -109,8 +109,8 @@ def estimate(
     accumulators = tiling.tile_m * tiling.tile_n
     if step is None:
         step = _vector_step(spec, phases, tiling, blocking, machine)
-        if blocking.last_columns < tiling.tile_n:
-            narrow = replace(tiling, tile_n=blocking.last_columns)
+        if blocking.last_vectors < tiling.tile_n:
+            narrow = replace(tiling, tile_n=blocking.last_vectors)
             last = _vector_step(spec, phases, narrow, blocking, machine)
             step += (last - step) / blocking.channel_blocks
         if blocking.ranges.pixels is not None:
@@ -195,7 +195,7 @@ def _vector_step(
     channels, element, accumulators = spec.source_channels, DTYPE_BYTES[spec.dtype], tiling.tile_m * tiling.tile_n
     latency, cost = (machine.fma_latency, 1) if spec.pairs is None else (machine.dot_latency, machine.dot_cost)
     step = max(accumulators * cost / machine.fmas, (tiling.tile_m + tiling.tile_n) * GEMM.load, latency) + GEMM.step
-    if not tiling.over_pixels and channels * blocking.run < FEW_STEPS:
+    if not (tiling.over_pixels or tiling.exact_columns) and channels * blocking.run < FEW_STEPS:
         step += FEW_STEPS_CYCLES
     if blocking.tap_count * channels < SHORT_REDUCTION * len(phases):
         penalty = WIDE_TILE_PENALTY if spec.pairs is None else WORD_WIDE_TILE_PENALTY

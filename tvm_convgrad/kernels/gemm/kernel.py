@@ -292,7 +292,7 @@ class PhaseGroup:
     def widths(self, channel_block: Index) -> Iterator[int]:
         """The number of vectors of a tile, within a condition on the block where that of the last one is smaller."""
         loops, blocking, tile_n = self.loops, self.blocking, self.tiling.tile_n
-        last = blocking.last_columns
+        last = blocking.last_vectors
         if last == tile_n or blocking.channel_blocks == 1:
             yield last
             return

@@ -44,8 +44,9 @@ NEST_COST = 0.015
 """The relative gain that each additional loop nest of a decomposition must bring: it takes time to compile, and work is
 distributed less evenly."""
 
-EXACT_BELOW = 0.99
-"""Tiles at the ends of a row sum the pixels of each tap by itself if at most this part of a row is in bounds."""
+MOST_EXACT_TAPS, EXACT_GAIN = 7, 0.006
+"""Tiles at the ends of a row sum the pixels of each tap by itself for at most so many taps along w, and if that saves
+at least this part of a row's products for each of them: every tap is code, which TVM and LLVM take time to compile."""
 
 MAX_CANDIDATES = 24
 """The most other plans that are given to the tuner."""
@@ -70,7 +71,7 @@ class ImplicitGemm(Kernel):
         return ""
 
     def regions(self, problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
-        """The whole result as one spec, then its decompositions into regions: `Plan.region` is an index of it."""
+        """The whole result as one spec, then its other decompositions: `Plan.region` is an index of it."""
         return regions_of(problem, direction)
 
     def plan(self, problem: ConvProblem, direction: str, machine: Machine) -> Plan:
@@ -268,7 +269,7 @@ def candidates(spec: ConvSpec, phases: tuple[Phase, ...], machine: Machine) -> I
 
 
 def _ends_gain(spec: ConvSpec, phases: tuple[Phase, ...], tile: GemmTiling) -> bool:
-    """Whether it gains to sum only pixels in bounds in a tile at an end of a row, which takes more code."""
+    """Whether it gains more than its code costs to sum only pixels in bounds in a tile at an end of a row."""
     if tile.over_pixels or len(phases) > 1 or not phases[0][2].taps:
         return False
     tile_w, (steps, extents) = tile.tile_m // tile.tile_h, (spec.in_step, spec.source.extents)
@@ -276,7 +277,8 @@ def _ends_gain(spec: ConvSpec, phases: tuple[Phase, ...], tile: GemmTiling) -> b
         return False
     axis = phases[0][2]
     valid = [valid_range(offset, steps[2], axis.count, extents[2]) for _, offset in axis.taps]
-    return sum(end - first for first, end in valid) <= EXACT_BELOW * axis.count * len(axis.taps)
+    taps, inside = len(axis.taps), sum(end - first for first, end in valid)
+    return taps <= MOST_EXACT_TAPS and inside <= (1 - EXACT_GAIN * taps) * axis.count * taps
 
 
 def blocked(

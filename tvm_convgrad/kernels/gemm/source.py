@@ -23,7 +23,7 @@ from tvm_convgrad.codegen.loops import (
     within,
     zero,
 )
-from tvm_convgrad.codegen.packing import every, transpose
+from tvm_convgrad.codegen.packing import strided_lanes, transpose
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.gemm.pairs import Operand
@@ -197,7 +197,7 @@ class SourcePanel:
                         mask = lanes_within(expr(column + i), limit, lanes)
                         values.append(loops.let(self._operand.vector(row + column + i, lanes, c, mask), "pixels"))
                     for number, residue in residues:
-                        value = every(values, residue, apart)
+                        value = strided_lanes(values, residue, apart)
                         loops.store(panel, to + number * blocking.residue_w + x * lanes, value)
             else:
                 with loops.loop(-(-blocking.panel_w // apart), "x") as x:

@@ -44,7 +44,7 @@ class TapRanges:
         along_w: for each phase and column of tiles; None if columns of padding are not skipped.
         pixels: for the first and the last tile of a row, or the only one, and each tap along w: (first, after the last)
             of the pixels of the tile's row for which the tap is in bounds; None if all are computed.
-        share: the part of all products that is computed.
+        share: the part of all products that is computed, without what `pixels` saves.
         share_d: the part of the depth slices of all panels that lies in the source.
         skips_rows: whether rows of a panel outside of the source are never read, so that they need not be packed.
         skips_columns: the same of its columns.
@@ -226,25 +226,21 @@ class TapLoops:
             with loops.loop(self._runs.at(phase), "tap") as tap:
                 yield tap
             return
+        if ranges.along_w is not None:
+            at = loops.let(expr(phase * self._columns + tile.column), "column_at")
+            column, columns = self._first_w.at(at), loops.let(expr(self._valid_w.at(at)), "columns")
+            with self.each_row(tile) as first_of_row, loops.loop(columns, "tap") as tap:
+                yield first_of_row + column + tap
+            return
         with ExitStack() as nest:
             of_d, of_h = self._runs_of_d.at(phase), self._runs_of_h.at(phase)
             first, slices, start, rows = self._slices_and_rows(tile)
-            column: Index = 0
-            if ranges.along_w is not None:
-                at = loops.let(expr(phase * self._columns + tile.column), "column_at")
-                column, columns = self._first_w.at(at), loops.let(expr(self._valid_w.at(at)), "columns")
-                rows = loops.let(expr(rows), "rows")
-            else:
-                length = loops.let(expr(rows * of_h), "valid_taps") if ranges.along_h is not None else of_d
+            length = loops.let(expr(rows * of_h), "valid_taps") if ranges.along_h is not None else of_d
             k: Index = 0
             if not isinstance(slices, int) or slices != 1:
                 k = nest.enter_context(loops.loop(slices, "slice"))
-            start = loops.let(expr((first + k) * of_d + start + column), "first_tap")
-            if ranges.along_w is None:
-                yield start + nest.enter_context(loops.loop(length, "tap"))
-                return
-            row = nest.enter_context(loops.loop(rows, "tap_row"))
-            yield loops.let(expr(start + row * of_h), "first_of_row") + nest.enter_context(loops.loop(columns, "tap"))
+            start = loops.let(expr((first + k) * of_d + start), "first_tap")
+            yield start + nest.enter_context(loops.loop(length, "tap"))
 
 
 __all__ = ["SKIP_BELOW", "SKIP_COLUMNS_BELOW", "Ranges", "TapLoops", "TapRanges", "TilePosition", "tap_ranges"]

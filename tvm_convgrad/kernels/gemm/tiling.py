@@ -73,7 +73,7 @@ class Blocking:
     Attributes:
         tile_w: columns of a tile.
         channel_block: result channels of a tile; channel_blocks: how many of these a group has.
-        last_columns: vectors of a tile of the last block that hold result channels; tile_n where they are of pixels.
+        last_vectors: vectors of a tile of the last block that hold result channels; tile_n where they are of pixels.
         tiles_w: tiles of a row.
         block_w: columns of a spatial block.
         blocks_w, blocks_h: spatial blocks of a row and of an image's height.
@@ -98,7 +98,7 @@ class Blocking:
     tile_w: int
     channel_block: int
     channel_blocks: int
-    last_columns: int
+    last_vectors: int
     tiles_w: int
     block_w: int
     blocks_w: int
@@ -175,7 +175,7 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
     slices = tuple(range(spec.source.extents[0])) if whole_depth else slices
     step = [1, 1, 1]
     for axis in (1, 2):
-        # Columns of a source with contiguous pixels are packed by whole vectors, also those that no tap reads.
+        # Columns of a source with contiguous pixels are packed by whole vectors, whether or not a tap reads them.
         if strided[axis] and (axis == 1 or spec.source.channel == 1):
             step[axis] = spec.in_step[axis]
     channels, source = spec.source_channels, spec.source
@@ -228,7 +228,7 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
         tile_w=tile_w,
         channel_block=channel_block,
         channel_blocks=channel_blocks,
-        last_columns=tiling.tile_n - beyond,
+        last_vectors=tiling.tile_n - beyond,
         tiles_w=tiles_w,
         block_w=block_w,
         blocks_w=-(-tiles_w // block_tiles),

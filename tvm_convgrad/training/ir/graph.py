@@ -29,7 +29,7 @@ Rewrite = Callable[[Any, Any, "Environment"], Any]
 class Environment:
     """What each variable of the replayed function stands for in the new one.
 
-    It begins with the values of some variables, such as the parameters; or of constants, each of which is an object.
+    It begins with the values of some variables, such as the parameters, or of constants, told apart by identity.
     """
 
     def __init__(self, variables: Sequence[relax.Var] = (), values: Sequence[relax.Expr] = ()) -> None:

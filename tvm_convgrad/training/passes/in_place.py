@@ -56,6 +56,10 @@ class StateFlow:
 
     def __init__(self, function: relax.Function) -> None:
         self._values = {binding.var: binding.value for binding in bindings_of(function)}
+        self.old: dict[relax.Var, int] = {}
+        self.new: dict[relax.Var, int] = {}
+        if not function.params:
+            return
         state = function.params[-1]
         self.old = {
             var: int(value.index)

@@ -123,7 +123,9 @@ class _Order:
             for taken in (place[operand] for operand in _overwritten(binding.value) if operand in place):
                 # Who reads it behind the call, too: FuseOps has moved the call there.
                 before = [each for each in sharing[memory[taken]] if each != own and not following[own] >> each & 1]
-                self._waits[own].update(*(self._readers[each] - {own} for each in before))
+                others = {reader for each in before for reader in self._readers[each] if reader != own}
+                # Those in later blocks, or later where nothing moves, are meant to read what was written.
+                self._waits[own].update(reader for reader in others if own not in self._waits[reader])
 
     def _following(self) -> list[int]:
         """Which bindings depend on each: a bit for each of them."""

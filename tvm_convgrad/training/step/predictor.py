@@ -102,7 +102,7 @@ def build_predictor(model: Model, values: Mapping[str, Array], options: StepOpti
 
 
 def _narrowed(module: tvm.IRModule, weights: Sequence[relax.Expr], chosen: StepOptions) -> tvm.IRModule:
-    """The module of `predict` in the precision that was chosen, with the roundings of a step's `predict`.
+    """The module of `predict` in the precision that was chosen, with the same products narrowed as in a step's.
 
     The weights are constants, products with which would stay float32, as those with the importer's tables do. So they
     are in a tuple while it is narrowed, as in a step.

@@ -122,7 +122,7 @@ def part_of(builder: relax.BlockBuilder, buffer: relax.Expr, shape: Sequence[int
 
 
 def _apart(builder: relax.BlockBuilder, tensor: relax.Expr) -> relax.Var:
-    """A tensor as its own view, which costs nothing, but is a call that no pass fuses with its readers."""
+    """A tensor as its own view: it takes no time, but what computes the tensor is not fused with its readers."""
     return builder.emit(relax.op.memory.ensure_zero_offset(tensor))
 
 

@@ -144,7 +144,7 @@ def _gemm_tiling(
     _, h, w = (axis.count for axis in phases[0])
     lanes, in_tiles = machine.lanes(spec.dtype), isinstance(kernel, TileGemm)
     divisors = [n for n in range(1, h + 1) if h % n == 0]
-    # Only sources that need no padding can be read in place, and 1x1 kernels have a prefetch of their own there.
+    # Only sources whose padding is never read can be read in place, and 1x1 kernels have a prefetch of their own there.
     often = 0.7 if max(len(axis.taps) for phase in phases for axis in phase) == 1 else 0.4
 
     def draw() -> GemmTiling:
