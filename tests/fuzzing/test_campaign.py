@@ -79,6 +79,7 @@ UNREACHED = {
         'return f"borders and phases would take {products} multiply-adds of code"': TOO_LARGE,
         "pixels = min(pixels, FAR_TILE_W // spec.in_step[2] or 1)": TOO_LARGE,
         "pixels = min(pixels, GROUPS_FAR_TILE_W)": TOO_LARGE,
+        "piece, slab_h = GROUPS_FAR_PIECE, min(height, GROUPS_FAR_ROWS)": TOO_LARGE,
         "pixels = min(pixels, ALIASED_TILE_W if each == 1 else GROUPS_FAR_TILE_W)": TOO_LARGE,
         'return "channels_inner needs in_place"': TUNER,
         "dy_pages, x_pages = (": TOO_LARGE,

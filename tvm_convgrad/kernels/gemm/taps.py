@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tvm_convgrad.codegen.loops import Index, LookupTable, Loops, expr, quotient
+from tvm_convgrad.codegen.loops import Index, LookupTable, Loops, expr
 from tvm_convgrad.kernels.borders import valid_range
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, Phase
 
@@ -167,6 +167,7 @@ class TapLoops:
         self._runs_of_d = LookupTable(loops, "slice_taps", [h * w // run for _, h, w in counts])
         self._d_taps = LookupTable(loops, "slice_count", [d for d, _, _ in counts])
         self._runs_of_h = LookupTable(loops, "row_taps", [w // run for _, _, w in counts])
+        self._tap_rows = LookupTable(loops, "tap_rows", [d * h for d, h, _ in counts])
         self._h_taps = LookupTable(loops, "row_count", [h for _, h, _ in counts])
         self._depths, self._rows, self._columns = (
             len(along[0]) if along is not None else 0 for along in (ranges.along_d, ranges.along_h, ranges.along_w)
@@ -191,7 +192,7 @@ class TapLoops:
         """Loop over the rows of taps that are in bounds, of runs of one tap; yields the number of a row's first tap."""
         loops, of_row = self.loops, self._runs_of_h.at(tile.phase)
         if self.ranges.along_d is None and self.ranges.along_h is None:
-            with loops.loop(quotient(self._runs.at(tile.phase), of_row), "tap_row") as row:
+            with loops.loop(self._tap_rows.at(tile.phase), "tap_row") as row:
                 yield loops.let(expr(row * of_row), "first_of_row")
             return
         first, slices, start, rows = self._slices_and_rows(tile)
