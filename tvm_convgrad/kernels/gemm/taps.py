@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -167,7 +167,6 @@ class TapLoops:
         self._runs_of_d = LookupTable(loops, "slice_taps", [h * w // run for _, h, w in counts])
         self._d_taps = LookupTable(loops, "slice_count", [d for d, _, _ in counts])
         self._runs_of_h = LookupTable(loops, "row_taps", [w // run for _, _, w in counts])
-        self._tap_rows = LookupTable(loops, "tap_rows", [d * h for d, h, _ in counts])
         self._h_taps = LookupTable(loops, "row_count", [h for _, h, _ in counts])
         self._depths, self._rows, self._columns = (
             len(along[0]) if along is not None else 0 for along in (ranges.along_d, ranges.along_h, ranges.along_w)
@@ -188,38 +187,6 @@ class TapLoops:
         return self._runs.at(phase)
 
     @contextmanager
-    def each_row(self, tile: TilePosition) -> Iterator[Index]:
-        """Loop over the rows of taps that are in bounds, of runs of one tap; yields the number of a row's first tap."""
-        loops, of_row = self.loops, self._runs_of_h.at(tile.phase)
-        if self.ranges.along_d is None and self.ranges.along_h is None:
-            with loops.loop(self._tap_rows.at(tile.phase), "tap_row") as row:
-                yield loops.let(expr(row * of_row), "first_of_row")
-            return
-        first, slices, start, rows = self._slices_and_rows(tile)
-        with ExitStack() as nest:
-            k: Index = 0
-            if not isinstance(slices, int) or slices != 1:
-                k = nest.enter_context(loops.loop(slices, "slice"))
-            start = loops.let(expr((first + k) * self._runs_of_d.at(tile.phase) + start), "first_tap")
-            row = nest.enter_context(loops.loop(loops.let(expr(rows), "rows"), "tap_row"))
-            yield loops.let(expr(start + row * of_row), "first_of_row")
-
-    def _slices_and_rows(self, tile: TilePosition) -> tuple[Index, Index, Index, Index]:
-        """The first slice and how many there are, the first tap of the first row in a slice, and the number of rows."""
-        loops, ranges, phase = self.loops, self.ranges, tile.phase
-        first: Index = 0
-        slices = self._d_taps.at(phase)
-        if ranges.along_d is not None:
-            at = loops.let(expr(phase * self._depths + tile.d), "depth_at")
-            first, slices = self._first_d.at(at), loops.let(expr(self._valid_d.at(at)), "slices")
-        start: Index = 0
-        rows = self._h_taps.at(phase)
-        if ranges.along_h is not None:
-            at = loops.let(expr(phase * self._rows + tile.row), "row_at")
-            start, rows = self._first_h.at(at) * self._runs_of_h.at(phase), self._valid_h.at(at)
-        return first, slices, start, rows
-
-    @contextmanager
     def each(self, tile: TilePosition) -> Iterator[Index]:
         """Loop over the runs that are in bounds; yields the number of the run in its phase."""
         loops, ranges, phase = self.loops, self.ranges, tile.phase
@@ -233,15 +200,37 @@ class TapLoops:
             with self.each_row(tile) as first_of_row, loops.loop(columns, "tap") as tap:
                 yield first_of_row + column + tap
             return
-        with ExitStack() as nest:
-            of_d, of_h = self._runs_of_d.at(phase), self._runs_of_h.at(phase)
-            first, slices, start, rows = self._slices_and_rows(tile)
-            length = loops.let(expr(rows * of_h), "valid_taps") if ranges.along_h is not None else of_d
-            k: Index = 0
-            if not isinstance(slices, int) or slices != 1:
-                k = nest.enter_context(loops.loop(slices, "slice"))
-            start = loops.let(expr((first + k) * of_d + start), "first_tap")
-            yield start + nest.enter_context(loops.loop(length, "tap"))
+        with self._each_slice(tile) as (start, rows):
+            # A run may have the taps of several rows, where rows are not skipped.
+            skips_rows = ranges.along_h is not None
+            length = expr(rows * self._runs_of_h.at(phase)) if skips_rows else self._runs_of_d.at(phase)
+            length = loops.let(length, "valid_taps")
+            with loops.loop(length, "tap") as tap:
+                yield start + tap
+
+    @contextmanager
+    def each_row(self, tile: TilePosition) -> Iterator[Index]:
+        """Loop over the rows of taps that are in bounds, of runs of one tap; yields the number of a row's first tap."""
+        with self._each_slice(tile) as (start, rows), self.loops.loop(rows, "tap_row") as row:
+            yield self.loops.let(expr(start + row * self._runs_of_h.at(tile.phase)), "first_of_row")
+
+    @contextmanager
+    def _each_slice(self, tile: TilePosition) -> Iterator[tuple[Index, Index]]:
+        """Loop over the depth slices in bounds; yields the first run in bounds of each, and its rows of taps."""
+        loops, ranges, phase = self.loops, self.ranges, tile.phase
+        first: Index = 0
+        slices = self._d_taps.at(phase)
+        if ranges.along_d is not None:
+            at = loops.let(expr(phase * self._depths + tile.d), "depth_at")
+            first, slices = self._first_d.at(at), self._valid_d.at(at)
+        start: Index = 0
+        rows = self._h_taps.at(phase)
+        if ranges.along_h is not None:
+            at = loops.let(expr(phase * self._rows + tile.row), "row_at")
+            start, rows = self._first_h.at(at) * self._runs_of_h.at(phase), self._valid_h.at(at)
+        rows = loops.let(expr(rows), "rows")
+        with loops.loop(loops.let(slices, "slices"), "slice") as k:
+            yield loops.let(expr((first + k) * self._runs_of_d.at(phase) + start), "first_tap"), rows
 
 
 __all__ = ["SKIP_BELOW", "SKIP_COLUMNS_BELOW", "Ranges", "TapLoops", "TapRanges", "TilePosition", "tap_ranges"]
