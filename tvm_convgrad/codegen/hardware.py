@@ -58,8 +58,11 @@ class Machine:
             so that it does half as many products.
         tiles: those of which an instruction multiplies whole tiles, if the process may use them
             (`codegen.tile_product`).
-        transposed_store: cycles to store a vector of results that is transposed on its way. Measured on a Zen 5, with
-            AVX-512 (float32, float16 and bfloat16) and with AVX2; other CPUs of 512-bit vectors take the same.
+        transposed_store: cycles to store a vector of results that is transposed on its way. 8 was measured on a Zen 5, with
+            AVX-512 (float32, float16 and bfloat16), 16 there with AVX2; 12 on an Emerald Rapids, which has one port for
+            shuffles of 512 bits. CPUs of 512-bit vectors without BF16 are taken for Intel's.
+        handover_rate: bytes a cycle of a panel that all cores pack before they compute: each writes a part of it, and
+            reads all of it. 2 was fitted on an Emerald Rapids with two threads, 10 on AMD's CPUs.
 
     The same for all CPUs, as only the ratios of estimates decide:
         clock: cycles a second.
@@ -111,6 +114,7 @@ class Machine:
     tiles: tuple[str, ...] = ()
     dot_cost: int = 1
     transposed_store: float = 16.0
+    handover_rate: float = 10.0
 
     @property
     def gains_by_dots(self) -> bool:
@@ -125,7 +129,9 @@ class Machine:
 CPUS = {
     machine.name: machine
     for machine in (
-        Machine("AVX-512", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS, transposed_store=8.0),
+        Machine(
+            "AVX-512", 64, 32, has_masks=True, has_half_masks=tir.HALF_VECTORS, transposed_store=12.0, handover_rate=2.0
+        ),
         Machine(
             "AVX512-BF16",
             64,
@@ -145,7 +151,8 @@ CPUS = {
             dots=("bfloat16",),
             tiles=("bfloat16",),
             dot_cost=4,
-            transposed_store=8.0,
+            transposed_store=12.0,
+            handover_rate=2.0,
         ),
         Machine(
             "AMX-FP16",
@@ -157,7 +164,8 @@ CPUS = {
             dots=("bfloat16",),
             tiles=("bfloat16", "float16"),
             dot_cost=4,
-            transposed_store=8.0,
+            transposed_store=12.0,
+            handover_rate=2.0,
         ),
         Machine("AVX2", 32, 16, 1 << 18, has_masks=True),
         Machine("SSE", 16, 16, 1 << 18),

@@ -161,7 +161,7 @@ def estimate(
             blocks * tiling.splits,
             -(-blocking.channel_blocks // tiling.splits) / (blocking.channel_blocks * blocks),
         )
-        work += 2 * weights * element / (RATE_WHILE_PACKING * machine.shared_rate)
+        work += _handover(weights * element, machine)
         beyond_w = _beyond(weights / groups * element, source_bytes, machine)
         beyond_source = _beyond(source_bytes, weight_bytes, machine)
     else:
@@ -173,7 +173,7 @@ def estimate(
         beyond_w = _beyond(weight_bytes, source_bytes, machine)
         whole = panels * panel * element / groups if blocking.whole_depth else pieces * source_bytes
         beyond_source = _beyond(whole, weight_bytes, machine)
-        work += 0 if tiling.unpacked else 2 * panels * panel * element / (RATE_WHILE_PACKING * machine.shared_rate)
+        work += 0 if tiling.unpacked else _handover(panels * panel * element, machine)
     for beyond, times, bytes_ in (
         (beyond_w, blocks * blocking.channel_blocks, weight_bytes),
         (beyond_source, tiles, tile_bytes),
@@ -185,6 +185,10 @@ def estimate(
     work += items * ITEM_CYCLES
     total = work * min(1.0, -(-items // parts) * largest)
     memory = (bytes_of(spec.source) + bytes_of(spec.weight) + bytes_of(spec.result)) / parts / machine.mixed_rate
+    if tiling.order == "weights" and spec.result.channel == 1 and groups == 1 < blocking.channel_blocks:
+        # Each core stores a part of every pixel, and fetches neighbouring lines that others store.
+        twice = memory + bytes_of(spec.result) / parts / machine.mixed_rate
+        return overlapped(total, memory) + max(0.0, twice - max(total, memory))
     return overlapped(total, memory)
 
 
@@ -231,6 +235,12 @@ def _share_of_pixels(
     whole, taps = steps[blocking.tile_w], len(phases[0][2].taps)
     between = (blocking.tiles_w - len(ends)) * taps * whole
     return (sum(steps.get(count, 0.0) for count in pixels) + between) / (blocking.tiles_w * taps * whole)
+
+
+def _handover(bytes_: float, machine: Machine) -> float:
+    """Cycles to write and read a panel of so many bytes that all cores pack before they compute."""
+    kept = min(bytes_, machine.parts * machine.l2_bytes)
+    return 2 * (kept / machine.handover_rate + (bytes_ - kept) / (RATE_WHILE_PACKING * machine.shared_rate))
 
 
 def bytes_of(view: View | WeightView) -> int:
