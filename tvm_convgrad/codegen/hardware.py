@@ -58,9 +58,9 @@ class Machine:
             so that it does half as many products.
         tiles: those of which an instruction multiplies whole tiles, if the process may use them
             (`codegen.tile_product`).
-        transposed_store: cycles to store a vector of results that is transposed on its way. 8 was measured on a Zen 5, with
-            AVX-512 (float32, float16 and bfloat16), 16 there with AVX2; 12 on an Emerald Rapids, which has one port for
-            shuffles of 512 bits. CPUs of 512-bit vectors without BF16 are taken for Intel's.
+        transposed_store: cycles to store a vector of results that is transposed on its way. 8 was measured on a Zen 5
+            with AVX-512 (float32, float16 and bfloat16), 16 there with AVX2; 12 on an Emerald Rapids, with one port
+            for shuffles of 512 bits. CPUs of 512-bit vectors without BF16 are taken for Intel's.
         handover_rate: bytes a cycle of a panel that all cores pack before they compute: each writes a part of it, and
             reads all of it. 2 was fitted on an Emerald Rapids with two threads, 10 on AMD's CPUs.
 

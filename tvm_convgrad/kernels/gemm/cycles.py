@@ -25,6 +25,9 @@ FAR_PAGE_CYCLES = 1.0
 WEIGHT_VECTOR_CYCLES = 0.3
 """Additional cycles of a step for each vector of W, if a block of W does not fit the first-level cache."""
 
+PIXEL_VECTOR_CYCLES = 0.5
+"""Additional cycles of a step for each vector of pixels of a panel, if what a tile reads of it does not fit there."""
+
 SPLIT_LINE_CYCLES = 1.9
 """Additional cycles of a vector of pixels, if the bytes of a channel are not a multiple of a cache line: most vectors
 then straddle two lines."""
@@ -51,9 +54,12 @@ FETCH_CYCLES = 0.6
 TOUCH_CYCLES = 8.0
 """Cycles of the first vectors that a tile reads of a channel of the unpacked source."""
 
-PIXEL_TOUCH_CYCLES, FAR_TOUCH_CYCLES = 8.0, 28.0
-"""Cycles of the first pixels that a tile reads of such a channel one by one, and additional cycles if the channels lie
-in more pages than are near."""
+TOUCH_AGAIN_CYCLES = 2.0
+"""The same, also for pixels one by one, where the core's own cache has the source from its block of channels before."""
+
+PIXELS_TOUCHED, PIXEL_TOUCH_CYCLES, FAR_TOUCH_CYCLES = 14, 8.0, 28.0
+"""So many pixels that a tile reads of such a channel one by one cost so many cycles at first, and so many more if the
+channels lie in more pages than are near."""
 
 RATE_WHILE_STORING = 0.75
 """The share of the shared cache's rate that remains for reads while results are stored."""
@@ -139,11 +145,7 @@ def estimate(
         copied += FETCH_CYCLES
     work += panels * splits * panel * copied
     if tiling.unpacked and spec.source.channel != 1:
-        again = tiles if tiling.order == "weights" else tiles / blocking.channel_blocks
-        touch = TOUCH_CYCLES
-        if not tiling.over_pixels:
-            touch = PIXEL_TOUCH_CYCLES + FAR_TOUCH_CYCLES * beyond_near_pages(channels, spec.source.channel * element)
-        work += again * channels * touch
+        work += _touches(spec, tiling, blocking, tiles / blocking.channel_blocks, machine)
     # W.
     weights = groups * blocking.channel_blocks * blocking.channel_block * blocking.tap_count * channels
     contiguous = spec.weight_result_stride == 1
@@ -214,12 +216,32 @@ def _vector_step(
         step += FAR_PAGE_CYCLES * beyond_near_pages(channels, spec.source.channel * element)
         if spec.source.channel * element % machine.line_bytes:
             step += SPLIT_LINE_CYCLES * tiling.tile_n
+    if tiling.over_pixels and not tiling.unpacked:
+        rows = blocking.tap_count / (len(phases) * max(1, len(phases[0][2].taps)))  # a phase may have no taps
+        far = channels * rows * tiling.tile_n * machine.vector_bytes > machine.l1_bytes
+        step += PIXEL_VECTOR_CYCLES * tiling.tile_n if far else 0
     if (
         not tiling.over_pixels
         and blocking.channel_block * blocking.tap_count * channels * element > machine.l1_bytes * len(phases)
     ):
         step += WEIGHT_VECTOR_CYCLES * tiling.tile_n
     return step
+
+
+def _touches(spec: ConvSpec, tiling: GemmTiling, blocking: Blocking, tiles: float, machine: Machine) -> float:
+    """Cycles to go on from channel to channel of an unpacked source; `tiles` are those of one block of channels."""
+    channels = spec.source_channels
+    touch = TOUCH_CYCLES
+    if not tiling.over_pixels:
+        far = beyond_near_pages(channels, spec.source.channel * DTYPE_BYTES[spec.dtype])
+        touch = (PIXEL_TOUCH_CYCLES + FAR_TOUCH_CYCLES * far) * tiling.tile_m / PIXELS_TOUCHED
+    if tiling.order == "source":
+        return tiles * channels * touch
+    # Each core goes over the source for each of its blocks of result channels.
+    passes = blocking.channel_blocks
+    if bytes_of(spec.source) <= machine.l2_bytes:
+        passes = min(machine.parts, passes)
+    return tiles * channels * (passes * touch + (blocking.channel_blocks - passes) * TOUCH_AGAIN_CYCLES)
 
 
 def _share_of_pixels(

@@ -48,14 +48,14 @@ FAR_PIXEL_CYCLES, FAR_PIXEL_BYTES = 1.0, 512
 they do; half of it where each tap reads them again."""
 
 PREFETCH_CYCLES = 0.5
-"""Cycles of a step to prefetch the next slab."""
+"""Cycles of a step to prefetch the next slab, or to wait for what is read of one from beyond the core's own cache."""
 
 PREFETCH_EXPOSED = 0.25
 """The share of the time of a stream that remains if the next slab is prefetched."""
 
 PREFETCHED_BYTES = 1 << 20
-"""The most bytes of two slabs that are prefetched in time: on an Emerald Rapids with 2 MiB of second-level cache slabs
-twice as large took 6 % longer (geometric mean of 44 layers)."""
+"""The most bytes of two slabs for the second to be prefetched in time. On an Emerald Rapids, whose second-level cache
+has 2 MiB, slabs twice as large took 6 % longer (geometric mean of 44 layers)."""
 
 WORD_FACTOR = 1.5
 """The cycles to pack a word of two elements, relative to those of an element."""
@@ -112,7 +112,7 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     loads = WGRAD.load if spec.im2col_of is None else IM2COL_LOAD_CYCLES
     step = max(tile_m * tile_n * each / machine.fmas, (tile_m + tile_n) * loads, latency)
     step += tile_n * PANEL_VECTOR_CYCLES
-    step += PREFETCH_CYCLES if tiling.prefetch else 0
+    step += PREFETCH_CYCLES if tiling.prefetch or from_beyond(spec, machine) else 0
     whole = columns % (lanes * spec.word_columns) == 0
     joined = spec.kernel[1:] == (1, 1) and spec.im2col_of is None and (whole or spec.x.channel == 1)
     exits = slabs if joined else spec.batch * depth * height * spec.valid_fractions[0] * spec.valid_fractions[1]
@@ -146,7 +146,6 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     # Streams: X once a split; dY once an item of input channels, or once a block of them if the cache loses its slab.
     slab_pixels = tiling.slab_d * tiling.slab_h * columns
     per_split = -(-spec.out_channels // tiling.split_m)
-    both = slab_pixels * (per_split + min(tiling.n_blocks * width, spec.in_channels)) * element
     kept = taps * tiling.n_blocks * width * per_split * element if slabs > tiling.split_k else 0
     touched = slab_pixels * per_split * element + panel * element + kept // tiling.n_blocks
     reads = in_items if touched <= kept_bytes else in_blocks
@@ -160,8 +159,7 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
         * reads
         / min(stream_rate(spec.dy.size * moved_dy, machine), unpredicted_rate if scattered else shared_rate)
     )
-    in_time = tiling.prefetch and 2 * both <= min(machine.l2_bytes, PREFETCHED_BYTES)
-    cycles += stream * (PREFETCH_EXPOSED if in_time else 1)
+    cycles += stream * (PREFETCH_EXPOSED if tiling.prefetch and in_time(spec, tiling, machine) else 1)
     if scattered:
         cycles += (
             tiles
@@ -174,6 +172,20 @@ def estimate(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     if kept and kept + slab_pixels * per_split * element + panel * element > kept_bytes:
         cycles += slabs * tiles * tile_m * width * element * 2 / sums_rate(kept, machine)
     return (cycles + store_cycles(spec, tiling, machine)) / machine.clock
+
+
+def from_beyond(spec: WgradSpec, machine: Machine) -> bool:
+    """Whether each element is read for one tap only, from beyond the core's own cache."""
+    size = max(spec.x.size, spec.dy.size) * DTYPE_BYTES[spec.dtype]
+    return spec.is_pointwise and size > machine.l2_bytes and not spec.dots
+
+
+def in_time(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> bool:
+    """Whether a slab that is prefetched stays in the core's own cache until it is read; of an oriented spec."""
+    pixels = tiling.slab_d * tiling.slab_h * spec.dy.extents[2]
+    rows = min(tiling.n_blocks * tiling.tile_n * machine.lanes(spec.dtype), spec.in_channels)
+    rows += -(-spec.out_channels // tiling.split_m)
+    return 2 * pixels * rows * DTYPE_BYTES[spec.dtype] <= min(machine.l2_bytes, PREFETCHED_BYTES)
 
 
 def sums_rate(kept: float, machine: Machine) -> float:
@@ -245,7 +257,9 @@ __all__ = [
     "elapsed",
     "estimate",
     "far_pixels",
+    "from_beyond",
     "im2col_panel",
+    "in_time",
     "store_cycles",
     "stream_rate",
     "sums_rate",

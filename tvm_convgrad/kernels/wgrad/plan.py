@@ -17,7 +17,7 @@ from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels.contract import Kernel, Plan, not_one_tiling, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.vectors import moves_vectors
-from tvm_convgrad.kernels.wgrad.cycles import elapsed, far_pixels, im2col_panel
+from tvm_convgrad.kernels.wgrad.cycles import elapsed, far_pixels, from_beyond, im2col_panel, in_time
 from tvm_convgrad.kernels.wgrad.kernel import wgrad_kernel
 from tvm_convgrad.kernels.wgrad.panel_shapes import Im2colPanel
 from tvm_convgrad.kernels.wgrad.spec import HALVES, WgradSpec, WgradTiling, wgrad_spec
@@ -208,7 +208,6 @@ def candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterator[Wg
         out_blocks = -(-oriented.out_channels // tile_m)
         n_blocks = {1, min(4, in_blocks), min(8, in_blocks), -(-in_blocks // machine.parts), in_blocks}
         m_splits = {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}
-        large = oriented.is_pointwise and max(spec.x.size, spec.dy.size) * DTYPE_BYTES[spec.dtype] > machine.l2_bytes
         for slab_h, slab_d in dict.fromkeys(slab_of(slices, height, width, pixels) for pixels in SLAB_PIXELS):
             slabs = -(-slices // slab_d) * -(-height // slab_h)
             tile = WgradTiling(tile_m, tile_n, slab_h, slab_d, 1, 1, parallel, transposed=transposed)
@@ -216,13 +215,17 @@ def candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterator[Wg
             packings = {
                 splits: _packings(spec, oriented, replace(tile, split_m=splits), machine) for splits in m_splits
             }
-            useful = slabs > 1 and large and not spec.dots
-            # With im2col rows only the vectors are prefetched, which may not be worth its cycles.
-            prefetches = (useful,) if oriented.im2col_of is None or not useful else (True, False)
+            useful = slabs > 1 and from_beyond(oriented, machine)
             k_splits = {1, machine.parts if slabs >= machine.parts else 1}
-            for split_k, blocks, splits, prefetch in itertools.product(k_splits, n_blocks, m_splits, prefetches):
+            for split_k, blocks, splits in itertools.product(k_splits, n_blocks, m_splits):
                 for tiling in packings[splits]:
-                    yield replace(tiling, split_k=split_k, n_blocks=blocks, prefetch=prefetch)
+                    plain = replace(tiling, split_k=split_k, n_blocks=blocks)
+                    prefetches = useful and in_time(oriented, plain, machine)
+                    # With im2col rows only the vectors are prefetched, which may not be worth its cycles.
+                    if not prefetches or oriented.im2col_of is not None:
+                        yield plain
+                    if prefetches:
+                        yield replace(plain, prefetch=True)
 
 
 def slab_of(slices: int, height: int, width: int, pixels: int) -> tuple[int, int]:
