@@ -54,8 +54,8 @@ class Machine:
         has_half_masks: whether they are for elements of 16 bits as well.
         parallel_from: multiply-accumulates of a loop nest from which on its outermost loop is parallel.
         dots: the 16-bit types that an instruction multiplies in pairs and sums in float32 (`codegen.dot_product`).
-        dot_cost: how many vector multiply-adds start in the time of one such instruction: on an Emerald Rapids four,
-            so that it does half as many products.
+        dot_cost: how many vector multiply-adds start in the time of one such instruction: on an Emerald Rapids four
+            (measured in registers), so that it does half as many products.
         tiles: those of which an instruction multiplies whole tiles, if the process may use them
             (`codegen.tile_product`).
         transposed_store: cycles to store a vector of results that is transposed on its way. 8 was measured on a Zen 5
@@ -176,6 +176,10 @@ CPUS = {
 """The instruction sets that kernels are made for, by their names."""
 
 
+OF_THE_CORE = ("l2_bytes", "dot_cost", "transposed_store", "handover_rate")
+"""What cores with AMX have in common, whether a process may use AMX or not."""
+
+
 def beyond_near_pages(count: int, stride: int) -> float:
     """How far `count` places, `stride` bytes apart, spread over more pages than are near: 0 is not at all, 1 is far."""
     pages = count * min(1.0, stride / Machine.page_bytes)
@@ -253,7 +257,12 @@ def _machine(described: str) -> Machine | None:
             tiles = dots and {"amx-tile", "amx-bf16"} <= features and "linux" in triple
             tile_name = "AMX-FP16" if "amx-fp16" in features else "AMX-BF16"
             name = tile_name if tiles else "AVX512-BF16" if dots else "AVX-512"
-            return replace(CPUS[name], parts=parts, has_half_masks=halves)
+            machine = replace(CPUS[name], parts=parts, has_half_masks=halves)
+            if dots and not tiles and "avx512fp16" in features and "sse4a" not in features:
+                # Intel's cores that have AMX, where a hypervisor or the target leaves it out. AMD's have SSE4a.
+                amx = CPUS["AMX-BF16"]
+                machine = replace(machine, **{field: getattr(amx, field) for field in OF_THE_CORE})
+            return machine
         if "avx2" in features and "fma" in features:
             return replace(CPUS["AVX2"], parts=parts)
         return replace(CPUS["SSE"], parts=parts)
