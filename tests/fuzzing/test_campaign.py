@@ -104,12 +104,18 @@ UNREACHED = {
         'return f"the code would have more than {MAX_PRODUCTS} multiply-adds"': TOO_LARGE,
     },
     "kernels/depthwise/row_vectors.py": {"MultiRowReader.words": HALVES},
-    "kernels/gemm/cycles.py": {"work += arithmetic * SAME_SET_PENALTY": TOO_LARGE},
+    "kernels/gemm/cycles.py": {
+        "work += arithmetic * SAME_SET_PENALTY": TOO_LARGE,
+        "again = weight_bytes * blocking.ranges.share": TOO_LARGE,
+        "work += tiles * EXPOSED * again / (RATE_WHILE_STORING * machine.shared_rate)": TOO_LARGE,
+    },
     "kernels/gemm/kernel.py": {
         "if self.packed_at is None:": AHEAD,
         'packed_at = loops.let(expr(rest * self.weights.size + self.packed_at), "w_at")': AHEAD,
     },
     "kernels/gemm/plan.py": {
+        "dividing = (n for n in range(2, spec.source_channels + 1) if spec.source_channels % n == 0)": TOO_LARGE,
+        "return next((n for n in dividing if weight_bytes <= n * machine.l2_bytes * PART_SHARE), 1)": TOO_LARGE,
         "ImplicitGemm.packed_weight": AHEAD,
         "ImplicitGemm.emit_packed": AHEAD,
         'return f"region is {plan.region}; it must be from 0 to {len(regions) - 1}"': OTHER_PLAN,

@@ -73,6 +73,12 @@ class Tile:
                 else:
                     loops.store(register, 0, total + tir.product(broadcast, value))
 
+    def load(self, buffer: Buffer, at: Index, offsets: Sequence[int]) -> None:
+        """Begin with sums that `store` stored."""
+        for i, offset in enumerate(offsets):
+            for j, register in enumerate(self._sums[i]):
+                self._loops.store(register, 0, load(buffer, at + offset + j * self.lanes, self.lanes))
+
     def complete(self) -> None:
         """It emits nothing, as accumulators can be read at any time."""
 

@@ -74,6 +74,9 @@ because a part of a panel stays in the core's own cache."""
 SAME_SET_PENALTY = 0.3
 """The relative additional cost of the arithmetic if rows are whole pages apart and fall into the same cache sets."""
 
+NEAR_WEIGHT_BYTES = 2 << 20
+"""The most bytes of a block of W that every tile can read again without waiting; measured where the L2 has as many."""
+
 ITEM_CYCLES = 1500.0
 """Cycles to start and end a work item."""
 
@@ -124,6 +127,7 @@ def estimate(
     arithmetic = tiles * blocking.tap_count * blocking.ranges.share * channels * step
     transposed = not tiling.over_pixels and spec.result.channel != 1
     scattered = tiling.over_pixels and spec.result.spatial[2] * spec.out_step[2] != 1
+    scattered = scattered or (tiling.channel_parts > 1 and not transposed)
     store = machine.transposed_store if transposed else lanes * GEMM.scalar if scattered else stored
     work = arithmetic + tiles * len(phases) * (accumulators * store + GEMM.tile)
     # The source.
@@ -176,6 +180,10 @@ def estimate(
         whole = panels * panel * element / groups if blocking.whole_depth else pieces * source_bytes
         beyond_source = _beyond(whole, weight_bytes, machine)
         work += 0 if tiling.unpacked else _handover(panels * panel * element, machine)
+        if weight_bytes > NEAR_WEIGHT_BYTES * tiling.channel_parts:
+            again = weight_bytes * blocking.ranges.share
+            work += tiles * EXPOSED * again / (RATE_WHILE_STORING * machine.shared_rate)
+        work += tiles * len(phases) * (tiling.channel_parts - 1) * accumulators * 2 * GEMM.store
     for beyond, times, bytes_ in (
         (beyond_w, blocks * blocking.channel_blocks, weight_bytes),
         (beyond_source, tiles, tile_bytes),
@@ -275,4 +283,4 @@ def _beyond(streamed: float, kept: float, machine: Machine) -> float:
     return min(1.0, max(0.0, (streamed + kept - machine.l2_bytes) / streamed)) if streamed else 0.0
 
 
-__all__ = ["block_bytes", "bytes_of", "estimate"]
+__all__ = ["NEAR_WEIGHT_BYTES", "block_bytes", "bytes_of", "estimate"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import as_number
@@ -63,12 +63,19 @@ def largest_panel(spec: ConvSpec, tilings: tuple[GemmTiling, ...], machine: Mach
 
 @dataclass(frozen=True)
 class Panels:
-    """The operands of a tile: W's panel and the source's (or the source itself), and where each begins."""
+    """The operands of a tile: W's panel and the source's (or the source itself), and where each begins.
+
+    Attributes:
+        part: the number of the part of the channels that is summed.
+        kept: where the sums of the parts before it are: the buffer, the tile's place, and the offset of each pixel.
+    """
 
     weights: Buffer
     weights_at: Index
     source: Buffer
     source_at: Index
+    part: Index = 0
+    kept: tuple[Buffer, Index, list[int]] | None = None
 
 
 class PhaseGroup:
@@ -106,6 +113,8 @@ class PhaseGroup:
         self.panels = SourcePanel(loops, spec, blocking, machine, self.over_pixels, source)
         self.block_prefetch = BlockPrefetch(loops, spec, blocking, tiling, self.source)
         self.tile_prefetch = TilePrefetch(loops, spec, len(phases), blocking, tiling, machine)
+        if tiling.channel_parts > 1:  # the steps of these prefetches are those of all channels
+            self.block_prefetch.useful = self.tile_prefetch.of_rows = False
         self.results = ResultStore(frame, spec, phases, tiling, blocking, machine)
         run = blocking.run
         self.taps = TapLoops(loops, phases, blocking.ranges, run)
@@ -242,8 +251,14 @@ class PhaseGroup:
         channel = loops.let(expr(self.weights.first_channel(channel_block)), "first_channel")
         with loops.loop(self.tiling.block_h // rows, "piece") as piece:
             first = loops.let(expr(piece * rows), "first_row")
+            interleaves = self.results.interleaves
+            if self.tiling.channel_parts > 1 and interleaves:
+                self.results.clear_staging()
             with loops.loop(len(self.phases), "phase") as phase:
-                self._tiles(panels, block, channel_block, channel, first, phase, number)
+                if self.tiling.channel_parts > 1 and not interleaves:
+                    self.results.clear_staging()
+                with loops.loop(self.tiling.channel_parts, "part") as part:
+                    self._tiles(replace(panels, part=part), block, channel_block, channel, first, phase, number)
                 if self.results.uses_staging and not self.results.interleaves:
                     self.results.store_staging(block, channel, first, phase)
             if self.results.uses_staging and self.results.interleaves:
@@ -283,9 +298,10 @@ class PhaseGroup:
                 next_tile = self.tile_prefetch.of_tile(at, (column - block.w) * blocking.step_w, t, block.tiles)
             tile_row, tile_column = quotient(block.h + row, tiling.tile_h), quotient(column, blocking.tile_w)
             position = TilePosition(phase, block.d, tile_row, tile_column, column)
-            here = Panels(panels.weights, weights, panels.source, at)
             overlap = loops.let(expr(begin - column), "column_overlap")
             place = TilePlace(block, phase, channel, overlap_channels, row, staging_row, column, overlap)
+            kept = self.results.kept_sums(place) if tiling.channel_parts > 1 else None
+            here = replace(panels, weights_at=weights, source_at=at, kept=kept)
             for columns in self.widths(channel_block):
                 self.results.tile(self.sum(here, position, next_block, next_tile, columns), place)
 
@@ -319,6 +335,9 @@ class PhaseGroup:
         dots = self.spec.pairs is not None
         tile = Tile(loops, tiling.tile_m, columns, lanes, self.dtype, dots=dots)
         channels, block = self.spec.source_channels, blocking.channel_block
+        if panels.kept is not None:
+            tile.load(*panels.kept)
+        summed = channels // tiling.channel_parts
         first = loops.let(expr(self.tap_first.at(position.phase)), "first_tap")
         if self.over_pixels:
             taps = loops.let(expr(self.taps.count(position.phase)), "taps")
@@ -339,9 +358,13 @@ class PhaseGroup:
         ]
 
         def add_tap(tap: Index, rows: Collection[int] | None = None) -> None:
-            s_at = loops.let(expr(at + self.start.at(first + tap)), "s_at")
-            w_at = loops.let(expr(weights + tap * (channels * blocking.run * block)), "w_at")
-            with loops.loop(channels * blocking.run, "c") as c:
+            s_at = expr(at + self.start.at(first + tap))
+            w_at = expr(weights + tap * (channels * blocking.run * block))
+            if tiling.channel_parts > 1:
+                s_at += panels.part * (summed * blocking.stride_c)
+                w_at += panels.part * (summed * block)
+            s_at, w_at = loops.let(s_at, "s_at"), loops.let(w_at, "w_at")
+            with loops.loop(summed * blocking.run, "c") as c:
                 s = loops.let(expr(s_at + c * blocking.stride_c), "s")
                 w = loops.let(expr(w_at + c * block), "w")
                 self.block_prefetch.channel(next_block, c)

@@ -21,11 +21,11 @@ from tvm_convgrad.kernels.contract import Kernel, Plan, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
 from tvm_convgrad.kernels.gemm.ahead import packed, packs_ahead, panel_bounds
-from tvm_convgrad.kernels.gemm.cycles import block_bytes, bytes_of, estimate
+from tvm_convgrad.kernels.gemm.cycles import NEAR_WEIGHT_BYTES, block_bytes, bytes_of, estimate
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions, by_whole_rows, reaches_beyond
 from tvm_convgrad.kernels.gemm.taps import tap_ranges
-from tvm_convgrad.kernels.gemm.tiling import GemmTiling, blocking_of, reads_padding
+from tvm_convgrad.kernels.gemm.tiling import Blocking, GemmTiling, blocking_of, reads_padding
 from tvm_convgrad.kernels.spec import ConvSpec, Phase, conv_spec, shapes_of
 from tvm_convgrad.kernels.vectors import converts_halves
 
@@ -39,6 +39,9 @@ reduction from which on that gains."""
 MOST_OVERLAP = 0.98
 """What tiles of another size compute, relative to the largest ones of equal size, so that they are worth an estimate:
 49 pixels are 4 tiles of 13 that overlap by 3 pixels, or 7 of 7."""
+
+PART_SHARE = 0.75
+"""The share of the L2 for the W of a part of the source's channels."""
 
 NEST_COST = 0.015
 """The relative gain that each additional loop nest of a decomposition must bring: it takes time to compile, and work is
@@ -213,12 +216,16 @@ def invalid_blocks(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling
         return f"order is {tiling.order}; it must be source or weights"
     if min(tiling.tile_m, tiling.tile_n, tiling.block_h, tiling.block_tiles, tiling.splits, tiling.tile_h) < 1:
         return "a number of the tiling is less than 1"
+    if tiling.channel_parts < 1 or spec.source_channels % tiling.channel_parts:
+        return f"channel_parts is {tiling.channel_parts}; it must divide the {spec.source_channels} channels"
     if h % tiling.block_h:
         return f"block_h is {tiling.block_h}; it must divide the {h} rows of the result"
     if tiling.over_pixels and any(reaches_beyond(spec, phase) for phase in phases):
         return "vector_axis is pixels; phases that reach beyond the result are stored by way of channels"
     if tiling.exact_columns and (tiling.over_pixels or len(phases) > 1 or not phases[0][2].taps):
         return "exact_columns needs vectors of channels, and one phase that has taps"
+    if tiling.channel_parts > 1 and (reason := _invalid_parts(spec, phases, tiling)):
+        return reason
     if tiling.over_pixels:
         return _invalid_pixels(spec, phases, tiling, machine)
     if tiling.tile_m % tiling.tile_h or tiling.block_h % tiling.tile_h:
@@ -226,6 +233,15 @@ def invalid_blocks(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling
     if tiling.tile_m // tiling.tile_h > w:
         return f"a row of the result has {w} pixels, fewer than a row of the tile"
     return _invalid_panel(spec, phases, tiling, machine)
+
+
+def _invalid_parts(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling) -> str:
+    if tiling.over_pixels or tiling.order != "weights":
+        return f"channel_parts is {tiling.channel_parts}; it needs vectors of channels and the order weights"
+    width, tile_w = phases[0][2].count, tiling.tile_m // tiling.tile_h
+    if tile_w < 1 or width % tile_w:
+        return f"channel_parts is {tiling.channel_parts}; tiles of {tile_w} columns would sum some of {width} twice"
+    return ""
 
 
 def _invalid_pixels(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, machine: Machine) -> str:
@@ -371,8 +387,19 @@ def _blocked(
             near = not tile.over_pixels or source_bytes <= machine.l2_bytes
             if near and block_tiles == tiles_w and (block_h == heights[-1] or bytes_ <= budget):
                 blocks = spec.batch * phases[0][0].count * blocking.spatial_blocks
+                parts = {1, _channel_parts(spec, blocking, machine)}
                 for splits in sorted({1, min(2, blocks), min(machine.parts, blocks)}):
-                    yield replace(tiling, order="weights", splits=splits)
+                    for count in sorted(parts):
+                        yield replace(tiling, order="weights", splits=splits, channel_parts=count)
+
+
+def _channel_parts(spec: ConvSpec, blocking: Blocking, machine: Machine) -> int:
+    """The fewest parts of the source's channels of which W leaves room in the L2; 1 if all of W is read near enough."""
+    weight_bytes = blocking.channel_block * blocking.tap_count * spec.source_channels * DTYPE_BYTES[spec.dtype]
+    if weight_bytes <= NEAR_WEIGHT_BYTES:
+        return 1
+    dividing = (n for n in range(2, spec.source_channels + 1) if spec.source_channels % n == 0)
+    return next((n for n in dividing if weight_bytes <= n * machine.l2_bytes * PART_SHARE), 1)
 
 
 KERNELS = (ImplicitGemm(),)

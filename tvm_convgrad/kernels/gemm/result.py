@@ -27,6 +27,7 @@ from tvm_convgrad.codegen.loops import (
     ramp,
     smaller,
     splat,
+    zero,
 )
 from tvm_convgrad.codegen.packing import transpose
 from tvm_convgrad.codegen.register_tile import Sums
@@ -103,6 +104,7 @@ class ResultStore:
         self._channel_vectors = (
             not tiling.over_pixels and view.channel == 1 and self._vectors and (machine.has_masks or not self._ragged)
         )
+        self._channel_vectors &= tiling.channel_parts == 1
         self.uses_staging = not tiling.over_pixels and not self._channel_vectors
         bases = [sum(a.base * s for a, s in zip(phase, view.spatial, strict=True)) for phase in phases]
         # A group of phases with all residues makes whole rows of the result, and may reach beyond its last ones.
@@ -123,7 +125,8 @@ class ResultStore:
             else [0] * len(phases),
         )
         long = not tiling.over_pixels and blocking.tap_count * spec.source_channels >= PREFETCH_STEPS * len(phases)
-        self._prefetches = long or view.size * DTYPE_BYTES[view.dtype] > FAR * machine.l2_bytes
+        self._prefetches = tiling.channel_parts == 1
+        self._prefetches &= long or view.size * DTYPE_BYTES[view.dtype] > FAR * machine.l2_bytes
         pixels = self._steps[0] * self._steps[1] * self.staging_h * self._staging_w
         self._transposes_words = view.spatial[2] * (1 if self.interleaves else steps[2]) == 1
         self._transposes_words &= self._numbers.stores_pairs and not self.epilogue.accumulate
@@ -136,7 +139,7 @@ class ResultStore:
         steps, tile_h, block_h = self._steps, self.tiling.tile_h, self.tiling.block_h
         row = self.blocking.block_w * self.blocking.channel_block * steps[0] * steps[1] * steps[2] * 4
         dividing = [n for n in range(tile_h, block_h + 1) if block_h % n == 0 and n % tile_h == 0]
-        if not self.uses_staging:
+        if not self.uses_staging or self.tiling.channel_parts > 1:
             return block_h
         return max((n for n in dividing if n * row <= STAGING_BYTES), default=tile_h)
 
@@ -206,7 +209,7 @@ class ResultStore:
     def tile(self, tile: Sums, place: TilePlace) -> None:
         """Store a tile to the result or to the staging buffer."""
         if self.uses_staging:
-            self._staged_tile(tile, place)
+            tile.store(*self.kept_sums(place))
             return
         tile.complete()
         if self.tiling.over_pixels:
@@ -289,15 +292,24 @@ class ResultStore:
 
     # -- the staging buffer -----------------------------------------------------------------------------------------
 
-    def _staged_tile(self, tile: Sums, place: TilePlace) -> None:
-        """Store a tile to the staging buffer."""
+    def clear_staging(self) -> None:
+        """Set the sums in the staging buffer to zero, before the first part of the channels."""
+        loops, lanes = self.loops, self.lanes
+        with loops.loop(self._staging_size // lanes, "sum") as number:
+            loops.store(self._scratch, loops.let(expr(number * lanes), "at"), zero(self.dtype, lanes))
+
+    def kept_sums(self, place: TilePlace) -> tuple[Buffer, Index, list[int]]:
+        """The staging buffer, where a tile begins in it, and the offset of each of its pixels."""
         loops, channels = self.loops, self.blocking.channel_block
         stride_h = self._steps[1] * self._staging_w
         x = place.column - place.block.w
         at = (self._staging_base.at(place.phase) + place.staging_row * stride_h + x * self._steps[2]) * channels
         at = loops.let(expr(at), "staging_at")
-        offsets = [self._offset(i, stride_h, self._steps[2]) * channels for i in range(self.tiling.tile_m)]
-        tile.store(self._scratch, at, offsets)
+        return (
+            self._scratch,
+            at,
+            [self._offset(i, stride_h, self._steps[2]) * channels for i in range(self.tiling.tile_m)],
+        )
 
     def store_staging(self, block: SpatialBlock, channel: Index, row: Index, phase: Index) -> None:
         """Store the complete staging buffer to the result.

@@ -76,6 +76,8 @@ def invalid_tile(tiling: GemmTiling) -> str:
         return "vector_axis is pixels; rows of tiles are pixels, so that it must be channels"
     if tiling.exact_columns:
         return "exact_columns is set; the rows of tile registers are always computed, so that it must not be"
+    if tiling.channel_parts > 1:
+        return f"channel_parts is {tiling.channel_parts}; tile registers begin with zeros, so that it must be 1"
     tile_w = tiling.tile_m // tiling.tile_h
     of_row = -(-tile_w // ROWS)
     if tile_w % of_row:

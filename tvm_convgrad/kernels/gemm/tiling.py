@@ -47,6 +47,8 @@ class GemmTiling(Tiling):
         tile_h: rows over which the pixels of a tile are spread; 1 where vectors run over pixels.
         exact_columns: whether the tiles at the ends of a row sum each tap only for the pixels for which it is in
             bounds; their code has the taps of a row one by one.
+        channel_parts: into how many parts the source's channels are divided. All tiles of a spatial block sum a part
+            before the next, and their sums are kept in memory between: the W of a part stays in the core's own cache.
     """
 
     vector_axis: str
@@ -59,6 +61,7 @@ class GemmTiling(Tiling):
     unpacked: bool = False
     tile_h: int = 1
     exact_columns: bool = False
+    channel_parts: int = 1
 
     @property
     def over_pixels(self) -> bool:
@@ -221,7 +224,7 @@ def blocking_of(spec: ConvSpec, phases: tuple[Phase, ...], tiling: GemmTiling, m
             )
             for of_phase in taps
         )
-    runs = not tiling.over_pixels and stride_c == 1
+    runs = not tiling.over_pixels and stride_c == 1 and tiling.channel_parts == 1
     channel_blocks = -(-spec.result_channels // channel_block)
     beyond = (channel_blocks * channel_block - spec.result_channels) // lanes if not tiling.over_pixels else 0
     return Blocking(

@@ -166,8 +166,12 @@ def _gemm_tiling(
         block_tiles = _up_to(rng, tiles)
         unpacked = rng.random() < often
         exact = len(phases) == 1 and not over_pixels and not in_tiles and _maybe(rng)
-        splits = _up_to(rng, 5)
-        return GemmTiling(vector_axis, tile_m, tile_n, block_h, block_tiles, order, splits, unpacked, tile_h, exact)
+        splits, parts = _up_to(rng, 5), 1
+        if order == "weights" and not (over_pixels or in_tiles or w % (tile_m // tile_h)) and _maybe(rng):
+            parts = rng.choice([n for n in range(1, spec.source_channels + 1) if spec.source_channels % n == 0])
+        return GemmTiling(
+            vector_axis, tile_m, tile_n, block_h, block_tiles, order, splits, unpacked, tile_h, exact, parts
+        )
 
     return _until_valid(
         draw,
