@@ -58,8 +58,8 @@ TOUCH_AGAIN_CYCLES = 2.0
 """The same, also for pixels one by one, where the core's own cache has the source from its block of channels before."""
 
 PIXELS_TOUCHED, PIXEL_TOUCH_CYCLES, FAR_TOUCH_CYCLES = 14, 8.0, 28.0
-"""So many pixels that a tile reads of such a channel one by one cost so many cycles at first, and so many more if the
-channels lie in more pages than are near."""
+"""So many columns of such a channel over which the pixels of a tile are spread, which are read one by one, cost so many
+cycles at first, and so many more if the channels lie in more pages than are near."""
 
 RATE_WHILE_STORING = 0.75
 """The share of the shared cache's rate that remains for reads while results are stored."""
@@ -242,7 +242,8 @@ def _touches(spec: ConvSpec, tiling: GemmTiling, blocking: Blocking, tiles: floa
     touch = TOUCH_CYCLES
     if not tiling.over_pixels:
         far = beyond_near_pages(channels, spec.source.channel * DTYPE_BYTES[spec.dtype])
-        touch = (PIXEL_TOUCH_CYCLES + FAR_TOUCH_CYCLES * far) * tiling.tile_m / PIXELS_TOUCHED
+        columns = tiling.tile_m * spec.in_step[2]
+        touch = (PIXEL_TOUCH_CYCLES + FAR_TOUCH_CYCLES * far) * columns / PIXELS_TOUCHED
     if tiling.order == "source":
         return tiles * channels * touch
     # Each core goes over the source for each of its blocks of result channels.

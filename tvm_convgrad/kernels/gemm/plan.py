@@ -387,7 +387,8 @@ def _blocked(
             near = not tile.over_pixels or source_bytes <= machine.l2_bytes
             if near and block_tiles == tiles_w and (block_h == heights[-1] or bytes_ <= budget):
                 blocks = spec.batch * phases[0][0].count * blocking.spatial_blocks
-                parts = {1, _channel_parts(spec, blocking, machine)}
+                sums = block_h * blocking.block_w * blocking.channel_block * DTYPE_BYTES[spec.dtype]
+                parts = {1, _channel_parts(spec, blocking, machine) if sums <= budget else 1}
                 for splits in sorted({1, min(2, blocks), min(machine.parts, blocks)}):
                     for count in sorted(parts):
                         yield replace(tiling, order="weights", splits=splits, channel_parts=count)
