@@ -259,6 +259,7 @@ def test_the_target_decides():
         ("znver5", ["+avx512fp16"], 1),
         ("sapphirerapids", ["-amx-bf16"], 4),
         ("graniterapids", ["-amx-tile"], 4),
+        ("sapphirerapids", ["-amx-tile", "-avx512fp16"], 4),
     ],
 )
 def test_dot_products_of_cores_with_amx_are_slow(mcpu, mattr, cost):
@@ -266,6 +267,8 @@ def test_dot_products_of_cores_with_amx_are_slow(mcpu, mattr, cost):
     target = {"kind": "llvm", "mcpu": mcpu, "mattr": mattr, "mtriple": "x86_64-linux-gnu", "num-cores": 2}
     machine = machine_of(tvm.target.Target(target))
     assert (machine.name, machine.dot_cost) == ("AVX512-BF16", cost)
+    alike = CPUS["AVX512-BF16" if mcpu == "znver5" else "AMX-BF16"]
+    assert (machine.transposed_store, machine.handover_rate) == (alike.transposed_store, alike.handover_rate)
     for direction in DIRECTIONS:
         taken = chooser.choose(_problem("mb8ic256ih14oc256kh3ph1"), direction, machine)
         kernel = NAME if cost == 1 else "implicit GEMM"

@@ -60,7 +60,7 @@ class Machine:
             (`codegen.tile_product`).
         transposed_store: cycles to store a vector of results that is transposed on its way. 8 was measured on a Zen 5
             with AVX-512 (float32, float16 and bfloat16), 16 there with AVX2; 12 on an Emerald Rapids, with one port
-            for shuffles of 512 bits. CPUs of 512-bit vectors without BF16 are taken for Intel's.
+            for shuffles of 512 bits. Of CPUs of 512-bit vectors AMD's take the first, and Intel's the last.
         handover_rate: bytes a cycle of a panel that all cores pack before they compute: each writes a part of it, and
             reads all of it. 2 was fitted on an Emerald Rapids with two threads, 10 on AMD's CPUs.
 
@@ -176,10 +176,6 @@ CPUS = {
 """The instruction sets that kernels are made for, by their names."""
 
 
-OF_THE_CORE = ("l2_bytes", "dot_cost", "transposed_store", "handover_rate")
-"""What cores with AMX have in common, whether a process may use AMX or not."""
-
-
 def beyond_near_pages(count: int, stride: int) -> float:
     """How far `count` places, `stride` bytes apart, spread over more pages than are near: 0 is not at all, 1 is far."""
     pages = count * min(1.0, stride / Machine.page_bytes)
@@ -239,6 +235,11 @@ def native_target() -> Target:
     return Target({"kind": "llvm", "mcpu": mcpu, "mattr": mattr, CORES_ATTRIBUTE: available_cores()})
 
 
+def _with(machine: Machine, other: Machine, names: tuple[str, ...]) -> Machine:
+    """The machine with some fields of another."""
+    return replace(machine, **{name: getattr(other, name) for name in names})
+
+
 @lru_cache(maxsize=64)
 def _machine(described: str) -> Machine | None:
     """The machine of a target of kind llvm, by the target's text."""
@@ -258,10 +259,12 @@ def _machine(described: str) -> Machine | None:
             tile_name = "AMX-FP16" if "amx-fp16" in features else "AMX-BF16"
             name = tile_name if tiles else "AVX512-BF16" if dots else "AVX-512"
             machine = replace(CPUS[name], parts=parts, has_half_masks=halves)
-            if dots and not tiles and "avx512fp16" in features and "sse4a" not in features:
-                # Intel's cores that have AMX, where a hypervisor or the target leaves it out. AMD's have SSE4a.
-                amx = CPUS["AMX-BF16"]
-                machine = replace(machine, **{field: getattr(amx, field) for field in OF_THE_CORE})
+            # AMD's CPUs have SSE4a, with BF16 and without it.
+            alike = CPUS["AVX512-BF16" if "sse4a" in features else "AMX-BF16"]
+            machine = _with(machine, alike, ("transposed_store", "handover_rate"))
+            if dots and not tiles and "sse4a" not in features and {"avx512fp16", "avxvnni"} & features:
+                # Cores that have AMX, where a hypervisor or the target leaves it out.
+                machine = _with(machine, alike, ("l2_bytes", "dot_cost"))
             return machine
         if "avx2" in features and "fma" in features:
             return replace(CPUS["AVX2"], parts=parts)

@@ -55,11 +55,11 @@ TOUCH_CYCLES = 8.0
 """Cycles of the first vectors that a tile reads of a channel of the unpacked source."""
 
 TOUCH_AGAIN_CYCLES = 2.0
-"""The same, also for pixels one by one, where the core's own cache has the source from its block of channels before."""
+"""Cycles of either kind of touch if the core still holds the source, from an earlier block of channels."""
 
 PIXELS_TOUCHED, PIXEL_TOUCH_CYCLES, FAR_TOUCH_CYCLES = 14, 8.0, 28.0
-"""So many columns of such a channel over which the pixels of a tile are spread, which are read one by one, cost so many
-cycles at first, and so many more if the channels lie in more pages than are near."""
+"""Reading pixels one by one costs PIXEL_TOUCH_CYCLES a channel for each PIXELS_TOUCHED columns that a tile spans, and
+FAR_TOUCH_CYCLES more if the channels lie in more pages than are near."""
 
 RATE_WHILE_STORING = 0.75
 """The share of the shared cache's rate that remains for reads while results are stored."""
@@ -68,14 +68,15 @@ EXPOSED = 0.15
 """The share of the time of a stream from the shared cache that the arithmetic of a tile never hides."""
 
 RATE_WHILE_PACKING = 5 / 3
-"""The rate of panels that all cores pack before they compute, relative to the shared cache's rate; it is above 1
-because a part of a panel stays in the core's own cache."""
+"""The rate of panels that all cores pack before they compute, as far as their own caches do not hold them, relative to
+the shared cache's rate; it is above 1 because packing and reading overlap with other work."""
 
 SAME_SET_PENALTY = 0.3
 """The relative additional cost of the arithmetic if rows are whole pages apart and fall into the same cache sets."""
 
 NEAR_WEIGHT_BYTES = 2 << 20
-"""The most bytes of a block of W that every tile can read again without waiting; measured where the L2 has as many."""
+"""The most bytes of W that every tile can read again without waiting: measured on a CPU whose L2 has as many, and
+assumed for others."""
 
 ITEM_CYCLES = 1500.0
 """Cycles to start and end a work item."""
@@ -116,6 +117,7 @@ def estimate(
     images = spec.batch * depth
     tiles = images * groups * blocking.channel_blocks * (h // tiling.tile_h) * blocking.tiles_w
     accumulators = tiling.tile_m * tiling.tile_n
+    step_of_vectors = step is None
     if step is None:
         step = _vector_step(spec, phases, tiling, blocking, machine)
         if blocking.last_vectors < tiling.tile_n:
@@ -180,7 +182,8 @@ def estimate(
         whole = panels * panel * element / groups if blocking.whole_depth else pieces * source_bytes
         beyond_source = _beyond(whole, weight_bytes, machine)
         work += 0 if tiling.unpacked else _handover(panels * panel * element, machine)
-        if weight_bytes > NEAR_WEIGHT_BYTES * tiling.channel_parts:
+        far = step_of_vectors and phase_weight_bytes(spec, blocking) > NEAR_WEIGHT_BYTES * tiling.channel_parts
+        if far:  # in the other order to pack so large a W and to hand it over decides
             again = weight_bytes * blocking.ranges.share
             work += tiles * EXPOSED * again / (RATE_WHILE_STORING * machine.shared_rate)
         work += tiles * len(phases) * (tiling.channel_parts - 1) * accumulators * 2 * GEMM.store
@@ -237,7 +240,7 @@ def _vector_step(
 
 
 def _touches(spec: ConvSpec, tiling: GemmTiling, blocking: Blocking, tiles: float, machine: Machine) -> float:
-    """Cycles to go on from channel to channel of an unpacked source; `tiles` are those of one block of channels."""
+    """Cycles to step from channel to channel of an unpacked source; `tiles` are those of one block of channels."""
     channels = spec.source_channels
     touch = TOUCH_CYCLES
     if not tiling.over_pixels:
@@ -268,8 +271,17 @@ def _share_of_pixels(
     return (sum(steps.get(count, 0.0) for count in pixels) + between) / (blocking.tiles_w * taps * whole)
 
 
+def phase_weight_bytes(spec: ConvSpec, blocking: Blocking) -> int:
+    """Bytes of W that each tile of the phase with most taps reads."""
+    taps = max(map(len, blocking.taps))
+    return taps * spec.source_channels * blocking.channel_block * DTYPE_BYTES[spec.dtype]
+
+
 def _handover(bytes_: float, machine: Machine) -> float:
-    """Cycles to write and read a panel of so many bytes that all cores pack before they compute."""
+    """Cycles to write and read a panel of so many bytes that all cores pack before they compute.
+
+    What the cores' own caches still hold comes from another core, which may be slower than from the shared cache.
+    """
     kept = min(bytes_, machine.parts * machine.l2_bytes)
     return 2 * (kept / machine.handover_rate + (bytes_ - kept) / (RATE_WHILE_PACKING * machine.shared_rate))
 
@@ -284,4 +296,4 @@ def _beyond(streamed: float, kept: float, machine: Machine) -> float:
     return min(1.0, max(0.0, (streamed + kept - machine.l2_bytes) / streamed)) if streamed else 0.0
 
 
-__all__ = ["NEAR_WEIGHT_BYTES", "block_bytes", "bytes_of", "estimate"]
+__all__ = ["NEAR_WEIGHT_BYTES", "block_bytes", "bytes_of", "estimate", "phase_weight_bytes"]

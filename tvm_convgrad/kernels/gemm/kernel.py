@@ -10,7 +10,8 @@ There are two orders of the loops (`GemmTiling.order`):
                        for each tile: sum, store                              for each tile: sum, store
 
 The first is for large images, the second for many channels: what an item packs stays in its core's L2. A spatial block
-is computed in pieces of `ResultStore.staging_h` rows, and each piece phase by phase.
+is computed in pieces of `ResultStore.staging_h` rows, and each piece phase by phase; with `channel_parts` all tiles of
+a phase sum one part of the source's channels before the next.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Panels:
 
     Attributes:
         part: the number of the part of the channels that is summed.
-        kept: where the sums of the parts before it are: the buffer, the tile's place, and the offset of each pixel.
+        kept: where the sums of the parts before it are: the buffer, the tile's place, and the offset of each pixel;
+            None if all channels are summed at once.
     """
 
     weights: Buffer

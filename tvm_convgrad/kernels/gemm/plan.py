@@ -21,7 +21,7 @@ from tvm_convgrad.kernels.contract import Kernel, Plan, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
 from tvm_convgrad.kernels.gemm.ahead import packed, packs_ahead, panel_bounds
-from tvm_convgrad.kernels.gemm.cycles import NEAR_WEIGHT_BYTES, block_bytes, bytes_of, estimate
+from tvm_convgrad.kernels.gemm.cycles import NEAR_WEIGHT_BYTES, block_bytes, bytes_of, estimate, phase_weight_bytes
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.regions import by_regions, by_whole_rows, reaches_beyond
 from tvm_convgrad.kernels.gemm.taps import tap_ranges
@@ -387,16 +387,16 @@ def _blocked(
             near = not tile.over_pixels or source_bytes <= machine.l2_bytes
             if near and block_tiles == tiles_w and (block_h == heights[-1] or bytes_ <= budget):
                 blocks = spec.batch * phases[0][0].count * blocking.spatial_blocks
-                sums = block_h * blocking.block_w * blocking.channel_block * DTYPE_BYTES[spec.dtype]
-                parts = {1, _channel_parts(spec, blocking, machine) if sums <= budget else 1}
+                kept = block_h * blocking.block_w * blocking.channel_block * len(phases) * DTYPE_BYTES[spec.dtype]
+                parts = {1, _channel_parts(spec, blocking, machine) if kept <= budget else 1}
                 for splits in sorted({1, min(2, blocks), min(machine.parts, blocks)}):
                     for count in sorted(parts):
                         yield replace(tiling, order="weights", splits=splits, channel_parts=count)
 
 
 def _channel_parts(spec: ConvSpec, blocking: Blocking, machine: Machine) -> int:
-    """The fewest parts of the source's channels of which W leaves room in the L2; 1 if all of W is read near enough."""
-    weight_bytes = blocking.channel_block * blocking.tap_count * spec.source_channels * DTYPE_BYTES[spec.dtype]
+    """The fewest parts of the source's channels whose W leaves room in the L2; 1 if all of W may be read again."""
+    weight_bytes = phase_weight_bytes(spec, blocking)
     if weight_bytes <= NEAR_WEIGHT_BYTES:
         return 1
     dividing = (n for n in range(2, spec.source_channels + 1) if spec.source_channels % n == 0)

@@ -4,7 +4,8 @@
 Vectors are stored directly where their elements are contiguous in the result. Where vectors run over channels but the
 result's pixels are contiguous, tiles go to a staging buffer [pixel][channel of the block] first, which is
 transposed in registers on the way to the result when it is complete. If the phases of a strided dgrad interleave to
-whole rows of the result, the staging buffer holds all of them interleaved.
+whole rows of the result, the staging buffer holds all of them interleaved. With `channel_parts` it also keeps the sums
+of a spatial block from part to part, whatever the layout of the result.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PREFETCH_STEPS, FAR = 128, 4
 prefetching it to gain after shorter sums, and for vectors of pixels."""
 
 STAGING_BYTES = 1 << 15
-"""The most bytes of a staging buffer: a part of the L1."""
+"""The most bytes of a staging buffer, unless it keeps sums from part to part of the channels: a part of the L1."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class ResultStore:
         self._scratch: Buffer = None
 
     def _rows_of_staging(self) -> int:
-        """Rows of a spatial block that the staging buffer holds: the most that divide it and fit STAGING_BYTES."""
+        """Rows of a spatial block that the staging buffer holds: all if it keeps sums, else what fits STAGING_BYTES."""
         steps, tile_h, block_h = self._steps, self.tiling.tile_h, self.tiling.block_h
         row = self.blocking.block_w * self.blocking.channel_block * steps[0] * steps[1] * steps[2] * 4
         dividing = [n for n in range(tile_h, block_h + 1) if block_h % n == 0 and n % tile_h == 0]

@@ -48,14 +48,14 @@ FAR_PIXEL_CYCLES, FAR_PIXEL_BYTES = 1.0, 512
 they do; half of it where each tap reads them again."""
 
 PREFETCH_CYCLES = 0.5
-"""Cycles of a step to prefetch the next slab, or to wait for what is read of one from beyond the core's own cache."""
+"""Cycles of a step to prefetch the next slab or, without prefetches, to wait for data beyond the core's own cache."""
 
 PREFETCH_EXPOSED = 0.25
 """The share of the time of a stream that remains if the next slab is prefetched."""
 
 PREFETCHED_BYTES = 1 << 20
-"""The most bytes of two slabs for the second to be prefetched in time. On an Emerald Rapids, whose second-level cache
-has 2 MiB, slabs twice as large took 6 % longer (geometric mean of 44 layers)."""
+"""The most bytes of a slab and the next one together, for the next one to be prefetched in time. On an Emerald Rapids,
+whose L2 has 2 MiB, slabs twice as large took 6 % longer (geometric mean of 44 layers)."""
 
 WORD_FACTOR = 1.5
 """The cycles to pack a word of two elements, relative to those of an element."""
