@@ -72,7 +72,8 @@ RATE_WHILE_PACKING = 5 / 3
 the shared cache's rate; it is above 1 because packing and reading overlap with other work."""
 
 SAME_SET_PENALTY = 0.3
-"""The relative additional cost of the arithmetic if rows are whole pages apart and fall into the same cache sets."""
+"""The relative additional cost of the arithmetic if the pixels of a tile, or the channels of vectors of pixels, lie whole
+pages apart, and thus in the same cache sets."""
 
 NEAR_WEIGHT_BYTES = 2 << 20
 """The most bytes of W that every tile can read again without waiting: measured on a CPU whose L2 has as many, and
@@ -193,7 +194,8 @@ def estimate(
     ):
         stream = beyond * bytes_ / (RATE_WHILE_STORING * machine.shared_rate)
         work += times * max(EXPOSED * stream, stream - arithmetic / tiles)
-    if tiling.unpacked and not tiling.over_pixels and blocking.step_w * element % machine.page_bytes == 0:
+    apart = (spec.source.channel if tiling.over_pixels else blocking.step_w) * element
+    if tiling.unpacked and apart % machine.page_bytes == 0:
         work += arithmetic * SAME_SET_PENALTY
     work += items * ITEM_CYCLES
     total = work * min(1.0, -(-items // parts) * largest)
