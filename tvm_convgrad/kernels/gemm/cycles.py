@@ -72,8 +72,8 @@ RATE_WHILE_PACKING = 5 / 3
 the shared cache's rate; it is above 1 because packing and reading overlap with other work."""
 
 SAME_SET_PENALTY = 0.3
-"""The relative additional cost of the arithmetic if the pixels of a tile, or the channels of vectors of pixels, lie whole
-pages apart, and thus in the same cache sets."""
+"""The relative additional cost of the arithmetic if the pixels of a tile, or the channels of vectors of pixels, lie
+whole pages apart, and thus in the same cache sets."""
 
 NEAR_WEIGHT_BYTES = 2 << 20
 """The most bytes of W that every tile can read again without waiting: measured on a CPU whose L2 has as many, and
