@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations: clip (relu6), leakyrelu, prelu, gelu, gelu_tanh, selu, softplus, silu.
+"""Activations: clip (relu6), leakyrelu, prelu, gelu_tanh, selu, softplus, silu.
 
 At a kink the derivative is PyTorch's: clip passes the gradient on both borders, relu6, which is clip to 0 and 6, on
 none of them, leakyrelu and prelu take the negative side at 0. TVM lowers clip to instructions that lose NaN, and
@@ -81,16 +81,6 @@ def prelu(
     dslope = op.where(positive, scalar(0, dtype), op.multiply(output_grad, x))
     dalpha = op.reshape(sum_to(ctx, dslope, wide_shape), relax.ShapeExpr(list(shape_of(alpha))))
     return [dx, dalpha]
-
-
-def _gelu(ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
-    """y = x·Φ(x), Φ the normal distribution: y' = Φ(x) + x·φ(x)."""
-    dtype = dtype_of(x)
-    cdf = op.multiply(
-        scalar(0.5, dtype), op.add(scalar(1, dtype), op.erf(op.multiply(x, scalar(math.sqrt(0.5), dtype))))
-    )
-    bell = op.exp(op.multiply(scalar(-0.5, dtype), op.multiply(x, x)))
-    return op.add(cdf, op.multiply(op.multiply(x, bell), scalar(1 / math.sqrt(2 * math.pi), dtype)))
 
 
 def _gelu_tanh(ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
@@ -178,7 +168,6 @@ RULES = (
     unary_rules("clip", gradient=clip, layout=unary_layout, legalize=_clip_legalization),
     unary_rules("nn.leakyrelu", gradient=leakyrelu, layout=unary_layout),
     unary_rules("nn.softplus", gradient=softplus, layout=unary_layout, legalize=_softplus_legalization),
-    unary_rules("nn.gelu", gradient=elementwise_gradient(_gelu)),
     unary_rules("nn.gelu_tanh", gradient=elementwise_gradient(_gelu_tanh)),
     unary_rules("nn.selu", gradient=elementwise_gradient(_selu)),
     unary_rules("nn.silu", gradient=elementwise_gradient(_silu)),

@@ -133,7 +133,10 @@ def _type(call: relax.Call, _builder: relax.BlockBuilder) -> relax.TensorType:
     return operand
 
 
-def _rules(name: str, text: str, gradient: GradientRule, function: Callable[[tirx.Expr], tirx.Expr]) -> OperatorRules:
+def declared_rules(
+    name: str, text: str, gradient: GradientRule, function: Callable[[tirx.Expr], tirx.Expr]
+) -> OperatorRules:
+    """The rules of a function of each element that TVM has no operator for; `function` takes float32 and float64."""
     return OperatorRules(
         (name,),
         gradient=gradient,
@@ -146,7 +149,7 @@ def _rules(name: str, text: str, gradient: GradientRule, function: Callable[[tir
 
 
 RULES = (
-    _rules(LOG1P, "log(1 + x)", elementwise_gradient(_log1p), log1p_of),
-    _rules(EXPM1, "exp(x) - 1", elementwise_gradient(_expm1), expm1_of),
-    _rules(ERFC, "1 - erf(x)", elementwise_gradient(_erfc), erfc_of),
+    declared_rules(LOG1P, "log(1 + x)", elementwise_gradient(_log1p), log1p_of),
+    declared_rules(EXPM1, "exp(x) - 1", elementwise_gradient(_expm1), expm1_of),
+    declared_rules(ERFC, "1 - erf(x)", elementwise_gradient(_erfc), erfc_of),
 )

@@ -16,6 +16,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.ir import constant_extents
+from relax_ops.rules.gelu import GELU_DERIVATIVE, fast_derivative_of
 from relax_ops.rules.near_zero import EXPM1, expm1_of
 from tvm_convgrad.training.ir.graph import element_type, operator_name, rewritten
 
@@ -67,6 +68,19 @@ def _gelu(x: te.Tensor) -> te.Tensor:
     return topi.add(half, topi.multiply(half, topi.fast_erf(topi.multiply(x, tirx.const(math.sqrt(0.5), "float32")))))
 
 
+def _gelu_derivative(x: te.Tensor) -> te.Tensor:
+    """Φ(x) + x φ(x), with one exponential for both: exp(-x²/2), 0 where topi.fast_exp no longer falls."""
+    zero, half = tirx.const(0.0, "float32"), tirx.const(-0.5, "float32")
+    fast = topi.fast_exp(te.compute(x.shape, lambda *at: x(*at) * x(*at) * half))
+
+    def value(*place: tirx.Expr) -> tirx.Expr:
+        here = x(*place)
+        far = here * here > tirx.const(2 * _HELD, "float32")
+        return fast_derivative_of(here, tirx.Select(far, zero, fast(*place)))
+
+    return te.compute(x.shape, value, name="gelu_derivative", tag="elemwise")
+
+
 def _sigmoid(x: te.Tensor) -> te.Tensor:
     one = tirx.const(1.0, "float32")
     return topi.divide(one, topi.add(topi.fast_exp(topi.negative(x)), one))
@@ -89,6 +103,7 @@ FUNCTIONS = {
     "relax.tanh": topi.fast_tanh,
     "relax.sigmoid": _sigmoid,
     "relax.nn.gelu": _gelu,
+    GELU_DERIVATIVE: _gelu_derivative,
     "relax.nn.silu": _silu,
 }
 """What each operator is computed by."""

@@ -105,6 +105,7 @@ _ELEMENTWISE = CHEAP | _names(
     "sigmoid",
     "special.erfc",
     "special.expm1",
+    "special.gelu_derivative",
     "special.log1p",
     "tanh",
 )
