@@ -17,17 +17,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data, decl_buffer
 
-from relax_ops.compat import buffer_of
 from tvm_convgrad.codegen.extrema import maximum, minimum
 from tvm_convgrad.codegen.loops import Loops, lanes_of, load, quotient, remainder, smaller, splat
 from tvm_convgrad.codegen.packing import shuffle
-from tvm_convgrad.training.schedule.loop_order import LoopOrder, by_rows, loop_order_of, run_of, size_of
-from tvm_convgrad.training.schedule.stages import KEEPING_NAN, Address, Stage, rebuilt
+from tvm_convgrad.training.schedule.accesses import Accesses, repeats_bfloat16
+from tvm_convgrad.training.schedule.loop_order import LoopOrder, by_rows, loop_order_of
+from tvm_convgrad.training.schedule.stages import KEEPING_NAN, Stage
+from tvm_convgrad.training.schedule.transposes import crossing_of, emit_squares
 
 PIECE = 4096  # iterations of the inner loop that one thread takes at a time
 PARALLEL_FROM = 8192  # iterations; fewer are not worth waking threads for
@@ -35,10 +36,6 @@ CHAINS = 4  # vectors of partial sums, to hide the latency of additions
 COLUMNS = 12  # vectors that are summed at once
 ITEMS = 16  # pieces of work of a sum over outer loops, at least; more cores than that stay idle
 PART = 64  # terms of a part of a sum over outer loops, at least
-
-
-Bases: TypeAlias = tuple[dict[Address, Any], Any]
-"""Of a stage: by address of its loads, and of its store, where the inner loop begins."""
 
 
 def emitted(
@@ -137,11 +134,7 @@ def _may_join(group: list[Stage], stage: Stage) -> bool:
     return len(group) < 4
 
 
-class _Emitter:
-    def __init__(self, loops: Loops, lanes: int) -> None:
-        self.loops, self.lanes = loops, lanes
-        self.views: list[tuple[Any, Any]] = []
-
+class _Emitter(Accesses):
     def emit(self, chain: list[tuple[list[Stage], LoopOrder]]) -> None:
         """The loops of one group, or of several row by row."""
         group, order = chain[0]
@@ -157,91 +150,43 @@ class _Emitter:
         else:
             self._sum_columns(group, order)
 
-    # -- addresses ----------------------------------------------------------------------------------------------
-
-    def _view(self, buffer: tirx.Buffer) -> Any:
-        return next(view for other, view in self.views if other.same_as(buffer))
-
-    def _bases(self, group: list[Stage], places: dict[int, Any]) -> list[Bases]:
-        """For each stage the addresses of its loads and of its store, without the offset of the inner loop."""
-
-        def base(address: Address) -> Any:
-            total: Any = address.constant
-            for position, place in places.items():
-                if address.coefficients[position]:
-                    total = total + place * address.coefficients[position]
-            return self.loops.let(total, "at")
-
-        return [
-            ({address: base(address) for address in dict.fromkeys(stage.address_of.values())}, base(stage.store))
-            for stage in group
-        ]
-
-    def _split(self, number: Any, positions: Sequence[int], group: list[Stage]) -> dict[int, Any]:
-        """The places of iterators whose fused loop is at `number`, the last iterator fastest.
-
-        Iterators that continue each other in all accesses count as one, whose place is that of the innermost.
-        """
-        extents, joined = group[0].extents, _joined(positions, group)
-        places: dict[int, Any] = {}
-        for run in joined[:-1]:
-            size = size_of(run, extents)
-            places[run[0]] = self.loops.let(remainder(number, size), "i")
-            number = self.loops.let(quotient(number, size), "i")
-        if joined:
-            places[joined[-1][0]] = self.loops.let(number, "i")
-        return places
-
-    def _value(self, stage: Stage, bases: dict[Address, Any], run: tuple[int, ...], place: Any) -> Any:
-        def read(wanted: Any) -> Any:
-            address = stage.address_of[wanted]
-            step = address.coefficients[run[0]] if run else 0
-            view = self._view(buffer_of(wanted))
-            value = load(view, bases[address] + place * step if step else bases[address])
-            is_same = str(view.dtype) == str(buffer_of(wanted).dtype)
-            return value if is_same else tirx.NE(value, tirx.const(0, str(view.dtype)))
-
-        return rebuilt(stage.value, read)
-
     # -- elementwise --------------------------------------------------------------------------------------------
 
     def _elementwise(self, group: list[Stage], order: LoopOrder) -> None:
         loops, extents = self.loops, group[0].extents
+        parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
+        crossing = crossing_of(group, order, self.lanes)
+        if crossing is not None:
+            emit_squares(self, group, order, crossing, parallel)
+            return
         outer = math.prod(extents[p] for p in order.outer)
         pieces = -(-order.length // PIECE)
         length = order.length if pieces == 1 else PIECE
-        parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
         with loops.loop(outer * pieces, "item", parallel) as item:
-            places = self._split(quotient(item, pieces), order.outer, group)
+            places = self.split(quotient(item, pieces), order.outer, group)
             first = loops.let(remainder(item, pieces) * length, "first")
-            bases = self._bases(group, places)
+            bases = self.bases(group, places)
             count = length if order.length % length == 0 else loops.let(smaller(order.length - first, length), "count")
             self._inner_loop(group, bases, order, first, count)
 
     def _inner_loop(self, group: list[Stage], bases: Any, order: LoopOrder, first: Any, count: Any) -> None:
         """`count` iterations of the inner loop, in vectors where that is possible."""
         loops, vectors = self.loops, 0
-        if order.is_contiguous and not any(_repeats_bfloat16(stage, order.run) for stage in group):
+        if order.is_contiguous and not any(repeats_bfloat16(stage, order.run) for stage in group):
             vectors = quotient(count, self.lanes)
             with loops.loop(vectors, "v") as v, loops.loop(self.lanes, "l", "vectorized") as lane:
-                self._store(group, bases, order.run, first + v * self.lanes + lane)
+                self.store(group, bases, order.run, first + v * self.lanes + lane)
         done = vectors * self.lanes
         if not isinstance(count, int) or done < count:
             with loops.loop(count - done, "t") as t:
-                self._store(group, bases, order.run, first + done + t)
+                self.store(group, bases, order.run, first + done + t)
 
     def _row(self, group: list[Stage], order: LoopOrder, places: dict[int, Any]) -> None:
         """One row of a group in a chain."""
         if order.reduces_inner:
             self._sum_row(group, order, places)
         else:
-            self._inner_loop(group, self._bases(group, places), order, 0, order.length)
-
-    def _store(self, group: list[Stage], bases: list[Bases], run: tuple[int, ...], place: Any) -> None:
-        for stage, (reads, write) in zip(group, bases, strict=True):
-            view, value = self._view(stage.store.buffer), self._value(stage, reads, run, place)
-            is_same = str(view.dtype) == str(stage.store.buffer.dtype)
-            self.loops.store(view, write + place, value if is_same else tirx.Cast(str(view.dtype), value))
+            self._inner_loop(group, self.bases(group, places), order, 0, order.length)
 
     # -- sums ---------------------------------------------------------------------------------------------------
 
@@ -249,7 +194,7 @@ class _Emitter:
         extents = group[0].extents
         parallel = "parallel" if group[0].work >= PARALLEL_FROM else "serial"
         with self.loops.loop(math.prod(extents[p] for p in order.outer), "item", parallel) as item:
-            self._sum_row(group, order, self._split(item, order.outer, group))
+            self._sum_row(group, order, self.split(item, order.outer, group))
 
     def _sum_row(self, group: list[Stage], order: LoopOrder, places: dict[int, Any]) -> None:
         """The sums of one place of the result."""
@@ -259,8 +204,8 @@ class _Emitter:
         sums = [[self._register(stage, lanes) for _ in range(chains)] for stage in group]
         rests = [self._register(stage, 1) for stage in group]
         with loops.loop(math.prod(extents[p] for p in order.reduced), "r") as number:
-            inner = self._split(number, order.reduced, group)
-            bases = self._bases(group, {**places, **inner})
+            inner = self.split(number, order.reduced, group)
+            bases = self.bases(group, {**places, **inner})
             if order.length >= lanes:
                 with loops.loop(order.length // block, "b") as b:
                     self._add_vectors(group, bases, order, sums, b * block, chains, lanes)
@@ -299,12 +244,12 @@ class _Emitter:
         self, group: list[Stage], bases: Any, order: LoopOrder, registers: list[Any], place: Any, lane: Any
     ) -> None:
         for stage, (reads, _), register in zip(group, bases, registers, strict=True):
-            value = self._value(stage, reads, order.run, place)
+            value = self.value(stage, reads, order.run, place)
             self.loops.store(register, lane, _combined(stage, load(register, lane), value))
 
     def _finish_rows(self, group: list[Stage], places: dict[int, Any], sums: list[list[Any]], rests: list[Any]) -> None:
         loops = self.loops
-        for stage, registers, rest, (_, write) in zip(group, sums, rests, self._bases(group, places), strict=True):
+        for stage, registers, rest, (_, write) in zip(group, sums, rests, self.bases(group, places), strict=True):
             vectors = [load(register, 0, self.lanes) for register in registers]
             while len(vectors) > 1:
                 half = -(-len(vectors) // 2)
@@ -316,7 +261,7 @@ class _Emitter:
                 width //= 2
                 low, high = (_half(value, width, part) for part in (0, 1))
                 value = loops.let(self._once(stage, _combined(stage, low, high)), "half")
-            loops.store(self._view(stage.store.buffer), write, _combined(stage, value, load(rest, 0)))
+            loops.store(self.view(stage.store.buffer), write, _combined(stage, value, load(rest, 0)))
 
     def _once(self, stage: Stage, value: tirx.Expr) -> Any:
         """The value by way of memory, if it names its operands more than once.
@@ -349,44 +294,33 @@ class _Emitter:
             begin = loops.let(part * length, "begin")
             count = length if terms % length == 0 else loops.let(smaller(terms - begin, length), "count")
             with loops.loop(count, "r") as number:
-                inner = self._split(loops.let(begin + number, "line"), order.reduced, group)
-                self._add_vectors(group, self._bases(group, {**places, **inner}), order, sums, first, vectors, lanes)
-            writes = [write for _, write in self._bases(group, places)]
+                inner = self.split(loops.let(begin + number, "line"), order.reduced, group)
+                self._add_vectors(group, self.bases(group, {**places, **inner}), order, sums, first, vectors, lanes)
+            writes = [write for _, write in self.bases(group, places)]
             for stage, buffer, registers, write in zip(group, kept, sums, writes, strict=True):
-                to, start = (self._view(stage.store.buffer), write + first) if parts == 1 else (buffer, item * width)
+                to, start = (self.view(stage.store.buffer), write + first) if parts == 1 else (buffer, item * width)
                 for i, register in enumerate(registers):
                     loops.store(to, start + i * lanes, load(register, 0, lanes))
         if parts == 1:
             return
         with loops.loop(outer * blocks, "item") as item:
             places, first = self._columns_at(group, order, item, blocks, width)
-            writes = [write for _, write in self._bases(group, places)]
+            writes = [write for _, write in self.bases(group, places)]
             for stage, buffer, write in zip(group, kept, writes, strict=True):
                 with loops.loop(vectors, "v") as v:
                     register = self._register(stage, lanes)
                     with loops.loop(parts, "part") as part:
                         value = load(buffer, (item * parts + part) * width + v * lanes, lanes)
                         loops.store(register, 0, _combined(stage, load(register, 0, lanes), value))
-                    to = self._view(stage.store.buffer)
+                    to = self.view(stage.store.buffer)
                     loops.store(to, write + first + v * lanes, load(register, 0, lanes))
 
     def _columns_at(
         self, group: list[Stage], order: LoopOrder, item: Any, blocks: int, width: int
     ) -> tuple[dict[int, Any], Any]:
         """Where a piece of the inner loop is: the places of the iterators around it, and its first element."""
-        places = self._split(quotient(item, blocks), order.outer, group)
+        places = self.split(quotient(item, blocks), order.outer, group)
         return places, self.loops.let(remainder(item, blocks) * width, "first")
-
-
-def _joined(positions: Sequence[int], group: list[Stage]) -> list[tuple[int, ...]]:
-    """The iterators in runs, each innermost first, the innermost run first."""
-    extents = group[0].extents
-    accesses = [address.coefficients for stage in group for address in (stage.store, *(a for _, a in stage.loads))]
-    left, runs = list(positions), []
-    while left:
-        runs.append(run_of(left[-1], left, extents, accesses))
-        left = [position for position in left if position not in runs[-1]]
-    return runs
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -405,9 +339,3 @@ def _combined(stage: Stage, a: Any, b: Any) -> Any:
 
 def _half(value: tirx.Expr, width: int, part: int) -> Any:
     return shuffle(value, value, range(part * width, (part + 1) * width))
-
-
-def _repeats_bfloat16(stage: Stage, run: Sequence[int]) -> bool:
-    """Whether one number of bfloat16 is stored along a whole run: TVM cannot make a vector of it."""
-    moving = any(address.coefficients[axis] for _, address in stage.loads for axis in run)
-    return str(stage.store.buffer.dtype) == "bfloat16" and not moving

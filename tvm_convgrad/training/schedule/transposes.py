@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise stages that read an operand across its contiguous axis, such as a change from NHWC to NCHW.
+
+Each such operand is transposed in registers, a square of vectors at a time, into a buffer that stays in the first
+cache: the stages then read it along the contiguous axis of their result. Without squares an iteration would use one
+element of a cache line, and the next element only after as many lines as the inner loop has iterations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_convgrad.codegen.loops import Loops, load, quotient, remainder, smaller
+from tvm_convgrad.codegen.packing import transpose
+from tvm_convgrad.core.dtypes import numpy_dtype
+from tvm_convgrad.training.schedule.accesses import Accesses, joined, repeats_bfloat16
+from tvm_convgrad.training.schedule.loop_order import LoopOrder, size_of
+from tvm_convgrad.training.schedule.stages import Address, Stage
+
+COLUMNS = 32  # elements of the axis that is crossed: two cache lines of 32 bits, which CPUs fetch as a pair
+FEWEST_VECTORS = 4  # of the inner loop; the cache lines that fewer iterations read stay in the first cache
+PIECE = 256  # iterations of the inner loop that one thread takes at a time
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What is read across.
+
+    Attributes:
+        addresses: of the loads that are transposed.
+        axis: the iterators along which they are contiguous, innermost first.
+        rest: the iterators outside, but for `axis`.
+    """
+
+    addresses: tuple[Address, ...]
+    axis: tuple[int, ...]
+    rest: tuple[int, ...]
+
+
+def crossing_of(group: Sequence[Stage], order: LoopOrder, lanes: int) -> Crossing | None:
+    """The operands of elementwise stages to transpose; None if there are none, or too few elements of each."""
+    if lanes < 2 or order.length < FEWEST_VECTORS * lanes or any(repeats_bfloat16(each, order.run) for each in group):
+        return None
+    inner = order.run[0]
+    across = tuple(
+        dict.fromkeys(
+            address for stage in group for _, address in stage.loads if address.coefficients[inner] not in (0, 1)
+        )
+    )
+    # TVM shuffles no vectors of bfloat16 or bool.
+    if not across or any(numpy_dtype(str(address.buffer.dtype)).itemsize != 4 for address in across):
+        return None
+    for run in joined(order.outer, list(group)):
+        if all(address.coefficients[run[0]] == 1 for address in across) and size_of(run, group[0].extents) >= lanes:
+            return Crossing(across, run, tuple(p for p in order.outer if p not in run))
+    return None
+
+
+def emit_squares(accesses: Accesses, group: list[Stage], order: LoopOrder, crossing: Crossing, parallel: str) -> None:
+    """The loops of stages, square by square."""
+    loops, lanes, extents = accesses.loops, accesses.lanes, group[0].extents
+    width = max(lanes, COLUMNS)
+    across = size_of(crossing.axis, extents)
+    blocks, pieces = -(-across // width), -(-order.length // PIECE)
+    with loops.loop(math.prod(extents[p] for p in crossing.rest) * blocks * pieces, "item", parallel) as item:
+        number = loops.let(quotient(item, pieces), "number")
+        first = loops.let(remainder(item, pieces) * PIECE, "first")
+        count = loops.let(smaller(order.length - first, PIECE), "count")
+        begin = loops.let(remainder(number, blocks) * width, "begin")
+        columns = loops.let(smaller(across - begin, width), "columns")
+        places = accesses.split(loops.let(quotient(number, blocks), "outside"), crossing.rest, group)
+        squares = loops.let(quotient(columns, lanes), "squares")
+        vectors = loops.let(quotient(count, lanes), "vectors")
+        turned = {a: loops.buffer("turned", lanes * lanes, str(a.buffer.dtype)) for a in crossing.addresses}
+        with loops.loop(vectors, "v") as v, loops.loop(squares, "square") as square:
+            corner = loops.let(first + v * lanes, "corner"), loops.let(begin + square * lanes, "column")
+            _square(accesses, group, order, crossing.axis[0], places, corner, turned)
+        # Beside the squares and below them.
+        done, right = loops.let(vectors * lanes, "done"), loops.let(squares * lanes, "right")
+        _one_by_one(accesses, group, order, crossing, places, (begin + right, columns - right), (first, done))
+        _one_by_one(accesses, group, order, crossing, places, (begin, columns), (first + done, count - done))
+
+
+def _square(
+    accesses: Accesses,
+    group: list[Stage],
+    order: LoopOrder,
+    axis: int,
+    places: dict[int, Any],
+    corner: tuple[Any, Any],
+    turned: dict[Address, Any],
+) -> None:
+    """A square of `lanes` iterations of the inner loop and of the axis that is crossed, from `corner` on.
+
+    Args:
+        axis: the innermost iterator of the axis that is crossed.
+        turned: by address of what is transposed, the buffer for it.
+    """
+    loops, lanes = accesses.loops, accesses.lanes
+    first, column = corner
+    bases = accesses.bases(group, {**places, axis: column})
+    start = {address: base for reads, _ in bases for address, base in reads.items()}
+    for address, square in turned.items():
+        step = address.coefficients[order.run[0]]
+        view = accesses.view(address.buffer)
+        rows = [load(view, start[address] + (first + row) * step, lanes) for row in range(lanes)]
+        for number, vector in enumerate(transpose(loops, [loops.let(row, "row") for row in rows])):
+            loops.store(square, number * lanes, vector)
+    with loops.loop(lanes, "c") as c:
+        bases = accesses.bases(group, {**places, axis: column + c})
+        with loops.loop(lanes, "l", "vectorized") as lane:
+            accesses.store(group, bases, order.run, first + lane, {a: (t, c * lanes + lane) for a, t in turned.items()})
+
+
+def _one_by_one(
+    accesses: Accesses,
+    group: list[Stage],
+    order: LoopOrder,
+    crossing: Crossing,
+    places: dict[int, Any],
+    columns: tuple[Any, Any],
+    iterations: tuple[Any, Any],
+) -> None:
+    """Some iterations of the inner loop for some places of the axis that is crossed: the first, and how many."""
+    loops: Loops = accesses.loops
+    with loops.loop(columns[1], "c") as c:
+        bases = accesses.bases(group, {**places, crossing.axis[0]: columns[0] + c})
+        with loops.loop(iterations[1], "t") as t:
+            accesses.store(group, bases, order.run, iterations[0] + t)
