@@ -14,7 +14,18 @@ the CPU has FEAT_EBF16 and the process has switched it on.
 from __future__ import annotations
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.loops import Buffer, Expr, Index, Loops, convert, dtype_of, lanes_of, load, splat
+from tvm_convgrad.codegen.loops import (
+    Buffer,
+    Expr,
+    Index,
+    Loops,
+    bfloat16_bits,
+    convert,
+    dtype_of,
+    lanes_of,
+    load,
+    splat,
+)
 from tvm_convgrad.codegen.packing import shuffle
 
 WORD = "float32"
@@ -133,8 +144,8 @@ def as_number(value: Expr, dtype: str) -> Expr:
 def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:
     """A vector of float32 as bfloat16 of type HALF, rounded to nearest even.
 
-    With the instruction of AVX512-BF16, for LANES lanes, denormals become zero; else it is integer arithmetic, and
-    NaN keep the high half of their payload.
+    With the instruction of AVX512-BF16, for LANES lanes, denormals become zero; else it is integer arithmetic. NaN
+    stay NaN.
 
     A masked store of one truncated lane, such as of one column, is compiled to a store of four bytes by LLVM before
     version 22 (`loops._bfloat16`), also of vectors. To avoid it the truncated numbers are combined with the lowest
@@ -144,9 +155,7 @@ def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:
         loops.helper(NARROW, NARROW_CODE)
         return tir.call_helper(f"{HALF}x{LANES}", NARROW, value)
     lanes = lanes_of(value)
-    bits = loops.let(tir.reinterpret(_vector("uint32", lanes), value), "bits")
-    odd = tir.bitwise_and(tir.shift_right(bits, _number(16, lanes)), _number(1, lanes))
-    rounded = tir.shift_right(bits + _number(0x7FFF, lanes) + odd, _number(16, lanes))
+    rounded = tir.shift_right(bfloat16_bits(loops.let(value, "value")), _number(16, lanes))
     high = loops.let(tir.Cast(_vector(HALF, lanes), rounded), "high")
     one = splat(tir.const(1, HALF), lanes)
     return tir.bitwise_xor(high, tir.bitwise_and(high * (high + one), one))

@@ -37,6 +37,10 @@ threads."""
 MOST_PIECES = 256
 """The most parts of a reduction that a tiling may have: four for each of 64 cores."""
 
+MOST_PARTIAL_SUMS = 1 << 28
+"""The most sums that all parts of a reduction keep beside each other: 1 GiB in float32, and an eighth of what indices
+of int32 reach. Parts for 64 cores of a weight with 37 million elements would be more."""
+
 
 @dataclass(frozen=True)
 class Machine:

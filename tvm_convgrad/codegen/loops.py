@@ -310,6 +310,8 @@ def convert(value: Expr, dtype: str) -> Expr:
         high = tir.shift_left(bits, splat(tir.const(16, "uint32"), lanes))
         value = tir.reinterpret(_vector("float32", lanes), high)
     wanted = _vector(dtype, lanes)
+    if dtype == "bfloat16" and dtype_of(value) == _vector("float32", lanes):
+        return bfloat16_of(value)
     return value if dtype_of(value) == wanted else tir.Cast(wanted, value)
 
 
@@ -317,19 +319,40 @@ def _vector(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
+def bfloat16_bits(value: Expr) -> Expr:
+    """The bits of a float32, or of a vector of them, as bfloat16 in the high half of a uint32: to nearest even.
+
+    NaN stay NaN: the rounding would carry those with a large payload, such as NVIDIA's 0x7fffffff, into the sign, and
+    make infinity of those with a small one.
+    """
+    lanes = lanes_of(value)
+
+    def number(bits: int) -> Expr:
+        return splat(tir.const(bits, "uint32"), lanes)
+
+    bits = tir.reinterpret(_vector("uint32", lanes), value)
+    odd = tir.bitwise_and(tir.shift_right(bits, number(16)), number(1))
+    is_nan = tir.bitwise_and(bits, number(0x7FFFFFFF)) > number(0x7F800000)
+    return tir.Select(is_nan, tir.bitwise_or(bits, number(0x00400000)), bits + number(0x7FFF) + odd)
+
+
+def bfloat16_of(value: Expr) -> Expr:
+    """A float32, or a vector of them, as bfloat16: `bfloat16_bits`."""
+    lanes = lanes_of(value)
+    high = tir.shift_right(bfloat16_bits(value), splat(tir.const(16, "uint32"), lanes))
+    return tir.reinterpret(_vector("bfloat16", lanes), tir.Cast(_vector("uint16", lanes), high))
+
+
 def _bfloat16(value: Expr, index: Index) -> Expr:
-    """A float32 as bfloat16, rounded to nearest even as TVM rounds; `index` is where it is stored.
+    """A float32 as bfloat16, rounded to nearest even; `index` is where it is stored.
 
     LLVM before version 22 compiles a masked store of one truncated lane, which it generates for the end of a short
     loop on AVX-512, to a store of four bytes (llvm/llvm-project#179489). To avoid the pattern the truncated number is
     combined with the lowest bit of i * (i + 1), which is always zero, though LLVM does not find that out.
     """
-    bits = tir.reinterpret("uint32", value)
-    half, one, shift = (tir.const(number, "uint32") for number in (0x7FFF, 1, 16))
-    rounded = bits + half + tir.bitwise_and(tir.shift_right(bits, shift), one)
     place = tir.Cast("uint16", expr(index))
     hidden = tir.bitwise_and(place * (place + tir.const(1, "uint16")), tir.const(1, "uint16"))
-    high = tir.Cast("uint16", tir.shift_right(rounded, shift))
+    high = tir.Cast("uint16", tir.shift_right(bfloat16_bits(value), tir.const(16, "uint32")))
     return tir.reinterpret("bfloat16", tir.bitwise_xor(high, hidden))
 
 

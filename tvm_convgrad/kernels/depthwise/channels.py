@@ -208,14 +208,15 @@ class ChannelsKernel(DepthwiseKernel):
             bool(offsets) and offsets[0] >= 0 and (positions - 1) * spec.in_step[0] + offsets[-1] < view.extents[0]
         )
         if len(offsets) == 1 and in_bounds:
-            for j in range(panels):
+            with loops.loop(panels, "j") as j:
                 depth = (qd * spec.in_step[0] + offsets[0]) * view.spatial[0]
                 reader.prefetch(n * view.batch + j * view.channel + depth, first, row, rows)
-            for j in range(self.outputs):
+            with loops.loop(self.outputs, "j") as j:
                 start = slab * slab_h
                 room = smaller(to.extents[1] - start, slab_h)
                 writer.prefetch(n * to.batch + j * to.channel, first, start, room, write=True)
-        for j in range(panels):
+        # Loops, as there may be thousands of results to a channel, whose gradients all have a panel.
+        with loops.loop(panels, "j") as j:
             for i, offset in enumerate(offsets):
                 depth = qd * spec.in_step[0] + offset
                 base = loops.let(expr(n * view.batch + depth * view.spatial[0] + j * view.channel), "image")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tvm_convgrad.codegen.hardware import MOST_PIECES, Machine
+from tvm_convgrad.codegen.hardware import MOST_PARTIAL_SUMS, MOST_PIECES, Machine
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
@@ -261,7 +261,7 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ChannelsWgradTiling
     if in_place:  # a single image is small: one more part of sums costs more than rows of half the channels
         even = int(problem.batch) * depth == 1 and blocks % machine.parts == 0 and blocks >= 4 * machine.parts
     if not even:
-        split_k = min(slabs, machine.parts)
+        split_k = min(slabs, machine.parts, MOST_PARTIAL_SUMS // _sums_of_a_part(problem, machine))
     channel_splits = blocks if not in_place else min(blocks, -(-machine.parts // split_k))
     copies = max(1, min(4, 16 // (kernel[2] * multiples)))
     return ChannelsWgradTiling(in_place, piece, copies, multiples, slab_h, split_k, channel_splits, prefetch)
@@ -305,7 +305,16 @@ def wgrad_refusal(problem: ConvProblem, machine: Machine) -> str:
     x, _, _ = views(problem)
     if not _wgrad_in_place(problem, machine) and x.extents[2] * kernel[0] * machine.vector_bytes > machine.l2_bytes:
         return "a row of the panel would fill the core's own cache"
+    if _sums_of_a_part(problem, machine) > MOST_PARTIAL_SUMS:
+        return f"it would keep more than {MOST_PARTIAL_SUMS} sums"
     return ""
+
+
+def _sums_of_a_part(problem: ConvProblem, machine: Machine) -> int:
+    """The elements of dW with its input channels in whole vectors."""
+    kernel, _, _, _ = axes_of(problem)
+    channels = round_up(problem.in_channels, machine.lanes(problem.accumulator))
+    return channels * (problem.out_channels // problem.groups) * math.prod(kernel)
 
 
 def invalid_conv(spec: ConvSpec, tiling: ChannelsTiling, machine: Machine) -> str:
@@ -337,6 +346,8 @@ def invalid_wgrad(problem: ConvProblem, tiling: ChannelsWgradTiling, machine: Ma
         return "in_place needs contiguous channels, as many of X as of dY"
     if tiling.split_k > MOST_PIECES:
         return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"
+    if tiling.split_k * (size := _sums_of_a_part(problem, machine)) > MOST_PARTIAL_SUMS:
+        return f"split_k is {tiling.split_k}; parts of {size} sums must be at most {MOST_PARTIAL_SUMS} sums in all"
     if multiplier % tiling.multiples:
         return f"multiples is {tiling.multiples}; it must divide the {multiplier} output channels of an input channel"
     _, height, width = views(problem)[2].extents

@@ -36,7 +36,7 @@ from tvm_convgrad.kernels.wgrad.cycles import (
 )
 from tvm_convgrad.kernels.wgrad.dot import DotWgrad
 from tvm_convgrad.kernels.wgrad.kernel import nest_of
-from tvm_convgrad.kernels.wgrad.plan import ImplicitGemmWgrad, sizes_refusal, slab_of
+from tvm_convgrad.kernels.wgrad.plan import ImplicitGemmWgrad, most_parts, sizes_refusal, slab_of
 from tvm_convgrad.kernels.wgrad.spec import WgradSpec, WgradTiling
 from tvm_convgrad.kernels.wgrad.tile_nest import TileWgradNest
 from tvm_convgrad.kernels.wgrad.tile_shape import TileShape, registers_refusal, with_few_taps
@@ -75,7 +75,7 @@ class TileWgrad(DotWgrad):
         for name in ("transposed", "vectors_in_place", "scalars_packed", "prefetch"):
             if getattr(tiling, name):
                 return f"{name} is not for tiles, which have panels of their own"
-        return sizes_refusal(spec, tiling) or registers_refusal(tiling)
+        return sizes_refusal(spec, tiling, tiling.tile_n * WORDS) or registers_refusal(tiling)
 
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
@@ -128,7 +128,8 @@ def tile_candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterat
     for (tile_m, tile_n), (slab_h, slab_d) in itertools.product(sorted(shapes), sorted(slabs)):
         in_blocks, out_blocks = -(-spec.in_channels // (tile_n * WORDS)), -(-spec.out_channels // tile_m)
         count = -(-slices // slab_d) * -(-height // slab_h)
-        k_splits = {1, machine.parts if count >= machine.parts else 1}
+        parts = min(machine.parts, most_parts(spec, tile_m, tile_n * WORDS))
+        k_splits = {1, parts if count >= parts else 1}
         n_blocks = {1, min(4, in_blocks), -(-in_blocks // machine.parts), in_blocks}
         m_splits = {1, min(machine.parts, out_blocks), min(4 * machine.parts, out_blocks)}
         for split_k, blocks, splits in itertools.product(sorted(k_splits), sorted(n_blocks), sorted(m_splits)):

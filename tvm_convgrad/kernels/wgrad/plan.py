@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.hardware import MOST_PIECES, Machine
+from tvm_convgrad.codegen.hardware import MOST_PARTIAL_SUMS, MOST_PIECES, Machine
 from tvm_convgrad.codegen.register_tile import balanced, fits, tile_rows
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.contract import Kernel, Plan, not_one_tiling, planned
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.vectors import moves_vectors
@@ -129,7 +130,7 @@ def refusal(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> str:
     if reason:
         return reason
     spec = spec.transposed if tiling.transposed else spec
-    reason = sizes_refusal(spec, tiling)
+    reason = sizes_refusal(spec, tiling, tiling.tile_n * machine.lanes(spec.dtype))
     if reason:
         return reason
     if not fits(machine, tiling.tile_m, tiling.tile_n):
@@ -153,8 +154,24 @@ def refusal(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> str:
     return ""
 
 
-def sizes_refusal(spec: WgradSpec, tiling: WgradTiling) -> str:
-    """Why the numbers of a tiling do not fit a spec, whatever registers there are, or nothing."""
+def most_parts(spec: WgradSpec, tile_m: int, width: int) -> int:
+    """The largest `split_k` by the memory of the parts' sums; of an oriented spec.
+
+    Args:
+        width: input channels of a tile.
+    """
+    size = (
+        spec.groups * round_up(spec.out_channels, tile_m) * round_up(spec.in_channels, width) * math.prod(spec.kernel)
+    )
+    return max(1, MOST_PARTIAL_SUMS // size)
+
+
+def sizes_refusal(spec: WgradSpec, tiling: WgradTiling, width: int) -> str:
+    """Why the numbers of a tiling do not fit a spec, whatever registers there are, or nothing.
+
+    Args:
+        width: input channels of a tile.
+    """
     for name in ("tile_m", "tile_n", "slab_h", "slab_d", "split_k", "split_m", "n_blocks"):
         if getattr(tiling, name) < 1:
             return f"{name} is {getattr(tiling, name)}; it must be at least 1"
@@ -162,6 +179,10 @@ def sizes_refusal(spec: WgradSpec, tiling: WgradTiling) -> str:
         return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"
     if tiling.tile_m > spec.out_channels:
         return f"tile_m is {tiling.tile_m}; there are {spec.out_channels} rows"
+    if tiling.split_k > (most := most_parts(spec, tiling.tile_m, width)):
+        return (
+            f"split_k is {tiling.split_k}; it must be at most {most}, so that its sums are at most {MOST_PARTIAL_SUMS}"
+        )
     if tiling.slab_d > 1 and tiling.slab_h < spec.dy.extents[1]:
         return "slab_d is more than 1, but slab_h is not the whole height"
     return ""
@@ -211,12 +232,13 @@ def candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterator[Wg
         for slab_h, slab_d in dict.fromkeys(slab_of(slices, height, width, pixels) for pixels in SLAB_PIXELS):
             slabs = -(-slices // slab_d) * -(-height // slab_h)
             tile = WgradTiling(tile_m, tile_n, slab_h, slab_d, 1, 1, parallel, transposed=transposed)
-            # No tiling is refused for split_k, n_blocks or prefetch.
+            # No tiling is refused for n_blocks or prefetch.
             packings = {
                 splits: _packings(spec, oriented, replace(tile, split_m=splits), machine) for splits in m_splits
             }
             useful = slabs > 1 and from_beyond(oriented, machine)
-            k_splits = {1, machine.parts if slabs >= machine.parts else 1}
+            parts = min(machine.parts, most_parts(oriented, tile_m, tile_n * lanes))
+            k_splits = {1, parts if slabs >= parts else 1}
             for split_k, blocks, splits in itertools.product(k_splits, n_blocks, m_splits):
                 for tiling in packings[splits]:
                     plain = replace(tiling, split_k=split_k, n_blocks=blocks)
@@ -272,4 +294,13 @@ def _tile_m(spec: WgradSpec, tile_n: int, machine: Machine) -> int:
 
 KERNELS = (ImplicitGemmWgrad(),)
 
-__all__ = ["KERNELS", "ImplicitGemmWgrad", "candidates", "refusal", "sizes_refusal", "slab_of", "swap_refusal"]
+__all__ = [
+    "KERNELS",
+    "ImplicitGemmWgrad",
+    "candidates",
+    "most_parts",
+    "refusal",
+    "sizes_refusal",
+    "slab_of",
+    "swap_refusal",
+]

@@ -20,8 +20,9 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
-from relax_ops.compat import SBlock, SBlockRealize, TensorLoad
+from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, replaced
 from tvm_convgrad.codegen.hardware import machine_of
+from tvm_convgrad.codegen.loops import convert, dtype_of
 from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.schedule.blocks import (
     extents_of,
@@ -50,10 +51,24 @@ def _cpu_schedule(module: tvm.IRModule, _context: tvm.transform.PassContext) -> 
     for variable in module.get_global_vars():
         function = module[variable]
         if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
-            changed[variable] = scheduled(without_scopes(function))
+            changed[variable] = _keeping_nan(scheduled(without_scopes(function)))
     for variable, function in changed.items():
         module[variable] = function
     return module
+
+
+def _keeping_nan(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with casts of float32 to bfloat16 that keep every NaN, which TVM's do not (`bfloat16_bits`)."""
+    if not any(str(getattr(each, "dtype", "")) == "bfloat16" for each in function.params):
+        return function
+    body = replaced(
+        function.body, (tirx.Cast,), lambda cast: convert(cast.value, "bfloat16") if _rounds(cast) else cast
+    )
+    return function.with_body(body)
+
+
+def _rounds(cast: tirx.Cast) -> bool:
+    return dtype_of(cast) == "bfloat16" and dtype_of(cast.value) == "float32"
 
 
 def _is_scheduled(function: tirx.PrimFunc) -> bool:
