@@ -62,6 +62,12 @@ GROUPS_FAR_PRODUCTS, GROUPS_FAR_TILE_W = 12, 7
 there are fewer products for each byte and rows are longer than a tile. Tiles of 14 pixels, one block of channels after
 the other, took 1.6 to 2.7 times as long on an AMD Zen 5."""
 
+STRIDED_PRODUCTS, STRIDED_TILE_W = 1, 7
+"""Strided depthwise convolutions with fewer products for each byte (3x3, not 5x5) compute all channels of so many
+pixels before the next, with the prefetchers of the CPU: the pixels of one block of channels lie too far apart for them.
+Tiles of 14, one block of channels after the other, took 1.1 to 1.7 times as long on an Emerald Rapids. dgrad from memory
+prefetches, and keeps its tile."""
+
 TILE_WIDTHS, SLAB_HEIGHTS = (7, 4, 14), (14, 7)
 """Pixels of a register tile, and rows of a slab, that are given to the tuner."""
 
@@ -198,7 +204,11 @@ def _conv_tiling(problem: ConvProblem, spec: ConvSpec, machine: Machine) -> Chan
     aliased = in_place and _pixels_share_sets(spec) and (each == 1 or step > 1)
     if aliased:
         pixels = min(pixels, ALIASED_TILE_W if each == 1 else GROUPS_FAR_TILE_W)
-    inner = far or groups_far or aliased
+    strided = in_place and each == 1 and not far and spec.in_step[2] * spec.out_step[2] > 1
+    strided &= problem.macs < STRIDED_PRODUCTS * problem.bytes
+    if strided and (not prefetch or spec.in_step[2] > 1):
+        pixels, prefetch = min(pixels, STRIDED_TILE_W), False
+    inner = far or groups_far or aliased or strided
     return ChannelsTiling(in_place, pixels, slab_h, channel_splits, prefetch or groups_far, channels_inner=inner)
 
 
