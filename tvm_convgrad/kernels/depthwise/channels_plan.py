@@ -65,8 +65,8 @@ the other, took 1.6 to 2.7 times as long on an AMD Zen 5."""
 STRIDED_PRODUCTS, STRIDED_TILE_W = 1, 7
 """Strided depthwise convolutions with fewer products for each byte (3x3, not 5x5) compute all channels of so many
 pixels before the next, with the prefetchers of the CPU: the pixels of one block of channels lie too far apart for them.
-Tiles of 14, one block of channels after the other, took 1.1 to 1.7 times as long on an Emerald Rapids. dgrad from memory
-prefetches, and keeps its tile."""
+Tiles of 14, one block of channels after the other, took 1.1 to 1.7 times as long on an Emerald Rapids. From memory
+dgrad prefetches, and keeps its tile."""
 
 TILE_WIDTHS, SLAB_HEIGHTS = (7, 4, 14), (14, 7)
 """Pixels of a register tile, and rows of a slab, that are given to the tuner."""

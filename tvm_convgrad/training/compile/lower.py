@@ -36,6 +36,7 @@ from tvm_convgrad.training.passes.internal_calls import PIPELINE, CheckAtEntry
 from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
 from tvm_convgrad.training.passes.library_products import ProductsForLibraries
 from tvm_convgrad.training.passes.order import OrderCalls
+from tvm_convgrad.training.passes.own_results import OwnResults
 from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.passes.recompute import Recompute
 from tvm_convgrad.training.passes.rematerialise import Rematerialise
@@ -292,6 +293,7 @@ def finished(
     with target:
         passes = [
             Rematerialise(seconds, machine_of(target)),
+            OwnResults(),
             UpdateStateInPlace(),
             GradientsInOneBuffer(),
             *cpu_pipeline.dataflow_lower_passes(target),
