@@ -58,6 +58,17 @@ def test_limits(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("option", [("--class-weights", "1,20,0.1"), ("--ignore-index", -1)], ids=str)
+def test_a_batch_whose_loss_is_a_weighted_mean_is_not_divided(
+    convgrad: Command, tiny_model: str, tmp_path: Path, option: tuple[str, object]
+) -> None:
+    """The mean of the micro-batches' means would be another loss."""
+    build: list[object] = ["build", tiny_model, "-o", tmp_path / "step.so", "--json", *option, "--memory"]
+    whole = convgrad(*build, "1GB").json["memory"]["total"]
+    refused = convgrad(*build, f"{whole // 2}B")
+    refused.assert_sentence("needs at least", "without micro-batches", f"{option[0]}: it is a weighted mean")
+
+
 def test_recomputation_comes_before_micro_batches_that_change_statistics(
     convgrad: Command, tiny_data: Path, tmp_path: Path
 ) -> None:

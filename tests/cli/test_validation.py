@@ -74,6 +74,9 @@ def test_what_counts_no_label(convgrad: Command, tiny_model: str, tmp_path: Path
         done = convgrad("run", step, "--data", data, "--epochs", 1, *options)
         assert done.code == 1
         assert f"all labels of a batch of {tiny.BATCH} samples are -1, the ignored class" in done.err
+    convgrad("build", tiny_model, "-o", tmp_path / "divided.so", "--ignore-index", -1, "--accumulate", 2)
+    done = convgrad("run", tmp_path / "divided.so", "--data", data, "--epochs", 1)
+    assert f"all labels of a batch of {tiny.BATCH} samples are -1, the ignored class" in done.err
 
 
 def test_killed_and_resumed(convgrad: Command, tiny_step: Path, validated_data: Path, tmp_path: Path) -> None:

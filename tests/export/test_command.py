@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from tests.export import models  # noqa: E402
 from tvm_convgrad.cli import app  # noqa: E402
 from tvm_convgrad.core.errors import ArtifactError  # noqa: E402
 from tvm_convgrad.training.export.onnx_file import data_file, export_onnx  # noqa: E402
-from tvm_convgrad.training.runtime.checkpoint import Progress, save  # noqa: E402
+from tvm_convgrad.training.runtime.checkpoint import Progress, load, save  # noqa: E402
 from tvm_convgrad.training.runtime.origin import Origin  # noqa: E402
 from tvm_convgrad.training.runtime.session import Session  # noqa: E402
 
@@ -179,6 +179,11 @@ def test_safetensors(convgrad: Command, trained: Trained, tmp_path: Path) -> Non
     assert found.keys() == models.values().keys()
     for name, value in found.items():
         np.testing.assert_array_equal(value, state[name], err_msg=name)
+    whole = load(trained.checkpoint).progress
+    several = replace(whole, batch_size=2 * whole.batch_size, micro_batches=2)  # of `run --accumulate 2`
+    divided = save(tmp_path / "divided", several, state)
+    convgrad(*trained.arguments[:3], divided, *trained.arguments[4:], "-o", output, "--force")
+    assert numpy_format.load_file(output)["norm.num_batches_tracked"] == 6
     alone = convgrad("export", trained.step, "--checkpoint", trained.checkpoint, "-o", output, "--force", "--json").json
     assert any("give --model" in note for note in alone["notes"])
 

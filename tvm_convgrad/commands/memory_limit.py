@@ -2,13 +2,14 @@
 """`build --memory LIMIT`: the cheapest recomputation and micro-batches with which the planned memory keeps a limit.
 
 Recomputation leaves all results as they are. So do micro-batches, but for batch norms, which take the statistics of
-each. A model with such ones has therefore as few micro-batches as keep the limit with any recomputation.
+each, and for losses that are no plain mean over the batch. A model with such batch norms has therefore as few
+micro-batches as keep the limit with any recomputation, and with such a loss the batch is not divided.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import typer
 
 from tvm_convgrad.commands.compilation import ModelOptions
 from tvm_convgrad.core.errors import ArtifactError, ModelError, UnsupportedError
+from tvm_convgrad.training.model.own_loss import MODEL_LOSS
 
 if TYPE_CHECKING:
     import tvm
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMG]?i?B)", re.IGNORECASE)
+_WEIGHTED = {"class_weights": "--class-weights", "ignore_index": "--ignore-index"}
+"""Settings of a loss that is a mean over weights, of which micro-batches have different sums."""
 _ATTEMPTS = 4
 """Budgets that are tried until the plan, which loses a little to gaps, keeps the limit."""
 
@@ -129,7 +133,11 @@ def fit(
     least: list[tuple[int, int]] = []
     fitting: list[Fitted] = []
     whole, seconds, undivided = 0, 0.0, ""
+    indivisible = _indivisible(first.options)
     for parts in (parts for parts in range(1, batch + 1) if batch % parts == 0):
+        if parts > 1 and indivisible:
+            undivided = f" without micro-batches, whose losses would have another mean than the batch ({indivisible})"
+            break
         divided = replace(source, batch=batch // parts) if parts > 1 else source
         try:
             step = make(divided, accumulate * parts) if parts > 1 else first
@@ -163,6 +171,14 @@ def fit(
         f"--memory {byte_count(limit)}: {source.source} needs at least {byte_count(total)}{divided_into}; allow that, "
         "or build with a smaller --batch."
     )
+
+
+def _indivisible(options: Mapping[str, object]) -> str:
+    """Why the mean of the losses of micro-batches is not the loss of the batch, or nothing; by the step's options."""
+    if options["loss"] == MODEL_LOSS:
+        return "the loss is the model's own"
+    found = [option for name, option in _WEIGHTED.items() if name in options]
+    return f"{' and '.join(found)}: it is a weighted mean" if found else ""
 
 
 def _attempts(

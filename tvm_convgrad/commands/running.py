@@ -58,6 +58,7 @@ def begin(session: Session, fresh: Progress, keeper: Keeper, kept: Kept, epochs:
     for complaint in complaints:
         stderr().print(f"passed over: {complaint}", markup=False)
     if checkpoint is None:
+        keeper.begins(resume=resume)
         return fresh
     if not resume:
         raise ArtifactError(

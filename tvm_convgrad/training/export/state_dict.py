@@ -54,7 +54,8 @@ def state_dict(artifact: Artifact, checkpoint: Checkpoint, model: Path | None) -
     if origin is not None and origin.suffix == ".pt2" and model is not None:
         _add_of_pt2(found, model)
     elif origin is not None and origin.producer == "pytorch":
-        counters = _moved_counters(artifact, len(checkpoint.progress.losses))
+        progress = checkpoint.progress
+        counters = _moved_counters(artifact, len(progress.losses) * progress.micro_batches)
         found.tensors |= counters
         if counters:
             found.notes.append(
@@ -82,10 +83,14 @@ def safetensors_bytes(tensors: Mapping[str, Array]) -> bytes:
     return bytes(save(contiguous, metadata={"format": "pt"}))
 
 
-def _moved_counters(artifact: Artifact, steps: int) -> dict[str, Array]:
-    """For each layer with running statistics the batches of training that it has seen, under PyTorch's name."""
+def _moved_counters(artifact: Artifact, batches: int) -> dict[str, Array]:
+    """For each layer with running statistics the batches of training that it has seen, under PyTorch's name.
+
+    Args:
+        batches: those that the step has been called with, each of which it may divide itself.
+    """
     roles = {spec.name: spec.role for spec in artifact.state}
-    mode, batches = artifact.options.get("bn"), steps * int(artifact.options.get("accumulate", 1))
+    mode, batches = artifact.options.get("bn"), batches * int(artifact.options.get("accumulate", 1))
     counters: dict[str, Array] = {}
     for name, role in roles.items():
         layer = name.removesuffix(".running_mean")

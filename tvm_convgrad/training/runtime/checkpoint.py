@@ -22,8 +22,9 @@ from tvm_convgrad.training.runtime.schedules import CONSTANT, Schedule
 
 CHECKPOINT = Kind(magic=b"CVGCKPT\x01", version=1, noun="a checkpoint", maker="convgrad run --checkpoint-dir")
 KEPT = 2
-BEST = "best.ckpt"
-"""The name of the checkpoint of the best validation."""
+BEST, BEST_BEFORE = "best.ckpt", "best-before.ckpt"
+"""The names of the checkpoint of the best validation, and of the one that was the best when the last checkpoint was
+written."""
 LOCK = ".lock"
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 

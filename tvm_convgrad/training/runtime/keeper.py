@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tvm_convgrad.core.errors import ArtifactError, DataError, TrainingError
-from tvm_convgrad.training.runtime.checkpoint import BEST, Checkpoint, Progress, load, save
+from tvm_convgrad.training.runtime.checkpoint import BEST, BEST_BEFORE, Checkpoint, Progress, load, save
 from tvm_convgrad.training.runtime.loop import StepReport, nonfinite
 from tvm_convgrad.training.runtime.schema import Array
 
@@ -33,9 +33,29 @@ class Keeper:
         self._every = every
         self._exempt = set(nonfinite(initial))
         self._good: Path | None = None
+        self._best_known = 0  # the step of the best validation that the last checkpoint knows of; 0: none
+
+    def begins(self, *, resume: bool) -> None:
+        """Begin in a folder without checkpoints of steps.
+
+        Args:
+            resume: whether a run is continued, of which only the best validation was kept; that is dropped.
+
+        Raises:
+            ArtifactError: there is such a checkpoint, of another run.
+        """
+        if self.folder is not None and (self.folder / BEST).exists() and not resume:
+            raise ArtifactError(
+                f"{self.folder}: there is a {BEST} already, without checkpoints of steps; move it away, or use another "
+                "folder."
+            )
+        self._drop(BEST, BEST_BEFORE)
 
     def found(self, checkpoint: Checkpoint) -> None:
-        """Resume from this checkpoint.
+        """Resume from this checkpoint, with the best validation that it knows of.
+
+        One that was found after it is dropped: those steps are done again, perhaps with other settings. Without the
+        one that it knows of, the next finite validation is the best.
 
         Raises:
             ArtifactError: its state is not finite.
@@ -47,6 +67,33 @@ class Keeper:
                 "before it, or add --allow-nonfinite."
             )
         self._good = None if wrong else checkpoint.path
+        self._restore_best(checkpoint)
+
+    def _restore_best(self, checkpoint: Checkpoint) -> None:
+        if self.folder is None:
+            return
+        progress = checkpoint.progress
+        if progress.best is not None and progress.best_step == len(progress.losses):
+            save(self.folder, progress, checkpoint.state, file=BEST)
+        elif self._is_best(BEST_BEFORE, progress):
+            (self.folder / BEST_BEFORE).replace(self.folder / BEST)
+        elif not self._is_best(BEST, progress):
+            self._drop(BEST)
+            progress.best, progress.best_step, progress.stale = None, 0, 0
+        self._drop(BEST_BEFORE)
+        self._best_known = progress.best_step
+
+    def _is_best(self, file: str, progress: Progress) -> bool:
+        """Whether this file is the checkpoint of the best validation that `progress` tells of."""
+        if self.folder is None or progress.best is None or not (self.folder / file).exists():
+            return False
+        found = load(self.folder / file).progress
+        return (found.best, found.best_step) == (progress.best, progress.best_step)
+
+    def _drop(self, *files: str) -> None:
+        if self.folder is not None:
+            for file in files:
+                (self.folder / file).unlink(missing_ok=True)
 
     def is_due(self, steps: int) -> bool:
         """Whether a checkpoint is to be written after so many steps, besides those at the end of epochs."""
@@ -68,10 +115,18 @@ class Keeper:
         if self.folder is not None:
             path = save(self.folder, progress, state, self._good)
             self._good = self._good if wrong else path
+            self._best_known = progress.best_step
+            self._drop(BEST_BEFORE)
 
     def keep_best(self, progress: Progress, state: dict[str, Array]) -> None:
-        """Write the checkpoint of the best validation, beside the others; none of a state that is not finite."""
+        """Write the checkpoint of the best validation, beside the others; none of a state that is not finite.
+
+        The one before stays until a checkpoint knows of this one.
+        """
         if self.folder is not None and not self._wrong(state):
+            best = self.folder / BEST
+            if best.exists() and load(best).progress.best_step == self._best_known:
+                best.replace(self.folder / BEST_BEFORE)
             save(self.folder, progress, state, file=BEST)
 
     def best(self) -> Checkpoint:

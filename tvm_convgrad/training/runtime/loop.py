@@ -129,6 +129,7 @@ def train(
     update = update or WholeStep(session)
     total = progress.micro_batches
     size = progress.batch_size // total
+    part = size // int(session.artifact.options.get("accumulate", 1))  # of what the step divides itself
     steps = source.steps(size, total)
     if not steps:
         raise ArtifactError(f"the data do not fill one batch of {progress.batch_size}; give more samples.")
@@ -145,7 +146,7 @@ def train(
             found = update(batch, done, rate)
             if not math.isfinite(found.loss) and not allow_nonfinite:
                 event = f"the loss became {found.loss} in step {done + 1} (epoch {progress.epoch + 1});"
-                if cause := update.cause(_bad_samples(session, source, batch) or _ignored(session, batch, size)):
+                if cause := update.cause(_bad_samples(session, source, batch) or _ignored(session, batch, part)):
                     raise DataError(f"{event} {cause}: correct the data.")
                 raise TrainingError(
                     f"{event} train with a smaller learning rate than {rate:g}{_indices(session, batch)}."

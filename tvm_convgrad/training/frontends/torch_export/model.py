@@ -271,11 +271,13 @@ def _decomposed(program: torch.export.ExportedProgram, source: str, what: str) -
         ModelError: PyTorch fails, or something is written out for the extent that a free axis has in the export.
     """
     before = fixed_extents(program)
+    from torch._export.verifier import SpecViolationError  # optional
+
     try:
         decomposed = program.run_decompositions(decompositions())
     except UnsupportedError as error:  # torch.fx has added the operator's stack
         raise UnsupportedError(f"{source}: {first_line(error)}{place_in(str(error))}.") from error
-    except _FAILURES as error:
+    except (*_FAILURES, SpecViolationError) as error:
         raise ModelError(f"{source}: PyTorch cannot decompose {what}: {first_line(error)}") from error
     found = fixed_extents(decomposed)
     fixed = next((axis for axis in found if axis not in before), None)
