@@ -2,7 +2,8 @@
 """nn.gelu, and special.gelu_derivative, the factor of its gradient as one operator.
 
 gelu(x) = x Φ(x) with Φ the normal distribution (Hendrycks and Gimpel 2016), so that gelu'(x) = Φ(x) + x φ(x). Φ and its
-density φ share the exponential exp(−x²/2), and only an operator of their sum lets a CPU compute that once: `derivative_of`.
+density φ share the exponential exp(−x²/2), and only an operator of their sum lets a CPU compute that once
+(`fast_derivative_of`).
 """
 
 from __future__ import annotations
