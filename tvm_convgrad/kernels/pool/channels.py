@@ -38,9 +38,6 @@ from tvm_convgrad.kernels.vectors import Numbers, accumulators
 BLOCK = 4
 """Vectors of channels of a work item: some contiguous cache lines."""
 
-GATHERED = 1
-"""The same where gradients are gathered, so that rows of windows stay in the L2 cache."""
-
 Visit = Callable[[Index, Index], None]
 """Takes the place of a tap of a window, and its number in scan order."""
 
@@ -59,17 +56,17 @@ def channels_last_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], lanes: 
 
 def channels_last_backward_kernel(pool: MaxPool, shapes: Sequence[Sequence[int]], lanes: int, name: str) -> PrimFunc:
     """The PrimFunc (grad, data, gradient of data), tensors of these shapes."""
-    emitter = _Emitter(pool, shapes[1], lanes, GATHERED if gathers(pool) else BLOCK)
+    emitter = _Emitter(pool, shapes[1], lanes)
     return emitter.gathered(shapes, name) if gathers(pool) else emitter.scattered(shapes, name)
 
 
 class _Emitter:
-    def __init__(self, pool: MaxPool, data: Sequence[int], lanes: int, block: int = BLOCK) -> None:
+    def __init__(self, pool: MaxPool, data: Sequence[int], lanes: int) -> None:
         self.pool, self.loops = pool, Loops()
         self.images, self.channels = data[0], data[-1]
         self.lanes = math.gcd(lanes, self.channels)  # the widest vector that fills the channels evenly
         vectors = self.channels // self.lanes
-        fitting = [n for n in range(min(block, vectors), 0, -1) if vectors % n == 0]
+        fitting = [n for n in range(min(BLOCK, vectors), 0, -1) if vectors % n == 0]
         self.vectors = next((n for n in fitting if self.images * vectors // n >= ITEMS), fitting[-1])
         work = pool.planes * math.prod(pool.results) * math.prod(pool.kernel)
         self.kind = "parallel" if work >= PARALLEL_FROM else "serial"
