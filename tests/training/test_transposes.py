@@ -8,6 +8,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
+from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.schedule.cpu import scheduled
 
 CPUS = ("x86-64", "x86-64-v3", tvm.target.codegen.llvm_get_system_cpu())  # 4 and 8 lanes, and those of this machine
@@ -99,3 +100,25 @@ def test_what_has_no_squares_is_exact_as_well(name):
     assert not has_squares
     (value,) = numbers(a.shape)
     run(library, [value], [reading(value, *np.indices(shape))])
+
+
+@pytest.mark.parametrize("cpu", dict.fromkeys(CPUS))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_of_16_bits(dtype, cpu):
+    """Alone, in as many lanes as they have, and beside float32."""
+    shape = (2, 150, 67)
+    a, b = te.placeholder(shape, dtype, name="a"), te.placeholder(shape, dtype, name="b")
+    w = te.placeholder((67, 150), name="w")
+    wide = topi.multiply(topi.transpose(topi.cast(topi.add(a, b), "float32"), [0, 2, 1]), w)
+    values = [each.astype(numpy_dtype(dtype)) for each in numbers(shape, shape)]
+    (factor,) = numbers((67, 150))
+    total = values[0].astype("float32") + values[1].astype("float32")
+    for result, operands, arrays, wanted in (
+        (topi.transpose(a, [0, 2, 1]), (a,), values[:1], values[0].transpose(0, 2, 1)),
+        (topi.cast(wide, dtype), (a, b, w), [*values, factor], total.transpose(0, 2, 1) * factor),
+    ):
+        library, has_squares = compiled(cpu, [result], *operands)
+        assert has_squares
+        found = tvm.runtime.tensor(np.full(wanted.shape, np.nan, numpy_dtype(dtype)))
+        library["main"](*map(tvm.runtime.tensor, arrays), found)
+        np.testing.assert_array_equal(found.numpy().astype("float32"), wanted.astype("float32"))

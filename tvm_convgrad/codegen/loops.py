@@ -16,6 +16,7 @@ from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.stack_slots import StackSlots, fits_slot
 from tvm_convgrad.codegen.tir import buffer_data, decl_buffer
 from tvm_convgrad.codegen.tir import dtype_of as dtype_of
+from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 
 Expr: TypeAlias = "tir.Expr"
@@ -176,7 +177,7 @@ class Loops:
             dtype or str(buffer.dtype),
             name=self._name(f"{buffer.name}_flat"),
             data=buffer_data(buffer),
-            data_alignment=DTYPE_BYTES[str(buffer.dtype)],
+            data_alignment=numpy_dtype(str(buffer.dtype)).itemsize,
         )
         self.emit(tir.DeclBuffer(result, data=buffer_data(buffer)))
         return result

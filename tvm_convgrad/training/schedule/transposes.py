@@ -15,7 +15,6 @@ from typing import Any
 
 from tvm_convgrad.codegen.loops import Loops, load, quotient, remainder, smaller
 from tvm_convgrad.codegen.packing import transpose
-from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.training.schedule.accesses import Accesses, joined, repeats_bfloat16
 from tvm_convgrad.training.schedule.loop_order import LoopOrder, size_of
 from tvm_convgrad.training.schedule.stages import Address, Stage
@@ -23,6 +22,9 @@ from tvm_convgrad.training.schedule.stages import Address, Stage
 COLUMNS = 32  # elements of the axis that is crossed: two cache lines of 32 bits, which CPUs fetch as a pair
 FEWEST_VECTORS = 4  # of the inner loop; the cache lines that fewer iterations read stay in the first cache
 PIECE = 256  # iterations of the inner loop that one thread takes at a time
+
+_BITS = {"float32": "float32", "int32": "int32", "float16": "uint16", "bfloat16": "uint16"}
+"""What elements of each type are transposed as: TVM shuffles no vectors of bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,7 @@ def crossing_of(group: Sequence[Stage], order: LoopOrder, lanes: int) -> Crossin
             address for stage in group for _, address in stage.loads if address.coefficients[inner] not in (0, 1)
         )
     )
-    # TVM shuffles no vectors of bfloat16 or bool.
-    if not across or any(numpy_dtype(str(address.buffer.dtype)).itemsize != 4 for address in across):
+    if not across or any(str(address.buffer.dtype) not in _BITS for address in across):
         return None
     for run in joined(order.outer, list(group)):
         if all(address.coefficients[run[0]] == 1 for address in across) and size_of(run, group[0].extents) >= lanes:
@@ -74,10 +75,11 @@ def emit_squares(accesses: Accesses, group: list[Stage], order: LoopOrder, cross
         places = accesses.split(loops.let(quotient(number, blocks), "outside"), crossing.rest, group)
         squares = loops.let(quotient(columns, lanes), "squares")
         vectors = loops.let(quotient(count, lanes), "vectors")
-        turned = {a: loops.buffer("turned", lanes * lanes, str(a.buffer.dtype)) for a in crossing.addresses}
+        turned = {a: loops.buffer("turned", lanes * lanes, _BITS[str(a.buffer.dtype)]) for a in crossing.addresses}
+        held = {a: _as(loops, buffer, str(a.buffer.dtype)) for a, buffer in turned.items()}
         with loops.loop(vectors, "v") as v, loops.loop(squares, "square") as square:
             corner = loops.let(first + v * lanes, "corner"), loops.let(begin + square * lanes, "column")
-            _square(accesses, group, order, crossing.axis[0], places, corner, turned)
+            _square(accesses, group, order, crossing.axis[0], places, corner, turned, held)
         # Beside the squares and below them.
         done, right = loops.let(vectors * lanes, "done"), loops.let(squares * lanes, "right")
         _one_by_one(accesses, group, order, crossing, places, (begin + right, columns - right), (first, done))
@@ -92,12 +94,14 @@ def _square(
     places: dict[int, Any],
     corner: tuple[Any, Any],
     turned: dict[Address, Any],
+    held: dict[Address, Any],
 ) -> None:
     """A square of `lanes` iterations of the inner loop and of the axis that is crossed, from `corner` on.
 
     Args:
         axis: the innermost iterator of the axis that is crossed.
-        turned: by address of what is transposed, the buffer for it.
+        turned: by address of what is transposed, the buffer for its bits.
+        held: the same buffers, of the operands' types.
     """
     loops, lanes = accesses.loops, accesses.lanes
     first, column = corner
@@ -105,14 +109,20 @@ def _square(
     start = {address: base for reads, _ in bases for address, base in reads.items()}
     for address, square in turned.items():
         step = address.coefficients[order.run[0]]
-        view = accesses.view(address.buffer)
+        bits = _BITS[str(address.buffer.dtype)]
+        view = _as(loops, accesses.view(address.buffer), bits)
         rows = [load(view, start[address] + (first + row) * step, lanes) for row in range(lanes)]
         for number, vector in enumerate(transpose(loops, [loops.let(row, "row") for row in rows])):
             loops.store(square, number * lanes, vector)
     with loops.loop(lanes, "c") as c:
         bases = accesses.bases(group, {**places, axis: column + c})
         with loops.loop(lanes, "l", "vectorized") as lane:
-            accesses.store(group, bases, order.run, first + lane, {a: (t, c * lanes + lane) for a, t in turned.items()})
+            accesses.store(group, bases, order.run, first + lane, {a: (t, c * lanes + lane) for a, t in held.items()})
+
+
+def _as(loops: Loops, buffer: Any, dtype: str) -> Any:
+    """A flat buffer as elements of another type of the same bits."""
+    return buffer if str(buffer.dtype) == dtype else loops.flat(buffer, int(buffer.shape[0]), dtype)
 
 
 def _one_by_one(
