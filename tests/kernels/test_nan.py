@@ -44,15 +44,17 @@ def test_nan_of_an_operand_are_nan_of_a_kernels_result(layout, cpu):
 
 
 @pytest.mark.parametrize("count", [11, 5000])
+@pytest.mark.parametrize("rounded", [False, True], ids=["stored", "rounded"])
 @pytest.mark.parametrize("cpu", CPUS)
-def test_nan_of_a_step_are_nan_in_16_bits(cpu, count):
+def test_nan_of_a_step_are_nan_in_16_bits(cpu, rounded, count):
     if CPUS[cpu] and CPUS[cpu] not in local_features():
         pytest.skip(f"this CPU has no {CPUS[cpu]}")
     target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
     x, builder = relax.Var("x", relax.TensorType((count,), "float32")), relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            result = builder.emit_output(relax.op.astype(x, "bfloat16"))
+            value = builder.emit(relax.op.astype(x, "bfloat16"))
+            result = builder.emit_output(relax.op.astype(value, "float32") if rounded else value)
         builder.emit_func_output(result)
     executable = tvm.compile(builder.get(), target, relax_pipeline=LowerStep(target))
     found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(numbers([*NAN, *INFINITY], count)))

@@ -20,7 +20,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ScheduleError
 
-from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, replaced
+from relax_ops.compat import SBlock, SBlockRealize, TensorLoad, nodes_of, replaced
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.codegen.loops import convert, dtype_of
 from tvm_convgrad.core.dtypes import numpy_dtype
@@ -51,7 +51,7 @@ def _cpu_schedule(module: tvm.IRModule, _context: tvm.transform.PassContext) -> 
     for variable in module.get_global_vars():
         function = module[variable]
         if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
-            changed[variable] = _keeping_nan(scheduled(without_scopes(function)))
+            changed[variable] = scheduled(without_scopes(function))
     for variable, function in changed.items():
         module[variable] = function
     return module
@@ -59,7 +59,7 @@ def _cpu_schedule(module: tvm.IRModule, _context: tvm.transform.PassContext) -> 
 
 def _keeping_nan(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with casts of float32 to bfloat16 that keep every NaN, which TVM's do not (`bfloat16_bits`)."""
-    if not any(str(getattr(each, "dtype", "")) == "bfloat16" for each in function.params):
+    if not any(map(_rounds, nodes_of(function, tirx.Cast))):
         return function
     body = replaced(
         function.body, (tirx.Cast,), lambda cast: convert(cast.value, "bfloat16") if _rounds(cast) else cast
@@ -78,6 +78,10 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 def scheduled(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the schedule of this module, or as it is where that does not apply."""
+    return _keeping_nan(_with_loops(function))
+
+
+def _with_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     schedule = opened(function)
     try:
         blocks = root_blocks(schedule)
@@ -107,7 +111,8 @@ def scheduled_in_place(function: tirx.PrimFunc, onto: int) -> tirx.PrimFunc | No
         if blocks is None:
             return None
         inline(schedule, blocks)
-        return _as_memory_bound(schedule, onto)
+        loops = _as_memory_bound(schedule, onto)
+        return None if loops is None else _keeping_nan(loops)
     except ScheduleError:
         return None  # as in `scheduled`
 
