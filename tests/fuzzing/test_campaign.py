@@ -76,6 +76,10 @@ UNREACHED = {
         "DepthwiseChannels.tilings": TUNER,
         "return reason": OTHER_PLAN,
         'return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"': TUNER,
+        'return f"it would keep more than {MOST_PARTIAL_SUMS} sums"': TOO_LARGE,
+        'return f"split_k is {tiling.split_k}; parts of {size} sums must be at most {MOST_PARTIAL_SUMS} sums in all"': (
+            TOO_LARGE
+        ),
         'return f"borders and phases would take {products} multiply-adds of code"': TOO_LARGE,
         "pixels = min(pixels, FAR_TILE_W // spec.in_step[2] or 1)": TOO_LARGE,
         "pixels = min(pixels, GROUPS_FAR_TILE_W)": TOO_LARGE,
@@ -136,6 +140,7 @@ UNREACHED = {
     "kernels/roofline.py": {"roofline": "a column of explain: tests/kernels/test_extension.py"},
     "kernels/wgrad/plan.py": {
         "ImplicitGemmWgrad.tilings": TUNER,
+        'return f"split_k is {tiling.split_k}; it must be at most {most}, for {MOST_PARTIAL_SUMS} sums in all"': TOO_LARGE,
         'return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"': TUNER,
     },
     "kernels/winograd/plan.py": {

@@ -180,9 +180,7 @@ def sizes_refusal(spec: WgradSpec, tiling: WgradTiling, width: int) -> str:
     if tiling.tile_m > spec.out_channels:
         return f"tile_m is {tiling.tile_m}; there are {spec.out_channels} rows"
     if tiling.split_k > (most := most_parts(spec, tiling.tile_m, width)):
-        return (
-            f"split_k is {tiling.split_k}; it must be at most {most}, so that its sums are at most {MOST_PARTIAL_SUMS}"
-        )
+        return f"split_k is {tiling.split_k}; it must be at most {most}, for {MOST_PARTIAL_SUMS} sums in all"
     if tiling.slab_d > 1 and tiling.slab_h < spec.dy.extents[1]:
         return "slab_d is more than 1, but slab_h is not the whole height"
     return ""
