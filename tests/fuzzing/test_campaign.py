@@ -140,7 +140,9 @@ UNREACHED = {
     "kernels/roofline.py": {"roofline": "a column of explain: tests/kernels/test_extension.py"},
     "kernels/wgrad/plan.py": {
         "ImplicitGemmWgrad.tilings": TUNER,
-        'return f"split_k is {tiling.split_k}; it must be at most {most}, for {MOST_PARTIAL_SUMS} sums in all"': TOO_LARGE,
+        'return f"split_k is {tiling.split_k}; it must be at most {most}, for {MOST_PARTIAL_SUMS} sums in all"': (
+            TOO_LARGE
+        ),
         'return f"split_k is {tiling.split_k}; it must be at most {MOST_PIECES}"': TUNER,
     },
     "kernels/winograd/plan.py": {
