@@ -81,6 +81,7 @@ def test_a_transposed_convolution_and_its_gradients(folder: Path) -> None:
     np.testing.assert_array_equal(dw(grad, data), tvm_convgrad.reference.backward_weight(problem, data, grad))
 
 
+OTHER_ORDER = np.dtype("float32").newbyteorder()
 ONES = (np.ones((1, 1, 2, 2), "float32"), np.ones((1, 1, 4, 4), "float32"))
 
 
@@ -94,6 +95,7 @@ ONES = (np.ones((1, 1, 2, 2), "float32"), np.ones((1, 1, 4, 4), "float32"))
         (ONES, np.zeros((1, 1, 3, 2), "float32"), ProblemError, ["out has shape [1, 1, 3, 2]"]),
         (ONES, np.broadcast_to(np.float32(0), (1, 1, 3, 3)), ProblemError, ["out is read-only"]),
         ((ONES[0].astype(ml_dtypes.bfloat16), ONES[1]), None, DTypeError, ["grad has dtype bfloat16"]),
+        ((ONES[0].astype(OTHER_ORDER), ONES[1]), None, DTypeError, ["grad has numbers of the other byte order"]),
     ],
 )
 def test_wrong_arrays_are_refused(operands, out, error, words, folder: Path) -> None:
@@ -107,6 +109,13 @@ def test_wrong_arrays_are_refused(operands, out, error, words, folder: Path) -> 
 def test_numbers_of_threads_are_positive(threads: int, folder: Path) -> None:
     compiled = tvm_convgrad.compile("conv2d_backward_weight", SMALL, folder=folder)
     with pytest.raises(ProblemError, match=f"threads is {threads}; give 1 or more"):
+        compiled(*ONES, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [2.5, True, "2"])
+def test_numbers_of_threads_are_integers(threads: object, folder: Path) -> None:
+    compiled = tvm_convgrad.compile("conv2d_backward_weight", SMALL, folder=folder)
+    with pytest.raises(DTypeError, match="give an int, or None"):
         compiled(*ONES, threads=threads)
 
 

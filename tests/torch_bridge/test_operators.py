@@ -57,13 +57,58 @@ def test_pytorchs_checks_of_operators(last: bool) -> None:
         torch.library.opcheck(operator.default, arguments)
 
 
+def functions(rank: int, x, w, dy):
+    """Each operator as a function of its tensors, with these."""
+    for operator, arguments in calls(rank, x, w, dy):
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        rest = arguments[len(tensors) :]
+        yield (lambda *given, f=operator, r=rest: f(*given, *r)), tuple(tensors)
+
+
 @pytest.mark.parametrize("rank", SHAPES)
 def test_gradients_of_gradients(rank: int) -> None:
-    x, w, dy = (each.requires_grad_() for each in operands(rank))
-    _, *differentiable = calls(rank, x, w, dy)
-    for operator, (first, second, *rest) in differentiable:
-        assert torch.autograd.gradcheck(lambda a, b, f=operator, r=rest: f(a, b, *r), (first, second))
-        assert torch.autograd.gradgradcheck(lambda a, b, f=operator, r=rest: f(a, b, *r), (first, second))
+    for function, tensors in functions(rank, *(each.requires_grad_() for each in operands(rank))):
+        assert torch.autograd.gradcheck(function, tensors, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, tensors)
+
+
+@pytest.mark.parametrize("results", [(0,), (1,), (2,), (0, 2)])
+def test_gradients_of_some_results(results: tuple[int, ...]) -> None:
+    """Those that are not read have no gradient."""
+    x, w, dy = (each.requires_grad_() for each in operands(2))
+    function, tensors = next(functions(2, x, w, dy))
+    found = torch.autograd.grad([function(*tensors)[i].square().sum() for i in results], tensors, allow_unused=True)
+    stride, padding, dilation, groups = ends(2)
+    own = torch.ops.aten.convolution_backward(
+        dy, x, w, [6], stride, padding, dilation, False, [0, 0], groups, [True] * 3
+    )
+    wanted = torch.autograd.grad([own[i].square().sum() for i in results], tensors, allow_unused=True)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(torch.zeros(()) if one is None else one, torch.zeros(()) if other is None else other)
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+def test_transforms_of_functions(rank: int) -> None:
+    """Forward mode, with and without operands that require gradients, and torch.func's grad, jvp and vmap."""
+    for function, tensors in functions(rank, *operands(rank)):
+        first = lambda *given, f=function: _first(f(*given)).square().sum()  # noqa: E731
+        leaves = [each.clone().requires_grad_() for each in tensors]
+        wanted = torch.autograd.grad(first(*leaves), leaves, allow_unused=True)
+        places = tuple(i for i, each in enumerate(wanted) if each is not None)
+        found = torch.func.grad(first, argnums=places)(*tensors)
+        for place, gradient in zip(places, found, strict=True):
+            torch.testing.assert_close(gradient, wanted[place])
+        directions = tuple(torch.randn_like(each) for each in tensors)
+        _, tangent = torch.func.jvp(first, tensors, directions)
+        torch.testing.assert_close(tangent, sum((wanted[i] * directions[i]).sum() for i in places))
+        several = tuple(torch.stack([each, 2 * each]) for each in tensors)
+        mapped = torch.func.vmap(torch.func.grad(first, argnums=places))(*several)
+        for place, gradient in zip(places, mapped, strict=True):
+            torch.testing.assert_close(gradient[0], wanted[place])
+
+
+def _first(results):
+    return results if isinstance(results, torch.Tensor) else results[0]
 
 
 class Gradients(torch.nn.Module):

@@ -77,9 +77,11 @@ class CompiledOperator:
         Raises:
             ProblemError: an array has another shape or is not contiguous, `out` overlaps an operand, or `threads` is
                 less than 1.
-            DTypeError: an array has another element type.
-            UnsupportedError: an array is not in the CPU's memory.
+            DTypeError: an array has another element type or byte order, or `threads` is no int.
+            UnsupportedError: an array is not in the CPU's memory, or has none, as PyTorch's fake tensors.
         """
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
+            raise DTypeError(f"{self.name}: threads is {threads!r}, a {type(threads).__name__}; give an int, or None")
         if threads is not None and threads < 1:
             raise ProblemError(f"{self.name}: threads is {threads}; give 1 or more, or None for the default")
         held = []
@@ -95,6 +97,10 @@ class CompiledOperator:
         self._kernel.run(
             _threads() if threads is None else threads, *(operand.address for operand in operands), written.address
         )
+        if out is not None and _is_torch(out):
+            sys.modules["torch"].autograd.graph.increment_version(
+                out
+            )  # so that autograd knows what it saved has changed
         return result
 
     def __repr__(self) -> str:
@@ -110,10 +116,16 @@ class _Memory:
             found, kind, contiguous = array.shape, array.dtype.name, array.flags.c_contiguous
             if write and not array.flags.writeable:
                 raise ProblemError(f"{what} is read-only; give an array that can be written")
+            if not array.dtype.isnative:
+                raise DTypeError(f"{what} has numbers of the other byte order; give array.astype({kind!r})")
             self.address = int(array.ctypes.data)
         elif _is_torch(array) and array.device.type == "cpu":
+            if array.is_neg():
+                raise ProblemError(f"{what} is a negated view; give tensor.resolve_neg()")
             found, kind, contiguous = tuple(array.shape), str(array.dtype).rpartition(".")[2], array.is_contiguous()
-            self.address = int(array.data_ptr())
+            self.address = _address_of(array, what)
+        elif write and _is_jax(array):
+            raise ProblemError(f"{what} is read-only, as JAX's arrays never change; give an array that can be written")
         elif hasattr(array, "__dlpack__"):
             import tvm_ffi  # it imports PyTorch, if that is installed
 
@@ -194,6 +206,24 @@ def _is_torch(array: Any) -> TypeGuard[Any]:
     """Whether an array is a tensor of PyTorch, which is not loaded for that."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _is_jax(array: object) -> bool:
+    """Whether an array is one of JAX, which is not loaded for that."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def _address_of(tensor: Any, what: str) -> int:
+    """Where the memory of PyTorch's tensor is."""
+    fake = sys.modules["torch"]._subclasses.FakeTensor
+    address = 0 if isinstance(tensor, fake) else int(tensor.data_ptr())
+    if not address and tensor.numel():
+        raise UnsupportedError(
+            f"{what} has no memory: it is a tensor of torch.export, torch.compile or a FakeTensorMode; use the "
+            "operators torch.ops.tvm_convgrad there"
+        )
+    return address
 
 
 def _threads() -> int:

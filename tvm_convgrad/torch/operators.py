@@ -6,8 +6,9 @@
     tvm_convgrad::conv2d_backward_weight(grad, data, kernel_size, stride, padding, dilation, groups) -> Tensor
 
 and the same for conv1d and conv3d. They compute by kernels where these were measured to be faster, whether the bridge
-is enabled or not, and elsewhere by PyTorch's own operator; on other devices than CPUs by that alone. The last two are
-differentiable any number of times, by the closure of the family.
+is enabled or not, and elsewhere by PyTorch's own operator; on other devices than CPUs by that alone. They are
+differentiable any number of times, by the closure of the family; in forward mode, and under the transforms of
+torch.func, PyTorch's own operator computes them.
 """
 
 from __future__ import annotations
@@ -132,30 +133,123 @@ def _by_plan(*arguments: Any) -> Results:
 
 
 def _differentiable(rank: int) -> None:
-    """The gradients of dgrad and wgrad, which are linear in both operands."""
-    data_of = getattr(torch.ops.tvm_convgrad, f"conv{rank}d_backward_data")
-    weight_of = getattr(torch.ops.tvm_convgrad, f"conv{rank}d_backward_weight")
+    """The gradients of the operators, which are linear in each operand."""
+    for ending, (_, function) in _OPERATORS.items():
+        operator = getattr(torch.ops.tvm_convgrad, f"conv{rank}d_{ending}").default
+        through = _GRADIENTS[ending]
+        call = partial(_with_gradients, operator, function, through)
+        torch.library.impl(f"{NAMESPACE}::conv{rank}d_{ending}", "Autograd", call)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.ends = inputs[3:]
 
-    def of_backward_data(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+def _with_gradients(
+    operator: Any, function: Callable[..., Any], through: type[_Operator], *arguments: Any
+) -> Tensor | Results:
+    """An operator's entry for autograd."""
+    result: Tensor | Results = (
+        function(_own, *arguments) if _is_transformed(arguments) else through.apply(operator, *arguments)
+    )
+    return result
+
+
+def _is_transformed(arguments: Sequence[Any]) -> bool:
+    """Whether a transform of torch.func runs, or an operand has a tangent of forward mode."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    return any(torch.autograd.forward_ad.unpack_dual(each).tangent is not None for each in tensors)
+
+
+class _Operator(torch.autograd.Function):
+    """An operator below autograd: `gradients` are those of its two or three tensors, which come first."""
+
+    tensors = 2
+
+    @classmethod
+    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of the operands from those of the results."""
+        raise NotImplementedError
+
+    @classmethod
+    def forward(cls, ctx: Any, operator: Any, *arguments: Any) -> Any:
+        """The operator's results."""
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arguments[: cls.tensors])
+        ctx.ends = arguments[-4:]
+        ctx.count = len(arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    @classmethod
+    def backward(cls, ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of all arguments."""
+        found = cls.gradients(ctx, changes)
+        return (None, *found, *[None] * (ctx.count - len(found)))
+
+
+class _BackwardData(_Operator):
+    """dgrad(grad, weight)."""
+
+    @classmethod
+    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """By forward and wgrad."""
         grad, weight = ctx.saved_tensors
-        geometry = _geometry(ctx.ends)
-        first = geometry.forward(change, weight) if ctx.needs_input_grad[0] else None
-        second = weight_of(grad, change, weight.shape[2:], *ctx.ends) if ctx.needs_input_grad[1] else None
-        return (first, second, *[None] * 5)
+        (change,) = changes
+        needed = ctx.needs_input_grad[1:] if change is not None else (False, False)
+        first = _geometry(ctx.ends).forward(change, weight) if needed[0] else None
+        second = _of(grad, "weight")(grad, change, weight.shape[2:], *ctx.ends) if needed[1] else None
+        return [first, second]
 
-    def of_backward_weight(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+
+class _BackwardWeight(_Operator):
+    """wgrad(grad, data)."""
+
+    @classmethod
+    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """By forward and dgrad."""
         grad, data = ctx.saved_tensors
+        (change,) = changes
+        needed = ctx.needs_input_grad[1:] if change is not None else (False, False)
+        first = _geometry(ctx.ends).forward(data, change) if needed[0] else None
+        second = _of(grad, "data")(grad, change, data.shape, *ctx.ends) if needed[1] else None
+        return [first, second]
+
+
+class _Backward(_Operator):
+    """dgrad(grad, weight), wgrad(grad, data), and the sums of grad."""
+
+    tensors = 3
+
+    @classmethod
+    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The sums of what each result gives."""
+        grad, data, weight = ctx.saved_tensors
+        of_data, of_weight, of_bias = changes
         geometry = _geometry(ctx.ends)
-        first = geometry.forward(data, change) if ctx.needs_input_grad[0] else None
-        second = data_of(grad, change, data.shape, *ctx.ends) if ctx.needs_input_grad[1] else None
-        return (first, second, *[None] * 5)
+        _, for_grad, for_data, for_weight, *_ = ctx.needs_input_grad
+        terms: list[Tensor] = []
+        if for_grad and of_data is not None:
+            terms.append(geometry.forward(of_data, weight))
+        if for_grad and of_weight is not None:
+            terms.append(geometry.forward(data, of_weight))
+        if for_grad and of_bias is not None:
+            terms.append(of_bias.reshape(1, -1, *[1] * (grad.dim() - 2)).expand_as(grad))
+        first = sum(terms[1:], terms[0]) if terms else None
+        second = (
+            _of(grad, "data")(grad, of_weight, data.shape, *ctx.ends) if for_data and of_weight is not None else None
+        )
+        third = (
+            _of(grad, "weight")(grad, of_data, weight.shape[2:], *ctx.ends)
+            if for_weight and of_data is not None
+            else None
+        )
+        return [first, second, third]
 
-    torch.library.register_autograd(f"{NAMESPACE}::conv{rank}d_backward_data", of_backward_data, setup_context=save)
-    torch.library.register_autograd(f"{NAMESPACE}::conv{rank}d_backward_weight", of_backward_weight, setup_context=save)
 
+def _of(grad: Tensor, what: str) -> Any:
+    """The operator of one gradient, of the rank of a tensor."""
+    return getattr(torch.ops.tvm_convgrad, f"conv{grad.dim() - 2}d_backward_{what}")
+
+
+_GRADIENTS = {"backward": _Backward, "backward_data": _BackwardData, "backward_weight": _BackwardWeight}
 
 __all__ = ["NAMESPACE", "define"]
