@@ -117,8 +117,8 @@ PLANTS = (
     Plant(
         "bfloat16 rounded half away from zero",
         "codegen/loops.py",
-        "0x7FFF, 1, 16",
-        "0x8000, 0, 16",
+        "number(0x7FFF) + odd",
+        "number(0x8000)",
     ),
     Plant(
         "a last pixel without a partner is multiplied with the next one",

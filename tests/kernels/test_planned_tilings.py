@@ -173,19 +173,21 @@ def test_the_tuner_tries_both_orders_of_channels_and_pixels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "inner"),
+    ("text", "inner", "width"),
     [
-        ("g512mb8ic512ih28oc512oh14kh3sh2ph1", True),
-        ("g512mb8ic512ih14oc512kh3ph1", False),  # no stride
-        ("g528mb8ic528ih28oc528oh14kh3sh2ph1", False),  # pixels lie in all sets
+        ("g512mb8ic512ih28oc512oh14kh3sh2ph1", True, 4),
+        ("g512mb8ic512ih14oc512kh3ph1", False, 14),  # no stride
+        ("g528mb8ic528ih28oc528oh14kh3sh2ph1", True, 7),  # pixels lie in all sets
+        ("g528mb8ic528ih28oc528oh14kh5sh2ph2", False, 14),  # more products for each byte
     ],
 )
-def test_strided_pixels_that_share_sets_of_a_cache_are_few_at_a_time(text: str, inner: bool) -> None:
+def test_strided_pixels_are_few_at_a_time_with_all_channels(text: str, inner: bool, width: int) -> None:
+    """Fewer where they share sets of a cache."""
     problem = ConvProblem.from_descriptor(f"{text}_lay=NHWC:OHWI:NHWC")
     for direction in ("forward", "backward_data"):
         (tiling,) = chooser.choose(problem, direction, replace(CPUS["AVX-512"], parts=2)).plan.tilings
         assert isinstance(tiling, ChannelsTiling)
-        assert (tiling.channels_inner, tiling.tile_w <= 4) == (inner, inner), direction
+        assert (tiling.channels_inner, tiling.tile_w) == (inner, width), direction
 
 
 @pytest.mark.parametrize(

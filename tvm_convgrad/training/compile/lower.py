@@ -293,7 +293,7 @@ def finished(
     with target:
         passes = [
             Rematerialise(seconds, machine_of(target)),
-            OwnResults(),
+            OwnResults(PREDICT),
             UpdateStateInPlace(),
             GradientsInOneBuffer(),
             *cpu_pipeline.dataflow_lower_passes(target),

@@ -18,7 +18,6 @@ from tvm_convgrad.training.ir.graph import bindings_of, element_type
 from tvm_convgrad.training.ir.views import owners
 from tvm_convgrad.training.passes.flat_gradients import GRADIENTS
 from tvm_convgrad.training.passes.in_place import APPLY, STEP
-from tvm_convgrad.training.step.predictor import PREDICT
 
 _GRADIENTS_PLACE = 2
 """Which result of `gradients` has a buffer of its own (`flat_gradients`)."""
@@ -27,20 +26,21 @@ _STATE_DEPTH = {STEP: 2, APPLY: 1}
 """How deep the new state's tensors lie in the results: that of `step` is the last of several, that of `apply` alone."""
 
 
-def OwnResults() -> tvm.transform.Pass:
-    """The pass that copies shared results of `step`, `gradients`, `apply` and `predict`."""
-    return tvm.transform.module_pass(_own_results, opt_level=0, name="ConvgradOwnResults")
+def OwnResults(*others: str) -> tvm.transform.Pass:
+    """The pass that copies shared results of `step`, `gradients` and `apply`, and of other functions of these names."""
+    names = (STEP, GRADIENTS, APPLY, *others)
 
+    def own(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        builder = relax.BlockBuilder(module)
+        for variable, function in module.functions_items():
+            name = str(variable.name_hint)
+            if name in names and isinstance(function, relax.Function):
+                changed = _Results(builder, module, name, function).apply()
+                if changed is not None:
+                    builder.update_func(variable, changed)
+        return builder.get()
 
-def _own_results(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    builder = relax.BlockBuilder(module)
-    for variable, function in module.functions_items():
-        name = str(variable.name_hint)
-        if name in (STEP, GRADIENTS, APPLY, PREDICT) and isinstance(function, relax.Function):
-            changed = _Results(builder, module, name, function).apply()
-            if changed is not None:
-                builder.update_func(variable, changed)
-    return builder.get()
+    return tvm.transform.module_pass(own, opt_level=0, name="ConvgradOwnResults")
 
 
 class _Results:
