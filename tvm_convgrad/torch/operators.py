@@ -59,6 +59,10 @@ class _Geometry:
 
 Compute = Callable[..., Results]
 
+Gradients = Callable[[Sequence[Tensor], Sequence[Tensor | None], Sequence[bool], Sequence[Any]], list[Tensor | None]]
+"""(an operator's tensors, the gradients of its results, which gradients are needed, the geometry) -> gradients of the
+tensors. None among those of the results: nothing reads it."""
+
 _EVERY, _DATA, _WEIGHT = (True, True, True), (True, False, False), (False, True, False)
 _ENDS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 
@@ -136,17 +140,18 @@ def _differentiable(rank: int) -> None:
     """The gradients of the operators, which are linear in each operand."""
     for ending, (_, function) in _OPERATORS.items():
         operator = getattr(torch.ops.tvm_convgrad, f"conv{rank}d_{ending}").default
-        through = _GRADIENTS[ending]
-        call = partial(_with_gradients, operator, function, through)
+        call = partial(_with_gradients, operator, function, _GRADIENTS[ending])
         torch.library.impl(f"{NAMESPACE}::conv{rank}d_{ending}", "Autograd", call)
 
 
 def _with_gradients(
-    operator: Any, function: Callable[..., Any], through: type[_Operator], *arguments: Any
+    operator: Any, function: Callable[..., Any], gradients: Gradients, *arguments: Any
 ) -> Tensor | Results:
     """An operator's entry for autograd."""
     result: Tensor | Results = (
-        function(_own, *arguments) if _is_transformed(arguments) else through.apply(operator, *arguments)
+        function(_own, *arguments)
+        if _is_transformed(arguments)
+        else _BelowAutograd.apply(operator, gradients, *arguments)
     )
     return result
 
@@ -159,90 +164,62 @@ def _is_transformed(arguments: Sequence[Any]) -> bool:
     return any(torch.autograd.forward_ad.unpack_dual(each).tangent is not None for each in tensors)
 
 
-class _Operator(torch.autograd.Function):
-    """An operator below autograd: `gradients` are those of its two or three tensors, which come first."""
+class _BelowAutograd(torch.autograd.Function):
+    """An operator's kernel with a function that gives the gradients of its tensors, which come first."""
 
-    tensors = 2
-
-    @classmethod
-    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of the operands from those of the results."""
-        raise NotImplementedError
-
-    @classmethod
-    def forward(cls, ctx: Any, operator: Any, *arguments: Any) -> Any:
+    @staticmethod
+    def forward(ctx: Any, operator: Any, gradients: Gradients, *arguments: Any) -> Any:
         """The operator's results."""
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*arguments[: cls.tensors])
-        ctx.ends = arguments[-4:]
-        ctx.count = len(arguments)
+        ctx.save_for_backward(*(each for each in arguments if isinstance(each, Tensor)))
+        ctx.gradients, ctx.ends, ctx.count = gradients, arguments[-4:], len(arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
-    @classmethod
-    def backward(cls, ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
+    @staticmethod
+    def backward(ctx: Any, *changes: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of all arguments."""
-        found = cls.gradients(ctx, changes)
-        return (None, *found, *[None] * (ctx.count - len(found)))
+        saved = ctx.saved_tensors
+        found = ctx.gradients(saved, changes, ctx.needs_input_grad[2 : 2 + len(saved)], ctx.ends)
+        return (None, None, *found, *[None] * (ctx.count - len(found)))
 
 
-class _BackwardData(_Operator):
-    """dgrad(grad, weight)."""
-
-    @classmethod
-    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """By forward and wgrad."""
-        grad, weight = ctx.saved_tensors
-        (change,) = changes
-        needed = ctx.needs_input_grad[1:] if change is not None else (False, False)
-        first = _geometry(ctx.ends).forward(change, weight) if needed[0] else None
-        second = _of(grad, "weight")(grad, change, weight.shape[2:], *ctx.ends) if needed[1] else None
-        return [first, second]
+def _of_backward_data(
+    tensors: Sequence[Tensor], changes: Sequence[Tensor | None], needed: Sequence[bool], ends: Sequence[Any]
+) -> list[Tensor | None]:
+    """Of dgrad(grad, weight): by forward and wgrad."""
+    (grad, weight), (change,) = tensors, changes
+    if change is None:
+        return [None, None]
+    first = _geometry(ends).forward(change, weight) if needed[0] else None
+    second = _of(grad, "weight")(grad, change, weight.shape[2:], *ends) if needed[1] else None
+    return [first, second]
 
 
-class _BackwardWeight(_Operator):
-    """wgrad(grad, data)."""
-
-    @classmethod
-    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """By forward and dgrad."""
-        grad, data = ctx.saved_tensors
-        (change,) = changes
-        needed = ctx.needs_input_grad[1:] if change is not None else (False, False)
-        first = _geometry(ctx.ends).forward(data, change) if needed[0] else None
-        second = _of(grad, "data")(grad, change, data.shape, *ctx.ends) if needed[1] else None
-        return [first, second]
+def _of_backward_weight(
+    tensors: Sequence[Tensor], changes: Sequence[Tensor | None], needed: Sequence[bool], ends: Sequence[Any]
+) -> list[Tensor | None]:
+    """Of wgrad(grad, data): by forward and dgrad."""
+    (grad, data), (change,) = tensors, changes
+    if change is None:
+        return [None, None]
+    first = _geometry(ends).forward(data, change) if needed[0] else None
+    second = _of(grad, "data")(grad, change, data.shape, *ends) if needed[1] else None
+    return [first, second]
 
 
-class _Backward(_Operator):
-    """dgrad(grad, weight), wgrad(grad, data), and the sums of grad."""
-
-    tensors = 3
-
-    @classmethod
-    def gradients(cls, ctx: Any, changes: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The sums of what each result gives."""
-        grad, data, weight = ctx.saved_tensors
-        of_data, of_weight, of_bias = changes
-        geometry = _geometry(ctx.ends)
-        _, for_grad, for_data, for_weight, *_ = ctx.needs_input_grad
-        terms: list[Tensor] = []
-        if for_grad and of_data is not None:
-            terms.append(geometry.forward(of_data, weight))
-        if for_grad and of_weight is not None:
-            terms.append(geometry.forward(data, of_weight))
-        if for_grad and of_bias is not None:
-            terms.append(of_bias.reshape(1, -1, *[1] * (grad.dim() - 2)).expand_as(grad))
-        first = sum(terms[1:], terms[0]) if terms else None
-        second = (
-            _of(grad, "data")(grad, of_weight, data.shape, *ctx.ends) if for_data and of_weight is not None else None
-        )
-        third = (
-            _of(grad, "weight")(grad, of_data, weight.shape[2:], *ctx.ends)
-            if for_weight and of_data is not None
-            else None
-        )
-        return [first, second, third]
+def _of_backward(
+    tensors: Sequence[Tensor], changes: Sequence[Tensor | None], needed: Sequence[bool], ends: Sequence[Any]
+) -> list[Tensor | None]:
+    """Of all gradients of (grad, data, weight): the sums of what each result gives."""
+    (grad, data, weight), (of_data, of_weight, of_bias) = tensors, changes
+    for_grad, for_data, for_weight = needed
+    by_data, for_weight_found = _of_backward_data((grad, weight), (of_data,), (for_grad, for_weight), ends)
+    by_weight, for_data_found = _of_backward_weight((grad, data), (of_weight,), (for_grad, for_data), ends)
+    terms = [each for each in (by_data, by_weight) if each is not None]
+    if for_grad and of_bias is not None:
+        terms.append(of_bias.reshape(1, -1, *[1] * (grad.dim() - 2)).expand_as(grad))
+    return [sum(terms[1:], terms[0]) if terms else None, for_data_found, for_weight_found]
 
 
 def _of(grad: Tensor, what: str) -> Any:
@@ -250,6 +227,10 @@ def _of(grad: Tensor, what: str) -> Any:
     return getattr(torch.ops.tvm_convgrad, f"conv{grad.dim() - 2}d_backward_{what}")
 
 
-_GRADIENTS = {"backward": _Backward, "backward_data": _BackwardData, "backward_weight": _BackwardWeight}
+_GRADIENTS: dict[str, Gradients] = {
+    "backward": _of_backward,
+    "backward_data": _of_backward_data,
+    "backward_weight": _of_backward_weight,
+}
 
 __all__ = ["NAMESPACE", "define"]
