@@ -29,11 +29,6 @@ _TAIL_SCALE = 0.3275911
 Abramowitz and Stegun, Handbook of Mathematical Functions (1964)."""
 
 
-def gelu_derivative(x: relax.Expr) -> relax.Call:
-    """Φ(x) + x φ(x)."""
-    return relax.Call(tvm.ir.Op.get(GELU_DERIVATIVE), [x])
-
-
 def derivative_of(x: tirx.Expr) -> tirx.Expr:
     """Φ(x) + x φ(x) of a float32 or float64."""
 
@@ -60,7 +55,7 @@ def fast_derivative_of(x: tirx.Expr, bell: tirx.Expr) -> tirx.Expr:
 
 def _gelu(_ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:
     """y = x·Φ(x): y' = Φ(x) + x·φ(x)."""
-    return gelu_derivative(x)
+    return relax.Call(tvm.ir.Op.get(GELU_DERIVATIVE), [x])
 
 
 def _second(_ctx: relax.BlockBuilder, x: relax.Expr, _y: relax.Expr) -> relax.Expr:

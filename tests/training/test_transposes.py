@@ -27,7 +27,7 @@ def compiled(cpu, result, *operands):
     target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
     with target:
         function = scheduled(te.create_prim_func([*operands, *result]))
-    return tvm.compile(tvm.IRModule({"main": function}), target), "turned" in str(function)
+    return tvm.compile(tvm.IRModule({"main": function}), target), "transposed" in str(function)
 
 
 def run(library, operands, wanted):
@@ -48,8 +48,8 @@ def test_a_transpose_with_operands_of_both_orders_is_exact(shape, cpu):
     n, rows, columns = shape
     a, b = (te.placeholder(shape, name=name) for name in "ab")
     c, w = te.placeholder((n, columns, rows), name="c"), te.placeholder((columns,), name="w")
-    turned = topi.transpose(topi.subtract(topi.multiply(a, w), b), [0, 2, 1])
-    library, has_squares = compiled(cpu, [topi.add(turned, c)], a, b, c, w)
+    swapped = topi.transpose(topi.subtract(topi.multiply(a, w), b), [0, 2, 1])
+    library, has_squares = compiled(cpu, [topi.add(swapped, c)], a, b, c, w)
     assert has_squares
     values = numbers(shape, shape, (n, columns, rows), (columns,))
     run(library, values, [(values[0] * values[3] - values[1]).transpose(0, 2, 1) + values[2]])

@@ -98,9 +98,8 @@ class CompiledOperator:
             _threads() if threads is None else threads, *(operand.address for operand in operands), written.address
         )
         if out is not None and _is_torch(out):
-            sys.modules["torch"].autograd.graph.increment_version(
-                out
-            )  # so that autograd knows what it saved has changed
+            # Autograd then knows that a tensor it saved has changed.
+            sys.modules["torch"].autograd.graph.increment_version(out)
         return result
 
     def __repr__(self) -> str:

@@ -189,10 +189,7 @@ def overwriting(builder: relax.BlockBuilder, function: tvm.tirx.PrimFunc, name: 
 
 
 def _with_copies(builder: relax.BlockBuilder, function: relax.Function, fields: Sequence[relax.Expr]) -> relax.Function:
-    """`init` with a copy of every constant that it returns: a product with one, or "and" with true for conditions.
-
-    No pass takes these for views.
-    """
+    """`init` with a copy of every constant that it returns."""
     own = relax.BlockBuilder()
     copies: dict[tuple[Any, ...], Any] = {}
     with own.function(INIT, []):
@@ -220,7 +217,11 @@ def _state_of(function: relax.Function) -> list[relax.Expr] | None:
     return fields if all(isinstance(field, Constant) for field in fields) else None
 
 
+def copied(x: te.Tensor, one: te.Tensor) -> te.Tensor:
+    """A copy that no pass takes for a view: a product with one, or "and" with true for conditions."""
+    return (topi.logical_and if str(x.dtype) == "bool" else topi.multiply)(x, one)
+
+
 def _copy(shape: tuple[int, ...], dtype: str) -> Any:
-    """result = x * one, or x and one."""
     x, one = te.placeholder(shape, dtype, name="x"), te.placeholder((), dtype, name="one")
-    return te.create_prim_func([x, one, (topi.logical_and if dtype == "bool" else topi.multiply)(x, one)])
+    return te.create_prim_func([x, one, copied(x, one)])

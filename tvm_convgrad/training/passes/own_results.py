@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-from tvm import relax, te, topi
+from tvm import relax
 
 from relax_ops.compat import Constant
 from tvm_convgrad.training.ir.graph import bindings_of, element_type
 from tvm_convgrad.training.ir.views import owners
 from tvm_convgrad.training.passes.flat_gradients import GRADIENTS
-from tvm_convgrad.training.passes.in_place import APPLY, STEP
+from tvm_convgrad.training.passes.in_place import APPLY, STEP, copied
 
 _GRADIENTS_PLACE = 2
 """Which result of `gradients` has a buffer of its own (`flat_gradients`)."""
@@ -111,15 +111,8 @@ class _Results:
         return expr
 
     def _copied(self, result: relax.Expr) -> relax.Var:
-        """A product with one, or "and" with true for conditions: what no pass takes for a view."""
-        dtype = element_type(result)
-        product = topi.logical_and if dtype == "bool" else topi.multiply
-
-        def copy(x: te.Tensor, one: te.Tensor) -> te.Tensor:
-            return product(x, one)
-
-        call = self.builder.call_te(copy, result, relax.const(1, dtype), primfunc_name_hint="copy_result")
-        call = self.builder.normalize(call)
+        one = relax.const(1, element_type(result))
+        call = self.builder.normalize(self.builder.call_te(copied, result, one, primfunc_name_hint="copy_result"))
         variable = relax.DataflowVar("copied", call.ty)
         self.copies.append(relax.VarBinding(variable, call))
         return variable

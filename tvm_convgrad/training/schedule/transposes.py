@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm_convgrad.codegen.loops import Loops, load, quotient, remainder, smaller
 from tvm_convgrad.codegen.packing import transpose
-from tvm_convgrad.training.schedule.accesses import Accesses, joined, repeats_bfloat16
+from tvm_convgrad.training.schedule.accesses import Accesses, Bases, joined, repeats_bfloat16
 from tvm_convgrad.training.schedule.loop_order import LoopOrder, size_of
 from tvm_convgrad.training.schedule.stages import Address, Stage
 
@@ -73,70 +73,56 @@ def emit_squares(accesses: Accesses, group: list[Stage], order: LoopOrder, cross
         begin = loops.let(remainder(number, blocks) * width, "begin")
         columns = loops.let(smaller(across - begin, width), "columns")
         places = accesses.split(loops.let(quotient(number, blocks), "outside"), crossing.rest, group)
+        emitter = _Squares(accesses, group, order, crossing, places)
         squares = loops.let(quotient(columns, lanes), "squares")
         vectors = loops.let(quotient(count, lanes), "vectors")
-        turned = {a: loops.buffer("turned", lanes * lanes, _BITS[str(a.buffer.dtype)]) for a in crossing.addresses}
-        held = {a: _as(loops, buffer, str(a.buffer.dtype)) for a, buffer in turned.items()}
         with loops.loop(vectors, "v") as v, loops.loop(squares, "square") as square:
-            corner = loops.let(first + v * lanes, "corner"), loops.let(begin + square * lanes, "column")
-            _square(accesses, group, order, crossing.axis[0], places, corner, turned, held)
+            emitter.square(loops.let(first + v * lanes, "corner"), loops.let(begin + square * lanes, "column"))
         # Beside the squares and below them.
         done, right = loops.let(vectors * lanes, "done"), loops.let(squares * lanes, "right")
-        _one_by_one(accesses, group, order, crossing, places, (begin + right, columns - right), (first, done))
-        _one_by_one(accesses, group, order, crossing, places, (begin, columns), (first + done, count - done))
+        emitter.one_by_one((begin + right, columns - right), (first, done))
+        emitter.one_by_one((begin, columns), (first + done, count - done))
 
 
-def _square(
-    accesses: Accesses,
-    group: list[Stage],
-    order: LoopOrder,
-    axis: int,
-    places: dict[int, Any],
-    corner: tuple[Any, Any],
-    turned: dict[Address, Any],
-    held: dict[Address, Any],
-) -> None:
-    """A square of `lanes` iterations of the inner loop and of the axis that is crossed, from `corner` on.
+class _Squares:
+    """The iterations of a work item, whose other iterators are at `places`; with a buffer for each square."""
 
-    Args:
-        axis: the innermost iterator of the axis that is crossed.
-        turned: by address of what is transposed, the buffer for its bits.
-        held: the same buffers, of the operands' types.
-    """
-    loops, lanes = accesses.loops, accesses.lanes
-    first, column = corner
-    bases = accesses.bases(group, {**places, axis: column})
-    start = {address: base for reads, _ in bases for address, base in reads.items()}
-    for address, square in turned.items():
-        step = address.coefficients[order.run[0]]
-        bits = _BITS[str(address.buffer.dtype)]
-        view = _as(loops, accesses.view(address.buffer), bits)
-        rows = [load(view, start[address] + (first + row) * step, lanes) for row in range(lanes)]
-        for number, vector in enumerate(transpose(loops, [loops.let(row, "row") for row in rows])):
-            loops.store(square, number * lanes, vector)
-    with loops.loop(lanes, "c") as c:
-        bases = accesses.bases(group, {**places, axis: column + c})
-        with loops.loop(lanes, "l", "vectorized") as lane:
-            accesses.store(group, bases, order.run, first + lane, {a: (t, c * lanes + lane) for a, t in held.items()})
+    def __init__(
+        self, accesses: Accesses, group: list[Stage], order: LoopOrder, crossing: Crossing, places: dict[int, Any]
+    ) -> None:
+        loops, size = accesses.loops, accesses.lanes * accesses.lanes
+        self.accesses, self.group, self.order, self.places, self.axis = accesses, group, order, places, crossing.axis[0]
+        self.transposed = {a: loops.buffer("transposed", size, _BITS[str(a.buffer.dtype)]) for a in crossing.addresses}
+        self.read = {a: _as(loops, bits, str(a.buffer.dtype)) for a, bits in self.transposed.items()}
+
+    def square(self, first: Any, column: Any) -> None:
+        """`lanes` iterations of the inner loop for as many places of the axis that is crossed, from here on."""
+        accesses, loops, lanes = self.accesses, self.accesses.loops, self.accesses.lanes
+        start = {address: base for reads, _ in self._bases(column) for address, base in reads.items()}
+        for address, square in self.transposed.items():
+            step = address.coefficients[self.order.run[0]]
+            view = _as(loops, accesses.view(address.buffer), str(square.dtype))
+            rows = [load(view, start[address] + (first + row) * step, lanes) for row in range(lanes)]
+            for number, vector in enumerate(transpose(loops, [loops.let(row, "row") for row in rows])):
+                loops.store(square, number * lanes, vector)
+        with loops.loop(lanes, "c") as c:
+            bases = self._bases(column + c)
+            with loops.loop(lanes, "l", "vectorized") as lane:
+                held = {address: (buffer, c * lanes + lane) for address, buffer in self.read.items()}
+                accesses.store(self.group, bases, self.order.run, first + lane, held)
+
+    def one_by_one(self, columns: tuple[Any, Any], iterations: tuple[Any, Any]) -> None:
+        """Iterations of the inner loop for places of the axis that is crossed; of each the first, and how many."""
+        loops = self.accesses.loops
+        with loops.loop(columns[1], "c") as c:
+            bases = self._bases(columns[0] + c)
+            with loops.loop(iterations[1], "t") as t:
+                self.accesses.store(self.group, bases, self.order.run, iterations[0] + t)
+
+    def _bases(self, column: Any) -> list[Bases]:
+        return self.accesses.bases(self.group, {**self.places, self.axis: column})
 
 
 def _as(loops: Loops, buffer: Any, dtype: str) -> Any:
     """A flat buffer as elements of another type of the same bits."""
     return buffer if str(buffer.dtype) == dtype else loops.flat(buffer, int(buffer.shape[0]), dtype)
-
-
-def _one_by_one(
-    accesses: Accesses,
-    group: list[Stage],
-    order: LoopOrder,
-    crossing: Crossing,
-    places: dict[int, Any],
-    columns: tuple[Any, Any],
-    iterations: tuple[Any, Any],
-) -> None:
-    """Some iterations of the inner loop for some places of the axis that is crossed: the first, and how many."""
-    loops: Loops = accesses.loops
-    with loops.loop(columns[1], "c") as c:
-        bases = accesses.bases(group, {**places, crossing.axis[0]: columns[0] + c})
-        with loops.loop(iterations[1], "t") as t:
-            accesses.store(group, bases, order.run, iterations[0] + t)
