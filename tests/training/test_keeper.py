@@ -69,9 +69,13 @@ def test_the_best_of_the_steps_that_count(
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("best")) == [BEST]
 
 
-def test_a_best_state_that_is_lost_is_found_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_best_state_that_is_lost_is_found_again(tmp_path: Path, damaged: bool) -> None:
     train(Keeper(tmp_path, EVERY, {}, False), progress(), {2: 5.0}, 4)
-    (tmp_path / BEST).unlink()
+    if damaged:
+        (tmp_path / BEST).write_bytes(b"half of a checkpoint")
+    else:
+        (tmp_path / BEST).unlink()
     keeper, place = resumed(tmp_path)
     assert (place.best, place.best_step) == (None, 0)
     with pytest.raises(ArtifactError, match="no validation has had a finite measure"):

@@ -33,7 +33,8 @@ class Keeper:
         self._every = every
         self._exempt = set(nonfinite(initial))
         self._good: Path | None = None
-        self._best_known = 0  # the step of the best validation that the last checkpoint knows of; 0: none
+        # The step of the best validation that the last checkpoint knows of, and that of best.ckpt; 0: none.
+        self._best_known = self._best_saved = 0
 
     def begins(self, *, resume: bool) -> None:
         """Begin in a folder without checkpoints of steps.
@@ -81,13 +82,16 @@ class Keeper:
             self._drop(BEST)
             progress.best, progress.best_step, progress.stale = None, 0, 0
         self._drop(BEST_BEFORE)
-        self._best_known = progress.best_step
+        self._best_known = self._best_saved = progress.best_step
 
     def _is_best(self, file: str, progress: Progress) -> bool:
-        """Whether this file is the checkpoint of the best validation that `progress` tells of."""
+        """Whether this file is the checkpoint of the best validation that `progress` tells of; a damaged one is not."""
         if self.folder is None or progress.best is None or not (self.folder / file).exists():
             return False
-        found = load(self.folder / file).progress
+        try:
+            found = load(self.folder / file).progress
+        except ArtifactError:
+            return False
         return (found.best, found.best_step) == (progress.best, progress.best_step)
 
     def _drop(self, *files: str) -> None:
@@ -125,8 +129,9 @@ class Keeper:
         """
         if self.folder is not None and not self._wrong(state):
             best = self.folder / BEST
-            if best.exists() and load(best).progress.best_step == self._best_known:
+            if self._best_saved == self._best_known and best.exists():
                 best.replace(self.folder / BEST_BEFORE)
+            self._best_saved = progress.best_step
             save(self.folder, progress, state, file=BEST)
 
     def best(self) -> Checkpoint:
