@@ -133,7 +133,7 @@ def test_a_process_without_tiles_is_told(tiny_step: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("tvm_convgrad.training.runtime.artifact.tile_refusal", lambda *_: "a hypervisor hides them")
     assert notices(plain) == ()
     (text,) = notices(built)
-    assert text.endswith("1 of its kernels are built for AMX and use AVX512-BF16 instead: a hypervisor hides them")
+    assert text.endswith("1 of its kernels are built for AMX and convert to float32 instead: a hypervisor hides them")
     half = {"kernel": "AMX-FP16 GEMM wgrad"}
     mixed = replace(plain, manifest={**plain.manifest, "gradients": [half, half], "forward": [kernel]})
     assert "2 of its kernels are built for AMX-FP16 and convert to float32 instead" in notices(mixed)[1]

@@ -2,8 +2,9 @@
 """The kernels of forward and dgrad of 16-bit numbers by products of tiles, for CPUs with AMX-BF16 and AMX-FP16.
 
 They are the implicit GEMM over words (`pairs.py`) with sums in tile registers (`tile_sums.py`). A function has two loop
-nests: that one, and one for processes that may not use tiles: dot products of bfloat16 (`dot.py`), or the implicit GEMM
-of float16 that is converted. The first call in a process finds out which (`codegen.tile_product.ready`).
+nests: that one, and, for processes that may not use tiles, that of the implicit GEMM, which converts to float32: on
+these CPUs dot products compute half as many products (`Machine.dot_cost`). The first call in a process finds out which
+(`codegen.tile_product.ready`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tvm_convgrad.kernels.contract import Plan
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import conv_frame
 from tvm_convgrad.kernels.gemm.cycles import estimate
-from tvm_convgrad.kernels.gemm.dot import DTYPE, DotGemm, channels_refusal, types_refusal
+from tvm_convgrad.kernels.gemm.dot import DotGemm, channels_refusal, types_refusal
 from tvm_convgrad.kernels.gemm.kernel import PhaseGroup, largest_panel
 from tvm_convgrad.kernels.gemm.pairs import paired
 from tvm_convgrad.kernels.gemm.plan import ImplicitGemm, blocked, invalid_blocks, regions_of, tilings_of
@@ -69,14 +70,14 @@ class TileGemm(DotGemm):
     def emit(
         self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine, name: str, epilogue: Epilogue
     ) -> tir.PrimFunc:
-        """The function (source, weight, [bias,] result), with loop nests of tiles and of dot products."""
+        """The function (source, weight, [bias,] result), with loop nests with and without tiles."""
         known, tilings = planned(problem), tilings_of(plan)
         spec = self.regions(known, direction)[plan.region]
         (dtype,) = self.dtypes
-        otherwise = _DotsInstead() if dtype == DTYPE else ImplicitGemm()
-        instead = otherwise.plan(known, direction, machine)
-        dots = otherwise.regions(known, direction)[instead.region]
-        panel = max(largest_panel(spec, tilings, machine), largest_panel(dots, tilings_of(instead), machine))
+        converting = ImplicitGemm()
+        instead = converting.plan(known, direction, machine)
+        region = converting.regions(known, direction)[instead.region]
+        panel = max(largest_panel(spec, tilings, machine), largest_panel(region, tilings_of(instead), machine))
         frame = conv_frame(spec, shapes_of(problem, direction), epilogue, panel)
         loops = frame.loops
         ready = tile_product.ready(loops, dtype)
@@ -84,9 +85,9 @@ class TileGemm(DotGemm):
             for phases, tiling in zip(spec.phases, tilings, strict=True):
                 TilePhaseGroup(frame, spec, phases, tiling, machine, dtype).emit()
         with loops.otherwise(ready):
-            frame = frame if dtype == DTYPE else frame.plain()
-            for phases, tiling in zip(dots.phases, tilings_of(instead), strict=True):
-                PhaseGroup(frame, dots, phases, tiling, machine).emit()
+            frame = frame.converted()
+            for phases, tiling in zip(region.phases, tilings_of(instead), strict=True):
+                PhaseGroup(frame, region, phases, tiling, machine).emit()
         return frame.finish(name)
 
 
@@ -103,14 +104,6 @@ def tiles_refusal(problem: ConvProblem, direction: str, machine: Machine, dtype:
     if dtype not in machine.tiles:
         return f"{machine.name} has no tiles of {dtype}"
     return types_refusal(problem, direction, dtype)
-
-
-class _DotsInstead(DotGemm):
-    """Dot products over the same words, so that one view of each operand serves the loop nests of both."""
-
-    def regions(self, problem: ConvProblem, direction: str) -> tuple[ConvSpec, ...]:
-        """Those of tiles."""
-        return _regions(problem, direction)
 
 
 def _tiles(phases: tuple[Phase, ...]) -> Iterator[GemmTiling]:

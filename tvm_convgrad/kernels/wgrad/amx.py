@@ -23,7 +23,6 @@ from tvm_convgrad.kernels.costs import WGRAD
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.frame import wgrad_frame
 from tvm_convgrad.kernels.gemm.amx import tiles_refusal
-from tvm_convgrad.kernels.gemm.dot import DTYPE
 from tvm_convgrad.kernels.gemm.tile_sums import GRID_FACTORS, grid_cycles
 from tvm_convgrad.kernels.wgrad.bias import bias_gradient
 from tvm_convgrad.kernels.wgrad.cycles import (
@@ -83,10 +82,10 @@ class TileWgrad(DotWgrad):
         """The function (grad, data, weight's gradient[, bias gradient]), with loop nests with and without tiles."""
         known, tiling = planned(problem), plan.only(WgradTiling)
         (dtype,) = self.dtypes
-        spec, otherwise = self.spec(known, machine), DotWgrad() if dtype == DTYPE else ImplicitGemmWgrad()
-        other, instead = otherwise.spec(known, machine), otherwise.plan(known, direction, machine).only(WgradTiling)
+        spec, converting = self.spec(known, machine), ImplicitGemmWgrad()
+        other, instead = converting.spec(known, machine), converting.plan(known, direction, machine).only(WgradTiling)
         frame = wgrad_frame(problem, spec.batch, epilogue, halves=True, dtype=dtype)
-        numbers = frame if dtype == DTYPE else frame.plain()
+        numbers = frame.converted()
         ready = tile_product.ready(frame.loops, dtype)
         with frame.loops.when(ready):
             bias = bias_gradient(numbers, machine, spec.dy, spec.dtype, problem.out_channels)
@@ -139,7 +138,6 @@ def tile_candidates(spec: WgradSpec, machine: Machine, parallel: bool) -> Iterat
 def tile_cycles(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float:
     """Cycles on one core: products, sums, packing, writing, and the streams that caches do not hold."""
     shape, element = TileShape.of(spec, tiling), DTYPE_BYTES[spec.dtype]
-    moved = DTYPE_BYTES[DTYPE]
     depth, height, _ = spec.dy.extents
     slices, taps = spec.batch * depth, math.prod(spec.kernel)
     slabs = -(-slices // tiling.slab_d) * -(-height // tiling.slab_h)
@@ -163,7 +161,7 @@ def tile_cycles(spec: WgradSpec, tiling: WgradTiling, machine: Machine) -> float
         slices * height * shape.pitch * out_blocks * tiling.tile_m * spec.groups * in_items * _grad_cost(spec)
     )
     # Streams: X once a split, dY once an item of input channels.
-    read, grads = spec.x.size * moved, spec.dy.size * moved
+    read, grads = (view.size * DTYPE_BYTES[view.dtype] for view in (spec.x, spec.dy))
     cycles += read * tiling.split_m / stream_rate(read, machine) + grads * in_items / stream_rate(grads, machine)
     per_split = -(-spec.out_channels // tiling.split_m)
     kept = taps * tiling.n_blocks * shape.width * per_split * element if slabs > tiling.split_k else 0

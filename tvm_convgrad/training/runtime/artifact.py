@@ -228,7 +228,7 @@ def notices(artifact: Artifact) -> tuple[str, ...]:
     count = sum(name.startswith(TILES) for name in names) - of_half
     found = []
     if count and (reason := tile_refusal()):
-        found.append(f"{count} of its kernels are built for AMX and use AVX512-BF16 instead: {reason}")
+        found.append(f"{count} of its kernels are built for AMX and convert to float32 instead: {reason}")
     if of_half and (reason := tile_refusal("amx-fp16")):
         found.append(f"{of_half} of its kernels are built for AMX-FP16 and convert to float32 instead: {reason}")
     return tuple(f"{artifact.path}: {text}" for text in found)
