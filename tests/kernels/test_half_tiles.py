@@ -17,7 +17,7 @@ from tests.kernels.test_dot_products import _blank, _problem, _types_with_float3
 from tests.kernels.test_tile_products import WIDE, needs_dots
 from tests.kernels.test_weight_tiles import PROBLEMS, STEM
 from tests.kernels.tile_emulation import emulated
-from tests.kernels.tile_kernels import TileKernel
+from tests.kernels.tile_kernels import AVX512, TileKernel, needs_avx512, run_without_tiles
 from tvm_convgrad.codegen.hardware import CPUS
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.cpu_features import tile_refusal
@@ -53,8 +53,8 @@ def test_small_integers_are_exact(text, channels_last, direction):
     np.testing.assert_array_equal(result, wanted)
 
 
-@needs_dots
-@pytest.mark.parametrize("how", ["emulated", "refused", "as it is"])
+@needs_avx512
+@pytest.mark.parametrize("how", ["emulated", "refused", pytest.param("as it is", marks=needs_dots)])
 @pytest.mark.parametrize(
     ("text", "direction", "channels_last"),
     [(WIDE[-3], "forward", True), (WIDE[-2], "backward_data", False), (STEM, "backward_weight", True)],
@@ -63,10 +63,10 @@ def test_machine_code_is_exact(text, direction, channels_last, how, tmp_path):
     """Emulated on the threads of the pool; without the permission; and asking CPU and Linux itself."""
     problem = _problem(text, *HALVES, channels_last=channels_last)
     operands, wanted = numbers_of(problem, direction, 3)
-    function = _function(problem, direction)
+    function, target = _function(problem, direction), TARGET
     if how != "as it is":
-        function = emulated(function, granted=how == "emulated")
-    np.testing.assert_array_equal(_ran(function, problem, direction, operands, tmp_path), wanted)
+        function, target = emulated(function, granted=how == "emulated"), AVX512
+    np.testing.assert_array_equal(_ran(function, problem, direction, operands, tmp_path, target), wanted)
 
 
 @needs_half_tiles
@@ -78,7 +78,7 @@ def test_executed_instructions_are_exact(text, direction, tmp_path):
     np.testing.assert_array_equal(_ran(_function(problem, direction), problem, direction, operands, tmp_path), wanted)
 
 
-@pytest.mark.parametrize("granted", [True, False])
+@pytest.mark.parametrize("granted", [True, pytest.param(False, marks=needs_avx512)])
 def test_a_batch_of_the_call_and_an_epilogue(granted, tmp_path):
     """dW and the bias gradient, whose sums read numbers of float16, not words; with tiles and without."""
     problem = replace(_problem("mb3ic18ih5iw7oc20kh3kw3ph1pw1", *HALVES, channels_last=True), batch="n")
@@ -92,11 +92,7 @@ def test_a_batch_of_the_call_and_an_epilogue(granted, tmp_path):
     if granted:
         assert execute(function, arrays, 5) == ""
     else:
-        path = str(tmp_path / "kernel.so")
-        compiled(emulated(function, granted=False), TARGET).export_library(path)
-        tensors = list(map(tvm.runtime.tensor, arrays))
-        tvm.runtime.load_module(path)["main"](*tensors)
-        before, bias = (tensor.numpy() for tensor in tensors[2:])
+        run_without_tiles(function, arrays, tmp_path)
     np.testing.assert_array_equal(before, wanted.astype("float16"))
     np.testing.assert_array_equal(bias, wanted_bias.astype("float16"))
 

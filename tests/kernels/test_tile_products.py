@@ -17,7 +17,7 @@ import tvm
 from tests.kernels.harness import compiled, forced, with_tiling
 from tests.kernels.test_dot_products import SHAPES, _blank, _problem, _types_with_float32_result
 from tests.kernels.tile_emulation import emulated
-from tests.kernels.tile_kernels import TileKernel
+from tests.kernels.tile_kernels import AVX512, TileKernel, needs_avx512, run_without_tiles
 from tvm_convgrad.codegen import tile_product
 from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.codegen.loops import Loops, make_parameter
@@ -77,17 +77,22 @@ def test_small_integers_are_exact(text, channels_last, direction):
     np.testing.assert_array_equal(result, wanted)
 
 
-@needs_dots
+@needs_avx512
 @pytest.mark.parametrize(
     ("text", "direction", "granted"),
-    [(WIDE[-3], "forward", True), (WIDE[-3], "forward", False), (WIDE[-2], "backward_data", True)],
+    [
+        (WIDE[-3], "forward", True),
+        (WIDE[-3], "forward", False),
+        (WIDE[-2], "backward_data", True),
+        (WIDE[-2], "backward_data", False),
+    ],
 )
 def test_emulated_instructions_are_exact(text, direction, granted, tmp_path):
     """Machine code on the threads of the pool; a process without the permission runs the loops that convert."""
     problem = _problem(text, channels_last=direction == "forward")
     operands, wanted = numbers_of(problem, direction, 3)
     function = emulated(_function(problem, direction), granted=granted)
-    np.testing.assert_array_equal(_ran(function, problem, direction, operands, tmp_path), wanted)
+    np.testing.assert_array_equal(_ran(function, problem, direction, operands, tmp_path, AVX512), wanted)
 
 
 @needs_dots
@@ -137,7 +142,8 @@ def test_invalid_tilings_say_why(changes, reason):
     assert reason in choice.kernel.invalid(problem, "forward", choice.plan, MACHINE)
 
 
-def test_a_batch_of_the_call_and_an_epilogue():
+@pytest.mark.parametrize("granted", [True, pytest.param(False, marks=needs_avx512)])
+def test_a_batch_of_the_call_and_an_epilogue(granted, tmp_path):
     problem = replace(_problem("mb3ic18ih5oc20kh3ph1", channels_last=True), batch="n")
     known = replace(problem, batch=3)
     function = _function(problem, "forward", Epilogue(bias=True, relu=True, accumulate=True))
@@ -147,7 +153,11 @@ def test_a_batch_of_the_call_and_an_epilogue():
     bias = np.random.default_rng(5).integers(-3, 4, problem.out_channels).astype(blank.dtype)
     total = REFERENCES["forward"](known, *operands).astype("float64") + result.astype("float64")
     wanted = np.maximum(total + bias.astype("float64"), 0).astype(blank.dtype)
-    assert execute(function, [*map(np.ascontiguousarray, operands), bias, result], batch=3) == ""
+    arrays = [*map(np.ascontiguousarray, operands), bias, result]
+    if granted:
+        assert execute(function, arrays, batch=3) == ""
+    else:
+        run_without_tiles(function, arrays, tmp_path)
     np.testing.assert_array_equal(result, wanted)
 
 

@@ -1,4 +1,5 @@
-"""Tile instructions in plain LLVM IR: a kernel of AMX runs on any CPU, with the same loop nest, addresses and shapes.
+"""Instructions of AMX and AVX512-BF16 in plain LLVM IR: a kernel of AMX runs on CPUs that have only AVX-512, with the
+same loop nest, addresses and shapes.
 
 `emulated` replaces the helper functions of a kernel, each of which is one instruction, by functions of the same names.
 Registers and their shapes are variables of the thread. What the hardware refuses (a register without a shape, operands
@@ -10,6 +11,7 @@ import re
 from tvm import tirx
 
 from tvm_convgrad.codegen import tir
+from tvm_convgrad.codegen.dot_product import NARROW, NARROW_PAIR
 from tvm_convgrad.codegen.tile_product import PREFIX
 
 COMMON = """
@@ -173,6 +175,27 @@ done:
 declare float @llvm.fma.f32(float, float, float)
 """
 
+ROUNDING = f"""
+define linkonce_odr hidden <16 x i16> @{NARROW}(<16 x float> %value) {{
+  %bits = bitcast <16 x float> %value to <16 x i32>
+  %high = lshr <16 x i32> %bits, splat (i32 16)
+  %odd = and <16 x i32> %high, splat (i32 1)
+  %half = add <16 x i32> %odd, splat (i32 32767)
+  %rounded = add <16 x i32> %bits, %half
+  %top = lshr <16 x i32> %rounded, splat (i32 16)
+  %r = trunc <16 x i32> %top to <16 x i16>
+  ret <16 x i16> %r
+}}
+
+define linkonce_odr hidden <32 x i16> @{NARROW_PAIR}(<16 x float> %first, <16 x float> %second) {{
+  %a = call <16 x i16> @{NARROW}(<16 x float> %first)
+  %b = call <16 x i16> @{NARROW}(<16 x float> %second)
+  %r = shufflevector <16 x i16> %a, <16 x i16> %b, <32 x i32> <{", ".join(f"i32 {i}" for i in range(32))}>
+  ret <32 x i16> %r
+}}
+"""
+"""The rounding of one vector and of two to bfloat16, to nearest even."""
+
 BODIES = {
     "configure": """
   call void @llvm.memcpy.p0.p0.i64(ptr @shapes, ptr %at, i64 64, i1 false)
@@ -207,7 +230,7 @@ def emulated(function: tirx.PrimFunc, *, granted: bool = True) -> tirx.PrimFunc:
         return f"define linkonce_odr hidden void @{name}{parameters} {{{body}\n  ret void\n}}"
 
     code = DEFINED.sub(replaced, attribute.value.value)
-    code = re.sub(r"declare void @llvm\.x86\.(tile|ldtile|tdp)[^\n]*\n", "", code)
-    assert "llvm.x86.t" not in code
-    assert "llvm.x86.ld" not in code
-    return function.with_body(tir.with_helpers(attribute.body, COMMON + code))
+    code = re.sub(rf"define [^@]*@({NARROW}|{NARROW_PAIR})\(.*?\n}}\n", "", code, flags=re.DOTALL)
+    code = re.sub(r"declare [^@\n]*@llvm\.x86\.(tile|ldtile|tdp|avx512bf16)[^\n]*\n", "", code)
+    assert "llvm.x86." not in code
+    return function.with_body(tir.with_helpers(attribute.body, COMMON + ROUNDING + code))
