@@ -216,8 +216,27 @@ def test_tensors_of_pytorch_share_their_memory(folder: Path) -> None:
     )
     x = torch.randint(-3, 4, (2, 4, 5, 5)).to(torch.bfloat16).to(memory_format=torch.channels_last).requires_grad_()
     dy = torch.randint(-3, 4, (2, 8, 3, 3)).to(torch.bfloat16).to(memory_format=torch.channels_last)
-    result = compiled(dy.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1))
+    with torch.no_grad():
+        result = compiled(dy.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1))
     wanted = torch.nn.grad.conv2d_weight(x.detach().double(), (8, 4, 3, 3), dy.double())
     assert torch.equal(result.permute(0, 3, 1, 2), wanted.to(torch.bfloat16))
     with pytest.raises(ProblemError, match="grad has shape"):
         compiled(dy, x)
+
+
+def test_derivatives_that_would_be_lost_are_refused(folder: Path) -> None:
+    """By operands and by `out`, in backward and forward mode and in transforms of torch.func."""
+    torch = pytest.importorskip("torch")
+    compiled = tvm_convgrad.compile("conv2d", "mb1ic1ih4oc1kh3", folder=folder)
+    x, w = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3)
+    with pytest.raises(UnsupportedError, match=r"conv2d: weight requires a gradient.*give tensor\.detach\(\)"):
+        compiled(x, torch.nn.Parameter(w))
+    with pytest.raises(UnsupportedError, match="conv2d: out requires a gradient"):
+        compiled(x, w, out=torch.zeros(1, 1, 2, 2, requires_grad=True))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(UnsupportedError, match="data has a tangent"):
+        compiled(torch.autograd.forward_ad.make_dual(x, x), w)
+    with pytest.raises(UnsupportedError, match=r"data is a tensor of torch\.func"):
+        torch.func.grad(lambda data: compiled(data, w).sum())(x)
+    with pytest.raises(UnsupportedError, match=r"data is a tensor of torch\.func"):
+        torch.func.vmap(lambda data: compiled(data, w))(x[None])
+    assert torch.equal(compiled(x, torch.nn.Parameter(w).detach()), torch.full((1, 1, 2, 2), 9.0))

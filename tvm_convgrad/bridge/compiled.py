@@ -30,6 +30,9 @@ _TRANSPOSED = {
 and whether they change places."""
 
 
+_FOR_TORCH = "call PyTorch's convolution with tvm_convgrad.torch.enable(), or torch.ops.tvm_convgrad's gradients"
+
+
 class DLPack(Protocol):
     """An array whose memory others may use: numpy's, PyTorch's, JAX's, TVM's."""
 
@@ -78,7 +81,8 @@ class CompiledOperator:
             ProblemError: an array has another shape or is not contiguous, `out` overlaps an operand, or `threads` is
                 less than 1.
             DTypeError: an array has another element type or byte order, or `threads` is no int.
-            UnsupportedError: an array is not in the CPU's memory, or has none, as PyTorch's fake tensors.
+            UnsupportedError: an array is not in the CPU's memory, or has none, as PyTorch's fake tensors; or PyTorch
+                would take a derivative by it, which it would not get.
         """
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
             raise DTypeError(f"{self.name}: threads is {threads!r}, a {type(threads).__name__}; give an int, or None")
@@ -214,15 +218,21 @@ def _is_jax(array: object) -> bool:
 
 
 def _address_of(tensor: Any, what: str) -> int:
-    """Where the memory of PyTorch's tensor is."""
-    fake = sys.modules["torch"]._subclasses.FakeTensor
-    address = 0 if isinstance(tensor, fake) else int(tensor.data_ptr())
-    if not address and tensor.numel():
+    """Where the memory of PyTorch's tensor is, which no derivative is to be taken of."""
+    torch = sys.modules["torch"]
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise UnsupportedError(f"{what} is a tensor of torch.func; {_FOR_TORCH}")
+    if isinstance(tensor, torch._subclasses.FakeTensor) or (tensor.numel() and not tensor.data_ptr()):
         raise UnsupportedError(
-            f"{what} has no memory: it is a tensor of torch.export, torch.compile or a FakeTensorMode; use the "
-            "operators torch.ops.tvm_convgrad there"
+            f"{what} has no memory: it is a tensor of torch.export, torch.compile or a FakeTensorMode; {_FOR_TORCH}"
         )
-    return address
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            f"{what} requires a gradient, which this call would not record: give tensor.detach(), or {_FOR_TORCH}"
+        )
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise UnsupportedError(f"{what} has a tangent, which this call would drop: {_FOR_TORCH}")
+    return int(tensor.data_ptr())
 
 
 def _threads() -> int:
