@@ -13,6 +13,8 @@ import pytest
 from tests.cli.command import Command
 from tests.images.pictures import pixels, write_folder
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.report.matching import product_macs
+from tvm_convgrad.training.runtime.timeline import TimedCall
 
 
 def test_every_operator_has_its_time_and_phase(
@@ -37,6 +39,7 @@ def test_every_operator_has_its_time_and_phase(
     assert wgrad["gflop"] == pytest.approx(2e-9 * problem.macs)
     assert problem.kernel == ConvProblem.from_descriptor(gradient["descriptor"]).kernel
     assert wgrad["bytes"] == sum(4 * _count(shape) for shape in wgrad["shapes"])
+    assert {row["gflop"] is None for row in rows if "matmul" in row["name"]} == {False}
     events = json.loads(trace.read_text())["traceEvents"]
     assert len(events) == sum(row["calls"] for row in rows)
     assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
@@ -45,6 +48,22 @@ def test_every_operator_has_its_time_and_phase(
     shown = convgrad("profile", step, "--data", tiny_data, "--rows", 2, "--steps", 1)
     assert shown.code == 0
     assert "optimizer" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "macs"),
+    [
+        ("matmul", [(8, 2, 3), (8, 3, 5), (8, 2, 5)], 240),
+        ("fused_transpose_matmul_add", [(8, 3, 2), (8, 3, 5), (5,), (8, 2, 5)], 240),
+        ("matmul", [(4, 8, 2, 3), (3, 5), (4, 8, 2, 5)], 960),
+        ("matmul_forward_kernel", [(96, 1, 4, 7), (96, 1, 1, 7), (96,), (96, 1, 4, 96)], 96 * 4 * 7 * 96),
+        ("matmul_backward_weight_kernel2", [(6, 1, 4, 10), (6, 1, 4, 7), (10, 1, 1, 7), (10,)], 24 * 70),
+        ("matmul", [(2, 3), (3, 5), (7,)], 0),
+        ("relu", [(2, 3), (3, 5), (2, 5)], 0),
+    ],
+)
+def test_products_are_counted_by_their_shapes(name: str, shapes: list[tuple[int, ...]], macs: int) -> None:
+    assert product_macs(TimedCall(name, "forward", tuple(shapes), 0, 0.0, 1.0)) == macs
 
 
 def test_free_extents_need_data_and_have_no_rates(convgrad: Command, tmp_path: Path) -> None:

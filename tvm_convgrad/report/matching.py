@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which convolution a kernel call of a step computes: its name has the operator, and its tensors are the problem's."""
+"""What a kernel call of a step computes: its name has the operator, and its tensors are the problem's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,10 @@ from tvm_convgrad.core.problem import ConvProblem
 
 _OPERATORS = {"wgrad": "d_backward_weight", "dgrad": "d_backward_data", "forward": "d_forward"}
 """Words in the names of kernels, by direction."""
+
+_PRODUCT, _KERNEL, _OF_WEIGHT = "matmul", "_kernel", "backward_weight"
+"""Words in the names of matrix products: of all, of those by generated kernels, which have no batch, and of those whose
+result may be followed by a bias gradient."""
 
 
 class Call(Protocol):
@@ -61,6 +66,27 @@ def convolutions_of(calls: Sequence[Call], entries: Sequence[Mapping[str, Any]])
     return found
 
 
+def product_macs(call: Call) -> int:
+    """Multiply-adds of a call that is a matrix product; 0 of other calls, and where its tensors do not tell.
+
+    Each of the three extents of a product is one of two of its three matrices, so that the number of its multiply-adds
+    is the square root of the product of their sizes; a batch that all three have is one of each of them.
+
+    Example:
+        >>> from tvm_convgrad.report.profile import Row
+        >>> product_macs(Row("matmul", "forward", ((8, 2, 3), (8, 3, 5), (8, 2, 5)), "", 1, 0.0, 0.0, 0))
+        240
+    """
+    if _PRODUCT not in call.name or len(call.shapes) < 3:
+        return 0
+    matrices = (*call.shapes[:2], call.shapes[2 if _OF_WEIGHT in call.name else -1])
+    leading = {shape[:-2] for shape in matrices}
+    batch = math.prod(leading.pop()) if len(leading) == 1 and _KERNEL not in call.name else 1
+    square, rest = divmod(math.prod(map(math.prod, matrices)), batch or 1)
+    root = math.isqrt(square)
+    return root if rest == 0 and root * root == square else 0
+
+
 def _shapes(descriptor: str) -> frozenset[tuple[int, ...]]:
     """The shapes of a problem's tensors that are numbers."""
     tensors = ConvProblem.from_descriptor(descriptor).tensors.values()
@@ -68,4 +94,4 @@ def _shapes(descriptor: str) -> frozenset[tuple[int, ...]]:
     return frozenset(known for known, (shape, _) in zip(shapes, tensors, strict=True) if len(known) == len(shape))
 
 
-__all__ = ["Call", "convolutions_of", "direction_of", "with_batch"]
+__all__ = ["Call", "convolutions_of", "direction_of", "product_macs", "with_batch"]

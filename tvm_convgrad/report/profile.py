@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.report.matching import convolutions_of, direction_of, with_batch
+from tvm_convgrad.report.matching import convolutions_of, direction_of, product_macs, with_batch
 from tvm_convgrad.report.tables import print_pairs, print_table, quantity
 from tvm_convgrad.training.runtime.timeline import PHASES, TimedCall, Timeline
 
@@ -22,7 +22,8 @@ class Row:
         problem: of a convolution: direction and descriptor; "" of others.
         calls: how many there are in a step.
         seconds: of all of them in a step.
-        flop: of all of them, of convolutions alone; 0 of others, and of free extents besides the batch.
+        flop: of all of them, of convolutions and matrix products alone; 0 of others, and of convolutions with free
+            extents besides the batch.
         bytes: of all of them, each tensor counted once a call.
     """
 
@@ -72,7 +73,7 @@ def rows_of(timeline: Timeline, convolutions: Sequence[Mapping[str, Any]], batch
     for (computed, *_), calls in found.items():
         first = calls[0]
         solved = ConvProblem.from_descriptor(str(computed).partition(" ")[2]) if computed else None
-        flop = 2.0 * solved.macs if solved and solved.is_static else 0.0
+        macs = (solved.macs if solved.is_static else 0) if solved else product_macs(first)
         rows.append(
             Row(
                 first.name,
@@ -81,7 +82,7 @@ def rows_of(timeline: Timeline, convolutions: Sequence[Mapping[str, Any]], batch
                 str(computed),
                 len(calls),
                 sum(call.seconds for call in calls),
-                flop * len(calls),
+                2.0 * macs * len(calls),
                 sum(call.bytes for call in calls),
             )
         )
