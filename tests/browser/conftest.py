@@ -41,7 +41,7 @@ def visit(chromium: Any) -> Iterator[Open]:
 
         def note(text: str) -> None:
             if not re.search(ignored, text):
-                said.append(f"{address}: {text}")
+                said.append(f"{page.url}: {text}")
 
         page = context.new_page()
         page.on("console", lambda message: note(message.text))

@@ -78,22 +78,14 @@ def tap_ranges(
         tile_w: columns of results of a tile; 0 if columns are not to be skipped.
         exact_columns: whether they are skipped pixel by pixel, of a single phase.
     """
-    along_d = tuple(_ranges(phase[0], steps[0], extents[0], 1) for phase in phases)
-    along_h = tuple(_ranges(phase[1], steps[1], extents[1], tile_h) for phase in phases)
     columns = phases[0][2].count
     by_columns = tile_w if tile_w and columns % tile_w == 0 and not exact_columns else columns  # other tiles overlap
-    along_w = tuple(_ranges(phase[2], steps[2], extents[2], by_columns) for phase in phases)
-    share_d, share_h, share_w = (
-        _share(ranges, [phase[axis] for phase in phases]) for axis, ranges in enumerate((along_d, along_h, along_w))
+    axes = [([phase[axis] for phase in phases], steps[axis], extents[axis]) for axis in range(3)]
+    (along_d, share_d), (along_h, share_h), (along_w, share_w) = (
+        _along(*axis, positions) for axis, positions in zip(axes, (1, tile_h, by_columns), strict=True)
     )
     skips, skips_w = share_h <= SKIP_BELOW, by_columns < columns and share_w <= SKIP_COLUMNS_BELOW
-    exact_h, exact_w = (
-        share == _share(tuple(_ranges(axis, step, extent, 1) for axis in axes), axes)
-        for share, axes, step, extent in (
-            (share_h, [phase[1] for phase in phases], steps[1], extents[1]),
-            (share_w, [phase[2] for phase in phases], steps[2], extents[2]),
-        )
-    )
+    exact_h, exact_w = share_h == _along(*axes[1], 1)[1], share_w == _along(*axes[2], 1)[1]
     pixels = _pixels(phases[0][2], steps[2], extents[2], tile_w) if exact_columns else None
     if pixels is not None:
         between = range(tile_w, (-(-columns // tile_w) - 1) * tile_w)  # the tiles between the first and the last one
@@ -109,6 +101,14 @@ def tap_ranges(
         skips_rows=skips and exact_h,
         skips_columns=(skips_w or pixels is not None) and exact_w,
     )
+
+
+def _along(axes: list[AxisPhase], step: int, extent: int, positions: int) -> tuple[tuple[Ranges, ...] | None, float]:
+    """The ranges of all phases along an axis, or None if no tap ever reads padding; the part of the taps in them."""
+    if all(valid_range(tap, step, axis.count, extent) == (0, axis.count) for axis in axes for _, tap in axis.taps):
+        return None, 1.0
+    ranges = tuple(_ranges(axis, step, extent, positions) for axis in axes)
+    return ranges, _share(ranges, axes)
 
 
 def _ranges(axis: AxisPhase, step: int, extent: int, positions: int) -> Ranges:
