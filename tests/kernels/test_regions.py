@@ -6,10 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-import tvm
 
-from tests.kernels.harness import MACHINE, NATIVE, built, check_choice, check_exact, kernel_of
-from tests.kernels.test_dot_products import _blank
+from tests.kernels.harness import MACHINE, NATIVE, check_choice, check_exact, computed, kernel_of
 from tvm_convgrad.core.exact import numbers_of
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
@@ -126,10 +124,8 @@ def test_whole_rows_of_bfloat16_are_exact(text):
     problem, choice, spec = _whole_rows(f"{text}_dt=bf16:bf16:bf16")
     operands, wanted = numbers_of(problem, "backward_data", 0)
     for tiling in itertools.islice(choice.kernel.candidates(spec, spec.phases[0], MACHINE), 3):
-        library = built(problem, "backward_data", dataclasses.replace(choice, plan=Plan((tiling,), 1)))
-        found = tvm.runtime.tensor(_blank(problem, "backward_data"))
-        library["main"](*map(tvm.runtime.tensor, operands), found)
-        np.testing.assert_array_equal(found.numpy().astype("float32"), wanted.astype("float32"), str(tiling))
+        found = computed(problem, "backward_data", dataclasses.replace(choice, plan=Plan((tiling,), 1)), operands)
+        np.testing.assert_array_equal(found, wanted, str(tiling))
 
 
 def _whole_rows(text):
