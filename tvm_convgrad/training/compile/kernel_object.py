@@ -15,13 +15,10 @@ from tvm.target import codegen
 from tvm_ffi import serialization
 
 from relax_ops import compat
-from relax_ops.compat import SHRINKS_BUFFERS, SBlockRealize
 from tvm_convgrad import __version__
 from tvm_convgrad.training.passes import internal_calls, symbolic_divisions
 
 _OF_THE_MODULE = ("global_symbol", "op_pattern")
-_LEFT_TO_LLVM = ("tirx.RemoveNoOp",)
-"""Passes of TVM that take a seventh of the time before LLVM, for what LLVM removes as well."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +95,7 @@ def make_object(function: tvm.tirx.PrimFunc, name: str, settings: Settings, fold
     """The object file of a lowered kernel, which exports it as `name`; files are made in `folder`."""
     path = folder / "kernel.o"
     module = tvm.IRModule({name: function.with_attr("global_symbol", name)})
-    scheduled = isinstance(function.body, SBlockRealize)
-    context = tvm.transform.PassContext(
-        opt_level=settings.level,
-        config=tvm.ir.load_json(settings.context),
-        disabled_pass=_LEFT_TO_LLVM if scheduled else (*_LEFT_TO_LLVM, *SHRINKS_BUFFERS),
-    )
-    with context:
+    with tvm.transform.PassContext(opt_level=settings.level, config=tvm.ir.load_json(settings.context)):
         library = tvm.tirx.build(module, tvm.target.Target(settings.target), internal_calls.PIPELINE)
     library.write_to_file(str(path))
     content = path.read_bytes()

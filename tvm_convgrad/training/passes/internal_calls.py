@@ -19,13 +19,16 @@ import tvm
 from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 
-from relax_ops.compat import NARROWS_INDICES, TirCall, nodes_of
+from relax_ops.compat import NARROWS_INDICES, SHRINKS_BUFFERS, SBlockRealize, TirCall, nodes_of
 from tvm_convgrad.training.passes.symbolic_divisions import with_simple_divisions
 
 PIPELINE = "convgrad_internal_calls"
 """The name under which TVM finds the pipeline of `without_checks`."""
 
 _ENTRY = "convgrad_entry"
+
+_LEFT_TO_LLVM = ("tirx.RemoveNoOp",)
+"""Passes of TVM that take a seventh of the time before LLVM, for what LLVM removes as well."""
 
 
 def CheckAtEntry() -> tvm.transform.Pass:
@@ -114,30 +117,40 @@ def without_checks() -> tuple[Any, Any, Any]:
 
 
 def _lowered(module: tvm.IRModule, lower: tvm.transform.Pass) -> tvm.IRModule:
-    """The module after TVM's passes, those of `_has_guarded_remainder` without the one that narrows indices."""
-    wide = {v: function for v, function in module.functions_items() if _has_guarded_remainder(function)}
-    if not wide:
-        return lower(module)
-    narrow = {v: function for v, function in module.functions_items() if v not in wide}
-    result = lower(tvm.IRModule(narrow, attrs=module.attrs))
+    """The module after TVM's passes, each function without those that `_left_out` has for it."""
+    groups: dict[tuple[str, ...], dict[Any, Any]] = {}
+    for variable, function in module.functions_items():
+        groups.setdefault(_left_out(function), {})[variable] = function
+    result = tvm.IRModule({}, attrs=module.attrs)
     now = tvm.transform.PassContext.current()
-    context = tvm.transform.PassContext(
-        now.opt_level, now.required_pass, [*now.disabled_pass, *NARROWS_INDICES], list(now.instruments), now.config
-    )
-    with context:
-        result.update(lower(tvm.IRModule(wide, attrs=module.attrs)))
+    for left_out, functions in groups.items():
+        context = tvm.transform.PassContext(
+            now.opt_level, now.required_pass, [*now.disabled_pass, *left_out], list(now.instruments), now.config
+        )
+        with context:
+            result.update(lower(tvm.IRModule(functions, attrs=module.attrs)))
     return result
 
 
-def _has_guarded_remainder(function: Any) -> bool:
+def _left_out(function: Any) -> tuple[str, ...]:
+    """The passes of TVM that a function does without: LLVM does the same, or it has no need of them, or breaks by them.
+
+    Those of generated kernels take half of the time of all passes.
+    """
+    if not isinstance(function, tirx.PrimFunc):
+        return ()
+    shrinks = () if isinstance(function.body, SBlockRealize) else SHRINKS_BUFFERS
+    narrows = NARROWS_INDICES if _has_guarded_remainder(function) else ()
+    return (*_LEFT_TO_LLVM, *shrinks, *narrows)
+
+
+def _has_guarded_remainder(function: tirx.PrimFunc) -> bool:
     """Whether a function has guards, and remainders of a power of two, which LLVM takes for numbers of few bits.
 
     LLVM 22's loop vectorizer assumes of a guarded index of 32 bits that it does not wrap, checks that, and takes it as
     proof that the number of few bits does not either: with AVX-512's masked loads, the remainders of 16 columns by 4
     became 0 to 15. Indices of 64 bits need no such assumption.
     """
-    if not isinstance(function, tirx.PrimFunc):
-        return False
     divisors = [node.b for node in nodes_of(function, tirx.FloorMod, tirx.Mod)]
     if not any(isinstance(d, tirx.IntImm) and _is_wide_power(d) for d in divisors):
         return False
