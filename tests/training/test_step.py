@@ -249,6 +249,10 @@ def test_gradients_are_listed_by_descriptor():
         ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas"),
         ({"dtype": "float8"}, "dtype = 'float8' is unknown"),
         ({"results": "float16"}, "results = 'float16' is unknown"),
+        (
+            {"results": "activations"},
+            "stores 16-bit numbers, but dtype is 'float32'; give dtype 'float16' or 'bfloat16'",
+        ),
         ({"layout": "NCWH"}, "layout = 'NCWH' is unknown"),
         ({"bn": "eval"}, "bn = 'eval' is unknown"),
         ({"dtype": "float16", "loss_scale": 0}, "loss_scale must be a positive number"),

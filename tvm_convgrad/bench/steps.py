@@ -30,7 +30,7 @@ from tvm_convgrad.training.frontends import load_model
 from tvm_convgrad.training.model.model import Model
 from tvm_convgrad.training.step.build import build_step
 from tvm_convgrad.training.step.module import StepModule
-from tvm_convgrad.training.step.names import ACTIVATIONS
+from tvm_convgrad.training.step.names import usual_results
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
@@ -163,7 +163,7 @@ def _measure(name: str, model: Model, training: TrainingOptions, options: RunOpt
         optimizer=training.optimizer,
         layout=layout,
         dtype=config.dtype,
-        results=_results(config),
+        results=usual_results(config.dtype, on_gpu=config.gpu),
         dropout_mode="off",
         **SETTINGS[training.optimizer],
     )
@@ -211,13 +211,6 @@ def _measure(name: str, model: Model, training: TrainingOptions, options: RunOpt
         baseline_memory=baseline.memory if baseline else None,
         compile_seconds=compile_seconds,
     )
-
-
-def _results(config: Configuration) -> str:
-    """What `convgrad build` takes for --results without it."""
-    if config.gpu:
-        return "operands"
-    return "float32" if config.dtype == "float32" else ACTIVATIONS
 
 
 def rounds(contenders: dict[str, Step], seconds: float) -> dict[str, list[float]]:

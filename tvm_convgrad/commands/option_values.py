@@ -16,7 +16,7 @@ from tvm_convgrad.core.extent_limits import MOST_EXTENT
 from tvm_convgrad.offload import registry
 from tvm_convgrad.training.model.own_loss import MODEL_LOSS, OwnLoss
 from tvm_convgrad.training.step import options as step_options
-from tvm_convgrad.training.step.names import ACTIVATIONS, DYNAMIC
+from tvm_convgrad.training.step.names import DYNAMIC, usual_results
 from tvm_convgrad.training.step.options import LossSettings, optimizer_settings
 
 if TYPE_CHECKING:
@@ -66,13 +66,8 @@ def parse_loss_scale(text: str | None) -> float | str | None:
 
 
 def results_for(results: str | None, target: TvmTarget, dtype: str) -> str:
-    """The value of --results; without it "operands" on GPUs, as PyTorch and cuDNN store.
-
-    On CPUs it is "activations" for the 16-bit types of --dtype.
-    """
-    if target.kind.name == "cuda":
-        return results or "operands"
-    return results or ("float32" if dtype == "float32" else ACTIVATIONS)
+    """The value of --results, or what is usual without it."""
+    return results or usual_results(dtype, on_gpu=target.kind.name == "cuda")
 
 
 def engine_store(tuned: bool, store: Path | None, target: TvmTarget) -> EngineStore | None:

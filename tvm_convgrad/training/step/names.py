@@ -48,6 +48,14 @@ RESULTS = ("float32", "operands", ACTIVATIONS)
 With "activations" all that is made of them is kept in the operands' type, too (see `storage`).
 """
 
+
+def usual_results(dtype: str, *, on_gpu: bool) -> str:
+    """The type of RESULTS that commands take: of 16-bit types as cuDNN stores them on GPUs, and activations on CPUs."""
+    if dtype == "float32":
+        return "float32"
+    return "operands" if on_gpu else ACTIVATIONS
+
+
 DYNAMIC = "dynamic"
 """The loss scale that adapts (see `scaling`)."""
 

@@ -137,6 +137,11 @@ class StepOptions:
             ("results", RESULTS),
         ):
             check_choice(option, getattr(self, option), allowed)
+        if self.dtype == "float32" and self.results != "float32":
+            raise UnsupportedError(
+                f"build_step: results = {self.results!r} stores 16-bit numbers, but dtype is 'float32'; "
+                f"give dtype {' or '.join(repr(dtype) for dtype in DTYPES if dtype != self.dtype)}, or no results."
+            )
         if isinstance(self.loss_scale, str) and self.loss_scale != DYNAMIC:
             raise UnsupportedError(
                 f"build_step: loss_scale = {self.loss_scale!r}; give a positive number, or {DYNAMIC!r}."
