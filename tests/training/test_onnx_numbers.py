@@ -62,3 +62,23 @@ def test_a_file_without_a_list_warns(tmp_path):
     assert "3 numbers are not trained (" in warning
     assert all(name in warning for name in ("region", "merged", "offset", "give them the shape (1,)"))
     assert set(found.parameters) == {"convolution.weight", "convolution.bias"}
+
+
+class Scaled(torch.nn.Module):
+    """The exporter computes 1 + p and p / 2, of which the file does not say that they follow from a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.p = torch.nn.Parameter(torch.tensor(0.25))
+        self.linear = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.linear(x * (1 + self.p) - self.p * 0.5)
+
+
+def test_numbers_that_the_exporter_computes_are_constants_with_a_warning(tmp_path):
+    found = exported(Scaled().train(), torch.randn(4, 8), tmp_path / "model.onnx", dynamo=True)
+    (warning,) = found.warnings
+    assert "2 numbers are not trained (" in warning
+    assert "give them the shape (1,)" in warning
+    assert set(found.parameters) == {"linear.weight", "linear.bias"}

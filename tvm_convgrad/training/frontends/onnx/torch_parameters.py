@@ -63,7 +63,8 @@ class Exported:
         kept: those that it has computed although the graph has all parameters of the model, or of what is none by its
             name; they are constants.
         scalars: initializers of rank 0 that the file says are parameters, in each of their uses.
-        untold: those that have a name of the model, of which it does not say so; they are constants.
+        untold: those of which it does not say so, with a name of the model or computed by the exporter; they are
+            constants.
     """
 
     proto: onnx.ModelProto
@@ -118,12 +119,13 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     computed = [name for name in computed if name in used]
     known = graph.parameters and graph.parameters <= used
     kept = [n for n in computed if (known and not _OF_PARAMETERS.match(n)) or _OF_NO_PARAMETERS.fullmatch(n)]
-    numbers = [name for name in _scalars(copy) if name in graph.parameters]
+    computed = [name for name in computed if name not in kept]
+    numbers = [name for name in _scalars(copy) if name in graph.parameters or name in computed]
     trained = frozenset(filter(graph.is_parameter_everywhere, numbers))
     return Exported(
         copy,
         (frozenset(fixed & used) - trained).union(kept),
-        tuple(name for name in computed if name not in kept),
+        tuple(name for name in computed if name not in numbers),
         tuple(kept),
         trained,
         tuple(name for name in numbers if name not in trained),
