@@ -99,6 +99,7 @@ class _Rewriting:
         self._rules = rules()
         self._placed: dict[tuple[object, ...], torch.fx.Node] = {}
         self._last_input = [node for node in program.graph.nodes if node.op == "placeholder"][-1]
+        self._first_place = self._last_input  # behind the waves, which are read everywhere
 
     def visit(self, node: torch.fx.Node) -> None:
         """Replace one node, after those before it."""
@@ -227,7 +228,7 @@ class _Rewriting:
             traced = make_fx(function, tracing_mode="symbolic")(*fakes)
         traced.graph.eliminate_dead_code()
         of_node = dict(zip((each for each in traced.graph.nodes if each.op == "placeholder"), inputs, strict=True))
-        at = place
+        at = self._first_place if place is self._last_input else place
         for each in traced.graph.nodes:
             if each.op in ("placeholder", "output"):
                 continue
@@ -237,11 +238,13 @@ class _Rewriting:
             if key is not None and key in self._placed:
                 of_node[each] = self._placed[key]
                 continue
-            with self._graph.inserting_after(self._last_input if key else at):
+            with self._graph.inserting_after(self._first_place if key else at):
                 of_node[each] = self._graph.node_copy(each, lambda old: of_node[old])
             of_node[each].meta = {**meta, "val": each.meta["val"]}
             if key is not None:
                 self._placed[key] = of_node[each]
+                at = of_node[each] if at is self._first_place else at
+                self._first_place = of_node[each]
             else:
                 at = of_node[each]
         (results,) = next(each for each in traced.graph.nodes if each.op == "output").args
