@@ -45,6 +45,9 @@ FREED = {
     "reshape with a free extent": proto(("Reshape", "p s", {}), s=[16, -1]),
     "reshape where zeros are extents": proto(("Reshape", "p s", {"allowzero": 1}), s=[16, 8]),
     "two reshapes": proto(("Reshape", "p s", {}), ("Reshape", "y0 t", {}), s=[16, 2, 4], t=[16, 8]),
+    "reshape by joined numbers": proto(
+        ("Concat", "b e", {"axis": 0}), ("Reshape", "p y0", {"allowzero": 1}), b=[16], e=[8]
+    ),
     "batch of one": proto(("Reshape", "p s", {}), s=[1, 8], batch=1),
     "batch that is a number of channels, too": proto(("Reshape", "p s", {}), s=[8, 8], batch=8),
     "reshape and back": proto(

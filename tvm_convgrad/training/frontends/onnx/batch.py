@@ -331,7 +331,10 @@ _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def _take_values(graph: onnx.GraphProto) -> dict[str, np.ndarray[Any, Any]]:
-    """The values of small constants by name; those of large initializers are removed from the graph."""
+    """The values of small constants by name; those of large initializers are removed from the graph.
+
+    Vectors of integers that are joined count as constants: exporters that fold nothing write shapes so.
+    """
     from onnx import numpy_helper
 
     values: dict[str, np.ndarray[Any, Any]] = {}
@@ -348,6 +351,10 @@ def _take_values(graph: onnx.GraphProto) -> dict[str, np.ndarray[Any, Any]]:
                     values[node.output[0]] = numpy_helper.to_array(attribute.t)
                 elif attribute.name in ("value_int", "value_ints"):
                     values[node.output[0]] = np.array(attribute.ints or [attribute.i], "int64")
+        elif node.op_type == "Concat":
+            parts = [values[name] for name in node.input if name in values]
+            if len(parts) == len(node.input) and all(part.dtype == np.int64 and part.ndim == 1 for part in parts):
+                values[node.output[0]] = np.concatenate(parts)
     return values
 
 
