@@ -86,8 +86,8 @@ class KernelFrame:
         """The same frame for loops that convert operands: those of bfloat16 are viewed as HALF, others as they are."""
         other = copy(self)
         *operands, result = (p for p in self.parameters if p.name not in ("bias", "bias_grad"))
-        views = [self._view(p, self._sizes[p.name], _halves_of(p)) for p in operands]
-        other.tensors = (*views, self._view(result, self._sizes[result.name], ""))
+        halves = _halves({p.name: (p.shape, str(p.dtype)) for p in operands})
+        other.tensors = tuple(self._view(p, self._sizes[p.name], halves.get(p.name, "")) for p in (*operands, result))
         return other
 
     def numbers(self, name: str, buffer: Buffer, dtype: str, machine: Machine) -> Numbers:
@@ -135,10 +135,6 @@ def wgrad_frame(
         shapes["bias_grad"] = ((problem.out_channels,), shapes["weight"][1])
     views = _halves({name: shapes[name] for name in ("grad", "data")}, dtype) if halves else {}
     return KernelFrame(shapes, epilogue, batch, batch_first=True, operands=views, halves=halves)
-
-
-def _halves_of(operand: Buffer) -> str:
-    return HALF if str(operand.dtype) == "bfloat16" else ""
 
 
 def _halves(operands: Shapes, dtype: str = "bfloat16") -> Mapping[str, str]:
