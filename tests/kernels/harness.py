@@ -70,16 +70,21 @@ def compiled(function, target):
         return tvm.compile(tvm.IRModule({"main": function}), target)
 
 
+def _blank(problem: ConvProblem, direction: str) -> np.ndarray:
+    """An array for a result, full of NaN."""
+    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
+    return np.full(shape, np.nan, numpy_dtype(dtype))
+
+
 def run_in_red_zones(problem: ConvProblem, direction: str, library, operands, before=None) -> np.ndarray:
     """The result, which holds `before` or NaN when the kernel is called; asserts that nothing around it was written."""
     tensors = [_zoned(array, np.nan)[1] for array in operands]
-    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
-    blank = np.full(shape, np.nan, numpy_dtype(dtype)) if before is None else before
+    blank = _blank(problem, direction) if before is None else before
     zone, result = _zoned(blank, 77.0)
     library["main"](*tensors, result)
     assert (zone[:ZONE] == 77.0).all()
     assert (zone[ZONE + blank.size :] == 77.0).all()
-    return zone[ZONE : ZONE + blank.size].reshape(shape).copy()
+    return zone[ZONE : ZONE + blank.size].reshape(blank.shape).copy()
 
 
 def _zoned(array: np.ndarray, around: float):
@@ -110,8 +115,7 @@ def computed(
         symbolic: the problem with a symbolic batch, if the kernel is one for it.
     """
     function = chooser.build(symbolic or problem, direction, MACHINE, choice, "main", epilogue)
-    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
-    found = np.full(shape, np.nan, numpy_dtype(dtype)) if before is None else before.copy()
+    found = _blank(problem, direction) if before is None else before.copy()
     batch = problem.batch if symbolic else 0
     assert execute(function, [*map(np.ascontiguousarray, operands), found], batch) == "", choice.plan
     what = f"{problem.descriptor} {direction} {choice.plan} {epilogue}"
@@ -125,8 +129,7 @@ def _run(problem: ConvProblem, direction: str, library, operands, before=None) -
     """The result of machine code: in red zones, but for bfloat16, of which TVM takes no foreign memory."""
     if "bfloat16" not in {dtype for _, dtype in problem.tensors.values()}:
         return run_in_red_zones(problem, direction, library, operands, before)
-    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
-    result = tvm.runtime.tensor(np.full(shape, np.nan, numpy_dtype(dtype)) if before is None else before)
+    result = tvm.runtime.tensor(_blank(problem, direction) if before is None else before)
     library["main"](*map(tvm.runtime.tensor, operands), result)
     return result.numpy()
 

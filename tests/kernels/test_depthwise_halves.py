@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import MACHINE, TARGET, always, compiled, forced
+from tests.kernels.harness import MACHINE, TARGET, _blank, always, compiled, forced
 from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS, SHORT_ROWS
 from tvm_convgrad.codegen.dot_product import NAME
 from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.cpu_features import local_features
-from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
@@ -73,11 +72,6 @@ def _function(problem: ConvProblem, direction: str, machine: Machine, epilogue: 
     choice = chooser.choose(problem, direction, machine)
     assert choice.is_kernel, choice
     return choice.kernel.name, chooser.build(problem, direction, machine, choice, "main", epilogue)
-
-
-def _blank(problem: ConvProblem, direction: str) -> np.ndarray:
-    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
-    return np.full(shape, np.nan, numpy_dtype(dtype))
 
 
 def _samples() -> list:

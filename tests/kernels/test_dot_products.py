@@ -9,11 +9,10 @@ import pytest
 import tvm
 
 from relax_ops.single_run import QUICK_CONFIG
-from tests.kernels.harness import forced, with_tiling
+from tests.kernels.harness import _blank, forced, with_tiling
 from tvm_convgrad.codegen.hardware import CPUS, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.cpu_features import local_features
-from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
@@ -57,11 +56,6 @@ def _function(problem: ConvProblem, direction: str, epilogue: Epilogue = NO_EPIL
 def _compiled(function):
     with tvm.transform.PassContext(config=QUICK_CONFIG):
         return tvm.compile(tvm.IRModule({"main": function}), TARGET)
-
-
-def _blank(problem: ConvProblem, direction: str) -> np.ndarray:
-    shape, dtype = problem.tensors[DIRECTIONS[direction].result]
-    return np.full(shape, np.nan, numpy_dtype(dtype))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
