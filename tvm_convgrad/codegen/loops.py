@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeAlias
 
 from tvm_convgrad.codegen import tir
@@ -82,7 +83,7 @@ class Loops:
         if slots is not None:
             self._blocks[-1] = [*slots.begin(), *self._blocks[-1], *slots.end()]
         body = self._close()
-        self.emit(tir.For(variable, tir.IntImm(INDEX, 0), expr(extent), _KINDS[kind], body))
+        self.emit(tir.For(variable, constant(0), expr(extent), _KINDS[kind], body))
 
     @contextmanager
     def when(self, condition: Expr) -> Iterator[None]:
@@ -104,13 +105,13 @@ class Loops:
         """
         if isinstance(value, int | tir.IntImm | tir.Var):
             return value
-        lanes = lanes_of(value)
-        dtype = dtype_of(value).partition("x")[0]
+        dtype, lanes = _element_of(value)
         slots = self._slots[-1] if self._slots else None
         if slots is not None and fits_slot(dtype):
             buffer, at = slots.take(dtype, lanes)
-            self.store(buffer, at, value)
-            return load(buffer, at, lanes)
+            span = _span(at, lanes)
+            self.emit(tir.BufferStore(buffer, value, [span]))
+            return buffer[span]
         variable = tir.Var(self._name(name), tir.type_of(value))
         self.emit(tir.Bind(variable, value))
         return variable
@@ -130,7 +131,7 @@ class Loops:
 
         It never faults: the index may lie outside of the buffer.
         """
-        flags = [tir.IntImm(INDEX, i) for i in (int(write), 3 if near else 2, 1)]
+        flags = [constant(i) for i in (int(write), 3 if near else 2, 1)]
         self.emit(tir.prefetch(buffer, expr(index), *flags))
 
     def finish(self, parameters: Sequence[Buffer], name: str) -> tir.PrimFunc:
@@ -186,15 +187,17 @@ class Loops:
         """A buffer of constants that loops can index. `LookupTable` avoids the memory where all are equal."""
         result = self.buffer(name, max(1, len(values)), INDEX)
         for position, value in enumerate(values):
-            self.store(result, position, tir.IntImm(INDEX, value))
+            self.store(result, position, constant(value))
         return result
 
     def store(self, buffer: Buffer, index: Index, value: Expr) -> None:
         """Store a scalar or a vector from `index` on, converted to the buffer's type."""
-        lanes, dtype = lanes_of(value), str(buffer.dtype)
-        single = dtype == "bfloat16" and lanes == 1 and dtype_of(value) in ("float32", "float64")
-        stored = _bfloat16(convert(value, "float32"), index) if single else convert(value, dtype)
-        self.emit(tir.BufferStore(buffer, stored, [_span(index, lanes)]))
+        (element, lanes), dtype = _element_of(value), str(buffer.dtype)
+        if dtype == "bfloat16" and lanes == 1 and element in ("float32", "float64"):
+            value = _bfloat16(convert(value, "float32"), index)
+        elif element != dtype:
+            value = convert(value, dtype)
+        self.emit(tir.BufferStore(buffer, value, [_span(index, lanes)]))
 
     def store_masked(self, buffer: Buffer, index: Index, value: Expr, mask: Expr) -> None:
         """Store the lanes whose mask is true; memory of the others is not written."""
@@ -305,15 +308,14 @@ def convert(value: Expr, dtype: str) -> Expr:
     bfloat16 is widened to float32 by shifting its bits: TVM 0.27 does not lower its casts in a Bind, and 0.26 fails on
     vectors of them.
     """
-    lanes = lanes_of(value)
-    if dtype_of(value).startswith("bfloat16") and dtype != "bfloat16":
+    element, lanes = _element_of(value)
+    if element == "bfloat16" and dtype != "bfloat16":
         bits = tir.Cast(_vector("uint32", lanes), tir.reinterpret(_vector("uint16", lanes), value))
         high = tir.shift_left(bits, splat(tir.const(16, "uint32"), lanes))
-        value = tir.reinterpret(_vector("float32", lanes), high)
-    wanted = _vector(dtype, lanes)
-    if dtype == "bfloat16" and dtype_of(value) == _vector("float32", lanes):
-        return bfloat16_of(value)
-    return value if dtype_of(value) == wanted else tir.Cast(wanted, value)
+        element, value = "float32", tir.reinterpret(_vector("float32", lanes), high)
+    if element == dtype:
+        return value
+    return bfloat16_of(value) if (element, dtype) == ("float32", "bfloat16") else tir.Cast(_vector(dtype, lanes), value)
 
 
 def _vector(dtype: str, lanes: int) -> str:
@@ -359,7 +361,13 @@ def _bfloat16(value: Expr, index: Index) -> Expr:
 
 def lanes_of(value: Expr) -> int:
     """The number of lanes of an expression."""
-    return int(dtype_of(value).partition("x")[2] or 1)
+    return _element_of(value)[1]
+
+
+def _element_of(value: Expr) -> tuple[str, int]:
+    """The type of an expression's elements, and its number of lanes."""
+    dtype, _, lanes = dtype_of(value).partition("x")
+    return dtype, int(lanes or 1)
 
 
 def smaller(a: Index, b: Index) -> Index:
@@ -409,12 +417,18 @@ def choose(condition: Expr, value: Index, other: Index) -> Expr:
 
 
 def _span(index: Index, lanes: int) -> Expr:
-    return expr(index) if lanes == 1 else tir.Ramp(expr(index), tir.IntImm(INDEX, 1), lanes)
+    return expr(index) if lanes == 1 else tir.Ramp(expr(index), constant(1), lanes)
 
 
 def expr(value: Index) -> Expr:
     """A Python number as an int32 constant; expressions are returned as they are."""
-    return tir.IntImm(INDEX, value) if isinstance(value, int) else value
+    return constant(value) if isinstance(value, int) else value
+
+
+@cache
+def constant(value: int) -> tir.IntImm:
+    """An int32 constant; one for each number, as kernels have thousands of few numbers."""
+    return tir.IntImm(INDEX, value)
 
 
 def make_parameter(name: str, shape: Sequence[Extent], dtype: str) -> Buffer:

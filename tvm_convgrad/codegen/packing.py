@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_convgrad.codegen import tir
-from tvm_convgrad.codegen.loops import INDEX, Expr, Loops, lanes_of
+from tvm_convgrad.codegen.loops import Expr, Loops, constant, lanes_of
 
 
 def shuffle(first: Expr, second: Expr, order: Sequence[int]) -> Expr:
     """A vector of lanes of two others: `order` has their numbers, those of `second` counted after those of `first`."""
-    return tir.Shuffle([first, second], [tir.IntImm(INDEX, i) for i in order])
+    return tir.Shuffle([first, second], [constant(i) for i in order])
 
 
 def strided_lanes(vectors: Sequence[Expr], first: int, step: int) -> Expr:
@@ -19,7 +19,7 @@ def strided_lanes(vectors: Sequence[Expr], first: int, step: int) -> Expr:
     if step == 1:
         return vectors[0]
     lanes = lanes_of(vectors[0])
-    return tir.Shuffle(list(vectors), [tir.IntImm(INDEX, first + i * step) for i in range(lanes)])
+    return tir.Shuffle(list(vectors), [constant(first + i * step) for i in range(lanes)])
 
 
 def transpose(loops: Loops, rows: Sequence[Expr]) -> list[Expr]:

@@ -30,24 +30,24 @@ class StackSlots:
         """
         self._name = name
         self._buffers: list[tuple[tir.Buffer, tir.Buffer]] = []
-        self._last: dict[tuple[str, int], tuple[tir.Buffer, int]] = {}
+        self._last: dict[tuple[str, int], tuple[tir.Buffer, range]] = {}
 
     def take(self, dtype: str, lanes: int) -> tuple[tir.Buffer, int]:
         """The buffer and the index in it of a new slot; slots of one type and width share buffers."""
-        buffer, at = self._last.get((dtype, lanes), (None, 0))
-        if buffer is None or at + lanes > int(buffer.shape[0]):
-            buffer, at = self._allocated(dtype, lanes), 0
-        self._last[dtype, lanes] = buffer, at + lanes
-        return buffer, at
+        buffer, left = self._last.get((dtype, lanes)) or (None, range(0))
+        if buffer is None or not left:
+            buffer, left = self._allocated(dtype, lanes)
+        self._last[dtype, lanes] = buffer, left[1:]
+        return buffer, left[0]
 
-    def _allocated(self, dtype: str, lanes: int) -> tir.Buffer:
-        """The alias of a new buffer with one extra element, for the reasons that `Loops.panel` gives."""
+    def _allocated(self, dtype: str, lanes: int) -> tuple[tir.Buffer, range]:
+        """The alias of a new buffer with one extra element, for the reasons that `Loops.panel` gives; its indices."""
         size = max(1, (STACK_BYTES // _BYTES[dtype] - 1) // lanes) * lanes
         name = self._name("slots")
         buffer = decl_buffer((size + 1,), dtype, name=f"{name}_memory")
         alias = decl_buffer((size,), dtype, name=name, data=buffer_data(buffer))
         self._buffers.append((buffer, alias))
-        return alias
+        return alias, range(0, size, lanes)
 
     def begin(self) -> list[tir.Stmt]:
         """The statements at the begin of the loop body: allocations."""
