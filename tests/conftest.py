@@ -63,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CONVGRAD_CACHE"] = kept.name
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:  # they share the cores
-        os.environ.setdefault(VARIABLE, str(max(available_cores() // workers, 1)))
+        for name in (VARIABLE, "CONVGRAD_JOBS"):
+            os.environ.setdefault(name, str(max(available_cores() // workers, 1)))
     for name, value in _QUIET_THREADS.items():
         os.environ.setdefault(name, value)
     os.environ["CONVGRAD_RUNTIMES"] = str(config.rootpath / ".pytest_cache" / "runtimes")  # kept from run to run

@@ -36,7 +36,11 @@ def test_an_equal_build_is_taken(
     other = convgrad("build", model, "-o", tmp_path / "other.so", "--lr", 0.25, "--json").json
     assert other["options"]["lr"] == 0.25
     assert other["id"] != cold["id"]
-    assert convgrad("build", model, "-o", third, "--no-cache", "--json").json["id"] == cold["id"]
+    with monkeypatch.context() as other_processes:
+        other_processes.setenv("CONVGRAD_JOBS", "3")
+        assert convgrad("build", model, "-o", third, "--no-cache", "--json").json["id"] == cold["id"]
+        other_processes.setenv("CONVGRAD_JOBS", "0")
+        convgrad("build", model, "-o", third, "--no-cache").assert_sentence("CONVGRAD_JOBS is '0'", "such as 1")
     assert third.read_bytes() == first.read_bytes()
 
     monkeypatch.setattr(compilation.ModelOptions, "load", lambda _: pytest.fail("the model is read again"))

@@ -214,6 +214,18 @@ def test_who_makes_a_kernel_does_not_matter(tmp_path: Path, monkeypatch: pytest.
     assert builds.taken == 0
 
 
+def test_processes_are_as_many_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one included, and never more than `MOST_WORKERS` beside it."""
+    monkeypatch.setattr(separate, "available_cores", lambda: 4)
+    for stated, others in (("", 3), ("1", 0), ("2", 1), ("64", separate.MOST_WORKERS)):
+        monkeypatch.setenv(separate.JOBS, stated)
+        assert KernelBuilds().workers == others
+    for stated in ("0", "-1", "two", "1.5"):
+        monkeypatch.setenv(separate.JOBS, stated)
+        with pytest.raises(SetupError, match=f"CONVGRAD_JOBS is '{stated}'; it must be how many processes"):
+            KernelBuilds()
+
+
 class Stopped(Worker):
     """A worker that never answers."""
 

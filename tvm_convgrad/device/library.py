@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,29 +27,33 @@ def build_library(
         SetupError: the compiler fails; with its own words.
     """
     folders = search or tuple(dict.fromkeys(str(library.parent) for library in (runtime.tvm, runtime.ffi)))
-    linker.for_cpp()(
-        str(output),
-        [
-            *map(str, sorted(SOURCES.glob("*.cc"))),
-            # libtvm_runtime is needed for what it registers when it is loaded, not for a symbol.
-            "-Wl,--no-as-needed",
-            f"-Wl,-soname,{NAME}",
-            f"-Wl,--version-script,{SOURCES / 'exports.map'}",
-            str(runtime.tvm),
-            str(runtime.ffi),
-            *(f"-Wl,-rpath,{folder}" for folder in folders),
-        ],
-        [
-            "-std=c++17",
-            "-fvisibility=hidden",
-            *options,
-            f"-I{INCLUDE}",
-            f"-I{SOURCES}",
-            "-isystem",
-            str(runtime.include),
-            f'-DCONVGRAD_TVM_VERSION="{runtime.version}"',
-        ],
-    )
+    with tempfile.TemporaryDirectory() as made:
+        # One translation unit takes half the time of one for each source: all of them include tvm-ffi's headers.
+        unit = Path(made) / "library.cc"
+        unit.write_text("".join(f'#include "{source.name}"\n' for source in sorted(SOURCES.glob("*.cc"))))
+        linker.for_cpp()(
+            str(output),
+            [
+                str(unit),
+                # libtvm_runtime is needed for what it registers when it is loaded, not for a symbol.
+                "-Wl,--no-as-needed",
+                f"-Wl,-soname,{NAME}",
+                f"-Wl,--version-script,{SOURCES / 'exports.map'}",
+                str(runtime.tvm),
+                str(runtime.ffi),
+                *(f"-Wl,-rpath,{folder}" for folder in folders),
+            ],
+            [
+                "-std=c++17",
+                "-fvisibility=hidden",
+                *options,
+                f"-I{INCLUDE}",
+                f"-I{SOURCES}",
+                "-isystem",
+                str(runtime.include),
+                f'-DCONVGRAD_TVM_VERSION="{runtime.version}"',
+            ],
+        )
 
 
 __all__ = ["build_library"]

@@ -7,6 +7,7 @@ was met, so it is replaced by one that its code gives: equal kernels of any mode
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from tvm.relax import vm_build
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.lowering import generated_kernels_told
+from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.kept_objects import KeptObjects
 from tvm_convgrad.threads import available_cores
 from tvm_convgrad.training.compile.kernel_object import Settings
@@ -29,7 +31,22 @@ from tvm_convgrad.training.passes.internal_calls import PIPELINE
 MOST_WORKERS = 7
 """Processes beside this one, however many cores there are: the rest of a build is not parallel."""
 
+JOBS = "CONVGRAD_JOBS"
+"""The environment's variable of how many processes compile kernels, this one included."""
+
 _MANY_CALLS = 400  # of a module that certainly has work for other processes, which are started before it is lowered
+
+
+def other_processes() -> int:
+    """How many processes compile kernels beside this one: as CONVGRAD_JOBS says, or one for each further core.
+
+    Raises:
+        SetupError: CONVGRAD_JOBS is not a whole number of at least 1.
+    """
+    stated = os.environ.get(JOBS, "")
+    if stated and not (stated.isdecimal() and int(stated)):
+        raise SetupError(f"{JOBS} is {stated!r}; it must be how many processes compile kernels, such as 1, or unset.")
+    return min((int(stated) if stated else available_cores()) - 1, MOST_WORKERS)
 
 
 @dataclass
@@ -44,7 +61,7 @@ class KernelBuilds:
     """
 
     kept: KeptObjects | None = None
-    workers: int = field(default_factory=lambda: min(available_cores() - 1, MOST_WORKERS))
+    workers: int = field(default_factory=other_processes)
     progress: Callable[[str], None] = lambda _: None
     found: int = 0
     taken: int = 0
@@ -170,4 +187,13 @@ def _libraries(objects: dict[str, bytes]) -> list[tvm.runtime.Module]:
     return found
 
 
-__all__ = ["MOST_WORKERS", "KernelBuilds", "build_apart", "builds_in_force", "compile_apart", "pool_of"]
+__all__ = [
+    "JOBS",
+    "MOST_WORKERS",
+    "KernelBuilds",
+    "build_apart",
+    "builds_in_force",
+    "compile_apart",
+    "other_processes",
+    "pool_of",
+]
