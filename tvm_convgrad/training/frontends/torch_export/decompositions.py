@@ -177,6 +177,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.nanmedian.default: ordering.nanmedian_of_all,
         aten.erfinv.default: inverse_error,
         aten.stft.default: stft,
+        aten.arange.start_step: _downwards,
         aten.fft_fftfreq.default: _frequencies,
         aten.fft_rfftfreq.default: lambda n, d=1.0, *, dtype=None, **_: (
             torch.arange(n // 2 + 1, dtype=dtype or torch.get_default_dtype()) / (n * d)
@@ -190,6 +191,20 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         | view_copies()
         | {aten.istft.default: istft}
     )
+
+
+def _downwards(
+    start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object
+) -> Tensor | Any:
+    """Numbers from `start` down to `end`; TVM counts one or two too many where the step is negative."""
+    import torch
+
+    if step > 0:
+        return NotImplemented
+    whole = not any(isinstance(number, float) for number in (start, end, step))
+    count = (start - end - step - 1) // -step if whole else math.ceil((end - start) / step)
+    numbers = torch.arange(count) * step + start
+    return numbers.to(dtype or (torch.int64 if whole else torch.get_default_dtype()))
 
 
 def _frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
@@ -272,14 +287,14 @@ def _instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    """For a symbolic batch, and with running statistics: a group norm whose groups are the channels.
+    """A group norm whose groups are the channels, which predicts by running statistics, if it has them.
 
-    It predicts by running statistics, if it has them. PyTorch's own form has a batch of one with samples x channels for
-    its channels, a product of symbols, and is not decomposed where it writes statistics.
+    PyTorch's own form has a batch of one with samples x channels for its channels, a product of symbols, and is not
+    decomposed where it writes statistics. TVM's converter takes 1e-5 for eps, whatever it is.
     """
     import torch
 
-    if not use_input_stats or (isinstance(x.shape[0], int) and running_mean is None):
+    if not use_input_stats:
         return NotImplemented
     result = torch.group_norm(x, x.shape[1], weight, bias, eps, cudnn_enabled)
     if running_mean is None or running_var is None:
