@@ -22,7 +22,7 @@ import pytest
 
 from tests import tiny
 from tvm_convgrad.offload.registry import ENTRIES, backend
-from tvm_convgrad.threads import VARIABLE, available_cores
+from tvm_convgrad.threads import JOBS, VARIABLE, available_cores
 
 if TYPE_CHECKING:
     from tests.cli.command import Command
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CONVGRAD_CACHE"] = kept.name
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:  # they share the cores
-        for name in (VARIABLE, "CONVGRAD_JOBS"):
+        for name in (VARIABLE, JOBS):
             os.environ.setdefault(name, str(max(available_cores() // workers, 1)))
     for name, value in _QUIET_THREADS.items():
         os.environ.setdefault(name, value)

@@ -18,6 +18,9 @@ from tvm_convgrad.core.errors import SetupError
 VARIABLE = "TVM_NUM_THREADS"
 _BIND = "TVM_BIND_THREADS"
 
+JOBS = "CONVGRAD_JOBS"
+"""The variable of how many processes compile the kernels of a build, the one that builds included."""
+
 _SET_MAXIMUM = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
 """tvm::runtime::threading::SetMaxConcurrency(int), which applies to the calling thread, as do TVM's pools."""
 

@@ -12,7 +12,7 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from onnx import numpy_helper  # noqa: E402
+from onnx import helper, numpy_helper  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from tests import tiny  # noqa: E402
@@ -321,3 +321,29 @@ def test_a_step_that_the_command_built(convgrad: Command, tiny_model: str, tiny_
     other = tiny_model.replace(":make", ":other")
     convgrad(*arguments, "--model", other, "-o", output, "--force").assert_sentence("built of the function 'make'")
     convgrad(*arguments[:4], "--model", tiny_model, "-o", tmp_path / "t.onnx").assert_sentence("not from an ONNX file")
+
+
+def test_the_first_of_several_outputs_predicts(convgrad: Command, tmp_path: Path) -> None:
+    """Whatever the order of their names: in the step, in an equal build that is taken, and in an inference library."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(4, 3)).astype("f4") for name in "az"}
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", f"{name}_weight"], [name]) for name in weights],
+        "heads",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [5, 4])],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [5, len(w[0])]) for name, w in weights.items()],
+        [numpy_helper.from_array(w, f"{name}_weight") for name, w in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    x = rng.normal(size=(5, 4)).astype("f4")
+    step, library = tmp_path / "step.so", tmp_path / "predict.so"
+    for first, second in (("z", "a"), ("a", "z")):
+        options = ("--loss", "mse", "--model-output", first, "--model-output", second, "--json")
+        for _ in range(2):
+            built = convgrad("build", tmp_path / "m.onnx", "-o", step, *options).json
+        session = Session(step)
+        np.testing.assert_allclose(session.predict(x), x @ weights[first], rtol=1e-5)
+        file = save(tmp_path / first, Progress(built["id"], "0" * 64, 0, 5, 0.1, losses=[1.0]), session.state)
+        arguments = ("export", step, "--checkpoint", file, "--model", tmp_path / "m.onnx", "--inference", "--force")
+        assert convgrad(*arguments, "-o", library).code == 0
+        np.testing.assert_array_equal(Session(library).predict(x), session.predict(x))

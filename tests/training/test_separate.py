@@ -17,6 +17,7 @@ from tvm import relax
 from tests.linked import PLAIN
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.kept_objects import KeptObjects
+from tvm_convgrad.threads import JOBS
 from tvm_convgrad.training.compile import kernel_pool, kernel_worker, separate
 from tvm_convgrad.training.compile.artifact_writer import save_artifact
 from tvm_convgrad.training.compile.kernel_object import Settings, kernel_key, kernel_text, make_object
@@ -218,10 +219,10 @@ def test_processes_are_as_many_as_the_environment_says(monkeypatch: pytest.Monke
     """This one included, and never more than `MOST_WORKERS` beside it."""
     monkeypatch.setattr(separate, "available_cores", lambda: 4)
     for stated, others in (("", 3), ("1", 0), ("2", 1), ("64", separate.MOST_WORKERS)):
-        monkeypatch.setenv(separate.JOBS, stated)
+        monkeypatch.setenv(JOBS, stated)
         assert KernelBuilds().workers == others
     for stated in ("0", "-1", "two", "1.5"):
-        monkeypatch.setenv(separate.JOBS, stated)
+        monkeypatch.setenv(JOBS, stated)
         with pytest.raises(SetupError, match=f"CONVGRAD_JOBS is '{stated}'; it must be how many processes"):
             KernelBuilds()
 

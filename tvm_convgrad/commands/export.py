@@ -239,11 +239,18 @@ def _write_predictor(
 def _defaults(artifact: Artifact, source: ModelOptions) -> dict[str, Any]:
     """What is not given, as the step was built: the outputs, and the batch of one of its micro-batches."""
     taken = artifact.options
-    names = list(taken.get("outputs", {}))[:1]
-    outputs: dict[str, Any] = {"outputs": dict.fromkeys(names, 1.0)} if names else {}
+    names = list(taken.get("outputs", {}))
+    outputs: dict[str, Any] = {}
     if "model_target" in taken:
-        chosen = [*names, *filter(None, [taken["predicted"]])]
+        chosen = [*names[:1], *filter(None, [taken["predicted"]])]
         outputs = {"outputs": OwnLoss(dict.fromkeys(chosen, 1.0), taken["model_target"])}
+    elif len(names) > 1 and "predicted" not in taken:
+        raise ArtifactError(
+            f"{artifact.path} was built by a version that did not record which of its outputs {', '.join(names)} is "
+            "the prediction; build it again."
+        )
+    elif names:
+        outputs = {"outputs": {taken.get("predicted", names[0]): 1.0}}
     batch = artifact.inputs[0].shape[0]
     if source.batch is not None:
         return outputs

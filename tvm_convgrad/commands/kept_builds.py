@@ -25,7 +25,7 @@ from tvm_convgrad.core.files import write_atomic
 from tvm_convgrad.core.kept_objects import VARIABLE, KeptObjects
 from tvm_convgrad.offload.registry import NAMES, packages_of
 from tvm_convgrad.report.tables import installed_version
-from tvm_convgrad.threads import available_cores
+from tvm_convgrad.threads import JOBS, available_cores
 from tvm_convgrad.training.runtime.artifact import Artifact
 from tvm_convgrad.training.runtime.origin import external_files
 
@@ -117,10 +117,11 @@ class KeptBuilds:
             {
                 name: value
                 for name, value in sorted(os.environ.items())
-                if name.startswith(_DECIDING) and name != VARIABLE
+                if name.startswith(_DECIDING) and name not in (VARIABLE, JOBS)
             },
         ]
-        return hashlib.sha256(json.dumps(deciding, sort_keys=True, default=str).encode()).hexdigest()
+        # Keys are not sorted: the first of several outputs is the predictions.
+        return hashlib.sha256(json.dumps(deciding, default=str).encode()).hexdigest()
 
 
 def _external_data(path: Path) -> dict[str, str] | None:

@@ -21,7 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_ops.lowering import generated_kernels_told
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.kept_objects import KeptObjects
-from tvm_convgrad.threads import available_cores
+from tvm_convgrad.threads import JOBS, available_cores
 from tvm_convgrad.training.compile.kernel_object import Settings
 from tvm_convgrad.training.compile.kernel_pool import Kernel, KernelPool
 from tvm_convgrad.training.compile.kernel_worker import Worker
@@ -30,9 +30,6 @@ from tvm_convgrad.training.passes.internal_calls import PIPELINE
 
 MOST_WORKERS = 7
 """Processes beside this one, however many cores there are: the rest of a build is not parallel."""
-
-JOBS = "CONVGRAD_JOBS"
-"""The environment's variable of how many processes compile kernels, this one included."""
 
 _MANY_CALLS = 400  # of a module that certainly has work for other processes, which are started before it is lowered
 
@@ -188,7 +185,6 @@ def _libraries(objects: dict[str, bytes]) -> list[tvm.runtime.Module]:
 
 
 __all__ = [
-    "JOBS",
     "MOST_WORKERS",
     "KernelBuilds",
     "build_apart",

@@ -162,12 +162,19 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
             "seed": options.seed,
             **options.normalisation,
             "outputs": dict(model.outputs),
-            **({} if model.target is None else {"model_target": model.target.name, "predicted": model.predicted}),
+            **_named_results(model),
             "source": model.source,
         },
         gradients=gradient_descriptors(module["step"]),
         flat=flat,
     )
+
+
+def _named_results(model: Model) -> dict[str, str]:
+    """The names that the outputs alone do not tell: of a loss of its own, and of several, whose order JSON loses."""
+    if model.target is not None:
+        return {"model_target": model.target.name, "predicted": model.predicted}
+    return {"predicted": next(iter(model.outputs))} if len(model.outputs) > 1 else {}
 
 
 def _loss_function(objective: Objective, options: StepOptions, *, drops: bool, counted: bool) -> relax.Function:
