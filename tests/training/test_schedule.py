@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import tvm
 from tvm import te, topi
 
+from tvm_convgrad.training.schedule.blocks import APART
 from tvm_convgrad.training.schedule.cpu import ScheduleForCpu, scheduled
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
@@ -137,6 +140,38 @@ def test_lines_do_not_depend_on_threads(name):
     for other in results[1:]:
         for have, want in zip(other, results[0], strict=True):
             np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("shape", [(12, 5, 5, 6), (64, 7, 7), (640,), (6, 400, 1), (3, 7, 401), (2, 8192)])
+def test_a_thread_has_many_iterations_of_a_free_batch(shape):
+    """LLVM vectorises a thread's share of loops that are unrolled whole, and its last iterations round otherwise.
+
+    tanhshrink's gradient had other bits on two threads: its vectors have no multiply-add where their ends have one.
+    """
+    n = te.var("n", "int64")
+    extents = [n, *(tvm.tirx.IntImm("int64", extent) for extent in shape)]
+    slope, t = te.placeholder(extents[:2], name="slope"), te.placeholder(extents, name="t")
+    whole = topi.broadcast_to(topi.expand_dims(slope, 2, len(shape) - 1), extents) if len(shape) > 1 else slope
+    result = topi.add(whole, topi.multiply(whole, topi.subtract(1.0, topi.multiply(t, t))))
+    function = scheduled(te.create_prim_func([slope, t, result]))
+    inside = []
+
+    def visit(node, share=None):
+        if isinstance(node, tvm.tirx.For):
+            is_parallel = node.kind == tvm.tirx.ForKind.PARALLEL
+            share = 1 if is_parallel else share and share * int(node.extent)
+            visit(node.body, share)
+        elif isinstance(node, tvm.tirx.SeqStmt):
+            for part in node.seq:
+                visit(part, share)
+        elif hasattr(node, "block"):
+            if share:
+                inside.append(share)
+            visit(node.block.body)
+
+    visit(function.body)
+    assert len(inside) == 1
+    assert inside[0] >= min(APART, math.prod(shape))
 
 
 def test_scatters_compile_without_a_warning(capfd):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 
 import tvm
 from tvm import s_tir, tirx
@@ -12,6 +13,14 @@ from tvm import s_tir, tirx
 from relax_ops.compat import SBlock, SBlockRealize
 
 PARALLEL_FROM = 8192  # scalar operations; less is not worth waking threads for
+
+
+APART = 1024
+"""Iterations inside one of a loop on threads, more than LLVM unrolls whole.
+
+Of an unrolled body it would vectorise the loop around it, a thread's share of the iterations, of which the last ones
+are scalar code, that may round otherwise: bits would depend on the number of threads.
+"""
 
 
 class _Unchecked(s_tir.Schedule):
@@ -61,20 +70,31 @@ def work_of(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> int:
 
 
 def parallelise(
-    schedule: s_tir.Schedule, loops: list[s_tir.schedule.LoopRV], work: int
+    schedule: s_tir.Schedule, loops: list[s_tir.schedule.LoopRV], work: int, inside: Sequence[int | None] = (None,)
 ) -> s_tir.schedule.LoopRV | None:
     """Fuse the loops, and run them on threads if the work pays for it; gives the fused loop.
 
     An inner loop whose extent is a formula stays as it is, and so do those inside it: the fused loop would be divided
     by that extent, and TVM's analysis of buffers fails for some of these divisions.
+
+    Args:
+        inside: the extents of the loops inside, None where symbolic; of few iterations several of the fused loop's are
+            put together (see `APART`).
     """
     if not loops:
         return None
     formulas = [not isinstance(schedule.get(loop).extent, tirx.IntImm | tirx.Var) for loop in loops[1:]]
     loops = loops[: 1 + (formulas.index(True) if True in formulas else len(formulas))]
+    extents = [schedule.get(loop).extent for loop in loops]
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     if work >= PARALLEL_FROM:
-        schedule.parallel(fused)
+        together = 1
+        known_inside = [extent for extent in inside if extent is not None]
+        if len(known_inside) == len(inside):
+            least = -(-APART // max(math.prod(known_inside), 1))
+            known = math.prod(int(extent) for extent in extents if isinstance(extent, tirx.IntImm))
+            together = next((n for n in range(least, known) if known % n == 0), known)
+        schedule.parallel(schedule.split(fused, [None, together])[0] if together > 1 else fused)
     return fused
 
 

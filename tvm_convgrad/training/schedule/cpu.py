@@ -186,7 +186,7 @@ def _schedule_block(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) ->
     if not kinds or "?" in kinds:
         return
     if "R" not in kinds:
-        parallelise(schedule, schedule.get_loops(block)[:-1] or schedule.get_loops(block), work_of(schedule, block))
+        _parallelise(schedule, block, len(kinds) - 1 or 1)
         return
     tile = choose_tile(schedule, block)
     if tile is not None and schedule.get(block).init is not None:
@@ -196,6 +196,10 @@ def _schedule_block(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) ->
     if stream is not None:
         run_as_stream(schedule, block, kinds, stream)
         return
-    loops = schedule.get_loops(block)
-    leading = len(kinds) - len(kinds.lstrip("S"))
-    parallelise(schedule, loops[:leading], work_of(schedule, block))
+    _parallelise(schedule, block, len(kinds) - len(kinds.lstrip("S")))
+
+
+def _parallelise(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, count: int) -> None:
+    """Run the outer `count` loops of a block on threads."""
+    loops, inside = schedule.get_loops(block)[:count], extents_of(schedule, block)[count:]
+    parallelise(schedule, loops, work_of(schedule, block), inside)
