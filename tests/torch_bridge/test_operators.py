@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,10 @@ def test_transforms_of_functions(rank: int) -> None:
         _, tangent = torch.func.jvp(first, tensors, directions)
         torch.testing.assert_close(tangent, sum((wanted[i] * directions[i]).sum() for i in places))
         several = tuple(torch.stack([each, 2 * each]) for each in tensors)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # PyTorch warns where it runs the operator once for each sample
+            alone = _first(torch.func.vmap(function)(*several))
+        torch.testing.assert_close(alone[0], _first(function(*tensors)))
         mapped = torch.func.vmap(torch.func.grad(first, argnums=places))(*several)
         for place, gradient in zip(places, mapped, strict=True):
             torch.testing.assert_close(gradient[0], wanted[place])

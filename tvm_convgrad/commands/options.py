@@ -170,7 +170,7 @@ BatchNorm = Annotated[
         callback=one_of(BATCH_NORMS),
         help="Statistics of batch norms, in whichever mode the model was exported. train: of the batch, but the "
         "running ones in layers whose scale and shift are frozen; train-all: always of the batch; frozen: always the "
-        "running ones.",
+        "running ones, also of instance norms that have them.",
     ),
 ]
 Dropout = Annotated[

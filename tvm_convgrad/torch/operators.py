@@ -126,6 +126,7 @@ def define() -> None:
             name = f"{NAMESPACE}::conv{rank}d_{ending}"
             torch.library.define(name, schema.format(_ENDS), tags=(torch.Tag.needs_fixed_stride_order,))
             torch.library.impl(name, "CompositeExplicitAutograd", partial(function, _own))
+            torch.library.impl(name, "FuncTorchBatched", partial(function, _own))  # under vmap alone
             torch.library.impl(name, "CPU", partial(function, _by_plan))
             torch.library.register_fake(name, partial(function, _own))
         _differentiable(rank)

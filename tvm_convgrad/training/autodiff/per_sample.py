@@ -198,11 +198,14 @@ def _gradients(builder: relax.BlockBuilder, function: relax.Function, arguments:
 def _summed(
     builder: relax.BlockBuilder, name: str, value: relax.Expr, states: Any, count: Any, parameter: relax.Expr
 ) -> Summed:
-    """The state of a parameter's gradient, which must be a sum over the samples, or not depend on them: zero."""
+    """The state of a parameter's gradient, which must be a sum over the samples, or not depend on them: zero.
+
+    Of a single sample it is that sample's; operators along an axis of one element are sums that need not be written.
+    """
     state = state_of(value, states)
     if isinstance(state, Summed):
         return state
-    if state is None:
+    if state is None or (isinstance(count, tvm.tirx.IntImm | int) and int(count) == 1):
         shape = relax.ShapeExpr([count, *static_shape(parameter)])
         return Summed(lambda b: b.emit(relax.op.broadcast_to(value, shape)))
     reason = state.reason if isinstance(state, Mixed) else "its gradient is not a sum over the samples"

@@ -63,7 +63,8 @@ class _Results:
         result = self._own(self.function.body.body, ())
         if not self.copies:
             return None
-        blocks = list(self.function.body.blocks)
+        # A function that returns an argument, or constants, has no bindings.
+        blocks = list(self.function.body.blocks) or [relax.DataflowBlock([])]
         last = blocks[-1]
         output = relax.Var("results", result.ty)
         blocks[-1] = type(last)([*last.bindings, *self.copies, relax.VarBinding(output, result)])
