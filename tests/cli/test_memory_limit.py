@@ -41,7 +41,7 @@ def test_limits(convgrad: Command, tiny_model: str, tmp_path: Path) -> None:
     memory = memory_of(read_artifact(output))
     assert memory.to_json() == {key: whole[key] for key in memory.to_json()}
     refused = convgrad(*build, "1B")
-    refused.assert_sentence("--memory 1 B", "needs at least", "allow that, or build with a smaller --batch")
+    refused.assert_sentence("--memory 1 B", "the least that was found", "allow that, or build with a smaller --batch")
     output = tmp_path / "less.so"  # a library that is loaded stays the one of its path
     build[3] = output
     least = convgrad(*build, f"{whole['total'] - 1}B").json
@@ -66,7 +66,7 @@ def test_a_batch_whose_loss_is_a_weighted_mean_is_not_divided(
     build: list[object] = ["build", tiny_model, "-o", tmp_path / "step.so", "--json", *option, "--memory"]
     whole = convgrad(*build, "1GB").json["memory"]["total"]
     refused = convgrad(*build, f"{whole // 2}B")
-    refused.assert_sentence("needs at least", "without micro-batches", f"{option[0]}: it is a weighted mean")
+    refused.assert_sentence("the least that was found", "without micro-batches", f"{option[0]}: it is a weighted mean")
 
 
 def test_recomputation_comes_before_micro_batches_that_change_statistics(
@@ -112,7 +112,9 @@ def test_a_batch_that_is_fixed_is_not_divided(convgrad: Command, tmp_path: Path)
     (tmp_path / "net.py").write_text(fixed)
     build: list[object] = ["build", f"{tmp_path}/net.py:make", "--bn", "frozen", "-o", tmp_path / "step.so", "--memory"]
     refused = convgrad(*build, "1B")
-    refused.assert_sentence("needs at least", "without micro-batches, which the model does not take", "smaller --batch")
+    refused.assert_sentence(
+        "the least that was found", "without micro-batches, which the model does not take", "smaller --batch"
+    )
     assert not (tmp_path / "step.so").exists()
     whole = convgrad(*build, "1GB", "--json").json["memory"]["total"]
     less = convgrad(*build, f"{whole * 19 // 20}B", "--json").json

@@ -168,8 +168,8 @@ def fit(
     total, parts = min(least)
     divided_into = f", with {parts} micro-batches of {batch // parts}" if parts > 1 else undivided
     raise ArtifactError(
-        f"--memory {byte_count(limit)}: {source.source} needs at least {byte_count(total)}{divided_into}; allow that, "
-        "or build with a smaller --batch."
+        f"--memory {byte_count(limit)}: {source.source} takes more; the least that was found is {byte_count(total)}"
+        f"{divided_into}; allow that, or build with a smaller --batch."
     )
 
 
