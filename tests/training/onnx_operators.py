@@ -87,6 +87,7 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
     "older": (
         11,
         {
+            "mean_variance_9": of("MeanVarianceNormalization", axes=[2, 3]),
             "sum_axes": lambda g, x: g("ReduceSum", g("Mul", x, x), axes=[1, 3], keepdims=0),
             "mean_axes": lambda g, x: g("ReduceMean", g("Mul", x, x), axes=[-1]),
             "squeeze_axes": lambda g, x: g("Squeeze", g("Unsqueeze", g("Mul", x, x), axes=[0, 2]), axes=[0]),
@@ -276,6 +277,9 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
             "linear": resize(2, (2, 2), mode="linear", coordinate_transformation_mode="pytorch_half_pixel"),
             "linear_fraction": resize(2, (1.7, 0.6), mode="linear"),
             "linear_aligned": resize(2, None, (7, 3), mode="linear", coordinate_transformation_mode="align_corners"),
+            "linear_aligned_to_one": resize(
+                2, None, (1, 3), mode="linear", coordinate_transformation_mode="align_corners"
+            ),
             "linear_asymmetric": resize(2, (2, 2), mode="linear", coordinate_transformation_mode="asymmetric"),
             "linear_1d": resize(1, (1.5,), mode="linear", coordinate_transformation_mode="half_pixel"),
             "linear_3d": resize(3, (2, 1.5, 2), mode="linear", coordinate_transformation_mode="align_corners"),
@@ -357,6 +361,7 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
     "spectra": (
         17,
         {
+            "mean_variance_before_18": of("MeanVarianceNormalization", axes=[1, 3]),
             "dft": lambda g, x: g("DFT", g("Reshape", x, [0, 8, 4, 2]), axis=2),
             "dft_default_axis": lambda g, x: g("DFT", g("Reshape", x, [0, 8, 4, 2])),
             "dft_of_real": lambda g, x: g("DFT", g("Unsqueeze", x, [4]), axis=3, onesided=1),
@@ -383,6 +388,7 @@ TOPICS: dict[str, tuple[int, dict[str, Function]]] = {
         {
             "group_norm": lambda g, x: g("GroupNormalization", x, weight(4), weight(4), num_groups=2, epsilon=1e-3),
             "rms_norm": lambda g, x: g("RMSNormalization", x, weight(4), axis=-1),
+            "rms_norm_of_all": lambda g, x: g("RMSNormalization", x, weight(4), axis=0, epsilon=0.1),
             "gelu_tanh": of("Gelu", approximate="tanh"),
             "swish": of("Swish", alpha=1.5),
             "attention": lambda g, x: g("Attention", x, g("Sin", x), g("Cos", x)),

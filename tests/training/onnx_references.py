@@ -80,7 +80,22 @@ def _mixed(rows, columns):
 
 _UPSAMPLED = _at(np.arange(16) // 4, np.arange(12) // 3)
 
+
+def _mean_variance(axes):
+    """Its definition of opsets before 18; onnx's reference writes the newest one out for any opset."""
+
+    def written(g, x):
+        mean = g("ReduceMean", x, axes=axes, keepdims=1)
+        squares = g("ReduceMean", g("Mul", x, x), axes=axes, keepdims=1)
+        deviation = g("Sqrt", g("Sub", squares, g("Mul", mean, mean)))
+        return g("Div", g("Sub", x, mean), g("Add", deviation, 1e-9))
+
+    return written
+
+
 REFERENCES: dict[str, Function] = {
+    "mean_variance_9": _mean_variance([2, 3]),
+    "mean_variance_before_18": _mean_variance([1, 3]),
     "nearest_10": _at(np.arange(12) // 3, np.arange(16) // 4),
     "nearest_fraction_10": _at([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 2, 2, 2, 3]),
     "nearest_reduced_10": _at([0, 2], [0, 2, 3]),

@@ -165,6 +165,8 @@ def _sizes(
         if not isinstance(extent, int):
             return None
         wanted = np.eye(extent) if matrix is None else matrix
+        if candidate.coordinates == "align_corners" and len(wanted) == 1:  # TVM divides by the result's extent - 1
+            return None
         theirs = resize_matrix(
             extent, len(wanted), candidate.method, candidate.coordinates, candidate.rounding, 0.0, 0.0
         )

@@ -77,17 +77,18 @@ def _definition(node: onnx.NodeProto, opset: int, types: dict[str, onnx.TypeProt
 
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     body = onnx.FunctionProto()
-    if schema.has_context_dependent_function:
+    by_context = schema.has_context_dependent_function
+    known = schema.context_dependent_function_opset_versions if by_context else schema.function_opset_versions
+    version = max((each for each in known if each <= opset), default=None)
+    if version is None:  # the definition in operators of a newer one, whose attributes may be inputs
+        raise ModelError(f"{node.op_type} {node.name!r}: onnx does not define it for opset {opset}; use a newer one.")
+    if by_context:
         inputs = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
-        versions = [version for version in schema.context_dependent_function_opset_versions if version <= opset]
-        if not versions:
-            raise ModelError(
-                f"{node.op_type} {node.name!r}: onnx does not define it for opset {opset}; use a newer one."
-            )
-        text = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), inputs)
-        body.ParseFromString(text)
+        body.ParseFromString(
+            schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), inputs)
+        )
     else:
-        body.CopyFrom(schema.function_body)
+        body.ParseFromString(schema.get_function_with_opset_version(version))
     if not body.node:
         raise ModelError(
             f"{node.op_type} {node.name!r}: the types of its operands are unknown, and its definition depends on "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms in ONNX: LpPool, GlobalLpPool, and LayerNormalization with its statistics.
+"""Norms in ONNX: LpPool, GlobalLpPool, LayerNormalization with its statistics, and RMSNormalization of all axes.
 
 TVM's importer scales averages for LpPool, which is wrong for windows that ceil_mode cuts, and has zeros for the
 statistics.
@@ -88,6 +88,18 @@ def layer_norm(node: Node) -> relax.Expr | None:
     return relax.Tuple([result, mean, inverse][: node.results])
 
 
+def rms_norm(node: Node) -> relax.Expr | None:
+    """RMSNormalization over all axes, which TVM's rms_norm cannot compute; others are left to TVM's importer."""
+    data = node.tensor()
+    if node.integer("axis", -1) % data.ty.ndim:
+        return None
+    x = cast(data, wide(element_type(data)), node.builder)
+    square = node.emit(op.mean(node.emit(op.multiply(x, x)), keepdims=True))
+    inverse = op.rsqrt(node.emit(op.add(square, relax.const(node.number("epsilon", 1e-5), element_type(x)))))
+    normal = cast(node.emit(op.multiply(x, node.emit(inverse))), element_type(data), node.builder)
+    return op.multiply(normal, node.tensor(1))
+
+
 def _expanded(node: Node, tensor: relax.Expr, extents: tuple[Extent, ...]) -> relax.Expr:
     """A tensor broadcast to these extents, itself if it has them."""
     if known_extents(tensor) == extents:
@@ -99,5 +111,6 @@ CONVERTERS: dict[str, Converter] = {
     "GlobalLpPool": global_lp_pool,
     "LayerNormalization": layer_norm,
     "LpPool": lp_pool,
+    "RMSNormalization": rms_norm,
 }
 """By operator of ONNX."""
