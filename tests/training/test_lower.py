@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from relax_ops.lowering import forced_forms
+from tests.linked import quick_module
 from tests.training.harness import Runner, relative_error
 from tvm_convgrad.training.compile.lower import plan_of
 from tvm_convgrad.training.model.model import Model, from_module
@@ -56,3 +58,22 @@ def test_bias_and_relu_are_part_of_the_kernels(layout: str) -> None:
         assert relative_error(*losses) < 1e-5
     for name, value in one.named().items():
         assert relative_error(value, other.named()[name]) < 1e-4, name
+
+
+def test_a_module_that_is_no_step_is_compiled_by_the_same_rules() -> None:
+    """TVM lowers no tensor that is full of infinities, and its group norm loses the digits of data far from zero."""
+    x = relax.Var("x", relax.TensorType((2, 4, 6, 6), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            ones, zeros = (relax.const(np.full(4, number, "float32")) for number in (1, 0))
+            norm = builder.emit(relax.op.nn.group_norm(x, ones, zeros, 2, 1, [2, 3]))
+            mask = relax.op.triu(relax.op.full((6, 6), relax.const(-np.inf, "float32"), "float32"), 1)
+            output = builder.emit_output(relax.op.nn.softmax(builder.emit(relax.op.add(norm, builder.emit(mask)))))
+        builder.emit_func_output(output)
+    value = np.random.default_rng(0).integers(-9, 9, (2, 4, 6, 6)).astype("float32") + 4096
+    found = quick_module(builder.get())["main"](tvm.runtime.tensor(value)).numpy()
+    groups = value.astype("float64").reshape(2, 2, -1)
+    groups = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
+    powers = np.tril(np.exp(groups.reshape(value.shape)))
+    np.testing.assert_allclose(found, powers / powers.sum(3, keepdims=True), rtol=0, atol=2**-20)

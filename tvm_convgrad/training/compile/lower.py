@@ -207,6 +207,7 @@ def _is_taken(name: str, operator: str, descriptor: str, target: tvm.target.Targ
 def _rewrites() -> list[tvm.transform.Pass]:
     """What is done to a step before operators are legalized; convolutions stay in their order."""
     return [
+        WriteOutOperators(),  # of a module that is no step, and so was not simplified
         FuseLayerNorms(),
         ProductsAsConvolutions(),
         WidenProducts(),
