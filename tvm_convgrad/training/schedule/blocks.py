@@ -88,14 +88,23 @@ def parallelise(
     extents = [schedule.get(loop).extent for loop in loops]
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     if work >= PARALLEL_FROM:
-        together = 1
-        known_inside = [extent for extent in inside if extent is not None]
-        if len(known_inside) == len(inside):
-            least = -(-APART // max(math.prod(known_inside), 1))
-            known = math.prod(int(extent) for extent in extents if isinstance(extent, tirx.IntImm))
-            together = next((n for n in range(least, known) if known % n == 0), known)
+        together = _together(extents, inside)
         schedule.parallel(schedule.split(fused, [None, together])[0] if together > 1 else fused)
     return fused
+
+
+def _together(extents: Sequence[tirx.PrimExpr], inside: Sequence[int | None]) -> int:
+    """How many iterations of loops of these extents, fused, one of a thread has, for `APART` inside it.
+
+    They divide the fused loop, whatever a free extent is, unless all are known and no such number is near.
+    """
+    if None in inside:
+        return 1
+    least = -(-APART // max(math.prod(extent for extent in inside if extent is not None), 1))
+    numbers = [int(extent) for extent in extents if isinstance(extent, tirx.IntImm)]
+    known = math.prod(numbers)
+    near = (n for n in range(least, min(known, 16 * least) + 1) if known % n == 0)
+    return next(near, min(least, known) if len(numbers) == len(extents) else known)
 
 
 def without_scopes(function: tirx.PrimFunc) -> tirx.PrimFunc:
