@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Set
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,17 +17,22 @@ def by_class(classes: Set[str]) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, set[tuple[str, str]]] = {name: set() for name in sorted(classes)}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for name, message in _raised(path, classes):
-                found[name].add((message, f"`{path.relative_to(ROOT)}`"))
+            for name, message in _calls_with_texts(path):
+                if name in found:
+                    found[name].add((message, f"`{path.relative_to(ROOT)}`"))
     return {name: sorted(rows) for name, rows in found.items() if rows}
 
 
-def _raised(path: Path, classes: Set[str]) -> Iterator[tuple[str, str]]:
+@cache
+def _calls_with_texts(path: Path) -> tuple[tuple[str, str], ...]:
+    """The names that a file calls with a text as the first argument, and the texts."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes and node.args:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
             message = _text(node.args[0])
             if message.strip("… "):
-                yield node.func.id, f"`{message}`" if "`" not in message else f"`` {message} ``"
+                found.append((node.func.id, f"`{message}`" if "`" not in message else f"`` {message} ``"))
+    return tuple(found)
 
 
 def _text(node: ast.expr) -> str:
