@@ -5,7 +5,8 @@ TVM takes the variance of these norms as a difference of two means, which loses 
 (`relax_ops.rules.norms`). As sums and products, forward and gradient share the centred data and the deviation.
 Masks of attention are full of -inf; of relax.full and relax.full_like with such a value TVM 0.27 lowers nothing, as its
 check of the element type fails. A constant that is broadcast is the same. An index_put that adds loses sums of places
-that occur twice, as its threads add at the same time.
+that occur twice, as its threads add at the same time. A library with a constant that has no elements cannot be loaded;
+concatenations, for which ONNX has such constants, do without.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.compat import Constant, array_of
+from relax_ops.ir import constant_extents
 from relax_ops.rules.indexing import index_put_written
 from relax_ops.rules.norms import WRITTEN_OUT, written_out
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, rewritten
@@ -59,10 +61,20 @@ def _filled(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return relax.op.broadcast_to(builder.emit(number), shape)
 
 
+def _without_empty(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A concatenation without constants of no elements."""
+    fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
+    kept = [each for each in fields if not (isinstance(each, Constant) and 0 in (constant_extents(each) or ()))]
+    if not kept or len(kept) == len(fields):
+        return call
+    return kept[0] if len(kept) == 1 else relax.op.concat(kept, int(call.attrs.axis))
+
+
 _WRITTEN: Mapping[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]] = MappingProxyType(
     {
         **dict.fromkeys(WRITTEN_OUT, written_out),
         **dict.fromkeys((_FULL, _FULL_LIKE), _filled),
+        "relax.concat": _without_empty,
         "relax.index_put": index_put_written,
     }
 )
