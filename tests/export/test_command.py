@@ -19,6 +19,8 @@ from tests import tiny  # noqa: E402
 from tests.cli.command import Command  # noqa: E402
 from tests.export import models  # noqa: E402
 from tvm_convgrad.cli import app  # noqa: E402
+from tvm_convgrad.commands.compilation import ModelOptions  # noqa: E402
+from tvm_convgrad.commands.export import _defaults  # noqa: E402
 from tvm_convgrad.core.errors import ArtifactError  # noqa: E402
 from tvm_convgrad.training.export.onnx_file import data_file, export_onnx  # noqa: E402
 from tvm_convgrad.training.runtime.checkpoint import Progress, load, save  # noqa: E402
@@ -347,3 +349,8 @@ def test_the_first_of_several_outputs_predicts(convgrad: Command, tmp_path: Path
         arguments = ("export", step, "--checkpoint", file, "--model", tmp_path / "m.onnx", "--inference", "--force")
         assert convgrad(*arguments, "-o", library).code == 0
         np.testing.assert_array_equal(Session(library).predict(x), session.predict(x))
+    manifest = session.artifact.manifest
+    options = {name: value for name, value in manifest["options"].items() if name != "predicted"}
+    before = replace(session.artifact, manifest={**manifest, "options": options})
+    with pytest.raises(ArtifactError, match="which of its outputs a, z is the prediction; build it again"):
+        _defaults(before, ModelOptions(str(tmp_path / "m.onnx")))

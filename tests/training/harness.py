@@ -23,7 +23,7 @@ class Runner:
     def __init__(self, step, target=None, backends=("none",)):
         self.step_module = step
         if target is None:
-            self.machine = quick_step(replace(step, module=_functions(step, lambda name: name != "predict")))
+            self.machine = quick_step(replace(step, module=_part(step, predicts=False)))
         else:
             self.machine = relax.VirtualMachine(compile_with_plan(step, target, backends)[0], tvm.cpu())
             self._predict = self.machine["predict"]
@@ -45,7 +45,7 @@ class Runner:
 
     @cached_property
     def _predict(self):
-        return quick_module(_functions(self.step_module, lambda name: name == "predict"))["predict"]
+        return quick_module(_part(self.step_module, predicts=True))["predict"]
 
     def named(self, *roles):
         """The tensors of the state with these roles, by name."""
@@ -57,10 +57,10 @@ class Runner:
         }
 
 
-def _functions(step, taken):
-    """The module of a step with those of its functions whose names are taken."""
+def _part(step, predicts):
+    """The module of a step with its function `predict` alone, or with all others."""
     module = step.module
-    functions = {variable: body for variable, body in module.functions.items() if taken(variable.name_hint)}
+    functions = {key: body for key, body in module.functions.items() if (key.name_hint == "predict") == predicts}
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 

@@ -77,3 +77,16 @@ def test_a_module_that_is_no_step_is_compiled_by_the_same_rules() -> None:
     groups = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
     powers = np.tril(np.exp(groups.reshape(value.shape)))
     np.testing.assert_allclose(found, powers / powers.sum(3, keepdims=True), rtol=0, atol=2**-20)
+
+
+def test_predictions_that_are_an_input_are_a_copy() -> None:
+    """A function without bindings; its result must not change with the caller's tensor."""
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("predict", [x]):
+        builder.emit_func_output(x)
+    value = np.arange(6, dtype="float32").reshape(2, 3)
+    given = tvm.runtime.tensor(value)
+    found = quick_module(builder.get())["predict"](given)
+    given.copyfrom(np.zeros_like(value))
+    np.testing.assert_array_equal(found.numpy(), value)

@@ -436,6 +436,7 @@ TOPICS: dict[str, dict[str, Function]] = {
         "rms_norm": lambda x: F.rms_norm(x, (6,), eps=0.2),
         "rms_norm_of_all": lambda x: F.rms_norm(x, SHAPE),
         "local_response_norm": lambda x: F.local_response_norm(x, 3, 0.5, 0.6, 2.0),
+        "local_response_norm_even": lambda x: F.local_response_norm(x, 2),
         "batch_norm_no_stats": lambda x: F.batch_norm(x, None, None, training=True, eps=0.2),
         "weight_standard": lambda x: F.conv2d(
             torch.arange(200.0).view(2, 4, 5, 5).sin(),

@@ -65,9 +65,10 @@ def _without_empty(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """A concatenation without constants of no elements."""
     fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
     kept = [each for each in fields if not (isinstance(each, Constant) and 0 in (constant_extents(each) or ()))]
-    if not kept or len(kept) == len(fields):
+    axis = call.attrs.axis
+    if not kept or len(kept) == len(fields) or axis is None:  # without an axis the fields are flattened
         return call
-    return kept[0] if len(kept) == 1 else relax.op.concat(kept, int(call.attrs.axis))
+    return kept[0] if len(kept) == 1 else relax.op.concat(kept, int(axis))
 
 
 _WRITTEN: Mapping[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]] = MappingProxyType(

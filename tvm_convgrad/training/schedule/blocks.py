@@ -14,7 +14,6 @@ from relax_ops.compat import SBlock, SBlockRealize
 
 PARALLEL_FROM = 8192  # scalar operations; less is not worth waking threads for
 
-
 APART = 1024
 """Iterations inside one of a loop on threads, more than LLVM unrolls whole.
 
