@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import tvm
 
 from tests.kernels.harness import MACHINE, TARGET, _blank, always, compiled, forced
-from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS, SHORT_ROWS
+from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, FORWARD_AND_DGRAD, GROUPS, SHORT_ROWS
 from tvm_convgrad.codegen.dot_product import NAME
 from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS
@@ -20,6 +22,8 @@ from tvm_convgrad.core.exact import numbers_of, reduction_length
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
+from tvm_convgrad.kernels.contract import Plan
+from tvm_convgrad.kernels.depthwise import columns_plan
 from tvm_convgrad.kernels.depthwise.columns_plan import wgrad_rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.epilogue import NO_EPILOGUE, Epilogue
@@ -120,6 +124,67 @@ def test_machine_code_is_exact(direction, types, target):
         found = tvm.runtime.tensor(_blank(problem, direction))
         compiled(function, target)["main"](*map(tvm.runtime.tensor, operands), found)
         np.testing.assert_array_equal(found.numpy(), wanted, text)
+
+
+CONVERTED = {
+    "rows": "g6mb2ic6ih9iw21oc6kh3kw5ph1pw2",
+    "one row of a vector left": "g5mb3ic5ih5iw17oc5kh5kw5ph2pw2",
+    "rolled": "g7mb2ic7ih16iw16oc7kh7kw7ph3pw3",
+    "several rows a vector": "g11mb2ic11ih7iw7oc11kh3kw3ph1pw1",
+    "several rows a vector, rolled": "g3mb2ic3ih6iw5oc3kh7kw5ph3pw2",
+    "strided": "g5mb2ic5ih9iw20oc5kh5kw5sh2sw2ph2pw2",
+    "weights that are not contiguous": "g6mb2ic6ih9iw21oc6kh3kw5ph1pw2_lay=NCHW:HWIO:NCHW",
+}
+"""Problems whose source may be converted into a panel, a work item's channels at a time."""
+
+
+def _converted_cases() -> list:
+    """Each problem in each direction with each of the types, and one, two or all channels at a time, in turn."""
+    every = itertools.product(CONVERTED, FORWARD_AND_DGRAD, [*TYPES[:2], ("bfloat16", "float16", "bfloat16")])
+    return [
+        pytest.param(*case, (number + number // 3) % 3, id=f"{case[0]}-{case[1]}-{number % 3}")
+        for number, case in enumerate(every)
+    ]
+
+
+@pytest.mark.parametrize(("name", "direction", "types", "turn"), _converted_cases())
+def test_converted_channels(name, direction, types, turn):
+    """Of every batch; what is not a number stays in its channel."""
+    machine, problem = machine_of(AVX512), _problem(CONVERTED[name], types)
+    symbolic = replace(problem, batch="n")
+    choice = chooser.choose(symbolic, direction, machine)
+    assert choice.kernel.name == "depthwise columns", choice
+    plan = Plan((replace(choice.plan.tilings[0], split_h=1, converted=(1, 2, problem.groups)[turn]),))
+    assert not choice.kernel.invalid(problem, direction, plan, machine)
+    choice = replace(choice, plan=plan)
+    function = chooser.build(symbolic, direction, machine, choice, "main", Epilogue(accumulate=True))
+    (source, weight), wanted = numbers_of(problem, direction, turn)
+    source[:, turn] = np.nan
+    result = np.ones(wanted.shape, wanted.dtype)
+    if "avx512bw" in local_features():
+        found = tvm.runtime.tensor(result)
+        compiled(function, AVX512)["main"](tvm.runtime.tensor(source), tvm.runtime.tensor(weight), found)
+        result = found.numpy()
+    else:
+        assert execute(function, [source, weight, result]) == ""
+    others = [channel for channel in range(problem.groups) if channel != turn]
+    np.testing.assert_array_equal(result[:, others], wanted[:, others] + wanted.dtype.type(1))
+    assert np.isnan(result[:, turn].astype("float32")).any()
+
+
+def test_channels_that_cannot_be_converted():
+    """The reason is given where several channels make one, and where a channel is too large."""
+    machine, kernel = CPUS["AVX-512"], columns_plan.DepthwiseColumns()
+    for text, reason in (
+        ("g6mb2ic6ih9iw21oc12kh3kw5ph1pw2", "not that of one slice"),
+        ("g6mb2ic6ih99iw99oc6kh3kw5ph1pw2", "more than 16384 bytes"),
+        ("g6mb2ic6id3ih9iw9oc6kd3kh3kw3pd1ph1pw1", "not that of one slice"),
+    ):
+        problem = _problem(text, ("float16",) * 3)
+        plan = Plan((replace(kernel.plan(problem, "forward", machine).tilings[0], split_h=1, converted=2),))
+        assert reason in kernel.invalid(problem, "forward", plan, machine)
+        seven = Plan((replace(plan.tilings[0], converted=7),))
+        assert kernel.invalid(problem, "forward", seven, machine) == "converted is 7; it must be from 0 to 6"
 
 
 PAIRS = pytest.mark.parametrize(
@@ -268,7 +333,7 @@ def test_two_bytes_are_moved(dtype, mcpu, loads, stores, text):
     _, function = _function(_problem(text, (dtype,) * 3), "forward", machine_of(target))
     source = compiled(function, target).mod.inspect_source("s")
     code = source[source.index("_compute_:") :]
-    assert len(re.findall(rf"\t(?:{loads})\t", code)) > 8
+    assert len(re.findall(rf"\t(?:{loads})\t", code)) > 4
     assert len(re.findall(rf"\t(?:{stores})\t", code)) > 2
     assert not re.findall(r"call\w*\t.*(?:truncsfhf2|extendhfsf2|truncsfbf2)", code)
 

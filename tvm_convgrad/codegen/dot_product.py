@@ -141,15 +141,15 @@ def as_number(value: Expr, dtype: str) -> Expr:
     return convert(widened(value) if dtype_of(value).startswith(HALF) else value, dtype)
 
 
-def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:
+def narrowed(loops: Loops, value: Expr, *, instruction: bool = True, single: bool = True) -> Expr:
     """A vector of float32 as bfloat16 of type HALF, rounded to nearest even.
 
     With the instruction of AVX512-BF16, for LANES lanes, denormals become zero; else it is integer arithmetic. NaN
     stay NaN.
 
-    A masked store of one truncated lane, such as of one column, is compiled to a store of four bytes by LLVM before
-    version 22 (`loops._bfloat16`), also of vectors. To avoid it the truncated numbers are combined with the lowest
-    bits of n * (n + 1), which are zero.
+    A masked store of one truncated lane, such as of one column, is compiled to a store of four bytes by some releases
+    of LLVM (`loops._bfloat16`), also of vectors. To avoid it numbers that may be stored so (`single`) are combined with
+    the lowest bits of n * (n + 1), which are zero.
     """
     if instruction:
         loops.helper(NARROW, NARROW_CODE)
@@ -157,6 +157,8 @@ def narrowed(loops: Loops, value: Expr, *, instruction: bool = True) -> Expr:
     lanes = lanes_of(value)
     rounded = tir.shift_right(bfloat16_bits(loops.let(value, "value")), _number(16, lanes))
     high = loops.let(tir.Cast(_vector(HALF, lanes), rounded), "high")
+    if not single:
+        return high
     one = splat(tir.const(1, HALF), lanes)
     return tir.bitwise_xor(high, tir.bitwise_and(high * (high + one), one))
 

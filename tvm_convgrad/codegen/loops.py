@@ -349,9 +349,10 @@ def bfloat16_of(value: Expr) -> Expr:
 def _bfloat16(value: Expr, index: Index) -> Expr:
     """A float32 as bfloat16, rounded to nearest even; `index` is where it is stored.
 
-    LLVM before version 22 compiles a masked store of one truncated lane, which it generates for the end of a short
-    loop on AVX-512, to a store of four bytes (llvm/llvm-project#179489). To avoid the pattern the truncated number is
-    combined with the lowest bit of i * (i + 1), which is always zero, though LLVM does not find that out.
+    LLVM, up to that of TVM 0.27's wheel (22), compiles a masked store of one truncated lane, which it generates for the
+    end of a short loop on AVX-512, to a store of four bytes (llvm/llvm-project#179489). To avoid the pattern the
+    truncated number is combined with the lowest bit of i * (i + 1), which is always zero, though LLVM does not find
+    that out.
     """
     place = tir.Cast("uint16", expr(index))
     hidden = tir.bitwise_and(place * (place + tir.const(1, "uint16")), tir.const(1, "uint16"))

@@ -104,12 +104,16 @@ class Numbers:
         buffer = self.buffer if lanes == 1 or self.halves is None else self.halves
         return as_number(load_vector(buffer, index, lanes, mask), self.dtype)
 
-    def store(self, index: Index, value: Expr, mask: Expr | None = None) -> None:
-        """Store a scalar or a vector, converted to the tensor's type; with a mask only lanes whose mask is true."""
+    def store(self, index: Index, value: Expr, mask: Expr | None = None, *, single: bool = True) -> None:
+        """Store a scalar or a vector, converted to the tensor's type; with a mask only lanes whose mask is true.
+
+        `single`: whether that may be one lane only (`narrowed`).
+        """
         if lanes_of(value) == 1 or self.halves is None:
             store_vector(self.loops, self.buffer, index, value, mask)
         else:
-            narrow = narrowed(self.loops, value, instruction=self._instruction)
+            single = single and mask is not None
+            narrow = narrowed(self.loops, value, instruction=self._instruction, single=single)
             store_vector(self.loops, self.halves, index, narrow, mask)
 
     @property

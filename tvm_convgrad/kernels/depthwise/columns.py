@@ -3,11 +3,12 @@
 
     out[q, x] = sum over taps of source[q * step + offset_h(tap), x * step + offset_w(tap)] * W[tap]
 
-Both tensors are read and written in place. The register tile is one vector of columns of some result rows; each vector
-of the source is read once for each column tap and serves all rows of the tile. Rows outside of the source are skipped
-by the code of border tiles, columns outside are zeros of masked loads. Strides of two separate even and odd lanes in
-forward, and interleave those of two phases in dgrad. Where the CPU has dot products of bfloat16, two column taps are
-one term: lanes are words of a column and of that of the next tap.
+Both tensors are read and written in place, but for sources of 16 bits that are converted into a panel first. The
+register tile is one vector of columns of some result rows; each vector of the source is read once for each column tap
+and serves all rows of the tile. Rows outside of the source are skipped by the code of border tiles, columns outside are
+zeros of masked loads. Strides of two separate even and odd lanes in forward, and interleave those of two phases in
+dgrad. Where the CPU has dot products of bfloat16, two column taps are one term: lanes are words of a column and of that
+of the next tap.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import as_number, word_at, words
 from tvm_convgrad.codegen.loops import (
     Index,
+    ceiling,
     expr,
     lanes_below,
     load,
@@ -27,14 +29,28 @@ from tvm_convgrad.codegen.loops import (
     splat,
 )
 from tvm_convgrad.codegen.tir import Buffer, Expr
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.column_terms import Term, Terms, column_terms, uses_dots
-from tvm_convgrad.kernels.depthwise.row_vectors import MultiRowReader, RowReader, interleave, prefetch_rows
+from tvm_convgrad.kernels.depthwise.row_vectors import (
+    PREFETCH_BYTES,
+    MultiRowReader,
+    RowReader,
+    interleave,
+    prefetch_rows,
+)
 from tvm_convgrad.kernels.depthwise.taps import Piece, border_pieces, tap_run, valid_taps, vector_piece
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.spec import AxisPhase, ConvSpec
-from tvm_convgrad.kernels.vectors import accumulate, accumulate_words, accumulators
+from tvm_convgrad.kernels.vectors import (
+    accumulate,
+    accumulate_words,
+    accumulators,
+    converts_halves,
+    element_bytes,
+    load_vector,
+)
 
 UNROLLED_TAPS = 16
 """Taps of a kernel's (h, w) up to which each has code of its own; of more, column taps are a loop."""
@@ -51,11 +67,14 @@ class ColumnsTiling(Tiling):
         tile_h: vectors of rows of a register tile, of one phase; a vector has one row, or `rows_per_vector`.
         split_h: parts of a depth slice's tiles that are work items of their own.
         rows_per_vector: rows in one vector; more than one only where all of a depth slice is one tile.
+        converted: the channels of a work item whose slices of the source, of 16 bits, are converted into a panel first;
+            0 if rows are converted where they are read.
     """
 
     tile_h: int
     split_h: int
     rows_per_vector: int
+    converted: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ class _Slice:
     Attributes:
         split: the number of the work item among those of the slice.
         qd: the position along the depth; taps: (first, count) of the depth taps that are in bounds there.
-        source, result, weight: where the channel's source, the result's slice and the filter begin.
+        source, result, weight: where the channel's source and the filter (0 in a panel) and the result's slice begin.
         bias: a vector of the channel's bias, or None.
     """
 
@@ -82,26 +101,77 @@ class ColumnsKernel(DepthwiseKernel):
     """The loops of one kernel."""
 
     tiling: ColumnsTiling
+    rows: Buffer
+    """What rows are read from: the source, or a panel of its channels as numbers."""
+    factors: Buffer
+    """What weights are read from: the weight, or a panel of a channel's weights as numbers."""
 
     def emit(self) -> None:
-        """All work items: parts of the result's depth slices, in their order in memory."""
+        """All work items: parts of the result's depth slices, or blocks of channels, in their order in memory."""
+        self.rows, self.factors = self.source, self.weight
+        if self.tiling.converted:
+            self._emit_blocks(self.tiling.converted)
+            return
         loops, spec, splits = self.loops, self.spec, self.tiling.split_h
         depths = -(-spec.result.extents[0] // spec.out_step[0])
         channels = spec.groups * self.outputs
         with loops.loop(self.frame.batch * (channels * depths * splits), "item", self.kind) as item:
             split, rest = loops.let(remainder(item, splits), "split"), quotient(item, splits)
             qd, rest = loops.let(remainder(rest, depths), "qd"), loops.let(quotient(rest, depths), "rest")
-            channel, n = loops.let(remainder(rest, channels), "channel"), quotient(rest, channels)
-            g, m = quotient(channel, self.outputs), remainder(channel, self.outputs)
-            n, g = loops.let(n, "n"), loops.let(g, "g")
-            source = n * spec.source.batch + g * (self.inputs * spec.source.channel)
-            result = n * spec.result.batch + channel * spec.result.channel
-            weight = g * spec.weight_group_stride + m * spec.weight_result_stride
-            self._channel(split, qd, channel, *(loops.let(expr(v), "at") for v in (source, result, weight)))
+            channel, n = loops.let(remainder(rest, channels), "channel"), loops.let(quotient(rest, channels), "n")
+            source = n * spec.source.batch + quotient(channel, self.outputs) * (self.inputs * spec.source.channel)
+            self._channel(split, qd, n, channel, loops.let(expr(source), "at"))
 
-    def _channel(self, split: Index, qd: Index, channel: Index, source: Index, result: Index, weight: Index) -> None:
-        """All phases of a channel's depth slices at position qd."""
+    def _emit_blocks(self, block: int) -> None:
+        """Work items of `block` channels, whose slices of the source are converted into a panel."""
+        loops, spec, channels = self.loops, self.spec, self.spec.groups
+        total, size = self.frame.batch * channels, spec.source.channel
+        with loops.loop(ceiling(total, block), "item", self.kind) as item:
+            first = loops.let(expr(item * block), "first")
+            count = loops.let(smaller(total - first, block), "count")
+            self.rows = loops.panel("numbers", round_up(block * size, self.lanes), self.dtype)
+            self._convert(self.source, self.rows, first * size, count * size, PREFETCH_BYTES)
+            with loops.loop(count, "c") as c:
+                index = loops.let(expr(first + c), "index")
+                channel, n = loops.let(remainder(index, channels), "channel"), loops.let(quotient(index, channels), "n")
+                self._channel(0, 0, n, channel, loops.let(expr(c * size), "at"))
+
+    def _convert(self, tensor: Buffer, panel: Buffer, begin: Index, count: Index, prefetch: int = 0) -> None:
+        """Convert `count` contiguous elements of a tensor of 16 bits, from index `begin` on, into a panel of numbers.
+
+        Rows of the source are read once for each column tap, and weights for each tile: from a panel these reads cost
+        as much as in float32. `prefetch`: the bytes ahead of what is converted that are prefetched, if any.
+        """
+        loops, lanes = self.loops, self.lanes
+        begin = loops.let(expr(begin), "begin")
+        with loops.loop(ceiling(count, lanes), "vector") as vector:
+            at = loops.let(expr(vector * lanes), "at")
+            if prefetch:
+                loops.prefetch(tensor, begin + at + prefetch // element_bytes(tensor), near=True)
+            whole = isinstance(count, int) and count % lanes == 0
+            mask = None if whole else lanes_below(at, count, lanes)
+            loops.store(panel, at, as_number(load_vector(tensor, begin + at, lanes, mask), self.dtype))
+
+    def _converts_factors(self) -> bool:
+        """Whether a channel's weights are converted into a panel: of 16 bits, contiguous, and not words."""
+        spec, (_, height, width) = self.spec, self.kernel
+        if not converts_halves(self.machine, spec.weight.dtype, self.dtype) or uses_dots(spec, self.machine):
+            return False
+        strides = (height * width, width, 1)
+        joined = all(s == t for s, t, k in zip(spec.weight.spatial, strides, self.kernel, strict=True) if k > 1)
+        return joined and (self.inputs == 1 or spec.weight_source_stride == self.taps)
+
+    def _channel(self, split: Index, qd: Index, n: Index, channel: Index, source: Index) -> None:
+        """All phases of a channel's depth slices at position qd; the channel's source begins at index `source`."""
         loops, spec, bias = self.loops, self.spec, None
+        group, m = quotient(channel, self.outputs), remainder(channel, self.outputs)
+        weight = loops.let(expr(group * spec.weight_group_stride + m * spec.weight_result_stride), "filter")
+        if self._converts_factors():
+            count = self.inputs * self.taps
+            self.factors = loops.panel("factors", round_up(count, self.lanes), self.dtype)
+            self._convert(self.weight, self.factors, weight, count)
+            weight = 0
+        result = loops.let(expr(n * spec.result.batch + channel * spec.result.channel), "to_channel")
         if self.frame.epilogue.bias:
             bias = loops.let(splat(self.biases.load(channel), self.lanes), "bias")
         for depth in dict.fromkeys(phase[0] for phase in self.phases):
@@ -172,7 +242,7 @@ class _Rows:
                 z = place.qd * spec.in_step[0] + run.offset + (first_d + kd) * run.offset_step
                 at = place.source + j * spec.source.channel + z * spec.source.spatial[0]
                 at = loops.let(expr(at + q * (spec.in_step[1] * spec.source.spatial[1])), "from")
-                if self.row.base == 0:
+                if self.row.base == 0 and not kernel.tiling.converted:
                     rows, vectors = piece.size * spec.in_step[1], spec.in_step[2]
                     pitch = self.per_vector * spec.source.spatial[1]
                     prefetch_rows(loops, kernel.source, at + x * vectors, pitch, rows, vectors, lanes)
@@ -200,7 +270,7 @@ class _Rows:
     def _factor(self, at: Index, k_h: int, term: Term) -> Expr:
         """A weight in all lanes, or a word of two."""
         _, height, width = self.spec.weight.spatial
-        weight, place, step = self.kernel.weight, at + k_h * height + term.k * width, term.k_step * width
+        weight, place, step = self.kernel.factors, at + k_h * height + term.k * width, term.k_step * width
         if not term.apart:
             value = as_number(load(weight, place), self.dtype)
         elif step == 1:
@@ -285,7 +355,7 @@ class _Rows:
 
     def _read(self, row: int, at: Index, x: Index, terms: list[Term]) -> list[Expr]:
         """A row of the source, or those of a vector, for each of some terms, in ascending order of offsets."""
-        loops, source = self.loops, self.kernel.source
+        loops, source = self.loops, self.kernel.rows
         if self.per_vector == 1:
             offsets = [term.offset for term in terms if not term.apart]
             singles = iter(self.reader.read(source, at, x, offsets))
@@ -323,7 +393,7 @@ class _Rows:
                 lambda: bias,
                 lambda p=place, m=mask: kernel.results.load(p, lanes, m),
             )
-            kernel.results.store(place, total, None if whole else mask)
+            kernel.results.store(place, total, None if whole else mask, single=width % lanes == 1)
 
 
 def row_pieces(spec: ConvSpec, row: AxisPhase, tile_h: int, per_vector: int) -> list[Piece]:

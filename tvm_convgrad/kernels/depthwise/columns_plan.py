@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 from tvm_convgrad.codegen.hardware import Machine
@@ -37,6 +38,16 @@ FAR_TILE_H, FAR_TILE_BYTES, FAR_SHARE = 4, 512, 1.7
 times as long as the arithmetic: of 3x3 layers on an AMD Zen 4, tiles of 14 rows took up to 1.9 times as long, and those
 of wgrad, of 8 rows, 1.2 times, whatever was prefetched: memory serves the few streams of few rows side by side best.
 Where elements are converted, small tiles take longer."""
+
+CONVERTED_BYTES = Machine.l1_bytes // 2
+"""The most bytes of a panel of the source's numbers: beside it the first-level cache has the rows that are stored."""
+
+CONVERTED_CHANNELS = 8
+"""The most channels of that panel where a vector has several rows: what is read at once was not stored just before."""
+
+CONVERTED_TAPS = 5
+"""The fewest column taps with which a row is converted before it is read. On an Emerald Rapids layers of 5 and 7 taps
+take 0.78 to 0.93 times as long so; of 3 taps 1.0 to 1.1 times, and with strides of the source 1.2 to 1.4 times."""
 
 VECTOR_CYCLES = 3.0
 """Cycles of a vector of results besides its multiply-adds: loads that straddle cache lines, and the store."""
@@ -141,7 +152,32 @@ def _conv_tiling(spec: ConvSpec, kernel: DHW, machine: Machine) -> ColumnsTiling
         if spec.source.dtype == spec.dtype and _is_far(bytes_, cycles, machine):
             tile_h = min(tile_h, _far_tile_h(spec.source, spec.in_step[2] * spec.out_step[2]))
     split_h = min(-(-height // tile_h), -(-4 * machine.parts // _items(spec))) if per_vector == 1 else 1
-    return ColumnsTiling(tile_h, split_h, per_vector)
+    tiling = ColumnsTiling(tile_h, split_h, per_vector)
+    return replace(tiling, converted=_converted(spec, kernel, tiling, machine))
+
+
+def not_converted(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str:
+    """Why the source is not converted into a panel, or nothing."""
+    source, (_, height, width) = spec.source, spec.source.extents
+    if source.dtype == spec.dtype or uses_dots(spec, machine):
+        return "the source is not converted"
+    if spec.source_channels * spec.result_channels > 1 or source.extents[0] * spec.result.extents[0] > 1:
+        return "a slice of the source is not that of one slice of the result"
+    if (source.spatial[1], source.channel, source.batch) != (width, height * width, spec.groups * height * width):
+        return "slices of the source do not follow each other in memory"
+    if tiling.split_h > 1:
+        return "several work items read a slice of the source"
+    size = height * width * DTYPE_BYTES[spec.dtype]
+    return f"a channel has more than {CONVERTED_BYTES} bytes of numbers" if size > CONVERTED_BYTES else ""
+
+
+def _converted(spec: ConvSpec, kernel: DHW, tiling: ColumnsTiling, machine: Machine) -> int:
+    """How many channels of the source are converted at once; 0 if rows are converted where they are read."""
+    if not_converted(spec, tiling, machine) or spec.in_step[2] > 1:
+        return 0
+    if tiling.rows_per_vector > 1:
+        return max(1, min(CONVERTED_CHANNELS, spec.groups, _items(spec) // (4 * machine.parts)))
+    return int(kernel[2] >= CONVERTED_TAPS)
 
 
 def _is_far(bytes_: int, cycles: float, machine: Machine) -> bool:
@@ -259,6 +295,10 @@ def invalid_conv(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str
     height = max(phase[1].count for phases in spec.phases for phase in phases)
     if tiling.rows_per_vector > 1 and (-(-height // tiling.rows_per_vector) > tiling.tile_h or tiling.split_h > 1):
         return "rows_per_vector needs depth slices of one tile, and no split_h"
+    if not 0 <= tiling.converted <= spec.groups:
+        return f"converted is {tiling.converted}; it must be from 0 to {spec.groups}"
+    if tiling.converted and (reason := not_converted(spec, tiling, machine)):
+        return f"converted is {tiling.converted}, but {reason}"
     if products_of(spec, tiling.tile_h, tiling.rows_per_vector, uses_dots(spec, machine))[0] > MAX_PRODUCTS:
         return f"the code would have more than {MAX_PRODUCTS} multiply-adds"
     return ""
@@ -280,4 +320,4 @@ def invalid_wgrad(problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Mac
 
 KERNELS = (DepthwiseColumns(),)
 
-__all__ = ["KERNELS", "DepthwiseColumns", "invalid_conv", "invalid_wgrad", "wgrad_rows_per_vector"]
+__all__ = ["KERNELS", "DepthwiseColumns", "invalid_conv", "invalid_wgrad", "not_converted", "wgrad_rows_per_vector"]

@@ -23,7 +23,7 @@ from tvm_convgrad.kernels.depthwise import channels_plan, columns_plan
 from tvm_convgrad.kernels.depthwise.channels import ChannelsTiling
 from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgradTiling
 from tvm_convgrad.kernels.depthwise.columns import ColumnsTiling, rows_per_vector
-from tvm_convgrad.kernels.depthwise.columns_plan import wgrad_rows_per_vector
+from tvm_convgrad.kernels.depthwise.columns_plan import not_converted, wgrad_rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.gemm import plan as gemm_plan
 from tvm_convgrad.kernels.gemm.amx import HalfTileGemm, TileGemm
@@ -286,7 +286,10 @@ def _columns(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction
 
     def draw() -> ColumnsTiling:
         per_vector = most if _maybe(rng) else 1
-        return ColumnsTiling(_up_to(rng, 14), _up_to(rng, 5) if per_vector == 1 else 1, per_vector)
+        tiling = ColumnsTiling(_up_to(rng, 14), 1, per_vector)
+        if not not_converted(spec, tiling, machine) and _maybe(rng):
+            return replace(tiling, converted=_up_to(rng, min(spec.groups, 20)))
+        return replace(tiling, split_h=_up_to(rng, 5) if per_vector == 1 else 1)
 
     return _one_tiling(kernel, problem, direction, machine, draw, ColumnsTiling(1, 1, 1))
 

@@ -34,8 +34,8 @@ MOST_ELEMENTS = 40_000
 COINCIDING, POINTWISE = 0.1, 0.15
 """The shares of the problems with equal numbers, and with 1x1 kernels over long rows, among those of any kind."""
 
-DEPTHWISE_PAIRS = 0.3
-"""The share of bfloat16 among depthwise problems."""
+DEPTHWISE_PAIRS, DEPTHWISE_HALVES = 0.3, 0.2
+"""The shares of bfloat16 and of float16 among depthwise problems."""
 
 VECTORS = (4, 8, 16)
 """Lanes of vectors of float32 on the instruction sets that kernels are made for."""
@@ -285,11 +285,13 @@ def _shuffled(rng: random.Random, letters: str) -> str:
 def _dtypes(rng: random.Random, kind: str) -> tuple[str, str, str]:
     """Types of X, W and dY: mostly float32, sometimes one other type, sometimes each its own.
 
-    Depthwise kernels have loops of their own for bfloat16, by dot products, and get it more often.
+    Depthwise kernels have loops of their own for bfloat16, by dot products, and convert channels of 16 bits, and get
+    these types more often.
     """
     draw = rng.random()
-    if kind == DEPTHWISE and draw > 1 - DEPTHWISE_PAIRS:
-        return PAIRS, PAIRS, PAIRS
+    if kind == DEPTHWISE and draw > 1 - DEPTHWISE_PAIRS - DEPTHWISE_HALVES:
+        one = PAIRS if draw > 1 - DEPTHWISE_PAIRS else HALF_PAIRS
+        return one, one, one
     if draw < 0.1:
         first, second, third = (rng.choice(DTYPES) for _ in range(3))
         return first, second, third
