@@ -333,9 +333,10 @@ def test_sixteen_bit_layers_are_measured_beside_their_peak(
 ) -> None:
     monkeypatch.setattr("tvm_convgrad.bench.layers.measure_roofline", lambda peak: replace(ROOFLINE, of=peak.of))
     file, short = tmp_path / "out.json", {"bfloat16": "bf16", "float16": "f16"}[dtype]
-    problem = f"mb1ic4ih6oc8kh3_dt={short}:{short}:{short}"
+    plain, types = "mb1ic4ih6oc8kh3", f"_dt={short}:{short}:{short}"
+    given = plain + types if dtype == "bfloat16" else plain  # a descriptor without types has those of --dtype
     done = convgrad(
-        "bench", "--problem", problem, "--dtype", dtype, "--against", "stock", "--seconds", 0, "--json", file
+        "bench", "--problem", given, "--dtype", dtype, "--against", "stock", "--seconds", 0, "--json", file
     )
     assert done.code == 0, done.err
     found = json.loads(file.read_text())
@@ -344,4 +345,4 @@ def test_sixteen_bit_layers_are_measured_beside_their_peak(
     tiles = dtype in machine.tiles and not tile_refusal(INSTRUCTIONS[dtype])
     dots = dtype in machine.dots and machine.gains_by_dots
     assert found["roofline"]["of"] == (TILE_PEAK if tiles else DOT_PEAK if dots else FMA_PEAK)
-    assert all(each["peak"] > 0 for each in found["measurements"])
+    assert all(each["peak"] > 0 and each["descriptor"].endswith(types) for each in found["measurements"])

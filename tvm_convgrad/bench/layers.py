@@ -46,20 +46,22 @@ def layers_of(
 
 
 def problems_from(descriptors: Iterable[str], dtype: str = "float32") -> list[Layer]:
-    """The layers that descriptors name.
+    """The layers that descriptors name, of type `dtype` where a descriptor has no types (or float32, which it omits).
 
     Raises:
         DescriptorError, ProblemError: no descriptor, or one with symbolic extents.
         UnsupportedError: of another element type than `dtype`.
     """
-    problems = [ConvProblem.from_descriptor(text) for text in descriptors]
-    for problem in problems:
+    layers = []
+    for problem in map(ConvProblem.from_descriptor, descriptors):
         problem.require_static("bench")
-        if {of for _, of in problem.tensors.values()} != {dtype}:
+        types = {of for _, of in problem.tensors.values()}
+        if types not in ({dtype}, {"float32"}):
             raise UnsupportedError(
                 f"this measures {dtype}, and {problem.descriptor} is not: leave out its _dt=, or give its --dtype."
             )
-    return [Layer("problem", problem) for problem in problems]
+        layers.append(Layer("problem", problem.with_dtypes(dtype, dtype, dtype)))
+    return layers
 
 
 def run_layers(
