@@ -335,9 +335,7 @@ def test_sixteen_bit_layers_are_measured_beside_their_peak(
     file, short = tmp_path / "out.json", {"bfloat16": "bf16", "float16": "f16"}[dtype]
     plain, types = "mb1ic4ih6oc8kh3", f"_dt={short}:{short}:{short}"
     given = plain + types if dtype == "bfloat16" else plain  # a descriptor without types has those of --dtype
-    done = convgrad(
-        "bench", "--problem", given, "--dtype", dtype, "--against", "stock", "--seconds", 0, "--json", file
-    )
+    done = convgrad("bench", "--problem", given, "--dtype", dtype, "--against", "stock", "--seconds", 0, "--json", file)
     assert done.code == 0, done.err
     found = json.loads(file.read_text())
     machine = machine_of(parse_target("native"))

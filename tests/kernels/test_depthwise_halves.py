@@ -154,7 +154,8 @@ def test_converted_channels(name, direction, types, turn):
     symbolic = replace(problem, batch="n")
     choice = chooser.choose(symbolic, direction, machine)
     assert choice.kernel.name == "depthwise columns", choice
-    plan = Plan((replace(choice.plan.tilings[0], split_h=1, converted=(1, 2, problem.groups)[turn]),))
+    block = (1, 2, problem.groups)[turn]
+    plan = Plan((replace(choice.plan.tilings[0], split_h=1, converted=True, block_channels=block),))
     assert not choice.kernel.invalid(problem, direction, plan, machine)
     choice = replace(choice, plan=plan)
     function = chooser.build(symbolic, direction, machine, choice, "main", Epilogue(accumulate=True))
@@ -181,10 +182,13 @@ def test_channels_that_cannot_be_converted():
         ("g6mb2ic6id3ih9iw9oc6kd3kh3kw3pd1ph1pw1", "not that of one slice"),
     ):
         problem = _problem(text, ("float16",) * 3)
-        plan = Plan((replace(kernel.plan(problem, "forward", machine).tilings[0], split_h=1, converted=2),))
+        own = kernel.plan(problem, "forward", machine).tilings[0]
+        plan = Plan((replace(own, split_h=1, converted=True, block_channels=2),))
         assert reason in kernel.invalid(problem, "forward", plan, machine)
-        seven = Plan((replace(plan.tilings[0], converted=7),))
-        assert kernel.invalid(problem, "forward", seven, machine) == "converted is 7; it must be from 0 to 6"
+        for converted, most in ((True, 6), (False, 1)):
+            seven = Plan((replace(plan.tilings[0], converted=converted, block_channels=7),))
+            reason = f"block_channels is 7; it must be from 1 to {most}"
+            assert kernel.invalid(problem, "forward", seven, machine) == reason
 
 
 PAIRS = pytest.mark.parametrize(

@@ -67,14 +67,16 @@ class ColumnsTiling(Tiling):
         tile_h: vectors of rows of a register tile, of one phase; a vector has one row, or `rows_per_vector`.
         split_h: parts of a depth slice's tiles that are work items of their own.
         rows_per_vector: rows in one vector; more than one only where all of a depth slice is one tile.
-        converted: the channels of a work item whose slices of the source, of 16 bits, are converted into a panel first;
-            0 if rows are converted where they are read.
+        converted: whether a work item converts its source, of 16 bits, into a panel first; else rows are converted
+            where they are read.
+        block_channels: the channels of a work item; more than one only where it converts them.
     """
 
     tile_h: int
     split_h: int
     rows_per_vector: int
-    converted: int = 0
+    converted: bool = False
+    block_channels: int = 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class ColumnsKernel(DepthwiseKernel):
         """All work items: parts of the result's depth slices, or blocks of channels, in their order in memory."""
         self.rows, self.factors = self.source, self.weight
         if self.tiling.converted:
-            self._emit_blocks(self.tiling.converted)
+            self._emit_blocks()
             return
         loops, spec, splits = self.loops, self.spec, self.tiling.split_h
         depths = -(-spec.result.extents[0] // spec.out_step[0])
@@ -122,9 +124,9 @@ class ColumnsKernel(DepthwiseKernel):
             source = n * spec.source.batch + quotient(channel, self.outputs) * (self.inputs * spec.source.channel)
             self._channel(split, qd, n, channel, loops.let(expr(source), "at"))
 
-    def _emit_blocks(self, block: int) -> None:
-        """Work items of `block` channels, whose slices of the source are converted into a panel."""
-        loops, spec, channels = self.loops, self.spec, self.spec.groups
+    def _emit_blocks(self) -> None:
+        """Work items of some channels, whose slices of the source are converted into a panel."""
+        loops, spec, channels, block = self.loops, self.spec, self.spec.groups, self.tiling.block_channels
         total, size = self.frame.batch * channels, spec.source.channel
         with loops.loop(ceiling(total, block), "item", self.kind) as item:
             first = loops.let(expr(item * block), "first")

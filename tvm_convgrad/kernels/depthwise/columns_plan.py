@@ -153,14 +153,14 @@ def _conv_tiling(spec: ConvSpec, kernel: DHW, machine: Machine) -> ColumnsTiling
             tile_h = min(tile_h, _far_tile_h(spec.source, spec.in_step[2] * spec.out_step[2]))
     split_h = min(-(-height // tile_h), -(-4 * machine.parts // _items(spec))) if per_vector == 1 else 1
     tiling = ColumnsTiling(tile_h, split_h, per_vector)
-    return replace(tiling, converted=_converted(spec, kernel, tiling, machine))
+    return _converted(spec, kernel, tiling, machine)
 
 
 def not_converted(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str:
     """Why the source is not converted into a panel, or nothing."""
     source, (_, height, width) = spec.source, spec.source.extents
     if source.dtype == spec.dtype or uses_dots(spec, machine):
-        return "the source is not converted"
+        return "its elements are not of 16 bits, or multiplied as such"
     if spec.source_channels * spec.result_channels > 1 or source.extents[0] * spec.result.extents[0] > 1:
         return "a slice of the source is not that of one slice of the result"
     if (source.spatial[1], source.channel, source.batch) != (width, height * width, spec.groups * height * width):
@@ -171,13 +171,13 @@ def not_converted(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> st
     return f"a channel has more than {CONVERTED_BYTES} bytes of numbers" if size > CONVERTED_BYTES else ""
 
 
-def _converted(spec: ConvSpec, kernel: DHW, tiling: ColumnsTiling, machine: Machine) -> int:
-    """How many channels of the source are converted at once; 0 if rows are converted where they are read."""
-    if not_converted(spec, tiling, machine) or spec.in_step[2] > 1:
-        return 0
-    if tiling.rows_per_vector > 1:
-        return max(1, min(CONVERTED_CHANNELS, spec.groups, _items(spec) // (4 * machine.parts)))
-    return int(kernel[2] >= CONVERTED_TAPS)
+def _converted(spec: ConvSpec, kernel: DHW, tiling: ColumnsTiling, machine: Machine) -> ColumnsTiling:
+    """The tiling with the source converted into a panel first, where that takes less time."""
+    several = tiling.rows_per_vector > 1
+    if not_converted(spec, tiling, machine) or spec.in_step[2] > 1 or not (several or kernel[2] >= CONVERTED_TAPS):
+        return tiling
+    block = min(CONVERTED_CHANNELS, spec.groups, _items(spec) // (4 * machine.parts)) if several else 1
+    return replace(tiling, converted=True, block_channels=max(1, block))
 
 
 def _is_far(bytes_: int, cycles: float, machine: Machine) -> bool:
@@ -295,10 +295,11 @@ def invalid_conv(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str
     height = max(phase[1].count for phases in spec.phases for phase in phases)
     if tiling.rows_per_vector > 1 and (-(-height // tiling.rows_per_vector) > tiling.tile_h or tiling.split_h > 1):
         return "rows_per_vector needs depth slices of one tile, and no split_h"
-    if not 0 <= tiling.converted <= spec.groups:
-        return f"converted is {tiling.converted}; it must be from 0 to {spec.groups}"
+    most = spec.groups if tiling.converted else 1
+    if not 1 <= tiling.block_channels <= most:
+        return f"block_channels is {tiling.block_channels}; it must be from 1 to {most}"
     if tiling.converted and (reason := not_converted(spec, tiling, machine)):
-        return f"converted is {tiling.converted}, but {reason}"
+        return f"the source cannot be converted: {reason}"
     if products_of(spec, tiling.tile_h, tiling.rows_per_vector, uses_dots(spec, machine))[0] > MAX_PRODUCTS:
         return f"the code would have more than {MAX_PRODUCTS} multiply-adds"
     return ""

@@ -288,7 +288,7 @@ def _columns(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction
         per_vector = most if _maybe(rng) else 1
         tiling = ColumnsTiling(_up_to(rng, 14), 1, per_vector)
         if not not_converted(spec, tiling, machine) and _maybe(rng):
-            return replace(tiling, converted=_up_to(rng, min(spec.groups, 20)))
+            return replace(tiling, converted=True, block_channels=_up_to(rng, min(spec.groups, 20)))
         return replace(tiling, split_h=_up_to(rng, 5) if per_vector == 1 else 1)
 
     return _one_tiling(kernel, problem, direction, machine, draw, ColumnsTiling(1, 1, 1))
