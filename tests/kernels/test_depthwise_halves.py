@@ -140,7 +140,7 @@ CONVERTED = {
 
 def _converted_cases() -> list:
     """Each problem in each direction with each of the types, and one, two or all channels at a time, in turn."""
-    every = itertools.product(CONVERTED, FORWARD_AND_DGRAD, [*TYPES[:2], ("bfloat16", "float16", "bfloat16")])
+    every = itertools.product(CONVERTED, DIRECTIONS, [*TYPES[:2], ("bfloat16", "float16", "bfloat16")])
     return [
         pytest.param(*case, (number + number // 3) % 3, id=f"{case[0]}-{case[1]}-{number % 3}")
         for number, case in enumerate(every)
@@ -152,25 +152,28 @@ def test_converted_channels(name, direction, types, turn):
     """Of every batch; what is not a number stays in its channel."""
     machine, problem = machine_of(AVX512), _problem(CONVERTED[name], types)
     symbolic = replace(problem, batch="n")
-    choice = chooser.choose(symbolic, direction, machine)
-    assert choice.kernel.name == "depthwise columns", choice
-    block = (1, 2, problem.groups)[turn]
-    plan = Plan((replace(choice.plan.tilings[0], split_h=1, converted=True, block_channels=block),))
+    choice = forced("depthwise columns")(symbolic, direction, machine)
+    own, block = choice.plan.tilings[0], (1, 2, problem.groups)[turn]
+    apart = {"split_k": 1} if direction == "backward_weight" else {"split_h": 1}
+    plan = Plan((replace(own, converted=True, block_channels=block, **apart),))
     assert not choice.kernel.invalid(problem, direction, plan, machine)
     choice = replace(choice, plan=plan)
     function = chooser.build(symbolic, direction, machine, choice, "main", Epilogue(accumulate=True))
-    (source, weight), wanted = numbers_of(problem, direction, turn)
-    source[:, turn] = np.nan
+    operands, wanted = numbers_of(problem, direction, turn)
+    source = DIRECTIONS[direction].operands.index("grad" if direction == "backward_data" else "data")
+    operands[source][:, turn] = np.nan
     result = np.ones(wanted.shape, wanted.dtype)
     if "avx512bw" in local_features():
         found = tvm.runtime.tensor(result)
-        compiled(function, AVX512)["main"](tvm.runtime.tensor(source), tvm.runtime.tensor(weight), found)
+        compiled(function, AVX512)["main"](*map(tvm.runtime.tensor, operands), found)
         result = found.numpy()
     else:
-        assert execute(function, [source, weight, result]) == ""
+        assert execute(function, [*operands, result]) == ""
+    axis = problem.kernel_layout.index("O") if direction == "backward_weight" else 1
+    result, wanted = (np.moveaxis(array, axis, 0) for array in (result, wanted + wanted.dtype.type(1)))
     others = [channel for channel in range(problem.groups) if channel != turn]
-    np.testing.assert_array_equal(result[:, others], wanted[:, others] + wanted.dtype.type(1))
-    assert np.isnan(result[:, turn].astype("float32")).any()
+    np.testing.assert_array_equal(result[others], wanted[others])
+    assert np.isnan(result[turn].astype("float32")).any()
 
 
 def test_channels_that_cannot_be_converted():
@@ -189,6 +192,9 @@ def test_channels_that_cannot_be_converted():
             seven = Plan((replace(plan.tilings[0], converted=converted, block_channels=7),))
             reason = f"block_channels is 7; it must be from 1 to {most}"
             assert kernel.invalid(problem, "forward", seven, machine) == reason
+        own = kernel.plan(problem, "backward_weight", machine).tilings[0]
+        reason = kernel.invalid(problem, "backward_weight", Plan((replace(own, converted=True),)), machine)
+        assert reason.startswith("X cannot be converted: ")
 
 
 PAIRS = pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from tvm_convgrad.kernels.depthwise.row_vectors import (
     PREFETCH_BYTES,
     MultiRowReader,
     RowReader,
+    convert_run,
     interleave,
     prefetch_rows,
 )
@@ -49,7 +50,6 @@ from tvm_convgrad.kernels.vectors import (
     accumulators,
     converts_halves,
     element_bytes,
-    load_vector,
 )
 
 UNROLLED_TAPS = 16
@@ -132,27 +132,12 @@ class ColumnsKernel(DepthwiseKernel):
             first = loops.let(expr(item * block), "first")
             count = loops.let(smaller(total - first, block), "count")
             self.rows = loops.panel("numbers", round_up(block * size, self.lanes), self.dtype)
-            self._convert(self.source, self.rows, first * size, count * size, PREFETCH_BYTES)
+            ahead = PREFETCH_BYTES // element_bytes(self.source)
+            convert_run(loops, self.source, first * size, count * size, self.rows, self.dtype, self.lanes, ahead)
             with loops.loop(count, "c") as c:
                 index = loops.let(expr(first + c), "index")
                 channel, n = loops.let(remainder(index, channels), "channel"), loops.let(quotient(index, channels), "n")
                 self._channel(0, 0, n, channel, loops.let(expr(c * size), "at"))
-
-    def _convert(self, tensor: Buffer, panel: Buffer, begin: Index, count: Index, prefetch: int = 0) -> None:
-        """Convert `count` contiguous elements of a tensor of 16 bits, from index `begin` on, into a panel of numbers.
-
-        Rows of the source are read once for each column tap, and weights for each tile: from a panel these reads cost
-        as much as in float32. `prefetch`: the bytes ahead of what is converted that are prefetched, if any.
-        """
-        loops, lanes = self.loops, self.lanes
-        begin = loops.let(expr(begin), "begin")
-        with loops.loop(ceiling(count, lanes), "vector") as vector:
-            at = loops.let(expr(vector * lanes), "at")
-            if prefetch:
-                loops.prefetch(tensor, begin + at + prefetch // element_bytes(tensor), near=True)
-            whole = isinstance(count, int) and count % lanes == 0
-            mask = None if whole else lanes_below(at, count, lanes)
-            loops.store(panel, at, as_number(load_vector(tensor, begin + at, lanes, mask), self.dtype))
 
     def _converts_factors(self) -> bool:
         """Whether a channel's weights are converted into a panel: of 16 bits, contiguous, and not words."""
@@ -171,7 +156,7 @@ class ColumnsKernel(DepthwiseKernel):
         if self._converts_factors():
             count = self.inputs * self.taps
             self.factors = loops.panel("factors", round_up(count, self.lanes), self.dtype)
-            self._convert(self.weight, self.factors, weight, count)
+            convert_run(loops, self.weight, weight, count, self.factors, self.dtype, self.lanes)
             weight = 0
         result = loops.let(expr(n * spec.result.batch + channel * spec.result.channel), "to_channel")
         if self.frame.epilogue.bias:

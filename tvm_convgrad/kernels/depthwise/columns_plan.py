@@ -16,6 +16,7 @@ from tvm_convgrad.kernels.depthwise.base import GroupedKernel
 from tvm_convgrad.kernels.depthwise.column_terms import uses_dots, uses_wgrad_dots
 from tvm_convgrad.kernels.depthwise.columns import ColumnsKernel, ColumnsTiling, is_rolled, products_of, rows_per_vector
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgrad, ColumnsWgradTiling, row_groups
+from tvm_convgrad.kernels.depthwise.row_vectors import CONVERTED_BYTES
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, vector_piece
 from tvm_convgrad.kernels.roofline import with_memory
 from tvm_convgrad.kernels.spec import DHW, ConvSpec, View, axes_of, conv_spec, views
@@ -39,15 +40,13 @@ times as long as the arithmetic: of 3x3 layers on an AMD Zen 4, tiles of 14 rows
 of wgrad, of 8 rows, 1.2 times, whatever was prefetched: memory serves the few streams of few rows side by side best.
 Where elements are converted, small tiles take longer."""
 
-CONVERTED_BYTES = Machine.l1_bytes // 2
-"""The most bytes of a panel of the source's numbers: beside it the first-level cache has the rows that are stored."""
-
 CONVERTED_CHANNELS = 8
 """The most channels of that panel where a vector has several rows: what is read at once was not stored just before."""
 
 CONVERTED_TAPS = 5
 """The fewest column taps with which a row is converted before it is read. On an Emerald Rapids layers of 5 and 7 taps
-take 0.78 to 0.93 times as long so; of 3 taps 1.0 to 1.1 times, and with strides of the source 1.2 to 1.4 times."""
+take 0.78 to 0.93 times as long so (wgrad of 5 taps 0.71 to 0.84 times); of 3 taps 1.0 to 1.1 times, and with strides of
+the source 1.2 to 1.4 times."""
 
 VECTOR_CYCLES = 3.0
 """Cycles of a vector of results besides its multiply-adds: loads that straddle cache lines, and the store."""
@@ -66,6 +65,9 @@ SUMS_BYTES = Machine.l1_bytes * 3 // 16
 
 ONE_GROUP = "there is one group"
 """The refusal of all kernels for depthwise convolutions and small groups where there are none."""
+
+NOT_CONVERTED = "its elements are not of 16 bits, or multiplied as such"
+"""The refusal where the vectors that are multiplied are not those of numbers that are converted."""
 
 NO_VECTORS = "there are no masked loads and stores of elements of these types"
 """The refusal where vectors that reach over the end of a row cannot be moved."""
@@ -160,7 +162,7 @@ def not_converted(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> st
     """Why the source is not converted into a panel, or nothing."""
     source, (_, height, width) = spec.source, spec.source.extents
     if source.dtype == spec.dtype or uses_dots(spec, machine):
-        return "its elements are not of 16 bits, or multiplied as such"
+        return NOT_CONVERTED
     if spec.source_channels * spec.result_channels > 1 or source.extents[0] * spec.result.extents[0] > 1:
         return "a slice of the source is not that of one slice of the result"
     if (source.spatial[1], source.channel, source.batch) != (width, height * width, spec.groups * height * width):
@@ -245,7 +247,24 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ColumnsWgradTiling:
     blocks = -(-channels // (block * machine.parts)) * machine.parts
     block = -(-channels // blocks)  # as many blocks for each core
     split_k = 1 if channels >= 2 * machine.parts else min(int(problem.batch), machine.parts)
-    return ColumnsWgradTiling(tile_h, block, split_k, per_vector)
+    tiling = ColumnsWgradTiling(tile_h, block, split_k, per_vector)
+    several = kernel[2] >= CONVERTED_TAPS or wgrad_rows_per_vector(problem, machine) > 1
+    gains = several and (strides[2] == 1 or x.dtype == "float16")  # columns of bfloat16 are separated by a shift
+    return replace(tiling, converted=gains and not x_not_converted(problem, machine))
+
+
+def x_not_converted(problem: ConvProblem, machine: Machine) -> str:
+    """Why X is not converted into a panel in wgrad, or nothing."""
+    x, _, dy = views(problem)
+    _, height, width = x.extents
+    if x.dtype == problem.accumulator or uses_wgrad_dots(problem, machine):
+        return NOT_CONVERTED
+    if problem.out_channels > problem.in_channels or x.extents[0] * dy.extents[0] > 1:
+        return "a slice of X is not that of one slice of dY"
+    if (x.spatial[1], x.channel) != (width, height * width):
+        return "slices of X do not follow each other in memory"
+    size = height * width * DTYPE_BYTES[problem.accumulator]
+    return f"a channel has more than {CONVERTED_BYTES} bytes of numbers" if size > CONVERTED_BYTES else ""
 
 
 def _rows_at_once(problem: ConvProblem, machine: Machine) -> int:
@@ -314,6 +333,8 @@ def invalid_wgrad(problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Mac
     most = wgrad_rows_per_vector(problem, machine)
     if tiling.rows_per_vector not in (1, most):
         return f"rows_per_vector is {tiling.rows_per_vector}; it must be 1 or {most}"
+    if tiling.converted and (reason := x_not_converted(problem, machine)):
+        return f"X cannot be converted: {reason}"
     if tiling.rows_per_vector > 1 and tiling.tile_h != -(-height // tiling.rows_per_vector):
         return f"tile_h is {tiling.tile_h}; with {tiling.rows_per_vector} rows in a vector it must be all vectors"
     return ""
@@ -321,4 +342,12 @@ def invalid_wgrad(problem: ConvProblem, tiling: ColumnsWgradTiling, machine: Mac
 
 KERNELS = (DepthwiseColumns(),)
 
-__all__ = ["KERNELS", "DepthwiseColumns", "invalid_conv", "invalid_wgrad", "not_converted", "wgrad_rows_per_vector"]
+__all__ = [
+    "KERNELS",
+    "DepthwiseColumns",
+    "invalid_conv",
+    "invalid_wgrad",
+    "not_converted",
+    "wgrad_rows_per_vector",
+    "x_not_converted",
+]

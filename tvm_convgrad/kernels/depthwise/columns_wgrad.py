@@ -14,6 +14,8 @@ may have several short rows: then each tap reads X again, and fewer lanes are em
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm_convgrad.codegen.dot_product import as_number, contiguous_words
@@ -34,10 +36,18 @@ from tvm_convgrad.codegen.packing import shuffle
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.geometry import DTYPE_BYTES
 from tvm_convgrad.core.problem import ConvProblem
+from tvm_convgrad.core.rounding import round_up
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseWgrad
 from tvm_convgrad.kernels.depthwise.column_terms import uses_wgrad_dots
-from tvm_convgrad.kernels.depthwise.row_vectors import PREFETCH_BYTES, MultiRowReader, RowReader, prefetch_rows
+from tvm_convgrad.kernels.depthwise.row_vectors import (
+    CONVERTED_BYTES,
+    PREFETCH_BYTES,
+    MultiRowReader,
+    RowReader,
+    convert_run,
+    prefetch_rows,
+)
 from tvm_convgrad.kernels.depthwise.taps import Piece, Taps, border_pieces, valid_taps, vector_piece
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, View
@@ -54,12 +64,14 @@ class ColumnsWgradTiling(Tiling):
         block_channels: contiguous channels of dY in a work item, which goes through all of an image, then the next.
         split_k: parts of the batch that are summed apart, then added in their order.
         rows_per_vector: rows in one vector; more than one only where all of a depth slice is one tile.
+        converted: whether channels of X, of 16 bits, are converted into a panel before their rows are read.
     """
 
     tile_h: int
     block_channels: int
     split_k: int
     rows_per_vector: int
+    converted: bool = False
 
 
 class ColumnsWgrad(DepthwiseWgrad):
@@ -81,6 +93,9 @@ class ColumnsWgrad(DepthwiseWgrad):
         self.sums = self.taps + (self.bias is not None)  # of a channel; the last is the bias gradient's
         widths = self.dy_view.extents[2], self.x_view.extents[2]
         self.reader = RowReader(self.loops, self.lanes, self.dtype, self.strides[2], *widths)
+        self.rows = self.x
+        slice_bytes = self.x_view.channel * DTYPE_BYTES[self.dtype]
+        self.at_once = max(1, min(self.tiling.block_channels, CONVERTED_BYTES // slice_bytes))
 
     # -- work items ---------------------------------------------------------------------------------------------
 
@@ -98,9 +113,12 @@ class ColumnsWgrad(DepthwiseWgrad):
                 loops.store(sums, v * self.lanes, zero(self.dtype, self.lanes))
             per_part = loops.let(ceiling(batch, parts), "per_part")
             images = loops.let(smaller(batch - part * per_part, per_part), "images")
-            with loops.loop(images, "image") as image, loops.loop(count, "c") as c:
-                n, channel = loops.let(part * per_part + image, "n"), loops.let(first + c, "channel")
-                self._sum_channel(sums, loops.let(expr(c * (self.sums * self.lanes)), "sums_at"), n, channel)
+            panel = self._panel()
+            with loops.loop(images, "image") as image:
+                n = loops.let(part * per_part + image, "n")
+                with self._channels(n, first, count, panel) as (c, data):
+                    channel = loops.let(first + c, "channel")
+                    self._sum_channel(sums, loops.let(expr(c * (self.sums * self.lanes)), "sums_at"), n, channel, data)
             with loops.loop(count, "c") as c:
                 at = loops.let(expr(c * (self.sums * self.lanes)), "sums_at")
                 channel = loops.let(first + c, "channel")
@@ -111,11 +129,36 @@ class ColumnsWgrad(DepthwiseWgrad):
                 total = load_sum(apart, at, 1, parts, self.channels * self.sums)
                 self._put(loops.let(total, "total"), channel, tap)
 
-    def _sum_channel(self, sums: Buffer, at: Index, n: Index, channel: Index) -> None:
-        """Add an image's depth slices of a channel."""
+    def _panel(self) -> Buffer | None:
+        """A panel for the channels of X that are converted at once, if they are."""
+        if not self.tiling.converted:
+            return None
+        return self.loops.panel("numbers", round_up(self.at_once * self.x_view.channel, self.lanes), self.dtype)
+
+    @contextmanager
+    def _channels(self, n: Index, first: Index, count: Index, panel: Buffer | None) -> Iterator[tuple[Index, Index]]:
+        """A loop over a work item's channels of an image: the channel, from `first` on, and where its X begins."""
+        loops, x = self.loops, self.x_view
+        if panel is None:
+            self.rows = self.x
+            with loops.loop(count, "c") as c:
+                data = n * x.batch + quotient(first + c, self.multiplier) * x.channel
+                yield c, loops.let(expr(data), "data_channel")
+            return
+        self.rows = panel
+        with loops.loop(ceiling(count, self.at_once), "run") as run:
+            before = loops.let(expr(run * self.at_once), "before")
+            channels = loops.let(smaller(count - before, self.at_once), "in_run")
+            begin, elements = n * x.batch + (first + before) * x.channel, loops.let(channels * x.channel, "elements")
+            ahead = self._prefetch_distance(x) or PREFETCH_BYTES // DTYPE_BYTES[x.dtype]
+            convert_run(loops, self.x, begin, elements, panel, self.dtype, self.lanes, ahead)
+            with loops.loop(channels, "c") as c:
+                yield loops.let(before + c, "number"), loops.let(expr(c * x.channel), "data_channel")
+
+    def _sum_channel(self, sums: Buffer, at: Index, n: Index, channel: Index, data: Index) -> None:
+        """Add an image's depth slices of a channel, whose X begins at index `data`."""
         loops, x, dy = self.loops, self.x_view, self.dy_view
         grad = loops.let(expr(n * dy.batch + channel * dy.channel), "grad_channel")
-        data = loops.let(expr(n * x.batch + quotient(channel, self.multiplier) * x.channel), "data_channel")
         taps_d, taps_h = (
             tuple((k, k * self.dilation[axis] - self.low[axis]) for k in range(self.kernel[axis])) for axis in (0, 1)
         )
@@ -186,7 +229,8 @@ class ColumnsWgrad(DepthwiseWgrad):
                 of_dy, of_x = (self._prefetch_distance(view) for view in (self.dy_view, self.x_view))
                 prefetch_rows(loops, self.dy, grad + x, pitch * dy_row, size, 1, self.columns, distance=of_dy)
                 at = data + x * step
-                prefetch_rows(loops, self.x, at, pitch * x_row, x_rows, step, self.columns, distance=of_x)
+                if not self.tiling.converted:
+                    prefetch_rows(loops, self.x, at, pitch * x_row, x_rows, step, self.columns, distance=of_x)
             grads = [self._grad(grad, i, x) for i in range(size)]
             for row, count in sorted(rows):
                 for k_w, value in enumerate(self._read(data + row * x_row, row, count, x)):
@@ -201,10 +245,10 @@ class ColumnsWgrad(DepthwiseWgrad):
             _, height, width = self.x_view.extents
             rows = MultiRowReader(self.lanes, self.dtype, count, height, width)
             read = rows.pixel_pairs if self.dots else rows.read
-            return [read(self.x, at, row, offset) for offset in offsets]
+            return [read(self.rows, at, row, offset) for offset in offsets]
         if self.dots:
-            return [self.reader.pixel_pairs(self.x, at, x, offset) for offset in offsets]
-        return self.reader.read(self.x, at, x, offsets)
+            return [self.reader.pixel_pairs(self.rows, at, x, offset) for offset in offsets]
+        return self.reader.read(self.rows, at, x, offsets)
 
     def _add_product(self, register: Buffer, value: Expr, grad: Expr) -> None:
         loops = self.loops

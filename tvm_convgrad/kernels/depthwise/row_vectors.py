@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from tvm_convgrad.codegen import tir
 from tvm_convgrad.codegen.dot_product import HALF, as_number, contiguous_words, halves_apart
+from tvm_convgrad.codegen.hardware import Machine
 from tvm_convgrad.codegen.loops import (
     Index,
     Loops,
+    ceiling,
     expr,
     lanes_below,
     lanes_of,
@@ -25,10 +27,13 @@ from tvm_convgrad.codegen.loops import (
 from tvm_convgrad.codegen.packing import shuffle
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.core.rounding import round_up
-from tvm_convgrad.kernels.vectors import element_bytes
+from tvm_convgrad.kernels.vectors import element_bytes, load_vector
 
 PREFETCH_BYTES = 6144
 """Bytes of memory from what is computed with to what is prefetched: a tile or some depth slices."""
+
+CONVERTED_BYTES = Machine.l1_bytes // 2
+"""The most bytes of a panel of a channel's numbers: beside it the first-level cache has the other tensor's rows."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,27 @@ def _pairs(value: Expr, apart: int) -> Expr:
     return shuffle(value, value, [i // 2 + i % 2 * apart for i in range(lanes_of(value))])
 
 
+def convert_run(
+    loops: Loops, tensor: Buffer, begin: Index, count: Index, panel: Buffer, dtype: str, lanes: int, ahead: int = 0
+) -> None:
+    """Convert `count` contiguous elements of 16 bits, from index `begin` on, into a panel of numbers of type `dtype`.
+
+    Rows are read once for each column tap, and weights for each tile: from a panel these reads cost as much as in
+    float32. The panel has room for whole vectors.
+
+    Args:
+        ahead: elements from what is converted to what is prefetched, or 0 without prefetches.
+    """
+    begin = loops.let(expr(begin), "begin")
+    with loops.loop(ceiling(count, lanes), "vector") as vector:
+        at = loops.let(expr(vector * lanes), "at")
+        if ahead:
+            loops.prefetch(tensor, begin + at + ahead, near=True)
+        whole = isinstance(count, int) and count % lanes == 0
+        mask = None if whole else lanes_below(at, count, lanes)
+        loops.store(panel, at, as_number(load_vector(tensor, begin + at, lanes, mask), dtype))
+
+
 def interleave(loops: Loops, even: Expr, odd: Expr, lanes: int) -> tuple[Expr, Expr]:
     """The two vectors even[0], odd[0], even[1], odd[1], …"""
     low = [i // 2 + (i % 2) * lanes for i in range(lanes)]
@@ -206,4 +232,4 @@ def prefetch_rows(
             loops.prefetch(buffer, at + (row * pitch + vector * lanes + distance), write, near=True)
 
 
-__all__ = ["PREFETCH_BYTES", "MultiRowReader", "RowReader", "interleave", "prefetch_rows"]
+__all__ = ["PREFETCH_BYTES", "MultiRowReader", "RowReader", "convert_run", "interleave", "prefetch_rows"]

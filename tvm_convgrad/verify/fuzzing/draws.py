@@ -23,7 +23,7 @@ from tvm_convgrad.kernels.depthwise import channels_plan, columns_plan
 from tvm_convgrad.kernels.depthwise.channels import ChannelsTiling
 from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgradTiling
 from tvm_convgrad.kernels.depthwise.columns import ColumnsTiling, rows_per_vector
-from tvm_convgrad.kernels.depthwise.columns_plan import not_converted, wgrad_rows_per_vector
+from tvm_convgrad.kernels.depthwise.columns_plan import not_converted, wgrad_rows_per_vector, x_not_converted
 from tvm_convgrad.kernels.depthwise.columns_wgrad import ColumnsWgradTiling
 from tvm_convgrad.kernels.gemm import plan as gemm_plan
 from tvm_convgrad.kernels.gemm.amx import HalfTileGemm, TileGemm
@@ -278,9 +278,10 @@ def _columns(kernel: Kernel, rng: random.Random, problem: ConvProblem, direction
         height = 1 if problem.rank == 1 else int(problem.grad_extents[-2])
         block_channels, split_k = _up_to(rng, problem.out_channels), _up_to(rng, int(problem.batch))
         most = wgrad_rows_per_vector(problem, machine)
+        converted = not x_not_converted(problem, machine) and _maybe(rng)
         if most > 1 and _maybe(rng):
-            return Plan((ColumnsWgradTiling(-(-height // most), block_channels, split_k, most),))
-        return Plan((ColumnsWgradTiling(_up_to(rng, min(height, 14)), block_channels, split_k, 1),))
+            return Plan((ColumnsWgradTiling(-(-height // most), block_channels, split_k, most, converted),))
+        return Plan((ColumnsWgradTiling(_up_to(rng, min(height, 14)), block_channels, split_k, 1, converted),))
     spec = conv_spec(problem, direction)
     most = rows_per_vector(spec, machine.lanes(spec.dtype))
 
