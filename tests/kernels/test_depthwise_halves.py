@@ -13,7 +13,7 @@ import pytest
 import tvm
 
 from tests.kernels.harness import MACHINE, TARGET, _blank, always, compiled, forced
-from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, FORWARD_AND_DGRAD, GROUPS, SHORT_ROWS
+from tests.kernels.test_depthwise import CASES, CHANNELS, COLUMNS, GROUPS, SHORT_ROWS
 from tvm_convgrad.codegen.dot_product import NAME
 from tvm_convgrad.codegen.hardware import CPUS, Machine, machine_of
 from tvm_convgrad.core.catalogue import DIRECTIONS

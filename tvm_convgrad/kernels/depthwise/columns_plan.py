@@ -248,8 +248,8 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ColumnsWgradTiling:
     block = -(-channels // blocks)  # as many blocks for each core
     split_k = 1 if channels >= 2 * machine.parts else min(int(problem.batch), machine.parts)
     tiling = ColumnsWgradTiling(tile_h, block, split_k, per_vector)
-    several = kernel[2] >= CONVERTED_TAPS or wgrad_rows_per_vector(problem, machine) > 1
-    gains = several and (strides[2] == 1 or x.dtype == "float16")  # columns of bfloat16 are separated by a shift
+    often = kernel[2] >= CONVERTED_TAPS or wgrad_rows_per_vector(problem, machine) > 1  # rows are read for each tap
+    gains = often and (strides[2] == 1 or x.dtype == "float16")  # columns of bfloat16 are separated by a shift
     return replace(tiling, converted=gains and not x_not_converted(problem, machine))
 
 
