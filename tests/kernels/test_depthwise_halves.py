@@ -343,7 +343,7 @@ def test_two_bytes_are_moved(dtype, mcpu, loads, stores, text):
     _, function = _function(_problem(text, (dtype,) * 3), "forward", machine_of(target))
     source = compiled(function, target).mod.inspect_source("s")
     code = source[source.index("_compute_:") :]
-    assert len(re.findall(rf"\t(?:{loads})\t", code)) > 4
+    assert len(re.findall(rf"\t(?:{loads})\t", code)) > 8
     assert len(re.findall(rf"\t(?:{stores})\t", code)) > 2
     assert not re.findall(r"call\w*\t.*(?:truncsfhf2|extendhfsf2|truncsfbf2)", code)
 

@@ -69,6 +69,9 @@ ONE_GROUP = "there is one group"
 NOT_CONVERTED = "its elements are not of 16 bits, or multiplied as such"
 """The refusal where the vectors that are multiplied are not those of numbers that are converted."""
 
+NOT_CONTIGUOUS = "slices of channels do not follow each other in memory"
+"""The refusal where a run of contiguous elements is not that of whole channels."""
+
 NO_VECTORS = "there are no masked loads and stores of elements of these types"
 """The refusal where vectors that reach over the end of a row cannot be moved."""
 
@@ -160,16 +163,24 @@ def _conv_tiling(spec: ConvSpec, kernel: DHW, machine: Machine) -> ColumnsTiling
 
 def not_converted(spec: ConvSpec, tiling: ColumnsTiling, machine: Machine) -> str:
     """Why the source is not converted into a panel, or nothing."""
-    source, (_, height, width) = spec.source, spec.source.extents
+    source = spec.source
     if source.dtype == spec.dtype or uses_dots(spec, machine):
         return NOT_CONVERTED
     if spec.source_channels * spec.result_channels > 1 or source.extents[0] * spec.result.extents[0] > 1:
         return "a slice of the source is not that of one slice of the result"
-    if (source.spatial[1], source.channel, source.batch) != (width, height * width, spec.groups * height * width):
-        return "slices of the source do not follow each other in memory"
+    if source.batch != spec.groups * source.channel:
+        return NOT_CONTIGUOUS
     if tiling.split_h > 1:
         return "several work items read a slice of the source"
-    size = height * width * DTYPE_BYTES[spec.dtype]
+    return _slice_refusal(source, spec.dtype)
+
+
+def _slice_refusal(view: View, dtype: str) -> str:
+    """Why a channel's slice of a tensor is not converted into numbers of a type at once, or nothing."""
+    _, height, width = view.extents
+    if (view.spatial[1], view.channel) != (width, height * width):
+        return NOT_CONTIGUOUS
+    size = height * width * DTYPE_BYTES[dtype]
     return f"a channel has more than {CONVERTED_BYTES} bytes of numbers" if size > CONVERTED_BYTES else ""
 
 
@@ -256,15 +267,11 @@ def _wgrad_tiling(problem: ConvProblem, machine: Machine) -> ColumnsWgradTiling:
 def x_not_converted(problem: ConvProblem, machine: Machine) -> str:
     """Why X is not converted into a panel in wgrad, or nothing."""
     x, _, dy = views(problem)
-    _, height, width = x.extents
     if x.dtype == problem.accumulator or uses_wgrad_dots(problem, machine):
         return NOT_CONVERTED
     if problem.out_channels > problem.in_channels or x.extents[0] * dy.extents[0] > 1:
         return "a slice of X is not that of one slice of dY"
-    if (x.spatial[1], x.channel) != (width, height * width):
-        return "slices of X do not follow each other in memory"
-    size = height * width * DTYPE_BYTES[problem.accumulator]
-    return f"a channel has more than {CONVERTED_BYTES} bytes of numbers" if size > CONVERTED_BYTES else ""
+    return _slice_refusal(x, problem.accumulator)
 
 
 def _rows_at_once(problem: ConvProblem, machine: Machine) -> int:

@@ -113,10 +113,12 @@ class ColumnsWgrad(DepthwiseWgrad):
                 loops.store(sums, v * self.lanes, zero(self.dtype, self.lanes))
             per_part = loops.let(ceiling(batch, parts), "per_part")
             images = loops.let(smaller(batch - part * per_part, per_part), "images")
-            panel = self._panel()
+            if self.tiling.converted:
+                room = round_up(self.at_once * self.x_view.channel, self.lanes)
+                self.rows = loops.panel("numbers", room, self.dtype)
             with loops.loop(images, "image") as image:
                 n = loops.let(part * per_part + image, "n")
-                with self._channels(n, first, count, panel) as (c, data):
+                with self._channels(n, first, count) as (c, data):
                     channel = loops.let(first + c, "channel")
                     self._sum_channel(sums, loops.let(expr(c * (self.sums * self.lanes)), "sums_at"), n, channel, data)
             with loops.loop(count, "c") as c:
@@ -129,29 +131,21 @@ class ColumnsWgrad(DepthwiseWgrad):
                 total = load_sum(apart, at, 1, parts, self.channels * self.sums)
                 self._put(loops.let(total, "total"), channel, tap)
 
-    def _panel(self) -> Buffer | None:
-        """A panel for the channels of X that are converted at once, if they are."""
-        if not self.tiling.converted:
-            return None
-        return self.loops.panel("numbers", round_up(self.at_once * self.x_view.channel, self.lanes), self.dtype)
-
     @contextmanager
-    def _channels(self, n: Index, first: Index, count: Index, panel: Buffer | None) -> Iterator[tuple[Index, Index]]:
+    def _channels(self, n: Index, first: Index, count: Index) -> Iterator[tuple[Index, Index]]:
         """A loop over a work item's channels of an image: the channel, from `first` on, and where its X begins."""
         loops, x = self.loops, self.x_view
-        if panel is None:
-            self.rows = self.x
+        if not self.tiling.converted:
             with loops.loop(count, "c") as c:
                 data = n * x.batch + quotient(first + c, self.multiplier) * x.channel
                 yield c, loops.let(expr(data), "data_channel")
             return
-        self.rows = panel
         with loops.loop(ceiling(count, self.at_once), "run") as run:
             before = loops.let(expr(run * self.at_once), "before")
             channels = loops.let(smaller(count - before, self.at_once), "in_run")
             begin, elements = n * x.batch + (first + before) * x.channel, loops.let(channels * x.channel, "elements")
             ahead = self._prefetch_distance(x) or PREFETCH_BYTES // DTYPE_BYTES[x.dtype]
-            convert_run(loops, self.x, begin, elements, panel, self.dtype, self.lanes, ahead)
+            convert_run(loops, self.x, begin, elements, self.rows, self.dtype, self.lanes, ahead)
             with loops.loop(channels, "c") as c:
                 yield loops.let(before + c, "number"), loops.let(expr(c * x.channel), "data_channel")
 
