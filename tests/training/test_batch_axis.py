@@ -213,6 +213,12 @@ def test_other_nodes_are_refused_by_name(node, batch, shown):
     assert "dynamic_axes={'x': {0: 'n'}}" in message
 
 
+def test_predictions_without_elements_are_refused():
+    empty = proto(FLATTEN, ("Slice", "y0 b e a", {}), b=[8], e=[9], a=[1])
+    with pytest.raises(ModelError, match=r"its predictions are \[16, 0\] and have no elements"):
+        from_onnx(empty)
+
+
 def test_what_is_fixed_is_no_fault_at_the_batch_of_the_export():
     for node in ("Add 'node1' has the operand 't' of the constant shape [16, 8]", next(reversed(FIXED))):
         for batch in (None, EXPORTED):

@@ -54,15 +54,17 @@ def cases() -> list[tuple[Any, int]]:
     return found
 
 
-def with_one_input(case: Any, number: int) -> Any:
-    """The model of a case with its first result, as a function of one operand."""
+def with_one_input(case: Any, number: int, *, full: bool = False) -> Any:
+    """The model of a case with its first result, as a function of one operand and a parameter, `full` of its shape."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     graph, operands = model.graph, case.data_sets[0][0]
     name, shape = graph.input[number].name, operands[number].shape
     values = {each.name: value for each, value in zip(graph.input, operands, strict=True) if each.name != name}
     graph.initializer.extend(numpy_helper.from_array(np.ascontiguousarray(v), key) for key, v in values.items())
-    graph.initializer.append(numpy_helper.from_array(np.zeros([1] * len(shape), "float32"), "a parameter"))
+    graph.initializer.append(
+        numpy_helper.from_array(np.zeros(shape if full else [1] * len(shape), "float32"), "a parameter")
+    )
     nodes, result = list(graph.node), graph.output[0]
     del graph.node[:], graph.input[:], graph.output[:]
     graph.input.append(helper.make_tensor_value_info("the input", onnx.TensorProto.FLOAT, shape))

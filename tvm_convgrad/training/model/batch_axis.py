@@ -90,6 +90,11 @@ def _check_result(result: relax.Expr, batch: int, shown: str, source: str) -> No
             f"{source}: the batch of its inputs is {shown}, but its predictions are [{', '.join(found)}]; axis 0 of "
             "both must be the batch, one row a sample."
         )
+    if 0 in shape:
+        raise ModelError(
+            f"{source}: its predictions are [{', '.join(map(str, shape))}] and have no elements, so that a step would "
+            "train nothing; check the slices and reshapes before them."
+        )
 
 
 def _with_symbol(extent: Extent, symbol: str) -> str:

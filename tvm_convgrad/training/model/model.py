@@ -30,6 +30,7 @@ from tvm_convgrad.training.model.flat_products import FLAT_PRODUCTS
 from tvm_convgrad.training.model.identities import IDENTITIES
 from tvm_convgrad.training.model.index_ranges import index_ranges
 from tvm_convgrad.training.model.initialise import initial_value, roles_of
+from tvm_convgrad.training.model.masked_softmax import MASKED_SOFTMAXES
 from tvm_convgrad.training.model.outputs import Outputs, Selected, select_losses, select_outputs
 from tvm_convgrad.training.model.own_loss import OwnLoss
 
@@ -222,7 +223,13 @@ def from_module(
     with function_scope(builder, function, [*fresh.values(), *(state_vars[name] for name, _ in baked)]):
         with builder.dataflow():
             checked = CheckedIndices(fresh[param] for param in inputs)
-            rewrites = {BATCH_NORM: flow.rewrite, **FLAT_PRODUCTS, **IDENTITIES, **checked.rewrites}
+            rewrites = {
+                BATCH_NORM: flow.rewrite,
+                **FLAT_PRODUCTS,
+                **IDENTITIES,
+                **MASKED_SOFTMAXES,
+                **checked.rewrites,
+            }
             results = _fields(builder, replay(builder, original, environment, rewrites))
             for name, result in zip(state_outputs, results, strict=False):
                 if name in state_vars:

@@ -62,9 +62,11 @@ def _filled(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _without_empty(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """A concatenation without constants of no elements."""
-    fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
-    kept = [each for each in fields if not (isinstance(each, Constant) and 0 in (constant_extents(each) or ()))]
+    """A concatenation without tensors of no elements: constants, and zeros, which are folded to constants."""
+    given = call.args[0]
+    given = builder.lookup_binding(given) if isinstance(given, relax.Var) else given
+    fields = given.fields if isinstance(given, relax.Tuple) else ()
+    kept = [each for each in fields if 0 not in (constant_extents(each) or ())]
     axis = call.attrs.axis
     if not kept or len(kept) == len(fields) or axis is None:  # without an axis the fields are flattened
         return call
