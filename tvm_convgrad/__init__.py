@@ -106,8 +106,10 @@ def register() -> None:
     `import tvm` calls this function, unless TVM_DEVICE_BACKEND_AUTOLOAD=0 is set.
 
     Raises:
-        SetupError: TVM is not installed, or its version is not supported.
+        SetupError: TVM is not installed, its version is not supported, or CONVGRAD_DISABLE names an unknown part.
     """
+    # Read before anything is registered, so that a further call raises the same error.
+    importlib.import_module("tvm_convgrad.core.switches").disabled_parts()
     binding = "relay_ops" if _tvm_has_relay() else "relax_ops"
     importlib.import_module(f"{binding}.register").register_all()
 

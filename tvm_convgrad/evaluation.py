@@ -7,10 +7,11 @@ Compiled programs are kept by problem, implementation and target, so that a seco
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, cast, overload
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,8 @@ from tvm_convgrad import op as operators
 from tvm_convgrad.codegen.hardware import is_gpu
 from tvm_convgrad.core import backward
 from tvm_convgrad.core.catalogue import BY_NAME, DIRECTIONS, FORWARD, Direction, OpEntry
-from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.cpu_features import local_features
+from tvm_convgrad.core.errors import DTypeError, ProblemError, SetupError, UnsupportedError
 from tvm_convgrad.core.geometry import FLOAT_DTYPES
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.core.type_relation import NumberProver, TensorSpec, common_dtype
@@ -39,11 +41,9 @@ from tvm_convgrad.kernels.transforms import transforms_allowed
 from tvm_convgrad.offload.cuda import local_target
 from tvm_convgrad.offload.partition import partition
 from tvm_convgrad.offload.registry import NAMES as BACKENDS
+from tvm_convgrad.targets import TargetLike, required_features, target_of
 
 Array = npt.NDArray[Any]
-
-TargetLike: TypeAlias = str | Mapping[str, object] | Target
-"""A TVM target: its name, its JSON, or the object."""
 
 COMPOSITIONS = {
     direction: tuple(f"{COMPOSITION}:{form}" for form in forms if form != COMPOSITION)
@@ -104,7 +104,7 @@ def evaluate(
               `COMPOSITIONS`);
             - "onednn" or another backend: a vendor library.
         target: a TVM target that this machine can run. "llvm" uses only the baseline instruction set of the
-            architecture; {"kind": "llvm", "mcpu": "..."} names a CPU.
+            architecture, "native" those of this CPU; {"kind": "llvm", "mcpu": "..."} names a CPU.
         attributes: attributes of the operator as in `tvm_convgrad.op`: strides, padding, dilation, groups, grad_layout,
             data_layout, kernel_layout, out_dtype, and kernel_size or data_shape; for "convolution_backward" those of
             `tvm_convgrad.convolution_backward`.
@@ -116,7 +116,7 @@ def evaluate(
     Raises:
         ProblemError, DTypeError: operands and attributes do not belong to one convolution.
         UnsupportedError: the operator or implementation is unknown, or does not support the problem.
-        SetupError: the vendor library is not installed, or there is no GPU for the target.
+        SetupError: the vendor library is not installed, or the target is for another machine.
 
     Example:
         >>> import numpy as np
@@ -209,9 +209,22 @@ def rounds_once(direction: str, impl: str) -> bool:
 
 def _runnable(target: TargetLike) -> Target:
     """The target as an object; raises SetupError where programs for it cannot run."""
-    found = Target(target)
+    found = target_of(target, "evaluate")
     if is_gpu(found):
         local_target()
+        return found
+    architecture = str(found.attrs.get("mtriple") or platform.machine()).partition("-")[0]
+    if architecture != platform.machine():
+        raise SetupError(
+            f"evaluate: target {found} is for {architecture}, but this machine is {platform.machine()}; use 'native', "
+            "or compile the operator with tvm.compile and run it there."
+        )
+    here = local_features()  # empty where the system does not tell
+    missing = sorted(set(required_features(found)) - here) if here else []
+    if missing:
+        raise SetupError(
+            f"evaluate: target {found} needs {', '.join(missing)}, which this CPU does not have; use 'native'."
+        )
     return found
 
 

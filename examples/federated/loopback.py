@@ -57,6 +57,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     server, *clients = free_ports(1 + arguments.clients)
+    if not (PROGRAMS / "flower-superlink").exists():
+        sys.exit("loopback: Flower is not installed here; pip install 'tvm-convgrad[federated]'")
     address = f"127.0.0.1:{server}"
     with tempfile.TemporaryDirectory(prefix="federated-") as home:
         environment = os.environ | {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "TVM_NUM_THREADS": "1"}

@@ -14,8 +14,9 @@ import pytest
 
 from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.errors import ArtifactError, UnsupportedError
+from tvm_convgrad.targets import required_features
 from tvm_convgrad.training.compile import artifact_writer
-from tvm_convgrad.training.compile.targets import parse_target, required_features
+from tvm_convgrad.training.compile.targets import parse_target
 from tvm_convgrad.training.runtime.artifact import (
     ARTIFACT,
     inspect_artifact,

@@ -13,9 +13,10 @@ import tvm
 from tests.cli.command import Command
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
+from tvm_convgrad.targets import NAMED, required_features
 from tvm_convgrad.training.compile import linking
 from tvm_convgrad.training.compile.linking import Linker, architecture_of, linker_for
-from tvm_convgrad.training.compile.targets import NAMED, parse_target, required_features
+from tvm_convgrad.training.compile.targets import parse_target
 
 AARCH64 = 183
 """The number of the architecture in the header of an ELF file."""

@@ -20,6 +20,7 @@ LAYERS = (
     ("legalize", "tvm_convgrad/codegen"),
     ("tvm_convgrad/kernels",),
     ("relax_ops",),
+    ("tvm_convgrad/targets.py",),
     ("tvm_convgrad/offload",),
     ("relay_ops",),
     ("tvm_convgrad/graph_ir.py",),

@@ -12,8 +12,9 @@ import tvm
 from tvm_convgrad.codegen import hardware as target_module
 from tvm_convgrad.codegen.hardware import DEFAULT_CORES, cores_of, machine_of, native_target, with_cores
 from tvm_convgrad.core.errors import UnsupportedError
+from tvm_convgrad.targets import required_features
 from tvm_convgrad.training.compile.artifact_writer import built_for_of
-from tvm_convgrad.training.compile.targets import parse_target, required_features
+from tvm_convgrad.training.compile.targets import parse_target
 
 PROGRAM = """
 import hashlib, os, sys

@@ -26,7 +26,7 @@ from tvm_convgrad.core.reference import DIRECTIONS as REFERENCES
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.roofline import roofline
-from tvm_convgrad.training.compile.targets import required_features
+from tvm_convgrad.targets import required_features
 from tvm_convgrad.verify.interpreter import execute
 
 NAME = "AMX-FP16 GEMM"

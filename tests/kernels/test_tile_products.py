@@ -30,7 +30,7 @@ from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.kernels.gemm.tile_sums import words_of
 from tvm_convgrad.kernels.roofline import roofline
-from tvm_convgrad.training.compile.targets import required_features
+from tvm_convgrad.targets import required_features
 from tvm_convgrad.training.runtime.artifact import TILES
 from tvm_convgrad.verify.interpreter import execute
 

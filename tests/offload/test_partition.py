@@ -215,6 +215,16 @@ def test_unknown_backends_are_refused() -> None:
         partition(module_of(PLAIN, forward)[0], ["rocdnn"])
 
 
+def test_no_backends_and_unknown_targets_are_refused() -> None:
+    module = tvm.IRModule()
+    with pytest.raises(UnsupportedError, match=r"partition: backends = \[\] names none; name some of"):
+        partition(module, [], "llvm")
+    with pytest.raises(UnsupportedError, match="partition: target = 'sm_90' is not one of TVM"):
+        partition(module, ["cudnn"], "sm_90")
+    with pytest.raises(SetupError, match="the target is for aarch64-linux-gnu; its packages are for x86-64"):
+        partition(module, ["onednn"], "aarch64-linux")
+
+
 def test_a_backend_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_convgrad.offload.contract.installed_file", lambda package, file: None)
     with pytest.raises(SetupError, match=r"pip install 'tvm-convgrad\[onednn\]'"):

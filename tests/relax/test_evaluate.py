@@ -13,7 +13,7 @@ from tests.relax.programs import tensor
 from tvm_convgrad import evaluate, evaluation, op
 from tvm_convgrad.core import reference
 from tvm_convgrad.core.catalogue import BY_NAME
-from tvm_convgrad.core.errors import DTypeError, ProblemError, UnsupportedError
+from tvm_convgrad.core.errors import DTypeError, ProblemError, SetupError, UnsupportedError
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.evaluation import COMPOSITIONS, _compiled, evaluate_problem
 
@@ -144,6 +144,32 @@ def test_wrong_types_and_implementations() -> None:
         evaluate_problem("backward_weight", problem, grad.astype("float64"), data)
     with pytest.raises(ProblemError, match="needs static extents"):
         evaluate_problem("backward_weight", ConvProblem("n", 3, 2, (8,), (3,)), grad, data)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "shown"),
+    [
+        ({"kind": "llvm", "mcpu": "cascadelak"}, UnsupportedError, "has no CPU 'cascadelak'; it has cascadelake"),
+        ("lllvm", UnsupportedError, "evaluate: target = 'lllvm' is not one of TVM"),
+        ("cuda:sm_90", SetupError, "GPU"),
+        ({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, SetupError, "is for riscv64, but this machine is"),
+    ],
+)
+def test_targets_that_cannot_run_here(target: Any, error: type[Exception], shown: str) -> None:
+    with pytest.raises(error, match=shown):
+        evaluate("conv2d", ints(1, 1, 4, 4), ints(1, 1, 3, 3), target=target)
+
+
+def test_instructions_that_this_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "local_features", lambda: frozenset({"none"}))
+    monkeypatch.setattr(evaluation, "required_features", lambda _: ["avx512f"])
+    with pytest.raises(SetupError, match="needs avx512f, which this CPU does not have; use 'native'"):
+        evaluate("conv2d", ints(1, 1, 4, 4), ints(1, 1, 3, 3))
+
+
+def test_targets_by_name_are_those_of_the_command_line() -> None:
+    x, w = ints(1, 2, 6, 6), ints(3, 2, 3, 3)
+    np.testing.assert_array_equal(evaluate("conv2d", x, w, target="native"), evaluate("conv2d", x, w))
 
 
 def test_op_functions_exist_for_the_whole_family() -> None:

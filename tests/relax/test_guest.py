@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from relax_ops.dispatch import INSIDE_RULES, WHERE_STOCK_FAILS, overridden
 from tests.relax import stock_failures
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.switches import VARIABLE, disabled
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,6 +43,14 @@ def test_each_replaced_gradient_is_one_that_tvm_gets_wrong():
     outcomes = json.loads(alone.stdout.splitlines()[-1])
     assert [name for name, outcome in outcomes.items() if outcome == "right"] == []
     assert {name: case() for name, case in stock_failures.CASES.items()} == dict.fromkeys(outcomes, "right")
+
+
+def test_the_page_lists_them():
+    page = (ROOT / "docs" / "TVM.md").read_text()
+    rows = page.partition("It replaces TVM's gradient")[2].partition("`tests/relax")[0].splitlines()
+    names = [row.split("|")[1] for row in rows if row.startswith("| `") and "(layout)" not in row]
+    listed = {f"relax.{name}" for each in names for name in re.findall(r"`(.*?)`", each)}
+    assert listed == {each.operator for each in overridden() if each.in_force == WHERE_STOCK_FAILS}
 
 
 def relu_at_zero() -> float:
@@ -130,6 +142,19 @@ print("conv2d_forward_kernel" in names, *outcomes)
 def test_parts_that_are_turned_off(parts, expected):
     done = run(PARTS_OFF, **{VARIABLE: parts})
     assert done.stdout.splitlines()[-1] == expected, done.stderr
+
+
+def test_an_unknown_part_is_refused_each_time():
+    program = """
+import tvm, tvm_convgrad
+for _ in range(2):
+    try:
+        tvm_convgrad.register()
+    except tvm_convgrad.ConvGradError as error:
+        print(error)
+"""
+    done = run(program, **{VARIABLE: "foo"})
+    assert done.stdout.count("there is no part 'foo'; name some of") == 2, done.stderr
 
 
 def test_an_unknown_part_is_refused(monkeypatch):

@@ -97,6 +97,8 @@ def tune(
         gpu = option_values.parse_target(target, gpus=True)
         tune_engines(calls_of(sources, gpu), gpu, store, seconds, json)
         return
+    if target.startswith("cuda"):
+        raise typer.BadParameter(f"--target {target}: on GPUs engines of cuDNN are tuned; give --cudnn as well.")
     _tune_kernels(sources, _KernelOptions(seconds, threads, target, store, offload, transforms, json))
 
 

@@ -13,7 +13,7 @@ import typer
 
 from tvm_convgrad.commands import option_values, options
 from tvm_convgrad.core.catalogue import WORDS
-from tvm_convgrad.core.errors import ConvGradError
+from tvm_convgrad.core.errors import ConvGradError, UnsupportedError
 
 if TYPE_CHECKING:
     from tvm_convgrad.verify.suite import Verdict
@@ -121,6 +121,11 @@ def verify(
         print_json({"seed": seed, "counts": dict(counts), "verdicts": [asdict(verdict) for verdict in verdicts]})
     else:
         _show(verdicts, counts)
+    if verdicts and counts["refused"] == len(verdicts):
+        raise UnsupportedError(
+            f"verify: all {len(verdicts)} comparisons were refused, and nothing was compared; choose another --impl, "
+            "--problem or --target. --fuzz interprets kernels of instruction sets that this CPU lacks, too."
+        )
     if counts["wrong"] or not counts["right"]:
         raise VerificationError(
             f"{counts['wrong']} of {len(verdicts)} comparisons with float64 failed, {counts['right']} succeeded "

@@ -25,6 +25,15 @@ def disabled(part: str) -> bool:
     Raises:
         SetupError: the variable names something that does not exist.
     """
+    return part in disabled_parts()
+
+
+def disabled_parts() -> list[str]:
+    """What CONVGRAD_DISABLE names.
+
+    Raises:
+        SetupError: the variable names something that does not exist.
+    """
     named = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
     unknown = [word for word in named if word not in PARTS]
     if unknown:
@@ -32,4 +41,4 @@ def disabled(part: str) -> bool:
             f"{VARIABLE}={os.environ[VARIABLE]}: there is no part {unknown[0]!r}; name some of {', '.join(PARTS)}, "
             "separated by commas. TVM_DEVICE_BACKEND_AUTOLOAD=0 turns everything off."
         )
-    return part in named
+    return named

@@ -36,5 +36,6 @@ def updated(text: str) -> str:
 
 
 if __name__ == "__main__":
-    document = Path(sys.argv[1])
+    if len(sys.argv) != 2 or not (document := Path(sys.argv[1])).is_file():
+        sys.exit("usage: python -m tvm_convgrad.importer.listing docs/RELAY_IMPORT.md")
     document.write_text(updated(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -12,9 +12,9 @@ cannot express.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple
 
 import tvm
 import tvm_ffi
@@ -34,11 +34,9 @@ from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.in_place import can_overwrite, overwriting
 from tvm_convgrad.offload.measured import Measured, Winner, default_path
 from tvm_convgrad.offload.registry import AUTO, NAMES, NONE, backend, names_for, require, verdict
+from tvm_convgrad.targets import TargetLike, target_of
 
 _NUMBERS = "convgrad.numbers"
-
-TargetLike = Union[tvm.target.Target, str, Mapping[str, Any]]
-"""A target, or what tvm.target.Target makes one of."""
 
 CodeGenerator = Callable[[Sequence[relax.Function], object, object], list[tvm.runtime.Module]]
 """TVM's `relax.ext.<backend>`: (marked functions, options, constants) to modules."""
@@ -81,15 +79,15 @@ def partition(
         backends: "onednn", "cudnn" or "cutlass", in order of preference; None means all backends for the target. A
             convolution that a backend does not support is offered to the next one; if none supports it, it is
             unchanged.
-        target: the tvm.target.Target for which the module will be compiled, or its name or JSON form; None means the
-            current target (`with target:`), or "llvm".
+        target: the target for which the module will be compiled: a tvm.target.Target, its name or JSON form, "native"
+            or a GPU such as "cuda:sm_90"; None means the current target (`with target:`), or "llvm".
 
     Returns:
         A new IRModule; `module` itself is unchanged.
 
     Raises:
         SetupError: a backend is not installed, or is not for this target; the message has the command that installs it.
-        UnsupportedError: a name is unknown, or the named backends support no convolution of the module.
+        UnsupportedError: a name or the target is unknown, or the named backends support no convolution of the module.
 
     Example:
         module = tvm_convgrad.partition(module, ["cudnn"], tvm.target.Target("cuda"))
@@ -97,7 +95,11 @@ def partition(
     """
     if target is None:
         target = tvm.target.Target.current(allow_none=True) or "llvm"
-    target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
+    target = target_of(target, "partition")
+    if backends is not None and not backends:
+        raise UnsupportedError(
+            f"partition: backends = [] names none; name some of {', '.join(NAMES)}, or leave it out for all of them."
+        )
     return offload(module, tuple(backends) if backends is not None else names_for(target), target).module
 
 

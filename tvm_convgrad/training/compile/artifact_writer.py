@@ -17,9 +17,9 @@ from tvm_convgrad.codegen.hardware import cores_of
 from tvm_convgrad.core.errors import SetupError
 from tvm_convgrad.core.files import check_destination, write_atomic
 from tvm_convgrad.offload.registry import NAMES, backend
+from tvm_convgrad.targets import required_features
 from tvm_convgrad.training.compile.initial_state import InitialState
 from tvm_convgrad.training.compile.linking import Linker, linker_for
-from tvm_convgrad.training.compile.targets import required_features
 from tvm_convgrad.training.compile.workspace import workspace
 from tvm_convgrad.training.model.model import TensorSchema
 from tvm_convgrad.training.runtime.artifact import ARTIFACT, Artifact, versions

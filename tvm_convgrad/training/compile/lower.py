@@ -15,13 +15,14 @@ from relax_ops.active import rules
 from relax_ops.ir import direction_of
 from relax_ops.lowering import Lowered, recorded_choices, recorded_seconds
 from relax_ops.passes.fusion import FuseEpilogues
-from tvm_convgrad.codegen.hardware import is_gpu, machine_of, native_target
+from tvm_convgrad.codegen.hardware import is_gpu, machine_of
 from tvm_convgrad.core.epilogue import NO_EPILOGUE
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.offload.contract import Engine
 from tvm_convgrad.offload.partition import Offloaded, offload
 from tvm_convgrad.offload.registry import AUTO, NONE, require, verdict
+from tvm_convgrad.targets import target_of
 from tvm_convgrad.training.compile.gpu import compile_for_gpu
 from tvm_convgrad.training.compile.initial_state import InitialState
 from tvm_convgrad.training.compile.separate import build_apart, builds_in_force, pool_of
@@ -240,9 +241,7 @@ def _in_order(module: tvm.IRModule, entry: str, record: list[Lowered], offloaded
 
 def _cpu(target: tvm.target.Target) -> tvm.target.Target:
     """The target as an object; raises if it is not for CPUs."""
-    if isinstance(target, str) and target == "native":
-        target = native_target()
-    target = target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
+    target = target_of(target, "compile_step")
     if target.kind.name != "llvm":
         raise UnsupportedError(
             f"compile_step: target {target.kind.name!r} is not a CPU; training steps are compiled for kind llvm only."

@@ -1,28 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compilation targets by name, and the instruction sets that code for them needs."""
+"""The targets that training steps are compiled for, as the command line names them."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 
 import tvm
-from tvm.target import codegen
 
 from tvm_convgrad.codegen.hardware import cores_of, native_target
-from tvm_convgrad.core.cpu_features import FLAGS, TILE_FEATURES
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import local_target
+from tvm_convgrad.targets import GPU, NAMED, refuse_unknown_cpu
 
-NAMED: dict[str, dict[str, object]] = {
-    "aarch64-linux": {"mtriple": "aarch64-linux-gnu"},
-    "armv8.2-a+fp16+dotprod": {"mtriple": "aarch64-linux-gnu", "mattr": ["+v8.2a", "+fullfp16", "+dotprod"]},
-    **{f"x86-64-v{n}-linux": {"mtriple": "x86_64-linux-gnu", "mcpu": f"x86-64-v{n}"} for n in (2, 3, 4)},
-}
-"""CPUs by name, whatever machine builds for them: attributes of TVM's target of kind llvm."""
 _OTHER_SYSTEMS = re.compile(r"[\w.+-]*(windows|macos|darwin)[\w.+-]*", re.IGNORECASE)
-_GPU = re.compile(r"cuda:(sm_\d+[af]?)")
 
 
 def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
@@ -38,12 +29,12 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
         UnsupportedError: no such target, or not one that may be.
         SetupError: "cuda" on a machine without a GPU.
     """
-    arch = _GPU.fullmatch(text)
+    arch = GPU.fullmatch(text)
     if gpus and text == "cuda":
         try:
             return local_target()
         except SetupError as error:
-            raise SetupError(f"{error} For a GPU elsewhere, name its architecture: --target cuda:sm_90.") from error
+            raise SetupError(f"{error} To build for another, name its architecture: --target cuda:sm_90.") from error
     if gpus and arch is not None:
         return tvm.target.Target({"kind": "cuda", "arch": arch[1]})
     if text == "native":
@@ -75,21 +66,8 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
     if "linux" not in str(target.attrs.get("mtriple") or "linux"):
         raise _for_another_system(text)
     cores_of(target)  # raises if the number makes no sense
-    _refuse_unknown_cpu(target, text)
+    refuse_unknown_cpu(str(target))
     return target
-
-
-def _refuse_unknown_cpu(target: tvm.target.Target, text: str) -> None:
-    """Refuse a CPU of which LLVM knows nothing: it would compile for any, with a line in its log."""
-    cpu = str(target.attrs.get("mcpu") or "")
-    known = sorted(map(str, codegen.llvm_get_cpu_archlist(target)))
-    if not cpu or cpu in known:
-        return
-    any_cpu = tvm.target.Target({**json.loads(str(target)), "mcpu": "generic"})
-    # An alias, such as apple-m1, is in no list, but has features of its own.
-    if set(codegen.llvm_get_cpu_features(target)) == set(codegen.llvm_get_cpu_features(any_cpu)):
-        similar = difflib.get_close_matches(cpu, known, 3) or known[-3:]
-        raise UnsupportedError(f"target {text!r}: LLVM has no CPU {cpu!r}; it has {', '.join(similar)} and others.")
 
 
 def _for_another_system(text: str) -> UnsupportedError:
@@ -99,13 +77,3 @@ def _for_another_system(text: str) -> UnsupportedError:
         "functions, although TVM's packages have its runtime for macOS on arm64 and for Windows on amd64; use "
         f"{', '.join(NAMED)}, or a triple of Linux in TVM's JSON form."
     )
-
-
-def required_features(target: tvm.target.Target) -> list[str]:
-    """The instruction sets beyond the architecture's base that LLVM may use for `target`.
-
-    Those of tiles are not among them: only kernels that request tiles use them, and they run without.
-    """
-    if target.kind.name == "cuda":
-        target = tvm.target.Target("llvm")  # of the host
-    return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & FLAGS.keys() - TILE_FEATURES)

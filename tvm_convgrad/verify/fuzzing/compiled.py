@@ -20,7 +20,7 @@ from relax_ops.single_run import QUICK_CONFIG
 from tvm_convgrad import register
 from tvm_convgrad.core.cpu_features import local_features
 from tvm_convgrad.core.problem import ConvProblem
-from tvm_convgrad.training.compile.targets import required_features
+from tvm_convgrad.targets import required_features
 from tvm_convgrad.verify.fuzzing.cases import KernelCase
 from tvm_convgrad.verify.fuzzing.check import differences, kernel_of, numbers_of, read_case
 from tvm_convgrad.verify.fuzzing.guarded import Array, GuardedMemory
