@@ -118,6 +118,31 @@ def odd_model(batch: Any) -> Any:
     return train_only(from_module(builder.get(), parameters=values), ["[!f]*", "factor"]), values
 
 
+def test_a_parameter_whose_square_the_model_has_too() -> None:
+    """LAMB's norm of it is no part of the model's, which is another kernel's sum."""
+    shapes = {"matrix": (300, 40), "rows": (5, 40)}
+    random = np.random.default_rng(0)
+    values = {name: random.normal(0, 0.5, shape).astype("float32") for name, shape in shapes.items()}
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((BATCH, 300), "float32"))
+    p = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
+    with builder.function("main", [x, *p.values()]):
+        with builder.dataflow():
+            h = builder.emit(relax.op.tanh(builder.emit(relax.op.matmul(x, p["matrix"]))))
+            square = builder.emit(relax.op.multiply(p["rows"], p["rows"]))
+            unit = relax.op.divide(p["rows"], relax.op.sqrt(builder.emit(relax.op.sum(square, 1, keepdims=True))))
+            output = builder.emit_output(relax.op.matmul(h, relax.op.permute_dims(builder.emit(unit))))
+        builder.emit_func_output(output)
+    step = build_step(from_module(builder.get(), parameters=values), split=True, optimizer="lamb")
+    both = Both(step, linked(compile_step(step, native_target())))
+    x, labels = random.normal(0, 1, (BATCH, 300)).astype("float32"), random.integers(0, 5, BATCH)
+    for number in range(3):
+        *_, both.whole = both.machine["step"](tensor(x), tensor(labels), tensor(np.float32(0.1)), both.whole)
+        *_, flat = both.gradients(x, labels)
+        both.halves = both.machine["apply"](tensor(flat), tensor(np.float32(0.1)), both.halves)
+        for schema, one, other in zip(step.state, both.whole, both.halves, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=f"{schema.name}, step {number}")
+
+
 @pytest.mark.parametrize("batch", [BATCH, "n"])
 def test_gradients_without_a_kernel_of_their_own(batch: Any) -> None:
     model, values = odd_model(batch)

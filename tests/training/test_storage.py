@@ -12,12 +12,14 @@ import tvm_convgrad
 from tests.training.harness import Runner, relative_error
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name, static_shape
 from tvm_convgrad.training.model.model import from_module
+from tvm_convgrad.training.model.trained_part import train_only
 from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
 from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.step.build import build_step
 from tvm_convgrad.training.step.storage import Storage
 
 TYPES = ("bfloat16", "float16")
+UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 BATCH, CHANNELS, SIZE, CLASSES = 4, 8, 12, 4
 SHAPES = {
     "stem": (CHANNELS, 2, 3, 3),
@@ -113,7 +115,7 @@ def test_small_integers_train_as_in_float32(dtype, options):
                 np.testing.assert_array_equal(value, wanted[name], err_msg=name)
 
 
-@pytest.mark.parametrize(("dtype", "unit"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+@pytest.mark.parametrize(("dtype", "unit"), UNITS.items())
 @pytest.mark.parametrize("size", [BATCH, "n"])
 def test_roundings_are_those_of_what_is_stored(dtype, unit, size):
     """A gradient passes through at most 16 tensors that are rounded once each, to half of `unit`."""
@@ -254,6 +256,34 @@ def test_rows_that_are_masked_altogether_are_uniform(kind, dtype):
         assert np.isfinite(scores).all()
         assert loss > 0
     assert all(np.isfinite(value).all() and value.any() for value in runner.named().values())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("number", [-1e3, -6e4])
+def test_a_buffer_that_masks_whole_rows_takes_no_digits_of_scores(number, dtype):
+    """-6e4 is a number of float16, but the next ones are 32 away; a softmax that two kernels read, as in PyTorch's."""
+    op, builder = relax.op, relax.BlockBuilder()
+    shapes = {"x": (2, 4, 4), "key": (4, 4), "value": (4, 4), "mask": (4, 4)}
+    x, key, value, mask = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items())
+    with builder.function("main", [x, key, value, mask], attrs={"num_input": 1}):
+        with builder.dataflow():
+            keys, values = (builder.emit(op.matmul(x, each)) for each in (key, value))
+            scores = builder.emit(op.matmul(x, builder.emit(op.permute_dims(keys, [0, 2, 1]))))
+            scores = builder.emit(op.add(scores, mask))
+            least = builder.emit(op.equal(op.max(scores, -1, keepdims=True), relax.const(-np.inf, "float32")))
+            weights = op.nn.softmax(builder.emit(op.where(least, relax.const(0.0), scores)), -1)
+            mixed = builder.emit(op.matmul(builder.emit(weights), values))
+            output = builder.emit_output(op.matmul(mixed, key))
+        builder.emit_func_output(output)
+    rows = np.random.default_rng(0).integers(-1, 2, (2, 4, 4)).astype("float32")
+    masks = np.zeros((4, 4), "float32")
+    masks[2] = number
+    values = {"key": np.eye(4, dtype="float32"), "value": np.eye(4, dtype="float32"), "mask": masks}
+    model = train_only(from_module(builder.get(), parameters=values), ["key", "value"])
+    step = build_step(model, loss="mse", dtype=dtype, results="activations")
+    _, found = Runner(step).step(rows, np.zeros((2, 4, 4), "float32"), lr=0.0)
+    powers = np.exp(np.einsum("bij,bkj->bik", rows, rows, dtype="float64"))  # a row's mask does not change its softmax
+    np.testing.assert_allclose(found, powers / powers.sum(-1, keepdims=True) @ rows, atol=2 * UNITS[dtype])
 
 
 def test_statistics_before_a_softmax_are_no_mask():

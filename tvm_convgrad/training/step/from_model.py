@@ -134,7 +134,8 @@ def step_of_model(model: Model, options: StepOptions) -> StepModule:
         _emit_split(builder, parts, flat)
         names += [name for name in SPLIT_FUNCTIONS if name not in names]
     module = relax.transform.DeadCodeElimination(names)(builder.get())
-    module = convert_layout(narrow(module, options.dtype, options.results), options.layout)
+    module = narrow(module, options.dtype, options.results, parts.state.masks(options.dtype))
+    module = convert_layout(module, options.layout)
     least = batch_norm.least_batch(forward, len(model.inputs))
     target = replace(schema_of(forward.params[len(model.inputs)], "target"), range=objective.target_range())
     prediction = module["predict"].ret_ty if objective.predicts else module["step"].ret_ty.fields[1]

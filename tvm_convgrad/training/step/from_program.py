@@ -65,7 +65,8 @@ def step_of_program(program: TrainingProgram, options: StepOptions) -> StepModul
     emit_init(builder, state)
     names = [*FUNCTIONS, *(SPLIT_FUNCTIONS if options.split else ())]
     module = relax.transform.DeadCodeElimination(names)(builder.get())
-    module = convert_layout(narrow(module, options.dtype, options.results), options.layout)
+    module = narrow(module, options.dtype, options.results, state.masks(options.dtype))
+    module = convert_layout(module, options.layout)
     return StepModule(
         module=module,
         inputs=program.inputs,

@@ -21,6 +21,7 @@ from tvm_convgrad.training.step import scaling
 from tvm_convgrad.training.step.clipping import clip_by_norm, clip_by_value
 from tvm_convgrad.training.step.optimizers import Optimizer, Update
 from tvm_convgrad.training.step.options import StepOptions
+from tvm_convgrad.training.step.storage import may_be_mask
 
 Role = Literal["parameter", "frozen", "running_stat", "optimizer", "average", "counter"]
 AVERAGE = "ema"
@@ -104,6 +105,13 @@ class State:
         """The fields that the optimizer keeps."""
         behind = self._scaling + self.counted + (self.parameters if self.averaged else 0)
         return list(fields[self.parameters + self.statistics : len(fields) - behind])
+
+    def masks(self, dtype: str) -> list[int]:
+        """Numbers of the frozen fields that may be masks of attention, in a step of a 16-bit type; none in float32."""
+        if dtype == "float32":
+            return []
+        pairs = enumerate(zip(self.schemas, self.values, strict=True))
+        return [n for n, (schema, value) in pairs if schema.role == "frozen" and may_be_mask(value, dtype)]
 
     @property
     def _scaling(self) -> int:

@@ -121,11 +121,14 @@ def _lamb(builder: relax.BlockBuilder, operands: Update, settings: Settings) -> 
     moved = builder.emit(relax.op.divide(ratio, _bias_correction(settings["betas"][0], operands.step, dtype)))
     moved = _decayed(builder, parameter, moved, settings)
 
+    # Its own view: a step and an update alone give the same bits where the model, too, squares a parameter.
+    own = builder.emit(relax.op.memory.ensure_zero_offset(parameter))
+
     def norm(value: relax.Expr) -> relax.Expr:
         return builder.emit(relax.op.sqrt(builder.emit(relax.op.sum(builder.emit(relax.op.multiply(value, value))))))
 
     zero, one = scalar(0.0, dtype), scalar(1.0, dtype)
-    sizes = norm(parameter), norm(moved)
+    sizes = norm(own), norm(moved)
     known = builder.emit(relax.op.logical_and(*(relax.op.greater(size, zero) for size in sizes)))
     trust = builder.emit(relax.op.where(known, relax.op.divide(*sizes), one))
     rate = builder.emit(relax.op.multiply(operands.rate, trust))

@@ -9,6 +9,7 @@ in the operands' type. Weights, statistics, losses and the optimizer stay float3
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import tvm
@@ -27,11 +28,12 @@ from tvm_convgrad.training.step.names import ACTIVATIONS
 from tvm_convgrad.training.step.storage import CONTRACTIONS, VIEWS, Storage, is_narrowed
 
 
-def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IRModule:
+def narrow(module: tvm.IRModule, dtype: str, results: str = "float32", masks: Collection[int] = ()) -> tvm.IRModule:
     """The module with operands of convolutions and matrix products in `dtype`; "float32" leaves it as it is.
 
     Args:
         results: of `names.RESULTS`; what reads a result stored in the operands' type gets it as float32 all the same.
+        masks: numbers of the fields of the state that may be masks, see `storage.may_be_mask`.
     """
     if dtype == "float32":
         return module
@@ -46,7 +48,7 @@ def narrow(module: tvm.IRModule, dtype: str, results: str = "float32") -> tvm.IR
         function = module[variable]
         if isinstance(function, relax.Function):
             if results == ACTIVATIONS:
-                _Kept(builder, function, dtype).emit(variable.name_hint)
+                _Kept(builder, function, dtype, masks).emit(variable.name_hint)
             else:
                 _narrow_function(
                     builder, variable.name_hint, function, dtype, dtype if results == "operands" else "float32"
@@ -99,11 +101,13 @@ def _cast(builder: relax.BlockBuilder, tensor: relax.Expr, dtype: str, narrowed:
 class _Kept:
     """One function whose activations are kept in 16 bits: each has a variable of them, and is widened for readers."""
 
-    def __init__(self, builder: relax.BlockBuilder, function: relax.Function, dtype: str) -> None:
+    def __init__(
+        self, builder: relax.BlockBuilder, function: relax.Function, dtype: str, masks: Collection[int]
+    ) -> None:
         self._builder, self._function, self._dtype = builder, function, dtype
         self._fresh = fresh_parameters(function)
         self._environment = Environment(function.params, self._fresh)
-        self._storage = Storage(function, dtype)
+        self._storage = Storage(function, dtype, masks)
         self._narrowed: dict[Any, Any] = {}  # 16-bit variables, by those of the same values in float32
 
     def emit(self, name: str) -> None:

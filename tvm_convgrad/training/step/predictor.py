@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from relax_ops.active import rules
+from relax_ops.compat import array_of
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.training.ir.graph import Environment, builder_with_tir, fresh_parameters, function_scope, replay
 from tvm_convgrad.training.model.model import BATCH_NORM, Array, Model, TensorSchema, schema_of
@@ -21,6 +22,7 @@ from tvm_convgrad.training.step.layout import convert_layout
 from tvm_convgrad.training.step.objective import objective_of
 from tvm_convgrad.training.step.options import StepOptions
 from tvm_convgrad.training.step.precision import narrow
+from tvm_convgrad.training.step.storage import may_be_mask
 
 PREDICT = "predict"
 _SHOWN = 3
@@ -117,7 +119,8 @@ def _narrowed(module: tvm.IRModule, weights: Sequence[relax.Expr], chosen: StepO
             environment = Environment([*function.params, *weights], [*fresh, *fields])
             output = builder.emit_output(replay(builder, function, environment))
         builder.emit_func_output(output)
-    module = narrow(builder.get(), chosen.dtype, chosen.results)
+    masks = [number for number, each in enumerate(weights) if may_be_mask(array_of(each), chosen.dtype)]
+    module = narrow(builder.get(), chosen.dtype, chosen.results, masks)
     function, builder = module[PREDICT], builder_with_tir(module)
     fresh = fresh_parameters(function)[:-1]
     with function_scope(builder, PREDICT, fresh):

@@ -124,15 +124,33 @@ _TAKERS = (
 )
 """Operators that may read a tensor kept in 16 bits; all but contractions, MOVES and max pools compute in float32."""
 
+_SPACING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The distance of a type's numbers at 1."""
+_APART = 0.8
+
 STATE = "state"
 """The parameter of a step's functions with what lasts from step to step."""
+
+
+def may_be_mask(values: np.ndarray[Any, Any], dtype: str) -> bool:
+    """Whether weights that no step changes may be a mask: numbers as large lie more than 0.8 apart in the 16-bit type.
+
+    Scores to which such a number is added would lose their digits, which count where it is added to a whole row. It is
+    so from 1,000 in float16 and from 110 in bfloat16: not for the -100 of shifted windows, which mask no whole row.
+    """
+    finite = np.abs(values[np.isfinite(values)]) if values.dtype.kind == "f" else values[:0]
+    return finite.size > 0 and float(finite.max()) * _SPACING[dtype] > _APART
 
 
 class Storage:
     """The variables of a straight-line function that are to be kept in 16 bits."""
 
-    def __init__(self, function: relax.Function, dtype: str) -> None:
-        """Analyse `function`, of a finished float32 step (or `predict`), for the 16-bit type `dtype`."""
+    def __init__(self, function: relax.Function, dtype: str, masks: Collection[int] = ()) -> None:
+        """Analyse `function`, of a finished float32 step (or `predict`), for the 16-bit type `dtype`.
+
+        Args:
+            masks: numbers of the fields of its state that may be masks, see `may_be_mask`.
+        """
         self._dtype = dtype
         self._values: dict[Any, Any] = {binding.var: binding.value for binding in bindings_of(function)}
         self._readers: dict[Any, list[Any]] = defaultdict(list)
@@ -141,7 +159,12 @@ class Storage:
                 self._readers[operand].append(variable)
         for operand in variables_of(function.body.body):
             self._readers[operand].append(None)
-        self._parameters = list(function.params)
+        state = next((p for p in function.params if p.name == STATE), None)
+        self._weights = [p for p in function.params if not p.same_as(state)] + [
+            variable
+            for variable, value in self._values.items()
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(state) and value.index not in masks
+        ]
         self._of_samples = self._dependents(
             [p for p in function.params if isinstance(p.ty, relax.TensorType) and p.ty.ndim > 0]
         )
@@ -203,8 +226,8 @@ class Storage:
     def _beyond_the_range(self) -> set[Any]:
         """What elementwise operators make with numbers that the 16-bit type has not, and what is made of that.
 
-        These are constants, and, on the way to a softmax, what comes of samples or of constants without a product: a
-        mask that is an input of the model. There `where` may fill in a tensor of any origin.
+        These are constants, and, on the way to a softmax, what comes of samples, of constants or of buffers with large
+        numbers without a product: a mask. There `where` may fill in a tensor of any origin.
         """
         scores: set[Any] = set()
         for variable in reversed(self._values):
@@ -212,7 +235,7 @@ class Storage:
             if _is_call(value, _SOFTMAXES) or (variable in scores and _is_call(value, _PASSED_ON)):
                 scores.update(variables_of(value))
         products = self._dependents([v for v, value in self._values.items() if _is_call(value, CONTRACTIONS)])
-        of_weights = self._dependents(self._parameters) - self._of_samples
+        of_weights = self._dependents(self._weights) - self._of_samples
         found: set[Any] = set()
         for variable, value in self._values.items():
             if not _is_float32(variable):
