@@ -177,6 +177,12 @@ def test_onnx_errors(tmp_path):
     )
     assert "is not a valid ONNX file, or is truncated" in message(_written(tmp_path / "text.onnx", b"hello"))
     helper = onnx.helper
+    norm = helper.make_node("BatchNormalization", ["x", *"abcd"], list("yuvws"), "norm")
+    tensor = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2])
+    tracked = helper.make_model(helper.make_graph([norm], "net", [tensor], []))
+    assert "'norm' has 5 results, but has at most 3 in opset" in message(
+        _written(tmp_path / "tracked.onnx", tracked.SerializeToString())
+    )
     extra = [
         helper.make_node("NonMaxSuppression", ["y", "y"], ["u"]),
         helper.make_node("StringNormalizer", ["y"], ["s"]),
@@ -208,8 +214,8 @@ def test_pt2_errors(tmp_path):
     program = torch.export.export(Odd(), (torch.randn(4, 4),))
     torch.export.save(program, tmp_path / "odd.pt2")
     text = message(tmp_path / "odd.pt2")
-    assert "aten.special_bessel_j0.default (2x, test_frontends.py:206: return" in text
-    assert "aten._linalg_eigh.default (1x, test_frontends.py:206: return" in text
+    assert "aten.special_bessel_j0.default (2x, test_frontends.py:212: return" in text
+    assert "aten._linalg_eigh.default (1x, test_frontends.py:212: return" in text
 
 
 def test_pt2_file_batch_and_dropout(tmp_path):

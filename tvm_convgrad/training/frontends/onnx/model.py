@@ -60,6 +60,7 @@ def load_onnx(path: Path, batch: int | str | None, outputs: Outputs | OwnLoss | 
     source = str(path)
     try:
         proto = onnx.load(path)
+        _refuse_tracked_instance_norms(proto, source)
         onnx.checker.check_model(proto)
         _refuse_opset(onnx, proto, source)
     except ModelError:
@@ -187,6 +188,18 @@ def _imported(
     values = [value.numpy() for value in function.attrs["params"]] if "params" in function.attrs else []
     count = len(function.params) - len(values)
     return module, dict(zip(names[count:], values, strict=True)), origins
+
+
+def _refuse_tracked_instance_norms(proto: onnx.ModelProto, source: str) -> None:
+    """Raise if there is a batch norm of five results in opset 14 or newer, which no operator of the standard is."""
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), default=0)
+    wrong = [node for node in proto.graph.node if node.op_type == "BatchNormalization" and len(node.output) > 3]
+    if wrong and opset >= 14:
+        raise ModelError(
+            f"{source}: BatchNormalization {wrong[0].name!r} has {len(wrong[0].output)} results, but has at most 3 in "
+            f"opset {opset}. PyTorch's older exporter writes an InstanceNorm with track_running_stats=True so in "
+            "training mode; pass torch.export.export(model.train(), ...) as .pt2, or leave track_running_stats out."
+        )
 
 
 def _refuse_opset(onnx: ModuleType, proto: onnx.ModelProto, source: str) -> None:
