@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import numpy as np
@@ -214,8 +215,8 @@ def test_pt2_errors(tmp_path):
     program = torch.export.export(Odd(), (torch.randn(4, 4),))
     torch.export.save(program, tmp_path / "odd.pt2")
     text = message(tmp_path / "odd.pt2")
-    assert "aten.special_bessel_j0.default (2x, test_frontends.py:212: return" in text
-    assert "aten._linalg_eigh.default (1x, test_frontends.py:212: return" in text
+    assert re.search(r"aten\.special_bessel_j0\.default \(2x, test_frontends\.py:\d+: return", text)
+    assert re.search(r"aten\._linalg_eigh\.default \(1x, test_frontends\.py:\d+: return", text)
 
 
 def test_pt2_file_batch_and_dropout(tmp_path):
@@ -252,7 +253,9 @@ def test_pt2_random_operators_are_refused():
         def forward(self, x):
             return self.fc(x) + torch.poisson(x)
 
-    with pytest.raises(ModelError, match=r"random operators: aten\.poisson\.default \(1x, test_frontends\.py:247"):
+    with pytest.raises(
+        ModelError, match=r"random operators: aten\.poisson\.default \(1x, test_frontends\.py:\d+: return"
+    ):
         from_exported_program(torch.export.export(Noisy(), (torch.randn(2, 4),)))
     with pytest.raises(ModelError, match=r"expected a torch\.export\.ExportedProgram"):
         from_exported_program(Noisy())
