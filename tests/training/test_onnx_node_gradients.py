@@ -33,10 +33,14 @@ Array = np.ndarray[Any, Any]
 EVERY = 1 if os.environ.get("CONVGRAD_ALL_NODES") else 256
 MENDED = ("test_rotary_embedding_no_position_ids", "test_attention_causal_boolmask_nan_robustness")
 OTHERWISE = {
+    "batchnorm": "a step takes the statistics of the batch",
     "dropout": "masks are random",
     "gelu_default": "the evaluator's Erf has six digits",
     "gridsample": "the evaluator computes it in float32",
     "l1normalization": "the evaluator sums x for |x|",
+    "resize_downsample_scales_cubic_align_corners": "the result's extent is a whole number, as in ONNX Runtime",
+    "resize_downsample_scales_linear_align_corners": "the result's extent is a whole number, as in ONNX Runtime",
+    "rnn_seq_length": "its tanh is saturated: 1 - y * y has two digits in float32",
     "simple_rnn_bidirectional": "its tanh is saturated: 1 - y * y has two digits in float32",
 }
 """Parts of names of cases whose differences are others, and why."""
