@@ -39,7 +39,7 @@ def target_of(given: TargetLike, operator: str) -> Target:
         UnsupportedError: there is no such target, or LLVM does not know its CPU, for which TVM would take any.
     """
     if isinstance(given, Target):
-        return _with_known_cpu(given)
+        return _with_known_cpu(given, given)
     gpu = GPU.fullmatch(given) if isinstance(given, str) else None
     if gpu is not None:
         return Target({"kind": "cuda", "arch": gpu[1]})
@@ -54,18 +54,21 @@ def target_of(given: TargetLike, operator: str) -> Target:
             f"{', '.join(map(repr, NAMED))}, 'cuda:sm_90' or another GPU, or a dictionary such as "
             '{"kind": "llvm", "mcpu": "haswell"}.'
         ) from error
-    return _with_known_cpu(target)
+    return _with_known_cpu(target, given)
 
 
-def _with_known_cpu(target: Target) -> Target:
+def _with_known_cpu(target: Target, given: TargetLike) -> Target:
     if target.kind.name == "llvm":
-        refuse_unknown_cpu(str(target))
+        refuse_unknown_cpu(str(target), repr(given))
     return target
 
 
 @lru_cache(maxsize=64)
-def refuse_unknown_cpu(described: str) -> None:
+def refuse_unknown_cpu(described: str, shown: str) -> None:
     """Refuse a target (JSON) of whose CPU LLVM knows nothing: it would compile for any CPU, with a line in its log.
+
+    Args:
+        shown: the target as the user gives it.
 
     Raises:
         UnsupportedError: there is no such CPU.
@@ -79,7 +82,7 @@ def refuse_unknown_cpu(described: str) -> None:
     # An alias, such as apple-m1, is in no list, but has features of its own.
     if set(codegen.llvm_get_cpu_features(target)) == set(codegen.llvm_get_cpu_features(any_cpu)):
         similar = difflib.get_close_matches(cpu, known, 3) or known[-3:]
-        raise UnsupportedError(f"target {described}: LLVM has no CPU {cpu!r}; it has {', '.join(similar)} and others.")
+        raise UnsupportedError(f"target {shown}: LLVM has no CPU {cpu!r}; it has {', '.join(similar)} and others.")
 
 
 def required_features(target: Target) -> list[str]:

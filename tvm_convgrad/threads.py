@@ -37,9 +37,19 @@ def available_cores() -> int:
     return len(cores)
 
 
+_LOCAL = "LOCAL_WORLD_SIZE"
+
+
 def local_ranks() -> int:
-    """How many processes of a distributed run share this machine, as torchrun tells (LOCAL_WORLD_SIZE); else 1."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    """How many processes of a distributed run share this machine, as torchrun tells (LOCAL_WORLD_SIZE); else 1.
+
+    Raises:
+        SetupError: the variable is no positive number.
+    """
+    stated = os.environ.get(_LOCAL) or "1"
+    if not stated.isdecimal() or not int(stated):
+        raise SetupError(f"{_LOCAL}={stated}: it is the number of ranks on this machine, at least 1.")
+    return int(stated)
 
 
 _chosen: int | None = None

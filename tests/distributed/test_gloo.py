@@ -202,6 +202,37 @@ def test_too_few_samples_are_refused(convgrad: Command, full_step: Path, tmp_pat
     convgrad(*arguments).assert_sentence("7 training samples do not fill the 2 batches of 4 of an update")
 
 
+def test_a_run_of_fewer_batches_resumes_with_surplus_ranks(convgrad: Command, full_step: Path, tmp_path: Path) -> None:
+    tiny.write_data(tmp_path / "few.npz", train=8)
+    arguments = [full_step, "--data", tmp_path / "few.npz", "--batch-size", 4, "--checkpoint-dir", tmp_path / "made"]
+    assert convgrad("run", *arguments, "--epochs", 1, "--accumulate", 2).code == 0
+    done = finish_all(start_ranks([*arguments, "--epochs", 2, "--resume"], 3))
+    assert [each.code for each in done] == [0, 0, 0], done[0].err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"RANK": "5"}, "--distributed: RANK=5, but WORLD_SIZE=2; ranks are numbered from 0 to 1"),
+        ({"WORLD_SIZE": "x"}, "--distributed: WORLD_SIZE=x, which must be a number from 1 to 65535"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: it is the number of ranks on this machine, at least 1"),
+    ],
+)
+def test_numbers_of_a_launcher_that_are_wrong(
+    convgrad: Command,
+    full_step: Path,
+    full_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, str],
+    said: str,
+) -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
+    for name, value in {**given, **changed}.items():
+        monkeypatch.setenv(name, value)
+    arguments = ["run", full_step, "--data", full_data, "--epochs", 1, "--rank-timeout", 1]
+    convgrad(*arguments, *(() if "LOCAL_WORLD_SIZE" in changed else ("--distributed",))).assert_sentence(said)
+
+
 def test_without_a_launcher(
     convgrad: Command, full_step: Path, full_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

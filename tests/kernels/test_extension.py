@@ -10,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 
 import tvm_convgrad.kernels
 from relax_ops.lowering import recorded_choices
 from relax_ops.program import directions_module
-from tests.kernels.harness import NATIVE
-from tvm_convgrad.codegen.hardware import CPUS, machine_of
+from tvm_convgrad.codegen.hardware import CPUS, machine_of, native_target
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.core.exact import numbers_of
@@ -103,7 +101,7 @@ KERNELS = (Rows(),)
 
 PROBLEM = ConvProblem.from_descriptor("mb2ic5iw12oc7ow12kw1")
 OTHER = ConvProblem.from_descriptor("mb2ic5iw12oc7ow12kw3pw1")
-TARGET = tvm.target.Target(NATIVE)
+TARGET = native_target()
 MACHINE = machine_of(TARGET)
 
 

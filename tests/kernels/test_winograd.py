@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.kernels.harness import MACHINE, NATIVE, built, check_choice, forced, with_tiling
+from tests.kernels.harness import MACHINE, built, check_choice, forced, with_tiling
 from tvm_convgrad import allow_transforms, evaluate
 from tvm_convgrad.core.catalogue import DIRECTIONS
 from tvm_convgrad.core.errors import UnsupportedError
@@ -64,7 +64,7 @@ def test_float64_is_exact_too():
     problem = ConvProblem.from_descriptor(SHAPES[1]).with_dtypes("float64", "float64", "float64")
     for direction in DIRECTIONS:
         operands, wanted = numbers_of(problem, direction, 2)
-        found = evaluate_problem(direction, problem, *operands, impl="winograd", target=NATIVE)
+        found = evaluate_problem(direction, problem, *operands, impl="winograd", target="native")
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -109,7 +109,9 @@ def test_rounding_stays_within_the_bound_of_the_transform():
     problem = ConvProblem.from_descriptor("mb2ic48ih12iw12oc32oh12ow12kh3kw3ph1pw1")
     rng = np.random.default_rng(4)
     data, weight = (rng.standard_normal(problem.tensors[name][0]) for name in ("data", "weight"))
-    found = evaluate_problem("forward", problem, data.astype("f4"), weight.astype("f4"), impl="winograd", target=NATIVE)
+    found = evaluate_problem(
+        "forward", problem, data.astype("f4"), weight.astype("f4"), impl="winograd", target="native"
+    )
     data, weight = data.astype("f4").astype(float), weight.astype("f4").astype(float)
     padded = np.pad(data, ((0, 0), (0, 0), (1, 1), (1, 1)))
     tiles = np.stack(
@@ -160,7 +162,7 @@ def test_wgrad_of_one_pixel_is_refused():
     problem = ConvProblem.from_descriptor("mb1ic64ih1iw1oc32oh1ow1kh3kw3ph1pw1")
     assert winograd(problem, "backward_weight", MACHINE).reason == "some of the taps read padding only"
     operands, wanted = numbers_of(problem, "backward_data", 0)
-    found = evaluate_problem("backward_data", problem, *operands, impl="winograd", target=NATIVE)
+    found = evaluate_problem("backward_data", problem, *operands, impl="winograd", target="native")
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -188,7 +190,7 @@ def test_what_it_does_not_cover_is_refused_with_the_reason(text):
     problem = ConvProblem.from_descriptor(text)
     operands, _ = numbers_of(problem, "forward", 0)
     with pytest.raises(UnsupportedError, match=REFUSED[text]):
-        evaluate_problem("forward", problem, *operands, impl="winograd", target=NATIVE)
+        evaluate_problem("forward", problem, *operands, impl="winograd", target="native")
     with allow_transforms():
         choice = chooser.choose(problem, "forward", MACHINE)
     assert REFUSED[text] in choice.refused["winograd forward"]
@@ -198,4 +200,4 @@ def test_what_it_does_not_cover_is_refused_with_the_reason(text):
 def test_float16_is_refused():
     x, w = np.zeros((1, 16, 8, 8), "float16"), np.zeros((16, 16, 3, 3), "float16")
     with pytest.raises(UnsupportedError, match="tensors of float16; it is made for float32 or float64"):
-        evaluate("conv2d", x, w, padding=1, impl="winograd", target=NATIVE)
+        evaluate("conv2d", x, w, padding=1, impl="winograd", target="native")

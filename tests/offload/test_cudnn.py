@@ -86,7 +86,7 @@ def test_targets() -> None:
     with pytest.raises(UnsupportedError, match=r"such as cuda:sm_90"):
         parse_target("rocm", gpus=True)
     if not Path("/dev/nvidia0").exists():
-        with pytest.raises(SetupError, match=r"elsewhere, name its architecture: --target cuda:sm_90"):
+        with pytest.raises(SetupError, match=r"for another, name its architecture: --target cuda:sm_90"):
             parse_target("cuda", gpus=True)
     with pytest.raises(UnsupportedError, match="use llvm or native"):
         parse_target("cuda:sm_90")

@@ -16,7 +16,7 @@ from tvm_convgrad.training.model.trained_part import train_only
 from tvm_convgrad.training.passes.layer_norm import FuseLayerNorms
 from tvm_convgrad.training.passes.products import ProductsAsConvolutions
 from tvm_convgrad.training.step.build import build_step
-from tvm_convgrad.training.step.storage import Storage
+from tvm_convgrad.training.step.storage import Storage, may_be_mask
 
 TYPES = ("bfloat16", "float16")
 UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -284,6 +284,13 @@ def test_a_buffer_that_masks_whole_rows_takes_no_digits_of_scores(number, dtype)
     _, found = Runner(step).step(rows, np.zeros((2, 4, 4), "float32"), lr=0.0)
     powers = np.exp(np.einsum("bij,bkj->bik", rows, rows, dtype="float64"))  # a row's mask does not change its softmax
     np.testing.assert_allclose(found, powers / powers.sum(-1, keepdims=True) @ rows, atol=2 * UNITS[dtype])
+
+
+def test_which_weights_may_be_masks():
+    for values in (np.array(40000), np.array([-100.0], "float32"), np.zeros(0, "float32"), np.array([True, False])):
+        assert not may_be_mask(values, "bfloat16")
+    assert may_be_mask(np.array(-1e4, "float32"), "bfloat16")
+    assert may_be_mask(np.array([0, -np.inf, -1e3], "float32"), "float16")
 
 
 def test_statistics_before_a_softmax_are_no_mask():

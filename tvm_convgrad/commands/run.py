@@ -266,8 +266,9 @@ def run(
             keeper = Keeper(checkpoint_dir if first else None, checkpoint_every, session.state, allow_nonfinite)
             kept = Kept(rate=lr is None, schedule=schedule is None, micro_batches=accumulate is None)
             progress = begin(session, fresh, keeper, kept, epochs, resume=resume)
-            batch_size_of(session, batch_size, len(samples), progress.micro_batches)  # or it raises
         progress = shared(session, progress, ranks)
+        with together(ranks):
+            batch_size_of(session, batch_size, len(samples), progress.micro_batches)  # or it raises
         resumed = len(progress.losses)
         split = Split(ranks, statistics) if distributed or progress.micro_batches > 1 else None
         with together(ranks):

@@ -78,12 +78,14 @@ def prepare(session: Session, reader: Reader, wanted: Wanted, ranks: Ranks) -> P
             "--require-accuracy needs test arrays x_test and y_test with class numbers; there are none."
         )
     parts = ranks.size * (wanted.accumulate or 1)
+    # One batch: whether there are those of an update is checked when the checkpoint has said how many they are.
+    size = batch_size_of(session, wanted.batch_size, len(data.train))
     rates = Schedule.parse(wanted.schedule or CONSTANT)
     fresh = Progress(
         session.artifact.id,
         data.train.digest,
         wanted.seed,
-        batch_size_of(session, wanted.batch_size, len(data.train), parts),
+        size * parts,
         float(session.artifact.options["lr"] if wanted.lr is None else wanted.lr),
         rates.text,
         micro_batches=parts,

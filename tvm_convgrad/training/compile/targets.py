@@ -66,7 +66,7 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
     if "linux" not in str(target.attrs.get("mtriple") or "linux"):
         raise _for_another_system(text)
     cores_of(target)  # raises if the number makes no sense
-    refuse_unknown_cpu(str(target))
+    refuse_unknown_cpu(str(target), repr(text))
     return target
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from time import monotonic
 from typing import TypeVar
 
 from tvm_convgrad.core.errors import SetupError, TrainingError, first_line
@@ -77,15 +78,32 @@ def _cause(error: RuntimeError) -> str:
     return re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", first_line(error)).partition(". ")[0]
 
 
+def _check_numbers() -> None:
+    """Refuse ranks and ports that are none, for which torch.distributed would wait.
+
+    Raises:
+        SetupError: a variable is no number, or out of its range.
+    """
+    rank, size, _, port = (os.environ[name] for name in _VARIABLES)
+    for name, text, least in (("RANK", rank, 0), ("WORLD_SIZE", size, 1), ("MASTER_PORT", port, 0)):
+        if not text.isdecimal() or not least <= int(text) <= 65535:
+            raise SetupError(f"--distributed: {name}={text}, which must be a number from {least} to 65535.")
+    if int(rank) >= int(size):
+        raise SetupError(
+            f"--distributed: RANK={rank}, but WORLD_SIZE={size}; ranks are numbered from 0 to {int(size) - 1}."
+        )
+
+
 @contextmanager
 def joined(timeout: float = TIMEOUT) -> Iterator[TorchRanks]:
     """Connect the processes that were started together, as the environment names them, inside the block.
 
     Args:
-        timeout: seconds to wait for the others, here and in everything that they do together.
+        timeout: seconds to wait for the others in all that they do together, and here for each attempt to connect.
 
     Raises:
-        SetupError: PyTorch is missing, no launcher has named the ranks, or they cannot be reached.
+        SetupError: PyTorch is missing, no launcher has named the ranks or their numbers are wrong, or they cannot be
+            reached.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # the error that ends a run is one sentence
     try:
@@ -98,12 +116,15 @@ def joined(timeout: float = TIMEOUT) -> Iterator[TorchRanks]:
             f"--distributed: {', '.join(missing)} not set, so the ranks cannot find each other; start them with "
             "`torchrun --nproc-per-node N -m tvm_convgrad run …`, or set these variables as it does."
         )
+    _check_numbers()
+    begin = monotonic()
     try:
         distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         raise SetupError(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: the ranks did not connect at "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout:g} s ({first_line(error)})."
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {monotonic() - begin:.0f} s, of which an "
+            f"attempt takes {timeout:g} ({first_line(error)})."
         ) from error
     try:
         yield TorchRanks()

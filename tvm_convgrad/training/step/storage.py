@@ -138,7 +138,9 @@ def may_be_mask(values: np.ndarray[Any, Any], dtype: str) -> bool:
     Scores to which such a number is added would lose their digits, which count where it is added to a whole row. It is
     so from 1,000 in float16 and from 110 in bfloat16: not for the -100 of shifted windows, which mask no whole row.
     """
-    finite = np.abs(values[np.isfinite(values)]) if values.dtype.kind == "f" else values[:0]
+    if values.dtype.kind != "f":
+        return False
+    finite = np.abs(values[np.isfinite(values)])
     return finite.size > 0 and float(finite.max()) * _SPACING[dtype] > _APART
 
 
