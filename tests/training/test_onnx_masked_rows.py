@@ -16,6 +16,7 @@ onnx = pytest.importorskip("onnx")
 from tests.training.harness import Runner  # noqa: E402
 from tests.training.onnx_graphs import SHAPE, Graph, model  # noqa: E402
 from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
+from tvm_convgrad.training.ir.graph import calls_of, operator_name  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -76,6 +77,13 @@ CASES = {
     "where_single": (where_single, np.eye(4), 0 * np.eye(4)),
     "attention": (attention, WEIGHT.T / 2, MASK),
 }
+
+
+def test_attention_without_a_mask_selects_nothing() -> None:
+    loaded = from_onnx(model({"plain": lambda g, x: g("Attention", x, x, x)}, 24, "float32"))
+    called = [operator_name(call) for call in calls_of(loaded.module[loaded.function])]
+    assert called.count("relax.nn.softmax") == 1
+    assert not {"relax.where", "relax.isnan", "relax.max"} & set(called)
 
 
 def test_masked_rows_are_zero_and_so_are_their_gradients() -> None:

@@ -4,7 +4,8 @@
 All scores of such a row are -inf (all keys of a query are padding), and its softmax is NaN. ONNX files put zeros in
 its place: PyTorch's exporters by `Where(IsNaN(softmax), 0, softmax)`, the operator Attention by a condition for each
 row. The gradient of that selection is 0, but that of the softmax multiplies it by NaN. Here the softmax is taken of
-zeros in such rows, and NaN is selected behind it: the same values, without a path for a gradient.
+zeros in such rows, and NaN is selected behind it: the same values, without a path for a gradient. Where Attention has
+no mask, its condition is a constant that selects nothing, and the selection is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from relax_ops.expressions import known_extents
+from relax_ops.compat import Constant, array_of
+from relax_ops.expressions import known_extents, same_shape
 from tvm_convgrad.training.ir.graph import Environment, Rewrite, element_type, is_call
 
 _SOFTMAX, _CASTS = "relax.nn.softmax", ("relax.astype",)
@@ -24,6 +26,9 @@ _SOFTMAX, _CASTS = "relax.nn.softmax", ("relax.astype",)
 def _where(builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr | None:
     """A selection of values in the place of a softmax's, by rows or where they are NaN; all others stay."""
     condition, *branches = call.args
+    only = _only(builder, call)
+    if only is not None:
+        return only
     for place, branch in enumerate(branches):
         softmax, casts = _softmax(builder, branch)
         if softmax is None or not _is_of_rows(builder, condition, branch, softmax):
@@ -35,6 +40,18 @@ def _where(builder: relax.BlockBuilder, call: relax.Call, _environment: Environm
         is_nan = _is_nan_of(builder, condition, branch)
         return op.where(builder.emit(op.isnan(selected)) if is_nan else condition, *branches)
     return None
+
+
+def _only(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr | None:
+    """The tensor of which a constant condition selects all elements, if it has the result's shape; else None."""
+    condition, *branches = call.args
+    if not isinstance(condition, Constant):
+        return None
+    selected = array_of(condition)
+    if selected.any() != selected.all():
+        return None
+    only = branches[0] if selected.all() else branches[1]
+    return only if same_shape(known_extents(only), known_extents(builder.normalize(call))) else None
 
 
 def _softmax(builder: relax.BlockBuilder, tensor: relax.Expr) -> tuple[relax.Call | None, list[relax.Call]]:
