@@ -25,8 +25,17 @@ NAMED: dict[str, dict[str, object]] = {
     **{f"x86-64-v{n}-linux": {"mtriple": "x86_64-linux-gnu", "mcpu": f"x86-64-v{n}"} for n in (2, 3, 4)},
 }
 """CPUs by name, whatever machine builds for them: attributes of TVM's target of kind llvm."""
-GPU = re.compile(r"cuda:(sm_\d+[af]?)")
-"""An NVIDIA GPU by its architecture."""
+_GPU = re.compile(r"cuda:(sm_\d+[af]?)")
+
+
+def named_target(text: str) -> Target | None:
+    """The target of a name that TVM lacks: "native", this CPU; "cuda:sm_90", a GPU; one of `NAMED`; None of others."""
+    gpu = _GPU.fullmatch(text)
+    if gpu is not None:
+        return Target({"kind": "cuda", "arch": gpu[1]})
+    if text == "native":
+        return native_target()
+    return Target({"kind": "llvm", **NAMED[text]}) if text in NAMED else None
 
 
 def target_of(given: TargetLike, operator: str) -> Target:
@@ -40,14 +49,11 @@ def target_of(given: TargetLike, operator: str) -> Target:
     """
     if isinstance(given, Target):
         return _with_known_cpu(given, given)
-    gpu = GPU.fullmatch(given) if isinstance(given, str) else None
-    if gpu is not None:
-        return Target({"kind": "cuda", "arch": gpu[1]})
-    if isinstance(given, str) and given == "native":
-        return native_target()
+    named = named_target(given) if isinstance(given, str) else None
+    if named is not None:
+        return named
     try:
-        described = {"kind": "llvm", **NAMED[given]} if isinstance(given, str) and given in NAMED else given
-        target = Target(described if isinstance(described, str) else dict(described))
+        target = Target(given if isinstance(given, str) else dict(given))
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise UnsupportedError(
             f"{operator}: target = {given!r} is not one of TVM ({str(error).splitlines()[0]}); use 'llvm', 'native', "
@@ -95,4 +101,4 @@ def required_features(target: Target) -> list[str]:
     return sorted(set(map(str, codegen.llvm_get_cpu_features(target))) & FLAGS.keys() - TILE_FEATURES)
 
 
-__all__ = ["GPU", "NAMED", "TargetLike", "refuse_unknown_cpu", "required_features", "target_of"]
+__all__ = ["NAMED", "TargetLike", "named_target", "refuse_unknown_cpu", "required_features", "target_of"]

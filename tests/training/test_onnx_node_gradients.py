@@ -8,7 +8,6 @@ each, every operand of floats is the input in turn, and the others are constants
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +18,10 @@ import tvm
 onnx = pytest.importorskip("onnx")
 
 from onnx import numpy_helper  # noqa: E402
-from onnx.backend.test.case.node import collect_testcases  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from tests.linked import quick_step  # noqa: E402
-from tests.training.test_onnx_nodes import with_one_input  # noqa: E402
+from tests.training.test_onnx_nodes import drawn_cases, is_drawn, with_one_input  # noqa: E402
 from tvm_convgrad.core.errors import ConvGradError  # noqa: E402
 from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
 from tvm_convgrad.training.step.build import build_step  # noqa: E402
@@ -50,16 +48,13 @@ PLACES = 6
 
 def cases() -> Iterator[tuple[Any, int]]:
     """Each case with a tensor of floats, and its number."""
-    for case in collect_testcases(None):
-        drawn = zlib.crc32(case.name.encode()) % EVERY == 0 or case.name in MENDED
-        if case.model is None or not case.data_sets or not drawn or any(part in case.name for part in OTHERWISE):
-            continue
-        operands, results = case.data_sets[0]
-        plain = len(operands) == len(case.model.graph.input) and all(isinstance(each, np.ndarray) for each in operands)
-        if plain and isinstance(results[0], np.ndarray) and results[0].dtype == np.float32 and results[0].ndim:
-            for number, operand in enumerate(operands[:1] if case.name in MENDED and EVERY > 1 else operands):
-                if operand.dtype == np.float32 and operand.size * operand.ndim:
-                    yield case, number
+
+    def drawn(name: str) -> bool:
+        return (is_drawn(name, EVERY) or name in MENDED) and not any(part in name for part in OTHERWISE)
+
+    for case, numbers in drawn_cases(drawn):
+        for number in numbers[:1] if case.name in MENDED and EVERY > 1 else numbers:
+            yield case, number
 
 
 def in_float64(graph: Any) -> None:
@@ -90,10 +85,8 @@ def gradient(model: Any, x: Array, target: Array) -> tuple[float, Array] | None:
     machine = quick_step(step)
     loss, _, flat, _ = machine["gradients"](*map(tvm.runtime.tensor, (x, target)), machine["init"]())
     assert step.flat is not None
-    found = step.flat.views(flat.numpy()).get(
-        "a parameter", np.zeros(x.shape, "float32")
-    )  # a result may not depend on it
-    return float(loss.numpy()), found
+    found = step.flat.views(flat.numpy()).get("a parameter")
+    return float(loss.numpy()), np.zeros(x.shape, "float32") if found is None else found  # None: nothing depends on it
 
 
 def wrong(model: Any, x: Array, target: Array, loss: float, found: Array) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,27 @@ OTHERWISE = {
 """Cases whose results are others by design, and why."""
 
 
-def cases() -> list[tuple[Any, int]]:
-    """Each case with a tensor of floats for its input, and that tensor's number."""
-    found = []
+def drawn_cases(drawn: Callable[[str], bool]) -> Iterator[tuple[Any, list[int]]]:
+    """The cases of drawn names of arrays alone, whose first result is of floats, and the numbers of such operands."""
     for case in collect_testcases(None):
-        if case.model is None or not case.data_sets or zlib.crc32(case.name.encode()) % EVERY or case.name in OTHERWISE:
+        if case.model is None or not case.data_sets or not drawn(case.name):
             continue
         operands, results = case.data_sets[0]
         plain = len(operands) == len(case.model.graph.input) and all(isinstance(each, np.ndarray) for each in operands)
         if not plain or not isinstance(results[0], np.ndarray) or results[0].dtype != np.float32 or not results[0].ndim:
             continue
-        number = next((n for n, each in enumerate(operands) if each.dtype == np.float32 and each.size * each.ndim), -1)
-        if number >= 0:
-            found.append((case, number))
-    return found
+        yield case, [n for n, each in enumerate(operands) if each.dtype == np.float32 and each.size * each.ndim]
+
+
+def is_drawn(name: str, every: int) -> bool:
+    """Whether a case is one of the `every`th part."""
+    return zlib.crc32(name.encode()) % every == 0
+
+
+def cases() -> list[tuple[Any, int]]:
+    """Each case with a tensor of floats for its input, and that tensor's number."""
+    found = drawn_cases(lambda name: is_drawn(name, EVERY) and name not in OTHERWISE)
+    return [(case, numbers[0]) for case, numbers in found if numbers]
 
 
 def with_one_input(case: Any, number: int, *, full: bool = False) -> Any:

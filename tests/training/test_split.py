@@ -44,6 +44,11 @@ class Both:
         self.halves = tuple(next(fresh) if role == "running_stat" else old for role, old in pairs)
         return loss, predictions, flat.numpy()
 
+    def compare(self, number: int) -> None:
+        """The states after a step are equal bit for bit."""
+        for schema, one, other in zip(self.module.state, self.whole, self.halves, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=f"{schema.name}, step {number}")
+
     def check(self, steps: int, batch: int, rate: float = 0.1) -> None:
         """Losses, predictions and state of both are equal bit for bit, whatever NaN is in the memory before."""
         for number in range(steps):
@@ -55,8 +60,7 @@ class Both:
             self.halves = self.machine["apply"](tensor(flat), tensor(np.float32(rate)), self.halves)
             np.testing.assert_array_equal(loss.numpy(), other_loss.numpy())
             np.testing.assert_array_equal(predictions.numpy(), other_predictions.numpy())
-            for schema, one, other in zip(self.module.state, self.whole, self.halves, strict=True):
-                np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=f"{schema.name}, step {number}")
+            self.compare(number)
             layout = self.module.flat
             between = np.ones(layout.size, bool)
             for entry in layout.entries:
@@ -139,8 +143,7 @@ def test_a_parameter_whose_square_the_model_has_too() -> None:
         *_, both.whole = both.machine["step"](tensor(x), tensor(labels), tensor(np.float32(0.1)), both.whole)
         *_, flat = both.gradients(x, labels)
         both.halves = both.machine["apply"](tensor(flat), tensor(np.float32(0.1)), both.halves)
-        for schema, one, other in zip(step.state, both.whole, both.halves, strict=True):
-            np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=f"{schema.name}, step {number}")
+        both.compare(number)
 
 
 @pytest.mark.parametrize("batch", [BATCH, "n"])
@@ -160,8 +163,7 @@ def test_gradients_without_a_kernel_of_their_own(batch: Any) -> None:
             check_odd(step.flat.views(flat), before, x, labels)
         both.halves = both.machine["apply"](tensor(flat), tensor(np.float32(0.1)), both.halves)
         assert float(loss.numpy()) == float(other.numpy())
-        for schema, one, two in zip(step.state, both.whole, both.halves, strict=True):
-            np.testing.assert_array_equal(one.numpy(), two.numpy(), err_msg=f"{schema.name}, step {number}")
+        both.compare(number)
 
 
 def check_odd(found: Any, values: Any, x: Any, labels: Any) -> None:

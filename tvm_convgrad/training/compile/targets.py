@@ -8,10 +8,10 @@ import re
 
 import tvm
 
-from tvm_convgrad.codegen.hardware import cores_of, native_target
+from tvm_convgrad.codegen.hardware import cores_of
 from tvm_convgrad.core.errors import SetupError, UnsupportedError
 from tvm_convgrad.offload.cuda import local_target
-from tvm_convgrad.targets import GPU, NAMED, refuse_unknown_cpu
+from tvm_convgrad.targets import NAMED, named_target, refuse_unknown_cpu
 
 _OTHER_SYSTEMS = re.compile(r"[\w.+-]*(windows|macos|darwin)[\w.+-]*", re.IGNORECASE)
 
@@ -29,22 +29,18 @@ def parse_target(text: str, gpus: bool = False) -> tvm.target.Target:
         UnsupportedError: no such target, or not one that may be.
         SetupError: "cuda" on a machine without a GPU.
     """
-    arch = GPU.fullmatch(text)
+    named = named_target(text)
     if gpus and text == "cuda":
         try:
             return local_target()
         except SetupError as error:
             raise SetupError(f"{error} To build for another, name its architecture: --target cuda:sm_90.") from error
-    if gpus and arch is not None:
-        return tvm.target.Target({"kind": "cuda", "arch": arch[1]})
-    if text == "native":
-        return native_target()
-    if text in NAMED:
-        return tvm.target.Target({"kind": "llvm", **NAMED[text]})
+    if named is not None and (gpus or named.kind.name == "llvm"):
+        return named
     if _OTHER_SYSTEMS.fullmatch(text):
         raise _for_another_system(text)
     try:
-        described = json.loads(text) if text.lstrip().startswith("{") else {"kind": "cuda" if arch else text}
+        described = json.loads(text) if text.lstrip().startswith("{") else {"kind": "cuda" if named else text}
         kind = str(described["kind"])
         # Targets that are not CPUs are not even made: TVM would look for their toolkits and complain.
         known = kind == "llvm" or kind not in tvm.target.Target.list_kinds()

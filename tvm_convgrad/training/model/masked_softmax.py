@@ -20,7 +20,7 @@ from relax_ops.compat import Constant, array_of
 from relax_ops.expressions import known_extents, same_shape
 from tvm_convgrad.training.ir.graph import Environment, Rewrite, element_type, is_call
 
-_SOFTMAX, _CASTS = "relax.nn.softmax", ("relax.astype",)
+_SOFTMAX, _CAST = "relax.nn.softmax", "relax.astype"
 
 
 def _where(builder: relax.BlockBuilder, call: relax.Call, _environment: Environment) -> relax.Expr | None:
@@ -58,7 +58,7 @@ def _softmax(builder: relax.BlockBuilder, tensor: relax.Expr) -> tuple[relax.Cal
     """The softmax that a tensor is, and the casts behind it, the last one first; None if it is another one."""
     casts = []
     value = builder.lookup_binding(tensor) if isinstance(tensor, relax.Var) else None
-    while value is not None and any(is_call(value, cast) for cast in _CASTS):
+    while value is not None and is_call(value, _CAST):
         casts.append(value)
         operand = value.args[0]
         value = builder.lookup_binding(operand) if isinstance(operand, relax.Var) else None
