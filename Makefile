@@ -51,8 +51,10 @@ SOURCES := pyproject.toml $(shell find tvm_convgrad relax_ops relay_ops legalize
 .DELETE_ON_ERROR:
 
 # One stamp for each extra. The package is built once, as a wheel, and anew when a source has changed; build/ would bring
-# back deleted files. Python compiles what it imports, not all that is installed.
-export PIP_NO_COMPILE := 1
+# back deleted files. Python compiles what it imports and keeps the bytecode, where the environment forbids that, too; pip
+# does not compile all that is installed (0, as pip reads the values of its options that begin with "no" the other way round).
+unexport PYTHONDONTWRITEBYTECODE
+export PIP_NO_COMPILE := 0
 $(VENV)/made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
