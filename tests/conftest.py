@@ -120,12 +120,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _needs_torch(item: pytest.Function) -> bool:
     """Whether the module, the test, or a fixture or helper of the module that it uses asks for PyTorch."""
-    if _MODULE.search(inspect.getsource(item.module)):
+    if _begins_with_torch(item.module):
         return True
     used = _functions(item.module)[item.originalname]
     return bool(_FUNCTION.search(used)) or any(
         name in item.fixturenames or re.search(rf"\b{name}\b", used) for name in _functions_with_torch(item.module)
     )
+
+
+@cache
+def _begins_with_torch(module: ModuleType) -> bool:
+    """Whether the module itself asks for PyTorch."""
+    return bool(_MODULE.search(inspect.getsource(module)))
 
 
 @cache
