@@ -12,6 +12,7 @@ from tvm import relax
 from relax_ops.ir import AnalyzerProver, dtype_of, spec_of
 from relax_ops.program import Convolution
 from tvm_convgrad.core.backward import NAME, OPERANDS, BackwardCall, backward_call
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL
 
@@ -124,7 +125,7 @@ def bias_gradient(
         if dim is not None:
             axes.insert(dim, number)
     own = str(dtype_of(grad.ty))
-    wide = "float32" if own in ("float16", "bfloat16") else own
+    wide = wide_dtype(own)
     summed = grad if own == wide else builder.emit(relax.op.astype(grad, wide))
     others = [i for i, axis in enumerate(axes) if isinstance(axis, str) and axis != "C"]
     total = builder.emit(relax.op.sum(summed, others))

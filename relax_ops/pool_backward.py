@@ -18,6 +18,7 @@ from tvm_ffi.dataclasses import py_class
 from relax_ops.declaration import declare_operator
 from relax_ops.gpu.scheduled import lowers_for_gpu, one_thread_each
 from tvm_convgrad.codegen.extrema import is_nan, maximum
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.errors import DTypeError, ProblemError
 from tvm_convgrad.core.geometry import SPATIAL
 
@@ -171,7 +172,7 @@ class _Pool:
         self.dilation = [int(v) for v in attrs.dilation]
         self.with_padding = bool(attrs.count_include_pad)
         dtype = str(data.dtype)
-        self.wide = "float32" if dtype in ("float16", "bfloat16") else dtype  # to compare and sum in
+        self.wide = wide_dtype(dtype)  # to compare and sum in
 
     def gradient(self, grad: te.Tensor, winner: te.Tensor | None = None) -> te.Tensor:
         """dX[i] = Σ_k dY[o]·share(o, k) over the kernel offsets k for which a window o reads place i.

@@ -12,6 +12,7 @@ from tvm import relax
 from relax_ops.ir import dtype_of, spec_of
 from relax_ops.ops import make_call
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, FORWARD, Direction, OpEntry
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.geometry import SPATIAL, data_layout_of, flat_padding, kernel_layout_of, output_extent
 from tvm_convgrad.core.problem import ConvProblem
 
@@ -54,7 +55,7 @@ def forward_call(
         for operand in (data, weight)
     )
     rank = len(strides)
-    sum_dtype = "float32" if operand_dtype in ("float16", "bfloat16") else operand_dtype
+    sum_dtype = wide_dtype(operand_dtype) if operand_dtype else None
     if is_direct and out_dtype is not None:
         sum_dtype = out_dtype
     empty = _empty_result(builder, data, weight, (data_layout, kernel_layout, grad_layout), strides, padding, dilation)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tvm
 from tvm import relay
 
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.errors import ProblemError, UnsupportedError
 
 
@@ -64,7 +65,7 @@ class _Rewriter(relay.ExprMutator):
         axis = int(call.attrs.axis)
         tensor, statistic = call.args[0].checked_type, call.args[4].checked_type.dtype
         count = _elements(tensor, axis)
-        wide = "float32" if tensor.dtype in ("float16", "bfloat16") else tensor.dtype
+        wide = wide_dtype(tensor.dtype)
         x = _cast(data, tensor.dtype, wide)
         mean = relay.mean(x, axis=[axis], exclude=True, keepdims=True)
         centred = x - mean

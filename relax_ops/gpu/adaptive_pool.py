@@ -8,8 +8,8 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 
 from relax_ops.gpu.scheduled import one_thread_each
-from relax_ops.gradients.common import wide
 from relax_ops.ir import constant_extents
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.geometry import SPATIAL
 
 
@@ -28,7 +28,7 @@ def legalize_adaptive_pool(block_builder: relax.BlockBuilder, call: relax.Call) 
     assert result is not None
     axes = [str(call.attrs.layout).index(letter) for letter in SPATIAL[len(source) - 2]]
     dtype = str(call.ty.dtype)
-    sum_dtype = wide(dtype)
+    sum_dtype = wide_dtype(dtype)
 
     def mean(data: te.Tensor) -> te.Tensor:
         spans = [_longest(source[axis], result[axis]) for axis in axes]

@@ -16,10 +16,10 @@ from tvm.relax.op.grad import no_grad
 from legalize.builder import Extent
 from relax_ops.expressions import known_shape, same_extent, same_shape
 from relax_ops.rules.contract import GradientRule
+from tvm_convgrad.core.dtypes import SHORT_FLOATS, wide_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-SHORT_FLOATS = ("float16", "bfloat16")
+FLOATS = (*SHORT_FLOATS, "float32", "float64")
 
 
 def dtype_of(expr: relax.Expr) -> str:
@@ -51,14 +51,9 @@ def cast(expr: relax.Expr, dtype: str, ctx: relax.BlockBuilder) -> relax.Expr:
     return expr if dtype_of(expr) == dtype else ctx.emit(relax.op.astype(expr, dtype))
 
 
-def wide(dtype: str) -> str:
-    """The type in which to sum elements of `dtype`: float32 for 16-bit floats, `dtype` otherwise."""
-    return "float32" if dtype in SHORT_FLOATS else dtype
-
-
 def widened(ctx: relax.BlockBuilder, *exprs: relax.Expr) -> list[relax.Expr]:
     """The tensors with 16-bit floats as float32, so that what is computed from them keeps its digits."""
-    return [cast(e, wide(dtype_of(ctx.normalize(e))), ctx) for e in exprs]
+    return [cast(e, wide_dtype(dtype_of(ctx.normalize(e))), ctx) for e in exprs]
 
 
 def zeros_like(expr: relax.Expr) -> relax.Expr:
@@ -86,7 +81,7 @@ def sum_to(ctx: relax.BlockBuilder, expr: relax.Expr, shape: Sequence[Extent]) -
             ones.append(axis)
         else:
             doubtful = True
-    expr = cast(expr, wide(dtype), ctx)
+    expr = cast(expr, wide_dtype(dtype), ctx)
     if doubtful:
         expr = ctx.emit(relax.op.collapse_sum_to(expr, relax.ShapeExpr(list(shape))))
         return cast(expr, dtype, ctx)

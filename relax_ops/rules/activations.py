@@ -23,7 +23,6 @@ from relax_ops.gradients.common import (
     scalar,
     shape_of,
     sum_to,
-    wide,
     widened,
 )
 from relax_ops.layouts.common import unary_layout
@@ -33,6 +32,7 @@ from relax_ops.rules.near_zero import computed, log1p_of
 from relax_ops.vmap.common import channelwise, separate_channels
 from relax_ops.vmap.emitter import Vmap
 from tvm_convgrad.codegen.extrema import at_least, at_most
+from tvm_convgrad.core.dtypes import wide_dtype
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
@@ -144,7 +144,7 @@ def _softplus_legalization(_stock: Legalization) -> Legalization:
 
     def legalize(block_builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         beta, threshold = float(call.attrs.beta), float(call.attrs.threshold)
-        dtype = wide(dtype_of(call))
+        dtype = wide_dtype(dtype_of(call))
 
         def element(x: tirx.Expr) -> tirx.Expr:
             scaled = x * tirx.const(beta, dtype)

@@ -16,11 +16,12 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 
 from relax_ops.declaration import declare_operator
-from relax_ops.gradients.common import FLOATS, SHORT_FLOATS, dtype_of, elementwise_gradient, scalar, wide
+from relax_ops.gradients.common import FLOATS, dtype_of, elementwise_gradient, scalar
 from relax_ops.layouts.common import unary_layout
 from relax_ops.rules.contract import GradientRule, Legalization, LegalizationRule, OperatorRules
 from relax_ops.vmap.common import elementwise, same_axis
 from tvm_convgrad.codegen.loops import dtype_of as element_type
+from tvm_convgrad.core.dtypes import SHORT_FLOATS, wide_dtype
 from tvm_convgrad.core.errors import DTypeError
 
 LOG1P, EXPM1, ERFC = (f"relax.special.{name}" for name in ("log1p", "expm1", "erfc"))
@@ -110,7 +111,7 @@ def computed(
     def element(value: tirx.Expr) -> tirx.Expr:
         if dtype not in SHORT_FLOATS:
             return function(value)
-        return tirx.Cast(dtype, function(tirx.Cast(wide(dtype), value)))
+        return tirx.Cast(dtype, function(tirx.Cast(wide_dtype(dtype), value)))
 
     def compute(data: te.Tensor) -> te.Tensor:
         return te.compute(data.shape, lambda *place: element(data(*place)), name=name)

@@ -27,7 +27,7 @@ from relax_ops import pool_backward
 from relax_ops.compat import SBlock, SBlockRealize
 from relax_ops.expressions import same_extent
 from relax_ops.gpu.adaptive_pool import covers, legalize_adaptive_pool
-from relax_ops.gradients.common import FLOATS, cast, divide_by_count, dtype_of, shape_of, wide
+from relax_ops.gradients.common import FLOATS, cast, divide_by_count, dtype_of, shape_of
 from relax_ops.gradients.separable import apply_transposed, identity, multiply_transposed
 from relax_ops.ir import constant_extents, shape_values
 from relax_ops.layouts.algebra import stored
@@ -36,6 +36,7 @@ from relax_ops.rules.contract import Legalization, OperatorRules, named, on_gpus
 from relax_ops.vmap.common import window, window_axis
 from tvm_convgrad.codegen.hardware import machine_of
 from tvm_convgrad.codegen.loops import MAX_INDEX
+from tvm_convgrad.core.dtypes import SHORT_FLOATS, wide_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.core.geometry import SPATIAL
 from tvm_convgrad.core.switches import KERNELS, disabled
@@ -69,7 +70,7 @@ def stock_gradient_fails(call: relax.Call) -> str:
         return "TVM's gradient of a pool ignores dilation"
     if "avg_pool" in str(call.op.name) and bool(attrs.ceil_mode) and bool(attrs.count_include_pad):
         return "TVM's gradient of an average pool with ceil_mode and count_include_pad divides by other counts"
-    if dtype in ("float16", "bfloat16"):
+    if dtype in SHORT_FLOATS:
         return f"TVM's gradient of a pool sums in {dtype}"
     return ""
 
@@ -171,7 +172,7 @@ def adaptive(
     shape, result = shape_of(x, name), shape_of(orig_var, name)
     rank = len(shape) - 2
     layout = _check_layout(name, attrs, rank)
-    grad = cast(output_grad, wide(dtype_of(x)), ctx)
+    grad = cast(output_grad, wide_dtype(dtype_of(x)), ctx)
     axes = [layout.index(letter) for letter in SPATIAL[rank]]
     if all(same_extent(result[axis], 1) for axis in axes):
         share = cast(divide_by_count(ctx, grad, x, axes), dtype_of(x), ctx)

@@ -16,12 +16,13 @@ from tvm.relax import op
 
 from legalize.builder import Extent
 from relax_ops.expressions import same_extent
-from relax_ops.gradients.common import cast, dtype_of, no_grads, shape_of, wide
+from relax_ops.gradients.common import cast, dtype_of, no_grads, shape_of
 from relax_ops.gradients.separable import apply_transposed, identity, multiply_transposed
 from relax_ops.layouts.algebra import stored
 from relax_ops.layouts.site import Decision, Site
 from relax_ops.rules.contract import OperatorRules, named
 from relax_ops.vmap.common import window, window_axis
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 
 _METHODS = ("nearest_neighbor", "linear")
@@ -48,7 +49,7 @@ def resize2d_gradient(
     layout = str(attrs.layout)
     _check(attrs, layout)
     source, result = shape_of(x, "relax.image.resize2d"), shape_of(orig_var, "relax.image.resize2d")
-    grad = cast(output_grad, wide(dtype_of(x)), ctx)
+    grad = cast(output_grad, wide_dtype(dtype_of(x)), ctx)
     for letter in "HW":
         axis = layout.index(letter)
         have, want = source[axis], result[axis]

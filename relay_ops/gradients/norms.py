@@ -11,6 +11,7 @@ from __future__ import annotations
 from tvm import relay
 
 from relay_ops.gradients.contract import Rules, field
+from tvm_convgrad.core.dtypes import wide_dtype
 
 
 def batch_norm(call: relay.Call, output_grad: relay.Expr) -> list[relay.Expr]:
@@ -24,7 +25,7 @@ def batch_norm(call: relay.Call, output_grad: relay.Expr) -> list[relay.Expr]:
     16-bit tensors are computed with in float32.
     """
     dtypes = [arg.checked_type.dtype for arg in call.args]
-    wide = ["float32" if dtype in ("float16", "bfloat16") else dtype for dtype in dtypes]
+    wide = [wide_dtype(dtype) for dtype in dtypes]
     data, gamma, _, mean, variance = (_cast(a, have, t) for a, have, t in zip(call.args, dtypes, wide, strict=True))
     dy, more_dmean, more_dvariance = (
         _cast(field(output_grad, i), dtypes[source], wide[source]) for i, source in enumerate((0, 3, 4))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tvm_convgrad.codegen.loops import Loops, make_parameter
 from tvm_convgrad.codegen.tir import Buffer
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 
 Triple = tuple[int, int, int]
 
@@ -35,7 +36,7 @@ class MaxPool:
     @property
     def is_narrow(self) -> bool:
         """Whether data and result have 16 bits."""
-        return self.dtype in ("float16", "bfloat16")
+        return self.dtype in SHORT_FLOATS
 
     @property
     def wide(self) -> str:

@@ -20,6 +20,7 @@ from relax_ops.expressions import known_extents
 from relax_ops.gradients.common import slice_axis
 from relax_ops.gradients.separable import apply_transposed
 from relax_ops.rules.resize import resize_matrix
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 from tvm_convgrad.core.errors import UnsupportedError
 
 
@@ -122,7 +123,7 @@ class Enlargement:
         factor, taps = self.weights.shape
         dtype = str(data.ty.dtype)
         _check_type(dtype, self.weights)
-        wide = "float32" if dtype in ("float16", "bfloat16") and not np.isin(self.weights, (0, 1)).all() else dtype
+        wide = "float32" if dtype in SHORT_FLOATS and not np.isin(self.weights, (0, 1)).all() else dtype
         if wide != dtype:
             data = builder.emit(op.astype(data, wide))
         extents = list(known_extents(data))

@@ -24,10 +24,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_ops.compat import Constant, array_of
 from relax_ops.ir import constant_extents
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call
 
 SMALL = 4096  # elements; for fewer the time of a call counts
-NARROW = ("float16", "bfloat16")
 OPAQUE = {"op_pattern": 8}  # TVM's kOpaque: nothing is fused into functions of several results
 
 
@@ -91,7 +91,7 @@ class _Rewriter(PyExprMutator):
         self.casts = {
             variable: value.args[0]
             for variable, value in self.values.items()
-            if is_call(value, "relax.astype") and element_type(variable) in NARROW
+            if is_call(value, "relax.astype") and element_type(variable) in SHORT_FLOATS
             if value.args[0] in results and readers[value.args[0]] == 1
         }
         self.cast = set(self.casts.values())
@@ -183,7 +183,7 @@ class _Rewriter(PyExprMutator):
         """A tensor as rows, in 16 bits if it is kept so."""
         size = math.prod(constant_extents(expr) or ())
         value: Any = self.values.get(expr) if isinstance(expr, relax.Var) else None
-        if is_call(value, "relax.astype") and element_type(value.args[0]) in NARROW:
+        if is_call(value, "relax.astype") and element_type(value.args[0]) in SHORT_FLOATS:
             expr = value.args[0]
         return self.builder_.emit(relax.op.reshape(self.visit_expr(expr), [size // columns, columns]))
 
@@ -244,7 +244,7 @@ class _Wide:
 
     def __init__(self, tensor: Any) -> None:
         self.shape, self._tensor = tensor.shape, tensor
-        self._is_narrow = str(tensor.dtype) in NARROW
+        self._is_narrow = str(tensor.dtype) in SHORT_FLOATS
         self.dtype = "float32" if self._is_narrow else str(tensor.dtype)
 
     def __getitem__(self, place: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, fixed_bytes, operator_name
 from tvm_convgrad.training.ir.micro_batches import micro_batches_of
 from tvm_convgrad.training.ir.views import owners
@@ -191,7 +192,7 @@ def _overwritten(value: relax.Expr) -> list[Any]:
 
 
 def _is_narrow(var: relax.Var) -> bool:
-    return isinstance(var.ty, relax.TensorType) and element_type(var) in ("float16", "bfloat16")
+    return isinstance(var.ty, relax.TensorType) and element_type(var) in SHORT_FLOATS
 
 
 __all__ = ["OrderCalls", "ReadersFirst"]

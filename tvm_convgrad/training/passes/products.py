@@ -23,6 +23,7 @@ from relax_ops.ir import constant_extents
 from relax_ops.lowering import add_generated, packed_constant
 from tvm_convgrad.codegen.hardware import Machine, machine_of
 from tvm_convgrad.core.catalogue import BACKWARD_WEIGHT, DIRECTIONS, FORWARD
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 from tvm_convgrad.core.problem import ConvProblem
 from tvm_convgrad.kernels import chooser
 from tvm_convgrad.kernels.choice import Choice
@@ -30,8 +31,8 @@ from tvm_convgrad.kernels.epilogue import Epilogue
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, is_call, operator_name
 from tvm_convgrad.training.ir.matrices import SMALL, Rows, is_transpose, matrix, row_length, source
 
-_NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
-_TYPES = frozenset([*((d, d) for d in (*_NARROW, *_WIDE)), *((d, "float32") for d in _NARROW)])
+_WIDE = ("float32", "float64")
+_TYPES = frozenset([*((d, d) for d in (*SHORT_FLOATS, *_WIDE)), *((d, "float32") for d in SHORT_FLOATS)])
 """Types of operands, and of the result."""
 BIAS, BIAS_GRADIENT = Epilogue(bias=True), Epilogue(bias_grad=True)
 

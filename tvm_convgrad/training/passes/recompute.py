@@ -12,16 +12,18 @@ narrowed again in the backward pass: it is there all the time, in float32.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 from tvm_convgrad.training.ir.cheap import CHEAP, READERS, SOURCES, is_large, variables_of
 from tvm_convgrad.training.ir.graph import bindings_of, element_type, operator_name
 
 CAST = frozenset({"relax.astype"})
-NARROW, FLOAT32 = frozenset({"float16", "bfloat16"}), frozenset({"float32"})
+FLOAT32 = ("float32",)
 
 
 def Recompute() -> tvm.transform.Pass:
@@ -56,9 +58,9 @@ class _Copies:
         for var, value in values.items():
             if isinstance(value, relax.TupleGetItem) and value.tuple_value in lasting:
                 lasting.add(var)
-            again = _is_between(value, FLOAT32, NARROW) and value.args[0] in lasting
+            again = _is_between(value, FLOAT32, SHORT_FLOATS) and value.args[0] in lasting
             only_calls = all(isinstance(values.get(reader), tvm.ir.Call) for reader in readers[var])
-            if only_calls and (again or _is_between(value, NARROW, FLOAT32)):
+            if only_calls and (again or _is_between(value, SHORT_FLOATS, FLOAT32)):
                 casts.add(var)
             if not (_is_call(value, CHEAP) or var in casts) or not is_large(var):
                 continue
@@ -117,7 +119,7 @@ def _is_call(value: relax.Expr, names: frozenset[str]) -> bool:
     return isinstance(value, tvm.ir.Call) and operator_name(value) in names
 
 
-def _is_between(value: relax.Expr, source: frozenset[str], result: frozenset[str]) -> bool:
+def _is_between(value: relax.Expr, source: Collection[str], result: Collection[str]) -> bool:
     """Whether a value is a tensor cast from a type of `source` to one of `result`."""
     if not _is_call(value, CAST):
         return False
@@ -125,4 +127,8 @@ def _is_between(value: relax.Expr, source: frozenset[str], result: frozenset[str
 
 
 def _reads_cheaply(value: relax.Expr) -> bool:
-    return _is_call(value, READERS) or _is_between(value, FLOAT32, NARROW) or _is_between(value, NARROW, FLOAT32)
+    return (
+        _is_call(value, READERS)
+        or _is_between(value, FLOAT32, SHORT_FLOATS)
+        or _is_between(value, SHORT_FLOATS, FLOAT32)
+    )

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_ops.gradients.common import SHORT_FLOATS
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 from tvm_convgrad.training.ir.graph import element_type, is_call, rewritten
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import relax
 from tvm.relax import op
 
+from tvm_convgrad.core.dtypes import SHORT_FLOATS, wide_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 from tvm_convgrad.training.frontends.torch_export.places import name_of, type_name
 from tvm_convgrad.training.ir.graph import element_type
@@ -30,7 +31,6 @@ _ARITHMETIC = frozenset(
     | {"maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "addcmul", "addcdiv"}
     | {"where", "masked_fill", "cat", "stack", "sum", "prod", "cumsum", "cumprod"}
 )
-_NARROW = ("float16", "bfloat16")
 _CONVERSIONS = frozenset({"_to_copy", "to", "getitem"})
 _SCALED = {"add": 1, "sub": 1, "rsub": 0}
 """The position of the operand that alpha multiplies."""
@@ -113,8 +113,10 @@ def _wanted_types(node: torch.fx.Node) -> dict[torch.fx.Node, str]:
     types = {} if computed is None else dict.fromkeys(_operands(node), type_name(computed))
     if _packet(node) not in _CONVERSIONS:
         tensors = [each for each in node.all_input_nodes if hasattr(each.meta.get("val"), "dtype")]
-        types |= {each: "float32" for each in tensors if types.get(each, type_name(each.meta["val"].dtype)) in _NARROW}
-    return {each: "float32" if dtype in _NARROW else dtype for each, dtype in types.items()}
+        types |= {
+            each: "float32" for each in tensors if types.get(each, type_name(each.meta["val"].dtype)) in SHORT_FLOATS
+        }
+    return {each: wide_dtype(dtype) for each, dtype in types.items()}
 
 
 def _type_of_operands(node: torch.fx.Node) -> torch.dtype | None:

@@ -13,7 +13,8 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_ops.expressions import known_extents
-from relax_ops.gradients.common import cast, wide
+from relax_ops.gradients.common import cast
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.training.frontends.onnx.node import Converter, Node
 from tvm_convgrad.training.ir.graph import Extent, element_type
 
@@ -80,7 +81,7 @@ def layer_norm(node: Node) -> relax.Expr | None:
     scale = _expanded(node, node.tensor(1), node.extents()[axes[0] :])
     bias = _expanded(node, node.tensor(2), node.extents()[axes[0] :]) if node.given(2) else op.zeros_like(scale)
     result = node.emit(op.nn.layer_norm(data, scale, bias, axes, epsilon))
-    x = cast(data, wide(element_type(data)), node.builder)
+    x = cast(data, wide_dtype(element_type(data)), node.builder)
     mean = node.emit(op.mean(x, axes, keepdims=True))
     centred = node.emit(op.subtract(x, mean))
     variance = node.emit(op.mean(node.emit(op.multiply(centred, centred)), axes, keepdims=True))
@@ -93,7 +94,7 @@ def rms_norm(node: Node) -> relax.Expr | None:
     data = node.tensor()
     if node.integer("axis", -1) % data.ty.ndim:
         return None
-    x = cast(data, wide(element_type(data)), node.builder)
+    x = cast(data, wide_dtype(element_type(data)), node.builder)
     square = node.emit(op.mean(node.emit(op.multiply(x, x)), keepdims=True))
     inverse = op.rsqrt(node.emit(op.add(square, relax.const(node.number("epsilon", 1e-5), element_type(x)))))
     normal = cast(node.emit(op.multiply(x, node.emit(inverse))), element_type(data), node.builder)
