@@ -20,7 +20,7 @@ from tvm_convgrad.training.runtime.session import Session  # noqa: E402
 
 
 class Net(torch.nn.Module):
-    """Two batch norms, of which one may be frozen; tied linear layers, an index, and a parameter that nothing reads."""
+    """Two batch norms, of which one may be frozen; tied linear layers, an index, a narrow and an unread tensor."""
 
     def __init__(self, extras: bool) -> None:
         super().__init__()
@@ -33,12 +33,13 @@ class Net(torch.nn.Module):
             self.b.weight = self.a.weight
             self.register_buffer("order", torch.tensor([5, 4, 3, 2, 1, 0]))
             self.register_buffer("scratch", torch.ones(6), persistent=False)
+            self.register_buffer("gain", torch.tensor([1.0, 0.5, 2.0, 1.5, 1.25, 0.75], dtype=torch.bfloat16))
             self.unused = torch.nn.Parameter(torch.randn(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.bn2(self.bn1(self.conv(x)).relu()).mean((2, 3))
         if self.extras:
-            x = x[:, self.order] * self.scratch
+            x = x[:, self.order] * self.scratch * self.gain.float()
         return self.fc(self.b(self.a(x).relu()).relu())
 
 

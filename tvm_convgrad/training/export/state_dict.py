@@ -17,6 +17,7 @@ import numpy as np
 
 from tvm_convgrad.training.frontends.onnx.prepared import prepared
 from tvm_convgrad.training.frontends.onnx.torch_parameters import state_dict_names
+from tvm_convgrad.training.frontends.torch_export.arrays import array_of
 from tvm_convgrad.training.frontends.torch_export.known_types import known_types
 from tvm_convgrad.training.frontends.torch_export.places import type_name
 from tvm_convgrad.training.runtime.artifact import Artifact
@@ -117,7 +118,7 @@ def _add_of_pt2(found: StateDict, model: Path) -> None:
                 found.tensors[name] = np.ascontiguousarray(found.tensors[name]).view(type_name(tensor.dtype))[..., 0]
             continue
         twin = trained.get(place[name])
-        found.tensors[name] = found.tensors[twin] if twin else tensor.detach().cpu().numpy()
+        found.tensors[name] = found.tensors[twin] if twin else array_of(tensor)
         if not twin:
             kept.append(name)
     if kept:

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from relax_ops.compat import Constant, array_of
+from tvm_convgrad.core.dtypes import SHORT_FLOATS
 from tvm_convgrad.core.errors import ModelError
 from tvm_convgrad.core.extent_limits import Limits
 from tvm_convgrad.core.index_range import IndexRange
@@ -194,7 +195,7 @@ def from_module(
             states[name] = weight
             kept.append(name)
         elif name in constants or dtype not in FLOATS or not (static_shape(weight) or name in numbers):
-            if dtype in ("float16", "bfloat16"):
+            if dtype in SHORT_FLOATS and name not in frozen and name not in constants:
                 raise ModelError(
                     f"{source}: parameter {name!r} is {dtype}; weights are kept in float32 (dtype={dtype!r} of the "
                     "step computes in the narrow type), so export the model in float32."

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
-from tvm_convgrad.core.dtypes import numpy_dtype
 from tvm_convgrad.core.errors import ModelError, UnsupportedError, first_line
 from tvm_convgrad.core.extent_limits import MOST_EXTENT, Limits, shown_limits
 from tvm_convgrad.core.quiet import release
 from tvm_convgrad.training.frontends.batch import bind_batch
 from tvm_convgrad.training.frontends.torch_export.aliases import other_names, with_one_name
+from tvm_convgrad.training.frontends.torch_export.arrays import array_of
 from tvm_convgrad.training.frontends.torch_export.complex_tensors import with_real_parts
 from tvm_convgrad.training.frontends.torch_export.converters import converters
 from tvm_convgrad.training.frontends.torch_export.decompositions import decompositions
@@ -44,6 +44,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.fake_quantize import
 from tvm_convgrad.training.frontends.torch_export.operators.pool_places import with_used_places
 from tvm_convgrad.training.frontends.torch_export.operators.repeats import with_constant_repeats
 from tvm_convgrad.training.frontends.torch_export.operators.scalars import with_scalars_as_vectors
+from tvm_convgrad.training.frontends.torch_export.own_backward import own_backwards
 from tvm_convgrad.training.frontends.torch_export.places import listed, name_of, place_in, place_of, type_name
 from tvm_convgrad.training.frontends.torch_export.promotion import as_declared, promoted, with_operands_apart
 from tvm_convgrad.training.ir.graph import static_shape
@@ -128,6 +129,7 @@ def from_exported_program(
     _refuse_types(torch, program, source)
     _refuse_what_export_loses(torch, program, source)
     refuse_formulas(program, source)
+    lost = own_backwards(program)
     tied = other_names(program)
     program, public = with_free_names(with_one_name(program, tied))
     program = with_used_places(with_plain_dropout(program, source))
@@ -184,7 +186,7 @@ def from_exported_program(
         source=source,
     )
     limited = tuple(replace(schema, limits=_limits_of(schema, extents.limits)) for schema in model.inputs)
-    return replace(model, inputs=limited, warnings=_warnings(program), tied=tied)
+    return replace(model, inputs=limited, warnings=(*lost, *_warnings(program)), tied=tied)
 
 
 def _limits_of(schema: TensorSchema, limits: Mapping[str, Limits]) -> dict[str, Limits]:
@@ -421,16 +423,6 @@ def _output_names(torch: ModuleType, program: torch.export.ExportedProgram, tens
     return [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
 
 
-def _array_of(tensor: torch.Tensor) -> Array:
-    """A tensor's values; PyTorch gives none of bfloat16 to numpy."""
-    import torch
-
-    held = tensor.detach().cpu().contiguous()
-    if held.dtype is torch.bfloat16:
-        return held.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
-    return held.numpy()
-
-
 def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], set[str], set[str]]:
     """Values of parameters, buffers and constants by variable name; the names of those that are frozen, or constants.
 
@@ -445,7 +437,7 @@ def _weights(program: torch.export.ExportedProgram) -> tuple[dict[str, Array], s
     for spec in signature.input_specs:
         if spec.target is None or spec.target not in tensors:
             continue
-        values[spec.arg.name] = _array_of(tensors[spec.target])
+        values[spec.arg.name] = array_of(tensors[spec.target])
         if spec.target not in program.state_dict:
             constants.add(spec.arg.name)
         elif spec.target not in trained:

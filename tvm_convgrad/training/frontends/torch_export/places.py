@@ -6,12 +6,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # an optional package
     import torch
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
+
+
+class Frame(NamedTuple):
+    """A line of a stack: its file, its number, the function that it stands in, and its text, "" where it is unknown."""
+
+    path: str
+    line: str
+    function: str
+    text: str
+
+
+def frames_of(node: torch.fx.Node) -> list[Frame]:
+    """The stack of the export of an operator, outermost first; empty where the export kept none."""
+    return _frames(str(node.meta.get("stack_trace") or ""))
+
+
+def shown_frame(frame: Frame) -> str:
+    """`net.py:31: x = x.foo()`."""
+    return f"{PurePath(frame.path).name}:{frame.line}" + (f": {frame.text.strip()}" if frame.text else "")
 
 
 def place_of(node: torch.fx.Node) -> str:
@@ -21,13 +40,14 @@ def place_of(node: torch.fx.Node) -> str:
 
 def place_in(stack: str) -> str:
     """The same of a stack as Python prints it."""
-    frames = _FRAME.findall(stack)
-    written = [frame for frame in frames if not frame[0].startswith("<")]  # others are generated
-    own = [frame for frame in written if "torch" not in PurePath(frame[0]).parts] or frames
-    if not own:
-        return ""
-    path, line, _function, text = own[-1]
-    return f", {PurePath(path).name}:{line}" + (f": {text.strip()}" if text else "")
+    frames = _frames(stack)
+    written = [frame for frame in frames if not frame.path.startswith("<")]  # others are generated
+    own = [frame for frame in written if "torch" not in PurePath(frame.path).parts] or frames
+    return f", {shown_frame(own[-1])}" if own else ""
+
+
+def _frames(stack: str) -> list[Frame]:
+    return [Frame(*found) for found in _FRAME.findall(stack)]
 
 
 def listed(nodes: Iterable[torch.fx.Node]) -> str:
