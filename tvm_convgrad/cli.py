@@ -10,11 +10,14 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
+import typer.main
 
 import tvm_convgrad
 from tvm_convgrad.commands import (
@@ -123,7 +126,7 @@ def main() -> None:
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
         try:
-            app(_with_new_names(sys.argv[1:]))
+            _command()(_with_new_names(sys.argv[1:]))
         except ConvGradError as error:
             release(error)
             _fail(str(error))
@@ -134,6 +137,12 @@ def main() -> None:
             _fail(f"{where}nothing more can be written ({error.strerror}); make room, and run the command again.")
         except Exception as error:  # a defect: it must not look like success, and its message must name the place
             _fail_unexpectedly(error)
+
+
+@cache
+def _command() -> Callable[[list[str]], object]:
+    """The commands as click's: making these of the signatures takes 35 ms, which a process needs to spend once."""
+    return typer.main.get_command(app)
 
 
 def _with_new_names(arguments: list[str]) -> list[str]:
