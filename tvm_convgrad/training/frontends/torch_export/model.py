@@ -47,6 +47,7 @@ from tvm_convgrad.training.frontends.torch_export.operators.scalars import with_
 from tvm_convgrad.training.frontends.torch_export.own_backward import own_backwards
 from tvm_convgrad.training.frontends.torch_export.places import listed, name_of, place_in, place_of, type_name
 from tvm_convgrad.training.frontends.torch_export.promotion import as_declared, promoted, with_operands_apart
+from tvm_convgrad.training.frontends.torch_export.view_copies import with_reshapes
 from tvm_convgrad.training.ir.graph import static_shape
 from tvm_convgrad.training.model.model import Array, Model, TensorSchema, from_module
 from tvm_convgrad.training.model.outputs import Outputs
@@ -133,6 +134,7 @@ def from_exported_program(
     tied = other_names(program)
     program, public = with_free_names(with_one_name(program, tied))
     program = with_used_places(with_plain_dropout(program, source))
+    with_reshapes(program)
     with_equal_bags(program)
     with_sized_observers(program)
     with_constant_repeats(program)

@@ -82,7 +82,7 @@ def is_own_value(node: torch.fx.Node, trained: Container[str], source: str) -> b
     is_read_later = False
     for each in order[order.index(node) + 1 :]:
         is_read_later |= other_written is not None and not views.isdisjoint(each.all_input_nodes)
-        for tensor, is_written, is_returned in _aliases(each):
+        for tensor, is_written, is_returned in aliases_of(each):
             if is_written and tensor in views:
                 view_written = view_written or each
             elif is_written and tensor in others:
@@ -101,7 +101,7 @@ def is_own_value(node: torch.fx.Node, trained: Container[str], source: str) -> b
 def _is_view(node: torch.fx.Node, of: torch.fx.Node) -> bool:
     """Whether a tensor is the memory of another, directly or through views."""
     while node is not of:
-        shared = [tensor for tensor, _, is_returned in _aliases(node) if is_returned] if node.op != "output" else []
+        shared = [tensor for tensor, _, is_returned in aliases_of(node) if is_returned] if node.op != "output" else []
         if not shared:
             return False
         node = shared[0]
@@ -173,7 +173,7 @@ def _written(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
     for each in graph.nodes:
         if each.op != "call_function":
             continue
-        for tensor, is_written, is_returned in _aliases(each):
+        for tensor, is_written, is_returned in aliases_of(each):
             if tensor in owner and is_written:
                 found.setdefault(places.index(owner[tensor]), each)
             if tensor in owner and is_returned:
@@ -181,7 +181,7 @@ def _written(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
     return found
 
 
-def _aliases(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool, bool]]:
+def aliases_of(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool, bool]]:
     """The tensors among a call's arguments: whether it writes to them, and whether its result is memory of theirs."""
     import torch
 

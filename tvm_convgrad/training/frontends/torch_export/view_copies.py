@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that copy what others view, such as `view_copy`: the names that functionalised programs have."""
+"""Views: a step has none, so that operators which copy are those which view, and views need no strides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tvm_convgrad.training.frontends.torch_export.no_grad import aliases_of
+from tvm_convgrad.training.frontends.torch_export.places import name_of
+
+if TYPE_CHECKING:  # an optional package
+    import torch
 
 _VIEWS = (
     *("view", "permute", "expand", "squeeze", "unsqueeze", "t", "transpose", "select", "slice", "split"),
@@ -14,7 +20,7 @@ _VIEWS = (
 
 
 def view_copies() -> dict[Any, Callable[..., Any]]:
-    """Each copying operator as the viewing one: a step has no views."""
+    """Each copying operator, such as `view_copy` of functionalised programs, as the viewing one."""
     import torch
 
     aten = torch.ops.aten
@@ -27,4 +33,26 @@ def view_copies() -> dict[Any, Callable[..., Any]]:
     return found
 
 
-__all__ = ["view_copies"]
+_PERMUTATIONS = ("permute.default", "transpose.int", "t.default", "movedim.int", "movedim.intlist", "swapaxes.default")
+
+
+def with_reshapes(program: torch.export.ExportedProgram) -> None:
+    """Change a program so that a view of a permuted tensor is a reshape, unless it is written to.
+
+    Such a view relies on the strides of what is permuted: those of attention's result on CPUs are such that it is
+    contiguous with the axes of heads and positions exchanged. A decomposition has other strides.
+    """
+    import torch
+
+    for node in program.graph.nodes:
+        is_such = node.target is torch.ops.aten.view.default and name_of(node.args[0]) in _PERMUTATIONS
+        if is_such and not any(tensor is node and is_written for tensor, is_written in _uses(node)):
+            node.target = torch.ops.aten.reshape.default
+
+
+def _uses(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
+    """The tensors that share memory with an operand or result of a user of a node, and whether it writes to them."""
+    return ((tensor, is_written) for user in node.users for tensor, is_written, _ in aliases_of(user))
+
+
+__all__ = ["view_copies", "with_reshapes"]
