@@ -12,7 +12,7 @@ from tvm import relax
 from relax_ops.per_sample.states import Mixed, State, Summed
 from relax_ops.per_sample.sums import passed_on
 from relax_ops.rules import mapped_axis, rules_of
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis
+from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
 
 _TENSORS = (relax.TensorType, relax.TupleType)
 
@@ -26,7 +26,7 @@ def track(bindings: Iterable[tuple[Any, Any]], known: Mapping[Any, State]) -> di
     """
     states = dict(known)
     for variable, value in bindings:
-        states[variable] = _state(value, states)
+        states[variable] = state_after(value, states)
     return states
 
 
@@ -42,7 +42,8 @@ def state_of(value: relax.Expr, states: Mapping[Any, State]) -> State:
     return None
 
 
-def _state(value: relax.Expr, states: Mapping[Any, State]) -> State:
+def state_after(value: relax.Expr, states: Mapping[Any, State]) -> State:
+    """The state of a typed expression that is bound to a variable."""
     if not isinstance(value, tvm.ir.Call):
         return state_of(value, states)
     arguments = [state_of(arg, states) if isinstance(arg.ty, _TENSORS) else None for arg in value.args]
@@ -54,7 +55,7 @@ def _state(value: relax.Expr, states: Mapping[Any, State]) -> State:
             return state
     found = _through(value, arguments, flat)
     if isinstance(found, str):
-        return Mixed(f"{_name(value)}: {found}")
+        return Mixed(f"{_name(value)}: {found}", not isinstance(found, Unknown))
     return tuple(found for _ in value.ty.fields) if isinstance(value.ty, relax.TupleType) else found
 
 
@@ -63,7 +64,7 @@ def _through(call: relax.Call, arguments: list[State], flat: list[State]) -> Sta
     if any(isinstance(state, Summed) for state in flat):
         if any(isinstance(state, MappedAxis) for state in flat):
             return "it takes a sum over the samples back to each of them"
-        return passed_on(call, arguments) if isinstance(call.op, tvm.ir.Op) else "it is not an operator"
+        return passed_on(call, arguments) if isinstance(call.op, tvm.ir.Op) else Unknown("it is not an operator")
     places: list[int | None] = []
     for argument in arguments:
         found = {state.axis for state in _leaves(argument) if isinstance(state, MappedAxis)}
@@ -72,9 +73,9 @@ def _through(call: relax.Call, arguments: list[State], flat: list[State]) -> Sta
         places.append(found.pop() if found else None)
     entries = {state.entries for state in flat if isinstance(state, MappedAxis)}
     if len(entries) > 1:
-        return "its operands have different numbers of entries for each sample"
+        return Unknown("its operands have different numbers of entries for each sample")
     if not isinstance(call.op, tvm.ir.Op):
-        return "it is not an operator"
+        return Unknown("it is not an operator")
     axes, rules = Axes(tuple(places), entries.pop()), rules_of(call)
     summed = rules.sums(call, axes) if rules is not None and rules.sums is not None else None
     return mapped_axis(call, axes) if summed is None else summed

@@ -39,9 +39,14 @@ class Summed:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The samples are mixed in a way that cannot be taken apart; `reason` is a clause for messages."""
+    """The samples are mixed in a way that cannot be taken apart; `reason` is a clause for messages.
+
+    Attributes:
+        is_known: False where an operator's rule does not know whether it mixes them.
+    """
 
     reason: str
+    is_known: bool = True
 
 
 State = Union[None, MappedAxis, Summed, Mixed, tuple["State", ...]]

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from relax_ops.rules.contract import OperatorRules
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis
+from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
 from tvm_convgrad.core.errors import SetupError
 
 _CONTRACT = "contract"
@@ -49,7 +49,7 @@ def mapped_axis(call: relax.Call, axes: Axes) -> MappedAxis | str:
     """Where the mapped axis is in the value of a call, or why it is nowhere."""
     rules = rules_of(call)
     if rules is None or rules.mapped_axis is None:
-        return "what it does to the samples is not known"
+        return Unknown("what it does to the samples is not known")
     found = rules.mapped_axis(call, axes)
     return MappedAxis(found, axes.entries) if isinstance(found, int) else found
 

@@ -29,7 +29,7 @@ from relax_ops.program import Convolution
 from relax_ops.rules.contract import Legalization, OperatorRules
 from relax_ops.vmap.convolution import transposed_arguments, vmap_call
 from relax_ops.vmap.emitter import Vmap
-from relax_ops.vmap.mapped_axis import Axes
+from relax_ops.vmap.mapped_axis import Axes, Unknown
 from tvm_convgrad.core.arguments import refuse_packed
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, DIRECTIONS, FORWARD, Direction, OpEntry
 from tvm_convgrad.core.geometry import SPATIAL, check_layout, data_layout_of, kernel_layout_of, swapped_kernel_layout
@@ -129,7 +129,7 @@ def convolution_axis(call: relax.Call, axes: Axes) -> int | str:
     """A (transposed) convolution of the samples by weights that are the same for all."""
     layout = str(call.attrs.data_layout)
     if axes[1] is not None or axes[0] != layout.index("N"):
-        return "the samples are not its batch"
+        return Unknown("the samples are not its batch")
     return (str(call.attrs.out_layout) or layout).index("N")
 
 

@@ -34,7 +34,7 @@ from relax_ops.program import Convolution
 from relax_ops.rules.contract import Legalization, OperatorRules
 from relax_ops.rules.convolution import convolution_of, partials_of
 from relax_ops.vmap.convolution import vmap_call
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis
+from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
 from relax_ops.vmap.unfolded import UnfoldingBuilder, patches
 from tvm_convgrad.core.arguments import desired_layouts
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, NEW_OPS, OpEntry
@@ -101,7 +101,7 @@ def _wanted(site: Site, entry: OpEntry) -> dict[str, str] | None:
 def backward_data_axis(call: relax.Call, axes: Axes) -> int | str:
     """dgrad of the samples by weights that are the same for all."""
     if axes[1] is not None or axes[0] != str(call.attrs.grad_layout).index("N"):
-        return "the samples are not its batch"
+        return Unknown("the samples are not its batch")
     return str(call.attrs.data_layout).index("N")
 
 

@@ -7,23 +7,27 @@ index_tensor and index_put, and by `take` in the mode "wrap"; gather_elements re
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 from tvm import relax, te
 from tvm.relax import op
 
 from relax_ops.compat import Constant, array_of
-from relax_ops.expressions import ndim_of
+from relax_ops.expressions import known_extents, ndim_of
 from relax_ops.gpu.take_backward import legalize_take_backward
 from relax_ops.gradients.common import cast, count, dtype_of, fit, no_grads, scalar, shape_of, widened
 from relax_ops.layouts.algebra import initial, position, without
 from relax_ops.layouts.site import Decision, Site, is_tensor, unconverted
+from relax_ops.per_sample.states import Summed, apart
 from relax_ops.rules.contract import Legalization, OperatorRules, named, on_gpus
 from relax_ops.rules.elementwise import no_gradients
 from relax_ops.rules.slicing import put_back
 from relax_ops.vmap.common import along_one_axis, same_axis
 from relax_ops.vmap.emitter import Vmap
-from relax_ops.vmap.mapped_axis import Axes
+from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
+from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 
 
@@ -122,7 +126,7 @@ def gather_elements_axis(call: relax.Call, axes: Axes) -> int | str:
     """Data and places have the samples on the same axis, which is not the one along which is gathered."""
     axis = axes.first
     if axes[0] != axes[1]:
-        return "its data and its places have the samples on different axes"
+        return Unknown("its data and its places have the samples on different axes")
     return "it selects samples" if int(call.attrs.axis) % ndim_of(call.args[0]) == axis else axis
 
 
@@ -261,10 +265,12 @@ def take_layout(site: Site) -> Decision:
 
 
 def take_axis(call: relax.Call, axes: Axes) -> int | str:
-    """Elements of another axis at places that are the same for all samples."""
-    if axes[0] is None or axes[1] is not None or call.attrs.axis is None:
-        return "its places depend on the sample"
+    """Elements of another axis at places that are the same for all samples, or of the same at those of each sample."""
+    if call.attrs.axis is None or None not in axes.places:
+        return Unknown("its places depend on the sample")
     axis, along = axes[0], int(call.attrs.axis) % ndim_of(call.args[0])
+    if axis is None:
+        return along + axes.first
     if along == axis:
         return "it selects samples"
     return axis + (ndim_of(call.args[1]) - 1 if along < axis else 0)
@@ -273,13 +279,50 @@ def take_axis(call: relax.Call, axes: Axes) -> int | str:
 def take_backward_axis(call: relax.Call, axes: Axes) -> int | str:
     """The gradient of `take` at places that are the same for all samples, put back along another axis."""
     if axes[0] is None or axes[1] is None or axes[2] is not None or call.attrs.axis is None:
-        return "its places depend on the sample"
+        return Unknown("its places depend on the sample")
     axis, along = axes[1], int(call.attrs.axis) % ndim_of(call)
     if along == axis:
         return "it writes samples"
     if axes[0] != axis + (ndim_of(call.args[2]) - 1 if along < axis else 0):
         return "its operands have the samples along different axes"
     return axis
+
+
+def terms_of_rows(call: relax.Call, axes: Axes) -> Summed | None:
+    """The gradient of rows of a table, (places, columns) put back at places of each sample: what a sample adds.
+
+    A term is a product with the sample's places as one-hot rows. Its norm needs no term: it is the sum of the products
+    of any two rows of the sample that are put to the same place.
+    """
+    grad, table, places = call.args
+    rows, *columns = known_extents(table)
+    numbers = [extent for extent in (rows, *columns) if isinstance(extent, int)]
+    if not _has_axis(call) or int(call.attrs.axis) % ndim_of(call) or axes.places != (0, None, 0):
+        return None
+    if len(numbers) < ndim_of(table):
+        return None
+    own, width, dtype = MappedAxis(0, axes.entries), math.prod(numbers[1:]), wide_dtype(dtype_of(grad))
+
+    def parts(builder: relax.BlockBuilder) -> tuple[relax.Expr, relax.Expr]:
+        """The places (samples, entries), and what is put there: (samples, entries, elements of a row)."""
+        found = apart(builder, builder.emit(op.reshape(grad, relax.ShapeExpr([shape_of(grad)[0], width]))), own)
+        return apart(builder, places, own), cast(found, dtype, builder)
+
+    def terms(builder: relax.BlockBuilder) -> relax.Expr:
+        where, added = parts(builder)
+        every = relax.const(np.arange(numbers[0]).reshape(1, -1, 1), dtype_of(places))
+        hot = cast(builder.emit(op.equal(builder.emit(op.expand_dims(where, 1)), every)), dtype, builder)
+        product = cast(builder.emit(op.matmul(hot, added)), dtype_of(call), builder)
+        return builder.emit(op.reshape(product, relax.ShapeExpr([shape_of(product)[0], *numbers])))
+
+    def norm(builder: relax.BlockBuilder) -> relax.Expr:
+        where, added = parts(builder)
+        pairs = (builder.emit(op.expand_dims(where, axis)) for axis in (1, 2))
+        products = builder.emit(op.matmul(added, builder.emit(op.permute_dims(added, [0, 2, 1]))))
+        same = cast(builder.emit(op.equal(*pairs)), dtype, builder)
+        return builder.emit(op.sum(builder.emit(op.multiply(products, same)), [1, 2]))
+
+    return Summed(terms, norm if axes.entries <= numbers[0] else None)
 
 
 def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:
@@ -303,7 +346,10 @@ RULES = (
         legalize=_take_legalization,
     ),
     OperatorRules(
-        named("grad.take_backward"), mapped_axis=take_backward_axis, legalize=on_gpus(legalize_take_backward, _has_axis)
+        named("grad.take_backward"),
+        mapped_axis=take_backward_axis,
+        sums=terms_of_rows,
+        legalize=on_gpus(legalize_take_backward, _has_axis),
     ),
     OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
     OperatorRules(named("nonzero"), gradient=no_gradients),

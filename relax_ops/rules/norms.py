@@ -25,7 +25,7 @@ from relax_ops.layouts.site import Decision, Site
 from relax_ops.rules.contract import OperatorRules, named
 from relax_ops.vmap.common import channelwise, separate_channels
 from relax_ops.vmap.emitter import Vmap
-from relax_ops.vmap.mapped_axis import Axes
+from relax_ops.vmap.mapped_axis import Axes, Unknown
 
 _BATCH_NORM, _GROUP_NORM, _RMS_NORM = "relax.nn.batch_norm", "relax.nn.group_norm", "relax.nn.rms_norm"
 WRITTEN_OUT = (_GROUP_NORM, "relax.nn.instance_norm")
@@ -229,7 +229,7 @@ def normalisation_axis(call: relax.Call, axes: Axes) -> int | str:
     """layer_norm, group_norm and their kind, over other axes."""
     axis, ndim = axes[0], ndim_of(call)
     if axis is None or any(other is not None for other in axes.places[1:]):
-        return "its scale depends on the sample"
+        return Unknown("its scale depends on the sample")
     over = {int(a) % ndim for a in call.attrs.axes}
     over |= {int(call.attrs.channel_axis) % ndim} if hasattr(call.attrs, "channel_axis") else set()
     return "it normalises over the samples" if axis in over else axis

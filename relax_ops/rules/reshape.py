@@ -32,7 +32,7 @@ from relax_ops.layouts.algebra import (
 from relax_ops.layouts.site import Decision, Site
 from relax_ops.rules.contract import OperatorRules, named
 from relax_ops.vmap.emitter import Vmap
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis
+from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
 
 
 def reshaped(
@@ -135,7 +135,7 @@ def reshape_axis(call: relax.Call, axes: Axes) -> MappedAxis | str:
         if not known and entries == 1 and prover.equal(passed, outer) and prover.equal(extent, before[axis]):
             return MappedAxis(place)
         passed = passed * extent
-    return "it merges the axis of the samples with others"
+    return Unknown("it merges the axis of the samples with others")
 
 
 def expand_dims_axis(call: relax.Call, axes: Axes) -> int | str:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from relax_ops.expressions import ndim_of
 from relax_ops.vmap.emitter import Vmap
-from relax_ops.vmap.mapped_axis import Axes
+from relax_ops.vmap.mapped_axis import Axes, Unknown
 
 # ------------------------------------------------------------------ where the mapped axis is in the result
 
@@ -42,7 +42,7 @@ def window_axis(call: relax.Call, axes: Axes) -> int | str:
     batch = str(call.attrs.layout).find("N")
     out = str(getattr(call.attrs, "out_layout", "") or call.attrs.layout).find("N")
     if any(axis not in (None, batch) for axis in axes):
-        return "the samples are not its batch"
+        return Unknown("the samples are not its batch")
     return out
 
 

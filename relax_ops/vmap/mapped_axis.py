@@ -20,6 +20,13 @@ class MappedAxis:
     entries: int = 1
 
 
+class Unknown(str):
+    """Why it is not known where the mapped axis of a value is.
+
+    Another reason says that there is none, as the value, or its entries, depend on several indices.
+    """
+
+
 @dataclass(frozen=True)
 class Axes:
     """The mapped axes of a call's arguments, at least one of which has one.

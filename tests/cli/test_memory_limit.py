@@ -69,6 +69,31 @@ def test_a_batch_whose_loss_is_a_weighted_mean_is_not_divided(
     refused.assert_sentence("the least that was found", "without micro-batches", f"{option[0]}: it is a weighted mean")
 
 
+def test_samples_that_depend_on_each_other_stay_in_one_batch(convgrad: Command, tmp_path: Path) -> None:
+    """Centred over the batch: micro-batches would train another model. Where that is not known, it is said."""
+    centred = ("relax.op.subtract(h, builder.emit(relax.op.mean(h, [0])))",)
+    turned = ("relax.op.permute_dims(h)", "relax.op.reshape(h, (4 * batch,))", "relax.op.reshape(h, (4, batch))")
+    for name, operators in (("centred", centred), ("turned", (*turned, "relax.op.permute_dims(h)"))):
+        (tmp_path / f"{name}.py").write_text(behind_the_pool(operators))
+    options: list[object] = ["--bn", "frozen", "--recompute", "none", "--json", "-o", tmp_path / "step.so", "--memory"]
+    whole = convgrad("build", f"{tmp_path}/centred.py:make", *options, "1GB").json["memory"]["total"]
+    refused = convgrad("build", f"{tmp_path}/centred.py:make", *options, f"{whole - 1}B")
+    why = "as samples of a batch depend on each other (relax.mean: it reduces over the samples)"
+    refused.assert_sentence("the least that was found", f"without micro-batches, {why}")
+    whole = convgrad("build", f"{tmp_path}/turned.py:make", *options, "1GB").json["memory"]["total"]
+    divided = convgrad("build", f"{tmp_path}/turned.py:make", *options, f"{whole - 1}B").json
+    assert divided["options"]["accumulate"] > 1
+    assert "if samples depend on each other (relax.reshape: it merges" in divided["memory"]["choice"]
+
+
+def behind_the_pool(operators: tuple[str, ...]) -> str:
+    """The tiny network with operators on the pooled channels `h`."""
+    pooled = "            h = builder.emit(relax.op.mean(h, [2, 3]))\n"
+    return tiny.SOURCE.replace(
+        pooled, pooled + "".join(f"            h = builder.emit({text})\n" for text in operators)
+    )
+
+
 def test_recomputation_comes_before_micro_batches_that_change_statistics(
     convgrad: Command, tiny_data: Path, tmp_path: Path
 ) -> None:

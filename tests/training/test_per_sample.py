@@ -185,6 +185,30 @@ def wide_network() -> Network:
     return Network(make, ints(0, 3, 2, 40), ints(1, 3, 2, 32), {"w": ints(2, 40, 32)})
 
 
+def embedded(emit: Any, x: Any, table: Any, w: Any) -> Any:
+    """Rows of a table at places of each sample, some of them several times; and one row of another axis."""
+    rows = emit(op.take(table, x, axis=0))
+    return emit(op.mean(emit(op.matmul(rows, w)), [1]))
+
+
+def embedding_network(places: tuple[int, ...] = (5,), rows: int = 7) -> Network:
+    x = np.random.default_rng(0).integers(0, 4, (4, *places)).astype("int64")
+    return Network(embedded, x, real(1, 4, *places[1:], 3), {"table": real(2, rows, 6), "w": real(3, 6, 3)})
+
+
+@pytest.mark.parametrize(("places", "rows"), [((5,), 7), ((2, 3), 9), ((1,), 4), ((8,), 5)], ids=str)
+@pytest.mark.parametrize("batch", [4, "n"])
+def test_rows_of_a_table(batch: Any, places: tuple[int, ...], rows: int) -> None:
+    network = embedding_network(places, rows)
+    wanted = network.one_by_one()
+    _, *found = network.run(batch=tvm.tirx.Var("n", "int64") if batch == "n" else batch)
+    for have, want in zip(found, wanted, strict=True):
+        assert relative_error(have, want) < 1e-5
+    _, norms = network.run("norms", 4)
+    squares = sum((value.astype("float64").reshape(4, -1) ** 2).sum(1) for value in wanted)
+    assert relative_error(norms, np.sqrt(squares)) < 1e-5
+
+
 def ghost(emit: Any, x: Any, w: Any, wt: Any) -> Any:
     """A convolution with few pixels and many channels, in groups."""
     y = emit(op.nn.conv2d(x, w, groups=2, padding=(1, 0), strides=2))

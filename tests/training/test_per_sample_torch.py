@@ -113,3 +113,34 @@ def test_spectra_and_reads_at_places(make: Any, shape: tuple[int, ...]) -> None:
         torch.nn.functional.cross_entropy(reference(x[part].double()), labels[part]).backward()
         for (name, value), have in zip(reference.named_parameters(), found, strict=True):
             assert relative_error(have[sample], value.grad.numpy()) < 1e-4, name
+
+
+class Words(torch.nn.Module):
+    """A table of words, read twice, of which one word is padding; its rows are the classes' weights, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = torch.nn.Embedding(11, 6, padding_idx=0), torch.nn.GroupNorm(2, 6)
+        self.bag = torch.nn.EmbeddingBag(11, 6, mode="sum")
+
+    def forward(self, x: Any) -> Any:
+        rows = self.table(x) + self.table(x * 2 % 11)
+        return (self.norm(rows.transpose(1, 2)).mean(2) + self.bag(x)) @ self.table.weight.T
+
+
+def test_embeddings() -> None:
+    torch.manual_seed(4)
+    network, x, labels = Words(), torch.randint(0, 11, (4, 5)), torch.randint(0, 11, (4,))
+    model = from_exported_program(torch.export.export(network, (x,)))
+    _, _, *found = run(model, "gradients", x.numpy(), labels.numpy())
+    _, _, norms = run(model, "norms", x.numpy(), labels.numpy())
+    reference = copy.deepcopy(network).double()
+    for sample in range(len(x)):
+        reference.zero_grad()
+        part = slice(sample, sample + 1)
+        torch.nn.functional.cross_entropy(reference(x[part]), labels[part]).backward()
+        gradients = {name: value.grad.numpy() for name, value in reference.named_parameters()}
+        for name, have in zip(model.parameters, found, strict=True):
+            assert relative_error(have[sample], gradients[name]) < 1e-5, name
+        wanted = sum((value**2).sum() for value in gradients.values()) ** 0.5
+        assert abs(norms[sample] - wanted) < 1e-5 * wanted

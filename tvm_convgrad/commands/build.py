@@ -23,6 +23,8 @@ from tvm_convgrad.training.step.options import LossSettings
 if TYPE_CHECKING:
     from tvm_convgrad.commands.kept_builds import Built
     from tvm_convgrad.core.kept_objects import KeptObjects
+    from tvm_convgrad.training.model.model import Model
+    from tvm_convgrad.training.model.program import TrainingProgram
     from tvm_convgrad.training.runtime.artifact import Artifact
     from tvm_convgrad.training.step.module import StepModule
 
@@ -209,13 +211,13 @@ def _build(
     results = {"results": option_values.results_for(step_options["results"], target, step_options["dtype"])}
     warnings: list[str] = []
 
-    def make(model: ModelOptions, accumulate: int) -> StepModule:
+    def make(model: ModelOptions, accumulate: int) -> tuple[StepModule, Model | TrainingProgram]:
         loaded = model.load()
         _check_channels(loaded.inputs, {name: step_options[name] for name in ("mean", "std")}, model.source)
         warnings[:] = loaded.warnings
         enter("differentiating")
         chosen = {"accumulate": accumulate} | ({} if limit is None else {"recompute": "none"})
-        return build_step(loaded, **step_options | results | chosen)
+        return build_step(loaded, **step_options | results | chosen), loaded
 
     builds = KernelBuilds(kept, progress=enter)
     with compile_apart(builds), compilation.in_force() as winners:
@@ -223,7 +225,7 @@ def _build(
             builds.start()  # while the model is read
         fitted = None
         if limit is None:
-            step = make(source, step_options["accumulate"])
+            step, _ = make(source, step_options["accumulate"])
         else:
             fitted = fit(source, step_options["accumulate"], limit, make, target, compilation.backends, values)
             step = fitted.step

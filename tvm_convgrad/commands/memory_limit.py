@@ -2,8 +2,9 @@
 """`build --memory LIMIT`: the cheapest recomputation and micro-batches with which the planned memory keeps a limit.
 
 Recomputation leaves all results as they are. So do micro-batches, but for batch norms, which take the statistics of
-each, and for losses that are no plain mean over the batch. A model with such batch norms has therefore as few
-micro-batches as keep the limit with any recomputation, and with such a loss the batch is not divided.
+each, for losses that are no plain mean over the batch, and for models whose samples depend on each other. A model with
+such batch norms has therefore as few micro-batches as keep the limit with any recomputation; with such a loss, or such
+samples, the batch is not divided.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from tvm_convgrad.training.model.own_loss import MODEL_LOSS
 if TYPE_CHECKING:
     import tvm
 
+    from relax_ops.per_sample.states import Mixed
     from tvm_convgrad.training.compile.planned_memory import Planner
     from tvm_convgrad.training.ir.recomputation import Recomputation
+    from tvm_convgrad.training.model.model import Model
+    from tvm_convgrad.training.model.program import TrainingProgram
     from tvm_convgrad.training.passes.rematerialise import Repeated
     from tvm_convgrad.training.runtime.memory import StepMemory
     from tvm_convgrad.training.step.module import StepModule
@@ -48,6 +52,7 @@ class Fitted:
         batch: samples of a batch without the division.
         parts: into how many micro-batches each batch of the model is divided; 1 is none.
         normalises: whether batch norms take the statistics of each.
+        unknown: why it is not known whether the model's samples depend on each other, or nothing.
         whole: bytes without division and recomputation.
         slower: the estimated time of a step, by that without.
     """
@@ -60,6 +65,7 @@ class Fitted:
     batch: int
     parts: int
     normalises: bool
+    unknown: str
     whole: int
     slower: float
 
@@ -75,7 +81,8 @@ class Fitted:
             chosen.append(f"{self.repeated.calls} values ({byte_count(self.repeated.bytes)}) are computed again")
         if self.parts > 1:
             statistics = ", by whose own statistics batch norms normalise" if self.normalises else ""
-            chosen.append(f"each batch as {self.parts} micro-batches of {self.batch // self.parts}{statistics}")
+            other = f", which change results if samples depend on each other ({self.unknown})" if self.unknown else ""
+            chosen.append(f"each batch as {self.parts} micro-batches of {self.batch // self.parts}{statistics}{other}")
         time = f"a step takes {self.slower:.2f} times as long (estimated)"
         return f"{planned}, not {byte_count(self.whole)}: {'; '.join(chosen)}; {time}"
 
@@ -99,7 +106,7 @@ def fit(
     source: ModelOptions,
     accumulate: int,
     limit: int,
-    make: Callable[[ModelOptions, int], StepModule],
+    make: Callable[[ModelOptions, int], tuple[StepModule, Model | TrainingProgram]],
     target: tvm.target.Target,
     backends: Sequence[str],
     values: str,
@@ -110,7 +117,7 @@ def fit(
         source: the model, whose batch may be divided.
         accumulate: micro-batches of that batch that are asked for anyhow.
         limit: bytes of state, inputs, targets and all tensors of a step at one moment.
-        make: the step of a model with so many micro-batches.
+        make: the step of a model with so many micro-batches, and the model.
         target, backends: what it is compiled for.
         values: which may be computed again, of `names.RECOMPUTED`.
 
@@ -121,8 +128,10 @@ def fit(
     from tvm_convgrad.report.tables import byte_count
     from tvm_convgrad.training.compile.planned_memory import Planner
     from tvm_convgrad.training.ir.recomputation import Recomputation, with_recomputation
+    from tvm_convgrad.training.model.model import Model
+    from tvm_convgrad.training.model.sample_mixing import mixing_of
 
-    first = make(source, accumulate)
+    first, model = make(source, accumulate)
     rows = first.inputs[0].shape[0]
     if not isinstance(rows, int):
         raise UnsupportedError(
@@ -133,14 +142,16 @@ def fit(
     least: list[tuple[int, int]] = []
     fitting: list[Fitted] = []
     whole, seconds, undivided = 0, 0.0, ""
-    indivisible = _indivisible(first.options)
+    mixed = mixing_of(model) if isinstance(model, Model) else None
+    indivisible = _indivisible(first.options, mixed)
+    unknown = mixed.reason if mixed is not None and not mixed.is_known else ""
     for parts in (parts for parts in range(1, batch + 1) if batch % parts == 0):
         if parts > 1 and indivisible:
-            undivided = f" without micro-batches, whose losses would have another mean than the batch ({indivisible})"
+            undivided = f" without micro-batches, {indivisible}"
             break
         divided = replace(source, batch=batch // parts) if parts > 1 else source
         try:
-            step = make(divided, accumulate * parts) if parts > 1 else first
+            step = make(divided, accumulate * parts)[0] if parts > 1 else first
         except (ModelError, UnsupportedError) as error:  # a batch that the model fixes; recomputation may do
             undivided = f" without micro-batches, which the model does not take ({str(error).rstrip('.')})"
             break
@@ -152,11 +163,19 @@ def fit(
             least.append((memory.total, parts))
             if memory.total <= limit:
                 step = replace(step, module=with_recomputation(step.module, recomputation))
-                slower = repeated.total / seconds
                 fitting.append(
                     Fitted(
-                        *(divided, accumulate * parts, step, memory, repeated),
-                        *(batch, parts, normalises, whole, slower),
+                        source=divided,
+                        accumulate=accumulate * parts,
+                        step=step,
+                        memory=memory,
+                        repeated=repeated,
+                        batch=batch,
+                        parts=parts,
+                        normalises=normalises,
+                        unknown=unknown,
+                        whole=whole,
+                        slower=repeated.total / seconds,
                     )
                 )
                 break
@@ -173,12 +192,21 @@ def fit(
     )
 
 
-def _indivisible(options: Mapping[str, object]) -> str:
-    """Why the mean of the losses of micro-batches is not the loss of the batch, or nothing; by the step's options."""
-    if options["loss"] == MODEL_LOSS:
-        return "the loss is the model's own"
-    found = [option for name, option in _WEIGHTED.items() if name in options]
-    return f"{' and '.join(found)}: it is a weighted mean" if found else ""
+def _indivisible(options: Mapping[str, object], mixed: Mixed | None) -> str:
+    """Why the mean of the losses of micro-batches is not the loss of the batch, as a clause, or nothing.
+
+    Args:
+        options: of the step.
+        mixed: how samples of the model depend on each other.
+    """
+    weighted = [option for name, option in _WEIGHTED.items() if name in options]
+    reason = "the loss is the model's own" if options["loss"] == MODEL_LOSS else ""
+    reason = f"{' and '.join(weighted)}: it is a weighted mean" if weighted else reason
+    if reason:
+        return f"whose losses would have another mean than the batch ({reason})"
+    if mixed is not None and mixed.is_known:
+        return f"as samples of a batch depend on each other ({mixed.reason})"
+    return ""
 
 
 def _attempts(

@@ -209,9 +209,12 @@ def _summed(
         shape = relax.ShapeExpr([count, *static_shape(parameter)])
         return Summed(lambda b: b.emit(relax.op.broadcast_to(value, shape)))
     reason = state.reason if isinstance(state, Mixed) else "its gradient is not a sum over the samples"
+    if isinstance(state, Mixed) and not state.is_known:
+        remedy = "The samples are not followed through that operator; write it by others, or freeze what it reads."
+    else:
+        remedy = "Samples must stay independent up to the loss: freeze batch norm, or use group norm."
     raise ModelError(
-        f"PerSampleGradients: the gradient of {name!r} does not fall into those of the samples: {reason}. Samples must "
-        "stay independent up to the loss: freeze batch norm, or use group norm."
+        f"PerSampleGradients: the gradient of {name!r} does not fall into those of the samples: {reason}. {remedy}"
     )
 
 
