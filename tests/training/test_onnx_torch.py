@@ -15,6 +15,7 @@ helper = onnx.helper
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from tvm_convgrad.training.frontends.onnx.model import from_onnx  # noqa: E402
+from tvm_convgrad.training.frontends.onnx.prepared import prepared  # noqa: E402
 from tvm_convgrad.training.frontends.onnx.torch_parameters import with_exported_parameters  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -290,6 +291,18 @@ def signed(proto, *names):
     lines = [f"p_{name.replace('.', '_')}: PARAMETER target='{name}'" for name in names]
     proto.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
     return proto
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_weights_of_classes_are_no_parameters(is_read):
+    """Also where the signature has a parameter that the graph has not; not if something else reads the tensor, too."""
+    call = "aten.cross_entropy_loss.default(%y, %labels, %clone)"
+    loss = node("SoftmaxCrossEntropyLoss", ["y", "labels", "clone"], "loss", call)
+    scaled = node("Mul", ["x", "clone" if is_read else "net.scale"], "y", "aten.mul.Tensor(%x, %p_net_scale)", ["net"])
+    labels = np.array([0, 3, 5], "int64")
+    proto = graph([scaled, loss], {"clone": ONES * 2, "net.scale": ONES, "labels": labels}, (3, 6), result=())
+    found = prepared(signed(proto, "net.scale", "net.unread"), "net.onnx").exported
+    assert found.kept == (() if is_read else ("clone",))
 
 
 def test_scales_in_another_shape():

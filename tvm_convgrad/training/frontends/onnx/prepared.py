@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tvm_convgrad.training.frontends.onnx.functions import with_written_functions
 from tvm_convgrad.training.frontends.onnx.names import names_read, with_own_parameters, with_safe_names
 from tvm_convgrad.training.frontends.onnx.random_masks import with_dropout
-from tvm_convgrad.training.frontends.onnx.torch_parameters import Exported, with_exported_parameters
+from tvm_convgrad.training.frontends.onnx.torch_parameters import Exported, class_weights, with_exported_parameters
 from tvm_convgrad.training.frontends.onnx.torchscript import with_module_names
 from tvm_convgrad.training.frontends.onnx.views import with_reshapes
 
@@ -65,7 +65,7 @@ def prepared(proto: onnx.ModelProto, source: str) -> Prepared:
     inlined = with_written_functions(proto, source)
     masked = with_dropout(inlined, source)
     written = with_reshapes(masked)
-    exported = with_exported_parameters(written)
+    exported = with_exported_parameters(written, class_weights(proto))
     own = with_module_names(with_own_parameters(exported.proto))
     safe, public = with_safe_names(own)
     return Prepared(proto, inlined, masked, written, exported, own, _with_short_batch_norms(safe), public)

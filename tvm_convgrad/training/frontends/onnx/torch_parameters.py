@@ -15,7 +15,7 @@ what it does not, under the model's own names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,8 @@ _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)
 _SAVED = re.compile(r"^\w+: (?:PARAMETER|BUFFER) target='([^']+)'(?! persistent=False)", re.MULTILINE)
 _FLOATS = (1, 10, 11, 16)  # TensorProto's float, float16, double, bfloat16
 _BIAS_RULE = "RemoveOptionalBias"
+_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+"""Operators whose operands are scores, classes and, as a constant, the weights of classes."""
 _OF_MODEL = re.compile(r"[A-Za-z_][\w.]*")
 """Names that the TorchScript exporter gives to parameters and buffers; those of its own have slashes or colons."""
 
@@ -75,11 +77,15 @@ class Exported:
     untold: tuple[str, ...] = ()
 
 
-def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
+def with_exported_parameters(proto: onnx.ModelProto, weights: Container[str] = ()) -> Exported:
     """The model with an initializer for each parameter, under its name in PyTorch, and what of the others is known.
 
     A transposed or reshaped parameter becomes that of the model, and a node that transposes or reshapes it. What the
     notes do not tell stays as it is; graphs without notes are returned as they are.
+
+    Args:
+        proto: the graph, whose losses may be written out.
+        weights: what `class_weights` finds while they are not.
     """
     if proto.producer_name != "pytorch":
         return Exported(proto)
@@ -118,7 +124,11 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
     fixed = (constants - others) | (buffers - statistics)
     computed = [name for name in computed if name in used]
     known = graph.parameters and graph.parameters <= used
-    kept = [n for n in computed if (known and not _OF_PARAMETERS.match(n)) or _OF_NO_PARAMETERS.fullmatch(n)]
+    kept = [
+        name
+        for name in computed
+        if (known and not _OF_PARAMETERS.match(name)) or _OF_NO_PARAMETERS.fullmatch(name) or name in weights
+    ]
     computed = [name for name in computed if name not in kept]
     numbers = [name for name in _scalars(copy) if name in graph.parameters or name in computed]
     trained = frozenset(filter(graph.is_parameter_everywhere, numbers))
@@ -130,6 +140,17 @@ def with_exported_parameters(proto: onnx.ModelProto) -> Exported:
         trained,
         tuple(name for name in numbers if name not in trained),
     )
+
+
+def class_weights(proto: onnx.ModelProto) -> set[str]:
+    """The tensors of a graph that only weigh the classes of losses: constants, whatever the exporter notes of them."""
+    weights: set[str] = set()
+    others: set[str] = set()
+    for node in proto.graph.node:
+        operands = 2 if node.op_type in _LOSSES else len(node.input)
+        others.update(node.input[:operands])
+        weights.update(node.input[operands:])
+    return weights - others
 
 
 def _scalars(proto: onnx.ModelProto) -> list[str]:
@@ -393,4 +414,4 @@ class _Graph:
         graph.initializer.extend(present)
 
 
-__all__ = ["Exported", "state_dict_names", "with_exported_parameters"]
+__all__ = ["Exported", "class_weights", "state_dict_names", "with_exported_parameters"]
