@@ -172,6 +172,19 @@ def test_a_damaged_choice_is_made_again(fresh, store: Path) -> None:
     assert not path.exists()
 
 
+def test_contexts_may_end_in_any_order(fresh, store: Path) -> None:
+    """As two fixtures have them: what was entered last and is not left yet is in force, and in the end PyTorch."""
+    first, second, third = (bridge.enable(folder=store, kept_memory=size).__enter__() for size in (1, 2, 3))
+    for left, size in ((second, 3), (third, 1), (first, None)):
+        left.__exit__(None, None, None)
+        assert (fresh.kept_memory if fresh.installed else None) == size
+    first, second = (bridge.enable(folder=store, kept_memory=size).__enter__() for size in (1, 2))
+    first.__exit__(None, None, None)
+    assert fresh.kept_memory == 2
+    second.__exit__(None, None, None)
+    assert not fresh.installed
+
+
 def test_contexts_nest_and_end(fresh, store: Path) -> None:
     assert not fresh.installed
     with bridge.enable(folder=store):

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -335,17 +336,30 @@ BRIDGE = Bridge()
 
 
 class Enabled:
-    """The result of `enable`: a context manager that restores the previous setting on exit."""
+    """The result of `enable`: a context manager that restores the previous setting on exit.
+
+    A context that is left before one that was entered later leaves the setting of that in force, which then restores
+    what it would have restored itself.
+    """
+
+    _entered: ClassVar[list[Enabled]] = []
 
     def __init__(self, before: tuple[bool, Policy, Path | None, int]) -> None:
         self._before = before
 
     def __enter__(self) -> Enabled:
+        self._entered.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        place = self._entered.index(self)
+        later = self._entered[place + 1 :]
+        del self._entered[place]
+        if later:
+            later[0]._before = self._before
+            return
         installed, policy, folder, kept_memory = self._before
         if installed:
             BRIDGE.install(policy, folder, kept_memory)
