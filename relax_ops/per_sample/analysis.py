@@ -71,12 +71,12 @@ def _through(call: relax.Call, arguments: list[State], flat: list[State]) -> Sta
         if len(found) > 1:
             return "its tensors have the samples along different axes"
         places.append(found.pop() if found else None)
-    entries = {state.entries for state in flat if isinstance(state, MappedAxis)}
+    entries = {(state.entries, state.blocks) for state in flat if isinstance(state, MappedAxis)}
     if len(entries) > 1:
         return Unknown("its operands have different numbers of entries for each sample")
     if not isinstance(call.op, tvm.ir.Op):
         return Unknown("it is not an operator")
-    axes, rules = Axes(tuple(places), entries.pop()), rules_of(call)
+    axes, rules = Axes(tuple(places), *entries.pop()), rules_of(call)
     summed = rules.sums(call, axes) if rules is not None and rules.sums is not None else None
     return mapped_axis(call, axes) if summed is None else summed
 

@@ -51,7 +51,7 @@ def mapped_axis(call: relax.Call, axes: Axes) -> MappedAxis | str:
     if rules is None or rules.mapped_axis is None:
         return Unknown("what it does to the samples is not known")
     found = rules.mapped_axis(call, axes)
-    return MappedAxis(found, axes.entries) if isinstance(found, int) else found
+    return axes.at(found) if isinstance(found, int) else found
 
 
 def merged(modules: Sequence[ModuleType]) -> dict[str, OperatorRules]:

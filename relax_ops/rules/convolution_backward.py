@@ -34,7 +34,7 @@ from relax_ops.program import Convolution
 from relax_ops.rules.contract import Legalization, OperatorRules
 from relax_ops.rules.convolution import convolution_of, partials_of
 from relax_ops.vmap.convolution import vmap_call
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
+from relax_ops.vmap.mapped_axis import Axes, Unknown
 from relax_ops.vmap.unfolded import UnfoldingBuilder, patches
 from tvm_convgrad.core.arguments import desired_layouts
 from tvm_convgrad.core.catalogue import BACKWARD_DATA, NEW_OPS, OpEntry
@@ -114,14 +114,14 @@ def _terms_of_wgrad(call: relax.Call, axes: Axes) -> Summed | None:
 
     def terms(builder: relax.BlockBuilder) -> relax.Expr:
         operands = [
-            apart(builder, value, MappedAxis(batch[name], axes.entries))
+            apart(builder, value, axes.at(batch[name]))
             for name, value in zip(entry.direction.operands, call.args, strict=True)
         ]
         names = ("kernel_size", "strides", "padding", "dilation", "groups", "grad_layout", "data_layout")
         given = {name: getattr(attributes, name) for name in (*names, "kernel_layout", "out_dtype")}
         return vmap_call(builder, entry, [batch], operands, **given)
 
-    by_gram = axes.entries == 1 and _gram_pays(call)
+    by_gram = axes.each == 1 and _gram_pays(call)
     return Summed(terms, (lambda builder: _squared_norms(builder, call)) if by_gram else None)
 
 

@@ -26,7 +26,7 @@ from relax_ops.rules.elementwise import no_gradients
 from relax_ops.rules.slicing import put_back
 from relax_ops.vmap.common import along_one_axis, same_axis
 from relax_ops.vmap.emitter import Vmap
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
+from relax_ops.vmap.mapped_axis import Axes, Unknown
 from tvm_convgrad.core.dtypes import wide_dtype
 from tvm_convgrad.core.errors import UnsupportedError
 
@@ -301,7 +301,7 @@ def terms_of_rows(call: relax.Call, axes: Axes) -> Summed | None:
         return None
     if len(numbers) < ndim_of(table):
         return None
-    own, width, dtype = MappedAxis(0, axes.entries), math.prod(numbers[1:]), wide_dtype(dtype_of(grad))
+    own, width, dtype = axes.at(0), math.prod(numbers[1:]), wide_dtype(dtype_of(grad))
 
     def parts(builder: relax.BlockBuilder) -> tuple[relax.Expr, relax.Expr]:
         """The places (samples, entries), and what is put there: (samples, entries, elements of a row)."""
@@ -322,7 +322,7 @@ def terms_of_rows(call: relax.Call, axes: Axes) -> Summed | None:
         same = cast(builder.emit(op.equal(*pairs)), dtype, builder)
         return builder.emit(op.sum(builder.emit(op.multiply(products, same)), [1, 2]))
 
-    return Summed(terms, norm if axes.entries <= numbers[0] else None)
+    return Summed(terms, norm if axes.each <= numbers[0] else None)
 
 
 def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:

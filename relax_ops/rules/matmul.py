@@ -12,7 +12,7 @@ from relax_ops.per_sample.gram import pays, sum_of_gram_products
 from relax_ops.per_sample.states import Summed, apart, sum_of_squares
 from relax_ops.rules.contract import OperatorRules, named
 from relax_ops.vmap.emitter import Vmap
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis
+from relax_ops.vmap.mapped_axis import Axes
 from relax_ops.vmap.unfolded import UnfoldingBuilder
 from tvm_convgrad.core.errors import UnsupportedError
 
@@ -73,22 +73,25 @@ def matmul_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: list[
 
 
 def _terms_of_product(call: relax.Call, axes: Axes) -> Summed | None:
-    """A (m, n) @ B (n, k) over samples n: a term is a column times a row, or the product of a sample's own entries."""
+    """A (m, n) @ B (n, k) over samples n: a term is a column times a row, or the product of a sample's own entries.
+
+    One of the two may be a constant, such as a first hidden state of zeros: a term has the sample's part of it.
+    """
     left, right = call.args
-    if ndim_of(left) != 2 or ndim_of(right) != 2 or axes.places != (1, 0):
+    if ndim_of(left) != 2 or ndim_of(right) != 2 or axes.places not in ((1, 0), (1, None), (None, 0)):
         return None
-    entries = axes.entries
+    entries = axes.each
 
     def columns(builder: relax.BlockBuilder) -> relax.Expr:
-        return builder.emit(relax.op.permute_dims(apart(builder, left, MappedAxis(1, entries)), [1, 0, 2]))
+        return builder.emit(relax.op.permute_dims(apart(builder, left, axes.at(1)), [1, 0, 2]))
 
     def terms(builder: relax.BlockBuilder) -> relax.Expr:
-        rows = apart(builder, right, MappedAxis(0, entries))
+        rows = apart(builder, right, axes.at(0))
         multiply = relax.op.multiply if entries == 1 else relax.op.matmul
         return builder.emit(relax.op.astype(builder.emit(multiply(columns(builder), rows)), call.ty.dtype))
 
     def norm(builder: relax.BlockBuilder) -> relax.Expr:
-        rows = builder.emit(relax.op.permute_dims(apart(builder, right, MappedAxis(0, entries)), [0, 2, 1]))
+        rows = builder.emit(relax.op.permute_dims(apart(builder, right, axes.at(0)), [0, 2, 1]))
         if entries > 1:
             return sum_of_gram_products(UnfoldingBuilder(builder), columns(builder), rows, [1, 2])
         squares = (sum_of_squares(builder, left, axis=1), sum_of_squares(builder, right, axis=0))

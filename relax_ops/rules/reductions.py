@@ -23,7 +23,7 @@ from relax_ops.per_sample.states import Summed, apart
 from relax_ops.rules.contract import Legalization, LegalizationRule, OperatorRules, named
 from relax_ops.rules.elementwise import no_gradients
 from relax_ops.vmap.common import shifted_axes
-from relax_ops.vmap.mapped_axis import Axes, MappedAxis
+from relax_ops.vmap.mapped_axis import Axes
 from tvm_convgrad.codegen.extrema import maximum, minimum
 
 Combine: TypeAlias = "Callable[[tirx.Expr, tirx.Expr], tirx.Expr]"
@@ -134,7 +134,7 @@ def _terms_of_sum(call: relax.Call, axes: Axes) -> Summed | None:
     reduced = axes_of(call.attrs.axis, ndim_of(value))
     if axis is None or axis not in reduced:
         return None
-    own = MappedAxis(axis, axes.entries)
+    own = axes.at(axis)
 
     def terms(builder: relax.BlockBuilder) -> relax.Expr:
         """The axis of the samples split in two, of which the first comes to the front and the second is summed over."""

@@ -3,7 +3,7 @@
 
 A layout goes through wherever no element has to move; axes of extent 1 never matter. New axes are put where the layout
 of the converted convolutions' data wants them, as the result will probably be added to or multiplied by feature maps.
-The mapped axis may take in entries of other axes, or give them up, if it stays the outermost one of those.
+The mapped axis may take in the axes before and behind it, or give them up (`MappedAxis.blocks`, `entries`).
 """
 
 from __future__ import annotations
@@ -120,19 +120,27 @@ def squeeze_layout(site: Site) -> Decision:
     return Decision([layout], without(layout, gone), site.changed_attrs(axis=axes))
 
 
+def _quotient(extent: Extent, divisor: Extent) -> int:
+    """How often a number is in another one, 0 where it is not a whole number of times, or not known."""
+    if not isinstance(extent, int) or not isinstance(divisor, int) or divisor <= 0 or extent % divisor:
+        return 0
+    return extent // divisor
+
+
 def reshape_axis(call: relax.Call, axes: Axes) -> MappedAxis | str:
-    """A reshape that leaves as many elements before the samples, whose axis may take in or give up entries."""
-    axis, entries = axes.first, axes.entries
-    prover, before, after = AnalyzerProver(), known_extents(call.args[0]), known_extents(call)
-    outer, passed = math.prod(before[:axis]), 1
-    rest = [entries, *before[axis + 1 :]]
+    """A reshape of which one axis has the samples, with the entries of others before and behind them."""
+    axis, prover = axes.first, AnalyzerProver()
+    before, after = known_extents(call.args[0]), known_extents(call)
+    outer, inner = math.prod(before[:axis]) * axes.blocks, axes.entries * math.prod(before[axis + 1 :])
+    passed = 1
     for place, extent in enumerate(after):
-        behind = after[place + 1 :]
-        known = all(isinstance(e, int) for e in (*rest, *behind)) and math.prod(behind) > 0
-        if known and prover.equal(passed, outer) is True and math.prod(rest) % math.prod(behind) == 0:
-            return MappedAxis(place, math.prod(rest) // math.prod(behind))
+        blocks = 1 if prover.equal(passed, outer) is True else _quotient(outer, passed)
+        entries = _quotient(inner, math.prod(after[place + 1 :]))
+        if blocks and entries:
+            return MappedAxis(place, entries, blocks)
         # Where extents behind are symbolic, the samples are found only if they keep an axis of their own.
-        if not known and entries == 1 and prover.equal(passed, outer) and prover.equal(extent, before[axis]):
+        is_known = all(isinstance(each, int) for each in (inner, *after[place + 1 :]))
+        if not is_known and blocks == axes.each == 1 and prover.equal(extent, before[axis]):
             return MappedAxis(place)
         passed = passed * extent
     return Unknown("it merges the axis of the samples with others")

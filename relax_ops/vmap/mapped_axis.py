@@ -13,11 +13,14 @@ class MappedAxis:
 
     Attributes:
         axis: its place, counted from the front.
-        entries: how many adjacent entries belong to one index of the vmap: entry i belongs to index i // entries.
+        entries: how many adjacent entries belong to one index of the vmap.
+        blocks: how often all indices follow each other: entry i belongs to index i // entries % indices, and there are
+            blocks * indices * entries of them.
     """
 
     axis: int
     entries: int = 1
+    blocks: int = 1
 
 
 class Unknown(str):
@@ -33,11 +36,12 @@ class Axes:
 
     Attributes:
         places: for each argument the place of its mapped axis, None if it is the same for all indices.
-        entries: of all of them, see MappedAxis.
+        entries, blocks: of all of them, see MappedAxis.
     """
 
     places: tuple[int | None, ...]
     entries: int = 1
+    blocks: int = 1
 
     def __iter__(self) -> Iterator[int | None]:
         return iter(self.places)
@@ -49,3 +53,12 @@ class Axes:
     def first(self) -> int:
         """The place of the mapped axis in the first argument that has one."""
         return next(place for place in self.places if place is not None)
+
+    @property
+    def each(self) -> int:
+        """How many entries belong to one index."""
+        return self.entries * self.blocks
+
+    def at(self, axis: int) -> MappedAxis:
+        """A mapped axis with entries as these."""
+        return MappedAxis(axis, self.entries, self.blocks)

@@ -72,18 +72,23 @@ def test_a_batch_whose_loss_is_a_weighted_mean_is_not_divided(
 def test_samples_that_depend_on_each_other_stay_in_one_batch(convgrad: Command, tmp_path: Path) -> None:
     """Centred over the batch: micro-batches would train another model. Where that is not known, it is said."""
     centred = ("relax.op.subtract(h, builder.emit(relax.op.mean(h, [0])))",)
-    turned = ("relax.op.permute_dims(h)", "relax.op.reshape(h, (4 * batch,))", "relax.op.reshape(h, (4, batch))")
-    for name, operators in (("centred", centred), ("turned", (*turned, "relax.op.permute_dims(h)"))):
+    rows, columns = ("relax.op.arange(batch)", "relax.op.arange(4)")
+    rows = f"builder.emit(relax.op.reshape(builder.emit({rows}), (batch, 1)))"
+    indexed = (f"relax.op.index_tensor(h, [{rows}, builder.emit({columns})])",)
+    for name, operators in (("centred", centred), ("indexed", indexed)):
         (tmp_path / f"{name}.py").write_text(behind_the_pool(operators))
     options: list[object] = ["--bn", "frozen", "--recompute", "none", "--json", "-o", tmp_path / "step.so", "--memory"]
     whole = convgrad("build", f"{tmp_path}/centred.py:make", *options, "1GB").json["memory"]["total"]
     refused = convgrad("build", f"{tmp_path}/centred.py:make", *options, f"{whole - 1}B")
     why = "as samples of a batch depend on each other (relax.mean: it reduces over the samples)"
     refused.assert_sentence("the least that was found", f"without micro-batches, {why}")
-    whole = convgrad("build", f"{tmp_path}/turned.py:make", *options, "1GB").json["memory"]["total"]
-    divided = convgrad("build", f"{tmp_path}/turned.py:make", *options, f"{whole - 1}B").json
+    whole = convgrad("build", f"{tmp_path}/indexed.py:make", *options, "1GB").json["memory"]["total"]
+    divided = convgrad("build", f"{tmp_path}/indexed.py:make", *options, f"{whole - 1}B").json
     assert divided["options"]["accumulate"] > 1
-    assert "if samples depend on each other (relax.reshape: it merges" in divided["memory"]["choice"]
+    assert (
+        "if samples depend on each other (relax.index_tensor: what it does to the samples is not known)"
+        in divided["memory"]["choice"]
+    )
 
 
 def behind_the_pool(operators: tuple[str, ...]) -> str:

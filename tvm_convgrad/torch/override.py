@@ -354,12 +354,13 @@ class Enabled:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        place = self._entered.index(self)
-        later = self._entered[place + 1 :]
-        del self._entered[place]
-        if later:
-            later[0]._before = self._before
-            return
+        if self in self._entered:  # not if an ExitStack was given the exit alone
+            place = self._entered.index(self)
+            later = self._entered[place + 1 :]
+            del self._entered[place]
+            if later:
+                later[0]._before = self._before
+                return
         installed, policy, folder, kept_memory = self._before
         if installed:
             BRIDGE.install(policy, folder, kept_memory)
