@@ -130,7 +130,7 @@ def _needs_torch(item: pytest.Function) -> bool:
 
 @cache
 def _begins_with_torch(module: ModuleType) -> bool:
-    """Whether the module itself asks for PyTorch."""
+    """Whether the module itself imports PyTorch."""
     return bool(_MODULE.search(inspect.getsource(module)))
 
 

@@ -64,11 +64,10 @@ def sum_of_squares(builder: relax.BlockBuilder, value: relax.Expr, axis: int = 0
 
 def apart(builder: relax.BlockBuilder, value: relax.Expr, own: MappedAxis) -> relax.Expr:
     """The tensor with the axis of the samples as two: the samples, and the entries of one."""
-    each = own.blocks * own.entries
-    if each == 1:
+    if own.each == 1:
         return builder.emit(relax.op.expand_dims(value, own.axis + 1))
     shape = known_extents(value)
-    count = shape[own.axis] // each
+    count = shape[own.axis] // own.each
     if not isinstance(count, int):
         count = arithmetic.Analyzer().simplify(count)
     before, behind = shape[: own.axis], shape[own.axis + 1 :]
@@ -77,4 +76,4 @@ def apart(builder: relax.BlockBuilder, value: relax.Expr, own: MappedAxis) -> re
         value = builder.emit(relax.op.reshape(value, relax.ShapeExpr(split)))
         order = [*range(own.axis), own.axis + 1, own.axis, *range(own.axis + 2, len(split))]
         value = builder.emit(relax.op.permute_dims(value, order))
-    return builder.emit(relax.op.reshape(value, relax.ShapeExpr([*before, count, each, *behind])))
+    return builder.emit(relax.op.reshape(value, relax.ShapeExpr([*before, count, own.each, *behind])))

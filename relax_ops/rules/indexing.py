@@ -295,11 +295,11 @@ def terms_of_rows(call: relax.Call, axes: Axes) -> Summed | None:
     of any two rows of the sample that are put to the same place.
     """
     grad, table, places = call.args
-    rows, *columns = known_extents(table)
-    numbers = [extent for extent in (rows, *columns) if isinstance(extent, int)]
+    extents = known_extents(table)
+    numbers = [extent for extent in extents if isinstance(extent, int)]
     if not _has_axis(call) or int(call.attrs.axis) % ndim_of(call) or axes.places != (0, None, 0):
         return None
-    if len(numbers) < ndim_of(table):
+    if len(numbers) < len(extents):
         return None
     own, width, dtype = axes.at(0), math.prod(numbers[1:]), wide_dtype(dtype_of(grad))
 

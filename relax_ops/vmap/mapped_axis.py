@@ -22,6 +22,11 @@ class MappedAxis:
     entries: int = 1
     blocks: int = 1
 
+    @property
+    def each(self) -> int:
+        """How many entries belong to one index."""
+        return self.entries * self.blocks
+
 
 class Unknown(str):
     """Why it is not known where the mapped axis of a value is.
@@ -57,7 +62,7 @@ class Axes:
     @property
     def each(self) -> int:
         """How many entries belong to one index."""
-        return self.entries * self.blocks
+        return self.at(self.first).each
 
     def at(self, axis: int) -> MappedAxis:
         """A mapped axis with entries as these."""

@@ -77,7 +77,7 @@ def is_own_value(node: torch.fx.Node, trained: Container[str], source: str) -> b
         ModelError: it depends on trained parameters, and it is written to, or read after its operand was.
     """
     operand, order = node.args[0], list(node.graph.nodes)
-    views, others = {node}, {operand} | {each for each in order if _is_view(each, operand)} - {node}
+    views, others = {node}, {operand} | {each for each in order if is_view(each, operand)} - {node}
     view_written, other_written = None, None
     is_read_later = False
     for each in order[order.index(node) + 1 :]:
@@ -98,7 +98,7 @@ def is_own_value(node: torch.fx.Node, trained: Container[str], source: str) -> b
     return depends or (view_written is None and not is_read_later)
 
 
-def _is_view(node: torch.fx.Node, of: torch.fx.Node) -> bool:
+def is_view(node: torch.fx.Node, of: torch.fx.Node) -> bool:
     """Whether a tensor is the memory of another, directly or through views."""
     while node is not of:
         shared = [tensor for tensor, _, is_returned in aliases_of(node) if is_returned] if node.op != "output" else []

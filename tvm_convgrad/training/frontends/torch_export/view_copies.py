@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvm_convgrad.training.frontends.torch_export.no_grad import aliases_of
+from tvm_convgrad.training.frontends.torch_export.no_grad import aliases_of, is_view
 from tvm_convgrad.training.frontends.torch_export.places import name_of
 
 if TYPE_CHECKING:  # an optional package
@@ -37,22 +37,21 @@ _PERMUTATIONS = ("permute.default", "transpose.int", "t.default", "movedim.int",
 
 
 def with_reshapes(program: torch.export.ExportedProgram) -> None:
-    """Change a program so that a view of a permuted tensor is a reshape, unless it is written to.
+    """Change a program so that a view of a permuted tensor is a reshape, unless it or a view of it is written to.
 
     Such a view relies on the strides of what is permuted: those of attention's result on CPUs are such that it is
     contiguous with the axes of heads and positions exchanged. A decomposition has other strides.
     """
     import torch
 
-    for node in program.graph.nodes:
-        is_such = node.target is torch.ops.aten.view.default and name_of(node.args[0]) in _PERMUTATIONS
-        if is_such and not any(tensor is node and is_written for tensor, is_written in _uses(node)):
+    nodes = list(program.graph.nodes)
+    found = [
+        node for node in nodes if node.target is torch.ops.aten.view.default and name_of(node.args[0]) in _PERMUTATIONS
+    ]
+    written = [tensor for node in nodes for tensor, is_written, _ in aliases_of(node) if is_written] if found else []
+    for node in found:
+        if not any(is_view(tensor, node) for tensor in written):
             node.target = torch.ops.aten.reshape.default
-
-
-def _uses(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, bool]]:
-    """The tensors that share memory with an operand or result of a user of a node, and whether it writes to them."""
-    return ((tensor, is_written) for user in node.users for tensor, is_written, _ in aliases_of(user))
 
 
 __all__ = ["view_copies", "with_reshapes"]
