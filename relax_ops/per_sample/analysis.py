@@ -9,12 +9,15 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from relax_ops.per_sample.states import Mixed, State, Summed
+from relax_ops.compat import Constant, array_of
+from relax_ops.expressions import ndim_of
+from relax_ops.per_sample.states import ZEROS, Mixed, State, Summed, Zeros, leaves
 from relax_ops.per_sample.sums import passed_on
 from relax_ops.rules import mapped_axis, rules_of
 from relax_ops.vmap.mapped_axis import Axes, MappedAxis, Unknown
 
 _TENSORS = (relax.TensorType, relax.TupleType)
+_ZEROS = ("relax.zeros", "relax.zeros_like")
 
 
 def track(bindings: Iterable[tuple[Any, Any]], known: Mapping[Any, State]) -> dict[Any, State]:
@@ -39,6 +42,8 @@ def state_of(value: relax.Expr, states: Mapping[Any, State]) -> State:
     if isinstance(value, relax.TupleGetItem):
         whole = state_of(value.tuple_value, states)
         return whole[value.index] if isinstance(whole, tuple) else whole
+    if isinstance(value, Constant) and ndim_of(value) == 0:
+        return None if array_of(value).any() else ZEROS
     return None
 
 
@@ -47,16 +52,18 @@ def state_after(value: relax.Expr, states: Mapping[Any, State]) -> State:
     if not isinstance(value, tvm.ir.Call):
         return state_of(value, states)
     arguments = [state_of(arg, states) if isinstance(arg.ty, _TENSORS) else None for arg in value.args]
-    flat = [state for argument in arguments for state in _leaves(argument)]
-    if all(state is None for state in flat):
-        return None
+    flat = [state for argument in arguments for state in leaves(argument)]
+    if all(state is None or isinstance(state, Zeros) for state in flat):
+        return ZEROS if _name(value) in _ZEROS else None
     for state in flat:
         if isinstance(state, Mixed):
             return state
     found = _through(value, arguments, flat)
     if isinstance(found, str):
         return Mixed(f"{_name(value)}: {found}", not isinstance(found, Unknown))
-    return tuple(found for _ in value.ty.fields) if isinstance(value.ty, relax.TupleType) else found
+    if isinstance(value.ty, relax.TupleType) and not isinstance(found, tuple):
+        return tuple(found for _ in value.ty.fields)
+    return found
 
 
 def _through(call: relax.Call, arguments: list[State], flat: list[State]) -> State | str:
@@ -64,10 +71,10 @@ def _through(call: relax.Call, arguments: list[State], flat: list[State]) -> Sta
     if any(isinstance(state, Summed) for state in flat):
         if any(isinstance(state, MappedAxis) for state in flat):
             return "it takes a sum over the samples back to each of them"
-        return passed_on(call, arguments) if isinstance(call.op, tvm.ir.Op) else Unknown("it is not an operator")
+        return passed_on(call, arguments)
     places: list[int | None] = []
     for argument in arguments:
-        found = {state.axis for state in _leaves(argument) if isinstance(state, MappedAxis)}
+        found = {state.axis for state in leaves(argument) if isinstance(state, MappedAxis)}
         if len(found) > 1:
             return "its tensors have the samples along different axes"
         places.append(found.pop() if found else None)
@@ -79,10 +86,6 @@ def _through(call: relax.Call, arguments: list[State], flat: list[State]) -> Sta
     axes, rules = Axes(tuple(places), *entries.pop()), rules_of(call)
     summed = rules.sums(call, axes) if rules is not None and rules.sums is not None else None
     return mapped_axis(call, axes) if summed is None else summed
-
-
-def _leaves(state: State) -> list[State]:
-    return [leaf for part in state for leaf in _leaves(part)] if isinstance(state, tuple) else [state]
 
 
 def _name(call: relax.Call) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of a tensor: None (the same for all samples), MappedAxis, Summed or Mixed; of a tuple, a tuple of these."""
+"""States of a tensor: None (the same for all samples), ZEROS, MappedAxis, Summed or Mixed; of a tuple, a tuple."""
 
 from __future__ import annotations
 
@@ -49,7 +49,19 @@ class Mixed:
     is_known: bool = True
 
 
-State = Union[None, MappedAxis, Summed, Mixed, tuple["State", ...]]
+@dataclass(frozen=True)
+class Zeros:
+    """The tensor is zeros: the same for all samples, and also a sum over them, of terms that are zeros."""
+
+
+ZEROS = Zeros()
+
+State = Union[None, Zeros, MappedAxis, Summed, Mixed, tuple["State", ...]]
+
+
+def leaves(state: State) -> list[State]:
+    """The states of the tensors in a tensor or tuple."""
+    return [leaf for part in state for leaf in leaves(part)] if isinstance(state, tuple) else [state]
 
 
 def sum_of_squares(builder: relax.BlockBuilder, value: relax.Expr, axis: int = 0) -> relax.Expr:

@@ -46,7 +46,11 @@ RULES = (
         stock_fails=_is_exclusive,
         layout=along_axis_layout,
         mapped_axis=along_axis,
+        vmap=shifted_axes,
+        linear=((0,),),
     ),
     OperatorRules(named("cumprod"), layout=along_axis_layout, mapped_axis=along_axis),
-    OperatorRules(named("flip"), gradient=flip, mapped_axis=along_axis, vmap=shifted_axes),
+    OperatorRules(
+        named("flip"), gradient=flip, mapped_axis=along_axis, vmap=shifted_axes, linear=((0,),), isometric=True
+    ),
 )

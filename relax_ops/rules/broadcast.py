@@ -85,7 +85,7 @@ RULES = (
         layout=broadcast_to_layout,
         mapped_axis=broadcast_to_axis,
         vmap=broadcast_to_vmap,
-        refusal_of_sums="it takes a sum over the samples back to each of them",
+        linear=((0,),),
     ),
     OperatorRules(named("collapse_sum_to"), gradient=collapse_sum_gradient, layout=collapse_sum_to_layout),
     OperatorRules(named("collapse_sum_like"), gradient=collapse_sum_gradient, layout=collapse_sum_like_layout),

@@ -50,5 +50,5 @@ def _choice(stock: Legalization) -> Legalization:
 RULES = (
     broadcast_rules("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
     broadcast_rules("logical_and", "logical_or", "logical_xor", gradient=no_gradients),
-    broadcast_rules("where", gradient=where, stock_fails=_where_broadcasts, legalize=_choice),
+    broadcast_rules("where", linear=((1, 2),), gradient=where, stock_fails=_where_broadcasts, legalize=_choice),
 )

@@ -71,6 +71,7 @@ class OperatorRules:
         sums: the terms, where the operator sums over the samples.
         linear: sets of arguments in which it is linear together, the other ones being fixed: sums over the samples in
             these arguments go through it term by term, by the rule `vmap`.
+        linear_if: for which calls `linear` holds; None for all.
         isometric: whether it leaves the sum of squares of its argument as it is.
         refusal_of_sums: why a sum over the samples does not go through it, where `linear` does not allow that.
         legalize: lowering to TIR functions or other operators.
@@ -86,6 +87,7 @@ class OperatorRules:
     vmap: VmapRule | None = None
     sums: SumRule | None = None
     linear: tuple[tuple[int, ...], ...] = ()
+    linear_if: Callable[[relax.Call], bool] | None = None
     isometric: bool = False
     refusal_of_sums: str = "it is not linear in a sum over the samples"
     legalize: LegalizationRule | None = None

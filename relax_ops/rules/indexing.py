@@ -288,6 +288,13 @@ def take_backward_axis(call: relax.Call, axes: Axes) -> int | str:
     return axis
 
 
+def take_backward_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: list[bool]) -> relax.Expr:
+    """Gradients of all indices, put back at places that are the same for them, one axis further."""
+    grad, table, places = args
+    axis = int(call.attrs.axis) % ndim_of(call) + 1
+    return m.call(call, [grad, m.everywhere(table, mapped[1]), places], axis=axis)
+
+
 def terms_of_rows(call: relax.Call, axes: Axes) -> Summed | None:
     """The gradient of rows of a table, (places, columns) put back at places of each sample: what a sample adds.
 
@@ -331,6 +338,10 @@ def one_hot_axis(call: relax.Call, axes: Axes) -> int | str:
     return axis + (along <= axis)
 
 
+def _adds_or_writes(call: relax.Call) -> bool:
+    return str(call.attrs.reduction) in ("add", "update")
+
+
 def _has_axis(call: relax.Call) -> bool:
     return call.attrs.axis is not None
 
@@ -348,16 +359,28 @@ RULES = (
     OperatorRules(
         named("grad.take_backward"),
         mapped_axis=take_backward_axis,
+        vmap=take_backward_vmap,
+        linear=((0,),),
+        linear_if=_has_axis,
         sums=terms_of_rows,
         legalize=on_gpus(legalize_take_backward, _has_axis),
     ),
     OperatorRules(named("one_hot"), gradient=no_gradients, mapped_axis=one_hot_axis),
     OperatorRules(named("nonzero"), gradient=no_gradients),
     OperatorRules(
-        named("gather_elements"), gradient=gather_elements, mapped_axis=gather_elements_axis, vmap=along_one_axis
+        named("gather_elements"),
+        gradient=gather_elements,
+        mapped_axis=gather_elements_axis,
+        vmap=along_one_axis,
+        linear=((0,),),
     ),
     OperatorRules(
-        named("scatter_elements"), gradient=scatter_elements, mapped_axis=scatter_elements_axis, vmap=along_one_axis
+        named("scatter_elements"),
+        gradient=scatter_elements,
+        mapped_axis=scatter_elements_axis,
+        vmap=along_one_axis,
+        linear=((0, 2),),
+        linear_if=_adds_or_writes,
     ),
     OperatorRules(named("index_tensor"), gradient=index_tensor),
     OperatorRules(named("index_put"), gradient=index_put),

@@ -158,6 +158,7 @@ RULES = (
         layout=concat_layout,
         mapped_axis=concat_axis,
         vmap=concat_vmap,
+        linear=((0,),),
     ),
     OperatorRules(
         named("stack"),
@@ -166,6 +167,7 @@ RULES = (
         always=True,
         mapped_axis=stack_axis,
         vmap=stack_vmap,
+        linear=((0,),),
     ),
-    OperatorRules(named("split"), mapped_axis=split_axis, vmap=shifted_axes),
+    OperatorRules(named("split"), mapped_axis=split_axis, vmap=shifted_axes, linear=((0,),)),
 )

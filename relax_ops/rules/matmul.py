@@ -114,6 +114,7 @@ RULES = (
         stock_fails=_types_differ,
         mapped_axis=matmul_axis,
         vmap=matmul_vmap,
+        linear=((0,), (1,)),
         sums=_terms_of_product,
     ),
 )

@@ -124,4 +124,18 @@ def pad_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], _mapped: list[bo
     return m.call(call, args, pad_width=[0, 0, *(int(w) for w in call.attrs.pad_width)])
 
 
-RULES = (OperatorRules(named("nn.pad"), gradient=pad_gradient, layout=pad_layout, mapped_axis=pad_axis, vmap=pad_vmap),)
+def _has_no_other_values(call: relax.Call) -> bool:
+    return str(call.attrs.pad_mode) != "constant" or float(call.attrs.pad_value) == 0
+
+
+RULES = (
+    OperatorRules(
+        named("nn.pad"),
+        gradient=pad_gradient,
+        layout=pad_layout,
+        mapped_axis=pad_axis,
+        vmap=pad_vmap,
+        linear=((0,),),
+        linear_if=_has_no_other_values,
+    ),
+)

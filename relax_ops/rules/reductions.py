@@ -196,7 +196,7 @@ def _rules(*names: str, **rules: Any) -> OperatorRules:
 
 RULES = (
     _rules("sum", gradient=sum_, sums=_terms_of_sum, linear=((0,),)),
-    _rules("mean", gradient=mean, stock_fails=_count_is_symbolic),
+    _rules("mean", gradient=mean, stock_fails=_count_is_symbolic, linear=((0,),)),
     _rules("variance", gradient=variance, stock_fails=_count_is_symbolic),
     _rules("std", gradient=std),
     _rules("max", gradient=extremum, legalize=_legalization(maximum, -math.inf)),

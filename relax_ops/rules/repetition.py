@@ -75,8 +75,13 @@ def repeat_vmap(m: Vmap, call: relax.Call, args: list[relax.Expr], mapped: list[
 
 
 RULES = (
-    OperatorRules(named("tile"), gradient=tile_gradient, mapped_axis=tile_axis, vmap=tile_vmap),
+    OperatorRules(named("tile"), gradient=tile_gradient, mapped_axis=tile_axis, vmap=tile_vmap, linear=((0,),)),
     OperatorRules(
-        named("repeat"), gradient=repeat_gradient, layout=along_axis_layout, mapped_axis=repeat_axis, vmap=repeat_vmap
+        named("repeat"),
+        gradient=repeat_gradient,
+        layout=along_axis_layout,
+        mapped_axis=repeat_axis,
+        vmap=repeat_vmap,
+        linear=((0,),),
     ),
 )

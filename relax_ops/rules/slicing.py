@@ -193,6 +193,7 @@ RULES = (
         gradient=strided_slice_gradient,
         mapped_axis=strided_slice_axis,
         vmap=strided_slice_vmap,
+        linear=((0,),),
     ),
     OperatorRules(
         named("slice_scatter"),
@@ -200,6 +201,7 @@ RULES = (
         layout=slice_scatter_layout,
         mapped_axis=slice_scatter_axis,
         vmap=along_one_axis,
+        linear=((0, 1),),
         legalize=_slice_scatter_legalization,
     ),
 )

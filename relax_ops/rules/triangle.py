@@ -37,5 +37,6 @@ RULES = (
         stock_fails=_stock_gradient_fails,
         mapped_axis=triangle_axis,
         vmap=elementwise,
+        linear=((0,),),
     ),
 )

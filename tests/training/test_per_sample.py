@@ -383,8 +383,8 @@ def reversed_samples(emit: Any, x: Any, w: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        (centred, "relax.broadcast_to: it takes a sum over the samples back to each of them"),
-        (summed, "relax.broadcast_to: it takes a sum over the samples back to each of them"),
+        (centred, "relax.add: it takes a sum over the samples back to each of them"),
+        (summed, "relax.add: it takes a sum over the samples back to each of them"),
         (squared, "relax.mean: it reduces over the samples"),
         (across, "relax.nn.softmax: it runs along the samples"),
         (contrastive, "relax.matmul: it multiplies each sample by every other"),

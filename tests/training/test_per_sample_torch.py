@@ -182,3 +182,61 @@ def test_sequences(name: str, batch: Any) -> None:
             assert np.abs(have[sample] - gradients[key]).max() < 1e-5 * largest, key
         wanted = sum((value**2).sum() for value in gradients.values()) ** 0.5
         assert abs(norms[sample] - wanted) < 1e-5 * wanted
+
+
+class Computed(torch.nn.Module):
+    """A convolution whose weight `weight` computes from two of 3x3 taps, a matrix, a vector and a number."""
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        shapes = {"w": (8, 3, 3, 3), "v": (16, 3, 3, 3), "m": (8, 8), "b": (8,), "s": (1,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(0.3 * torch.randn(shape)))
+        self.weight, self.linear = weight, torch.nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        functional = torch.nn.functional
+        return self.linear(functional.relu(functional.conv2d(x, self.weight(self), self.b, padding=1)).mean((2, 3)))
+
+
+def standardized(p: Any) -> Any:
+    """As in BiT's ResNets, and by a batch norm, as timm's StdConv2d."""
+    centred = (p.w - p.w.mean((1, 2, 3), keepdim=True)) / (p.w.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
+    normed = torch.nn.functional.batch_norm(p.v.reshape(1, 16, 27), None, None, training=True).reshape(p.v.shape)
+    return centred * p.s + normed[::2]
+
+
+def normalized(p: Any) -> Any:
+    """Weight normalization, and low-rank terms."""
+    normed = p.w / p.w.flatten(1).norm(dim=1)[:, None, None, None] * p.b[:, None, None, None]
+    return normed + (p.m[:, :2] @ p.m[2:4].tril() @ p.v[:8].flatten(1)).reshape(p.w.shape)
+
+
+def put_together(p: Any) -> Any:
+    first, second = p.v.chunk(2)
+    joined = torch.cat([first[:, :2].flip(2, 3), p.w[:, 1:2]], 1)
+    return joined + second.roll(1, 2) * torch.stack([p.w, p.w * p.s]).amax(0)
+
+
+def selected(p: Any) -> Any:
+    rows = p.v[torch.tensor([3, 1, 1, 5, 7, 9, 11, 0])].clamp(-0.2, 0.2)
+    elements = torch.gather(p.v, 0, (torch.arange(216) * 7 % 16).reshape(p.w.shape))
+    ordered = p.w[:2].repeat(4, 1, 1, 1).sort(0).values
+    return rows + elements.masked_fill(elements.abs() < 0.1, 0.0) + ordered.repeat_interleave(2, 0)[:8].cumsum(1)
+
+
+def resized(p: Any) -> Any:
+    functional = torch.nn.functional
+    small = functional.interpolate(p.w[:, :, :2, :2], size=(3, 3), mode="bilinear")
+    padded = functional.pad(p.v[8:, :, :2, :2], (0, 1, 1, 0), mode="replicate")
+    unfolded = functional.unfold(p.w[:, :, :2, :2], 2).sum(2).mean(1)
+    return small + padded + unfolded[:, None, None, None].expand(8, 3, 3, 3)
+
+
+@pytest.mark.parametrize("weight", [standardized, normalized, put_together, selected, resized])
+def test_weights_that_are_computed_from_parameters(weight: Any) -> None:
+    """The gradient of a weight is a sum over the samples, which goes through what computes the weight."""
+    torch.manual_seed(5)
+    network, x, labels = Computed(weight), torch.randn(3, 3, 7, 6), torch.randint(0, 5, (3,))
+    check_gradients(network, x, labels, 1e-5)
+    check_clipped(network, x, labels, 1e-5)

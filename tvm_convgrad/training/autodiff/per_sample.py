@@ -19,7 +19,7 @@ from tvm import relax
 from relax_ops.active import rules
 from relax_ops.expressions import known_extents
 from relax_ops.per_sample.analysis import state_of, track
-from relax_ops.per_sample.states import Mixed, Summed
+from relax_ops.per_sample.states import Mixed, Summed, Zeros
 from relax_ops.vmap.mapped_axis import MappedAxis
 from tvm_convgrad.core.errors import ModelError, UnsupportedError
 from tvm_convgrad.training.autodiff.differentiate import emit_with_gradients
@@ -205,7 +205,7 @@ def _summed(
     state = state_of(value, states)
     if isinstance(state, Summed):
         return state
-    if state is None or (isinstance(count, tvm.tirx.IntImm | int) and int(count) == 1):
+    if state is None or isinstance(state, Zeros) or (isinstance(count, tvm.tirx.IntImm | int) and int(count) == 1):
         shape = relax.ShapeExpr([count, *static_shape(parameter)])
         return Summed(lambda b: b.emit(relax.op.broadcast_to(value, shape)))
     reason = state.reason if isinstance(state, Mixed) else "its gradient is not a sum over the samples"
