@@ -62,6 +62,15 @@ PAIRED_CHANNELS = {
 }
 """The same over vectors of channels, whole and with masks."""
 
+PAIRED_GROUPS = {
+    "groups of 2, a mask": "g19mb2ic38ih7iw9oc38kh3kw3ph1pw1_lay=NHWC:OHWI:NHWC",
+    "groups of 4, two phases": "g12mb1ic48ih9iw12oc48kh3kw5sh2sw2ph1pw2_lay=NHWC:HWIO:NHWC",
+    "groups of 8, dilated": "g5mb2ic40ih8iw10oc40kh3kw3dh1dw1ph2pw2_lay=NHWC:OHWI:NHWC",
+    "groups of 16, padding on one side": "g2mb1ic32ih6iw15oc32oh6ow14kh3kw4ph1pw2_lay=NHWC:OHWI:NHWC",
+    "groups of 8, 3-D": "g2mb1ic16id3ih5iw6oc16kd2kh2kw3sd1sh2sw2pd1ph1pw1_lay=NDHWC:ODHWI:NDHWC",
+}
+"""Small groups in place, whose words are two channels of a group, or two pixels in wgrad."""
+
 AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake"})
 """A CPU with vectors of 16-bit elements, but no instruction that rounds to bfloat16."""
 
@@ -198,15 +207,18 @@ def test_channels_that_cannot_be_converted():
 
 
 PAIRS = pytest.mark.parametrize(
-    "text", [*PAIRED.values(), *PAIRED_CHANNELS.values()], ids=[*PAIRED, *map("NHWC: {}".format, PAIRED_CHANNELS)]
+    "text",
+    [*PAIRED.values(), *PAIRED_CHANNELS.values(), *PAIRED_GROUPS.values()],
+    ids=[*PAIRED, *map("NHWC: {}".format, PAIRED_CHANNELS), *PAIRED_GROUPS],
 )
 
 
 def _paired(text: str, direction: str, epilogue: Epilogue = NO_EPILOGUE):
-    """The problem, and the kernel over columns or channels whatever the estimate."""
+    """The problem, and the kernel over columns, channels or small groups whatever the estimate."""
     problem = _problem(text, TYPES[0])
     machine = CPUS["AVX512-BF16"]
-    choice = forced("depthwise" if "C:" in text else "depthwise columns")(problem, direction, machine)
+    family = "depthwise" if "C:" in text else "depthwise columns"
+    choice = forced("small groups" if text in PAIRED_GROUPS.values() else family)(problem, direction, machine)
     return problem, chooser.build(problem, direction, machine, choice, "main", epilogue)
 
 

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over column taps by dot products of bfloat16 where vectors run over channels: a word has two pixels."""
+"""Dot products of bfloat16 where vectors run over channels: a word has two pixels, or two channels of a small group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm_convgrad.codegen.dot_product import as_number, high_halves, joined_words
-from tvm_convgrad.codegen.loops import Index, Loops, load
+from tvm_convgrad.codegen.dot_product import WORD, as_number, contiguous_words, high_halves, joined_words, word_at
+from tvm_convgrad.codegen.loops import Index, Loops, load, splat
+from tvm_convgrad.codegen.packing import shuffle
 from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.depthwise.taps import tap_run
 from tvm_convgrad.kernels.spec import DHW, ConvSpec
-from tvm_convgrad.kernels.vectors import accumulate, accumulate_words
+from tvm_convgrad.kernels.vectors import accumulate, accumulate_words, load_vector
 
 
 def pack_words(loops: Loops, packed: Buffer, spec: ConvSpec, kernel: DHW, blocks: int, lanes: int) -> Buffer:
@@ -29,6 +30,34 @@ def pack_words(loops: Loops, packed: Buffer, spec: ConvSpec, kernel: DHW, blocks
             low, high = (load(packed, base + k * lanes, lanes) for k in (first, second))
             loops.store(words, base + first * lanes, high_halves(low, high))
     return words
+
+
+def pack_member_words(loops: Loops, packed: Buffer, blocks: int, members: int, step: int, lanes: int) -> Buffer:
+    """The words of two neighbouring members of a group each, [block][pair][tap][lane], of a packed W of small groups.
+
+    Args:
+        packed: W as float32 numbers of bfloat16, [block][member][tap][lane].
+        step: elements from a member to the next, of all taps.
+    """
+    words = loops.panel("w_words", blocks * (members // 2) * step, WORD)
+    with loops.loop(blocks * (members // 2), "pair") as pair, loops.loop(step // lanes, "tap") as tap:
+        at = loops.let(pair * (2 * step) + tap * lanes, "w_row")
+        low, high = (load(packed, at + member * step, lanes) for member in range(2))
+        loops.store(words, pair * step + tap * lanes, high_halves(low, high))
+    return words
+
+
+def member_words(loops: Loops, halves: Buffer, at: Index, pair: int, each: int, lanes: int, mask: Expr | None) -> Expr:
+    """A vector of words in which each group of `each` lanes has the word of two of its own channels, number `pair`.
+
+    Args:
+        halves: the source, of type HALF, whose channels are contiguous from `at` on.
+        mask: the lanes that are channels, None for all.
+    """
+    if each == lanes:
+        return splat(word_at(halves, at + 2 * pair), lanes)
+    own = contiguous_words(load_vector(halves, at, lanes, mask))
+    return shuffle(own, own, [lane // each * (each // 2) + pair for lane in range(lanes)])
 
 
 def add_pairs(
@@ -82,35 +111,38 @@ def add_pairs(
 
 def add_pixel_pairs(
     loops: Loops,
-    sums: list[dict[int, Buffer]],
+    sums: list[dict[tuple[int, int], Buffer]],
     size: int,
     valid: list[list[int]],
     columns: Callable[[int, int], int],
     halves: tuple[Callable[[int], Expr], Callable[[int], Expr]],
+    multiples: Callable[[Expr], list[Expr]],
 ) -> None:
     """Add a piece's products to the sums of a kernel row's taps: two pixels of dY at once where both are in bounds.
 
     Args:
-        sums: copies of the taps' sums, which pairs of pixels use in turn.
+        sums: copies of the sums of (multiple, tap), which pairs of pixels use in turn.
         size: pixels of the piece.
         valid: for each tap, the pixels where it is in bounds.
         columns: the column of X that a pixel and a tap multiply.
         halves: the vectors of HALF of a pixel of dY, and of a column of X.
+        multiples: from a vector of dY, of numbers or of words, to what X is multiplied with for each multiple.
     """
     found: dict[tuple[bool, int], Expr] = {}
-    values: dict[tuple[bool, int, int], Expr] = {}
+    values: dict[tuple[bool, int, int], list[Expr]] = {}
 
     def half(of_x: bool, at: int) -> Expr:
         if (of_x, at) not in found:
             found[of_x, at] = loops.let(halves[of_x](at), "half")
         return found[of_x, at]
 
-    def value(of_x: bool, at: int, step: int) -> Expr:
-        """A vector of numbers, or, with a step, of words with what lies a step further."""
+    def vectors(of_x: bool, at: int, step: int) -> list[Expr]:
+        """That of X, or those of dY's multiples: numbers, or, with a step, words with what lies a step further."""
         if (of_x, at, step) not in values:
             own = half(of_x, at)
             joined = joined_words(own, half(of_x, at + step)) if step else as_number(own, "float32")
-            values[of_x, at, step] = loops.let(joined, "pixel")
+            joined = loops.let(joined, "pixel")
+            values[of_x, at, step] = [joined] if of_x else [loops.let(each, "member") for each in multiples(joined)]
         return values[of_x, at, step]
 
     for i in range(0, size, 2):
@@ -118,13 +150,15 @@ def add_pixel_pairs(
         for k, pixels in enumerate(valid):
             if i in pixels and i + 1 in pixels:
                 step = columns(i + 1, k) - columns(i, k)
-                x, grad = value(True, columns(i, k), step), value(False, i, 1)
-                accumulate_words(loops, copy[k], x, grad)
+                (x,) = vectors(True, columns(i, k), step)
+                for m, grad in enumerate(vectors(False, i, 1)):
+                    accumulate_words(loops, copy[m, k], x, grad)
                 continue
             for single in (i, i + 1):
                 if single in pixels:
-                    product = value(True, columns(single, k), 0) * value(False, single, 0)
-                    accumulate(loops, copy[k], product)
+                    (x,) = vectors(True, columns(single, k), 0)
+                    for m, grad in enumerate(vectors(False, single, 0)):
+                        accumulate(loops, copy[m, k], x * grad)
 
 
-__all__ = ["add_pairs", "add_pixel_pairs", "pack_words"]
+__all__ = ["add_pairs", "add_pixel_pairs", "member_words", "pack_member_words", "pack_words"]

@@ -9,7 +9,8 @@ result row; the weights of a kernel row stay in registers. Nothing is padded: th
 the bounds of a loop, and the code of pieces near the left and right border skips the products with padding.
 
 In small groups, of as many source as result channels, a vector spans the channels of several groups: each of a group's
-source channels in turn is repeated, by a shuffle, in the places of all of the group's result channels.
+source channels in turn is repeated, by a shuffle, in the places of all of the group's result channels. In place, dot
+products of bfloat16 take two of them at once.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from tvm_convgrad.codegen.tir import Buffer, Expr
 from tvm_convgrad.kernels.contract import Tiling
 from tvm_convgrad.kernels.depthwise.base import DepthwiseKernel
 from tvm_convgrad.kernels.depthwise.channel_panels import ChannelMap, Finish, PanelMover, pack_weights, repeat_member
-from tvm_convgrad.kernels.depthwise.channel_words import add_pairs, pack_words
+from tvm_convgrad.kernels.depthwise.channel_words import add_pairs, member_words, pack_member_words, pack_words
 from tvm_convgrad.kernels.depthwise.column_terms import has_dots
 from tvm_convgrad.kernels.depthwise.taps import border_pieces, rows_in_bounds, tap_run, valid_taps
 from tvm_convgrad.kernels.epilogue import finished
 from tvm_convgrad.kernels.frame import KernelFrame
 from tvm_convgrad.kernels.spec import DHW, AxisPhase, ConvSpec, Phase
-from tvm_convgrad.kernels.vectors import Numbers, accumulate, accumulators, load_vector
+from tvm_convgrad.kernels.vectors import Numbers, accumulate, accumulate_words, accumulators, load_vector
 
 PREFETCH_TILES = 8
 """Register tiles from what is summed to what is prefetched: some rows of a block of channels."""
@@ -134,8 +135,12 @@ class ChannelsKernel(DepthwiseKernel):
         channels = ChannelMap(self.channels, self.multiple, spec.weight_group_stride, inner, self.each, within)
         self.packed = pack_weights(loops, self.machine, self.weight, spec.weight, self.kernel, self.dtype, channels)
         self.words: Buffer | None = None
-        if tiling.in_place and self.each == 1 and has_dots(spec, self.machine):
-            self.words = pack_words(loops, self.packed, spec, self.kernel, self.blocks, self.lanes)
+        if tiling.in_place and has_dots(spec, self.machine):
+            if self.each == 1:
+                self.words = pack_words(loops, self.packed, spec, self.kernel, self.blocks, self.lanes)
+            else:
+                step = self.taps * self.lanes
+                self.words = pack_member_words(loops, self.packed, self.blocks, self.each, step, self.lanes)
         depths = -(-spec.result.extents[0] // spec.out_step[0])
         splits = -(-self.blocks // self._blocks_per_split()) if tiling.in_place else self.blocks
         with loops.loop(self.frame.batch * (depths * self.slabs * splits), "item", self.kind) as item:
@@ -181,7 +186,8 @@ class ChannelsKernel(DepthwiseKernel):
         to = loops.let(expr(n * spec.result.batch + block * self.lanes), "to")
         source = _Rows(Numbers(loops, self.source, self.dtype), origin, 0, *spec.source.spatial)
         result = _Rows(self.results, to, 0, *spec.result.spatial)
-        weights = loops.let(expr(block * (self.inputs * self.taps * self.lanes)), "w")
+        terms = self.inputs if self.each == 1 or self.words is None else self.each // 2
+        weights = loops.let(expr(block * (terms * self.taps * self.lanes)), "w")
         return _Block(source, result, weights, mask, block)
 
     def _if_depth(self, phase: Phase, qd: Index) -> contextlib.AbstractContextManager[None]:
@@ -397,8 +403,18 @@ class ChannelsKernel(DepthwiseKernel):
                 for tap, pixels in enumerate(valid)
                 for i in pixels
             }
-            if self.words is not None:
-                halves, words = source.tensor.buffer, self.words
+            halves, words = source.tensor.buffer, self.words
+            if words is not None and self.each > 1:
+                for pair in range(self.each // 2):
+                    factors = {tap: factor(tap, pair, words) for tap, pixels in enumerate(valid) if pixels}
+                    for column in sorted(set(columns.values())):
+                        place = at + column * source.column
+                        value = loops.let(member_words(loops, halves, place, pair, self.each, lanes, mask), "members")
+                        for (tap, i), its in columns.items():
+                            if its == column:
+                                accumulate_words(loops, tile[i], value, factors[tap])
+                return
+            if words is not None:
                 add_pairs(
                     loops,
                     tile,

@@ -17,6 +17,7 @@ from tvm_convgrad.kernels.contract import Plan, not_one_tiling
 from tvm_convgrad.kernels.depthwise.base import GroupedKernel
 from tvm_convgrad.kernels.depthwise.channels import ChannelsKernel, ChannelsTiling, emitted_products
 from tvm_convgrad.kernels.depthwise.channels_wgrad import ChannelsWgrad, ChannelsWgradTiling
+from tvm_convgrad.kernels.depthwise.column_terms import has_dots, has_wgrad_dots
 from tvm_convgrad.kernels.depthwise.columns_plan import MAX_PHASES, ONE_GROUP
 from tvm_convgrad.kernels.roofline import with_memory
 from tvm_convgrad.kernels.spec import ConvSpec, axes_of, conv_spec, views
@@ -37,9 +38,14 @@ TRANSPOSE_CYCLES, GROUP_TRANSPOSE_CYCLES = 0.55, 0.8
 """Cycles to transpose an element in registers, on its way to a panel or from one, of depthwise kernels and of small
 groups."""
 
-SUM_OVERHEAD, SHUFFLED_SUM_OVERHEAD = 1.4, 2.2
+SUM_OVERHEAD, SHUFFLED_SUM_OVERHEAD, SHUFFLED_WGRAD_OVERHEAD = 1.4, 2.2, 1.75
 """The time of a piece of a row relative to its multiply-adds, for depthwise kernels, and for small groups, which
-shuffle vectors."""
+shuffle vectors. That of their wgrad was fitted on an AMD Zen 5, where it is up to 1.8 times as fast as the implicit
+GEMM that a larger one chose; on an Emerald Rapids that GEMM had a third of the peak for the same layer."""
+
+DOTS_SHARE, WGRAD_DOTS_SHARE = 0.4, 0.7
+"""The time of small groups' dot products of bfloat16, in place, relative to that of multiply-adds: for forward and
+dgrad, and for wgrad, which joins pixels to words. Fitted to ResNeXt's layers on an AMD Zen 5."""
 
 PREFETCH_FROM = 2 * Machine.shared_bytes
 """The bytes of all tensors from which on they come from memory and are prefetched; from the shared cache vectors of
@@ -132,7 +138,7 @@ class DepthwiseChannels(GroupedKernel):
         """The time of the multiply-adds and of memory; it depends on the tiling by `in_place` only."""
         (tiling,) = plan.tilings
         assert isinstance(tiling, (ChannelsTiling, ChannelsWgradTiling))
-        return with_memory(_estimate(problem, machine, tiling.in_place), problem)
+        return with_memory(_estimate(problem, direction, machine, tiling.in_place), problem)
 
     def invalid(self, problem: ConvProblem, direction: str, plan: Plan, machine: Machine) -> str:
         """Why the tiling cannot be built, or nothing."""
@@ -368,11 +374,17 @@ def invalid_wgrad(problem: ConvProblem, tiling: ChannelsWgradTiling, machine: Ma
     return ""
 
 
-def _estimate(problem: ConvProblem, machine: Machine, in_place: bool) -> float:
+def _estimate(problem: ConvProblem, direction: str, machine: Machine, in_place: bool) -> float:
     """Seconds on one core, without memory."""
     lanes, each = machine.lanes(problem.accumulator), problem.in_channels // problem.groups
     plain = problem.is_depthwise or each == lanes  # repeating the one channel of a vector is part of its load
-    cycles = problem.macs / (machine.fmas * lanes) * (SUM_OVERHEAD if plain else SHUFFLED_SUM_OVERHEAD)
+    if direction == BACKWARD_WEIGHT.name:
+        shuffled, share, has = SHUFFLED_WGRAD_OVERHEAD, WGRAD_DOTS_SHARE, has_wgrad_dots(problem, machine)
+    else:
+        shuffled, share, has = SHUFFLED_SUM_OVERHEAD, DOTS_SHARE, has_dots(conv_spec(problem, direction), machine)
+    cycles = problem.macs / (machine.fmas * lanes) * (SUM_OVERHEAD if plain else shuffled)
+    if in_place and each > 1 and has:
+        cycles *= share
     if not in_place:
         shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
         cycles += (TRANSPOSE_CYCLES if problem.is_depthwise else GROUP_TRANSPOSE_CYCLES) * sum(

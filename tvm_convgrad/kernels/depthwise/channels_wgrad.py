@@ -123,7 +123,7 @@ class ChannelsWgrad(DepthwiseWgrad):
         self.channels = problem.in_channels
         self.multiplier = problem.out_channels // problem.groups
         self.each = problem.in_channels // problem.groups
-        self.dots = self.tiling.in_place and self.each == 1 and has_wgrad_dots(problem, machine)
+        self.dots = self.tiling.in_place and has_wgrad_dots(problem, machine)
         self.blocks = -(-self.channels // self.lanes)
         self.block_size = self.multiplier * self.taps * self.lanes
         self.bias = bias_gradient(frame, machine, self.dy_view, self.dtype, problem.out_channels)
@@ -309,7 +309,7 @@ class ChannelsWgrad(DepthwiseWgrad):
                     place = loops.let(expr(x_at + (start + piece * size) * (step * data.column)), "x_at")
                     grad_place = loops.let(expr(dy_at + (start + piece * size) * grad.column), "dy_at")
                     if self.dots:
-                        self._add_pairs(tile, data, grad, (place, grad_place), size, valid, slab.mask)
+                        self._add_pairs(tile, data, grad, (place, grad_place), size, valid, (first, slab.mask))
                         continue
                     for i in range(size):
                         in_bounds = [k for k in range(kernel_w) if i in valid[k]]
@@ -336,14 +336,20 @@ class ChannelsWgrad(DepthwiseWgrad):
         places: tuple[Index, Index],
         size: int,
         valid: list[list[int]],
-        mask: Expr | None,
+        block: tuple[Index, Expr | None],
     ) -> None:
-        """Add a piece's products by dot products; `places` are those of its first pixel in X and dY."""
-        x_place, dy_place = places
-        step, dilation, low, width = self.strides[2], self.dilation[2], self.low[2], self.kernel[2]
+        """Add a piece's products by dot products.
+
+        `places` are those of its first pixel in X and dY, `block` the first multiple and the mask of channels.
+        """
+        (x_place, dy_place), (first, mask) = places, block
+        step, dilation, low = self.strides[2], self.dilation[2], self.low[2]
         add_pixel_pairs(
             self.loops,
-            [{k: tile[copy, 0, k] for k in range(width)} for copy in range(self.tiling.copies)],
+            [
+                {(m, k): buffer for (of, m, k), buffer in tile.items() if of == copy}
+                for copy in range(self.tiling.copies)
+            ],
             size,
             valid,
             lambda i, k: i * step + k * dilation - low,
@@ -351,6 +357,7 @@ class ChannelsWgrad(DepthwiseWgrad):
                 lambda i: load_vector(grad.buffer, dy_place + i * grad.column, self.lanes, mask),
                 lambda column: load_vector(data.buffer, x_place + column * data.column, self.lanes, mask),
             ),
+            lambda value: self._members(value, first),
         )
 
     def _read(self, buffer: Buffer, place: Index, mask: Expr | None) -> Expr:
@@ -364,8 +371,13 @@ class ChannelsWgrad(DepthwiseWgrad):
             places = [at + m * grad.multiple for m in range(multiples)]
             return [loops.let(self._read(grad.buffer, place, mask), "grad") for place in places]
         value = loops.let(self._read(grad.buffer, at, mask), "grad")
-        members = [repeat_member(value, first + m, self.each, self.lanes) for m in range(multiples)]
-        return [loops.let(member, "member") for member in members]
+        return [loops.let(member, "member") for member in self._members(value, first)]
+
+    def _members(self, value: Expr, first: Index) -> list[Expr]:
+        """A vector of dY, or of words of two pixels, for each multiple from `first` on: shuffled in small groups."""
+        if self.each == 1:
+            return [value]
+        return [repeat_member(value, first + m, self.each, self.lanes) for m in range(self.tiling.multiples)]
 
     # -- the result ---------------------------------------------------------------------------------------------
 
