@@ -34,14 +34,19 @@ WGRAD_SLAB_SHARE = 32
 """One part in so many of the cache is for a vector of channels of X and dY in a slab of wgrad: each row of taps reads
 them again."""
 
-TRANSPOSE_CYCLES, GROUP_TRANSPOSE_CYCLES = 0.55, 0.8
+TRANSPOSE_CYCLES, GROUP_TRANSPOSE_CYCLES, SLOW_TRANSPOSED_STORE = 0.55, 0.8, 12.0
 """Cycles to transpose an element in registers, on its way to a panel or from one, of depthwise kernels and of small
-groups."""
+groups. Those of depthwise kernels are fewer where `Machine.transposed_store` is below SLOW_TRANSPOSED_STORE: 0.25 to
+0.37 were measured on an AMD Zen 5."""
 
-SUM_OVERHEAD, SHUFFLED_SUM_OVERHEAD, SHUFFLED_WGRAD_OVERHEAD = 1.4, 2.2, 1.75
-"""The time of a piece of a row relative to its multiply-adds, for depthwise kernels, and for small groups, which
-shuffle vectors. That of their wgrad was fitted on an AMD Zen 5, where it is up to 1.8 times as fast as the implicit
-GEMM that a larger one chose; on an Emerald Rapids that GEMM had a third of the peak for the same layer."""
+SUM_OVERHEAD, GROUP_SUM_OVERHEAD = 1.05, 1.4
+"""The time of a piece of a row relative to its multiply-adds, for depthwise kernels, and for groups of a vector's
+lanes, where repeating a channel is part of its load."""
+
+SHUFFLED_SUM_OVERHEAD, SHUFFLED_WGRAD_OVERHEAD = 2.2, 1.75
+"""The same for smaller groups, which shuffle vectors. That of their wgrad was fitted on an AMD Zen 5, where it is up
+to 1.8 times as fast as the implicit GEMM that a larger one chose; on an Emerald Rapids that GEMM had a third of the
+peak for the same layer."""
 
 DOTS_SHARE, WGRAD_DOTS_SHARE = 0.4, 0.7
 """The time of small groups' dot products of bfloat16, in place, relative to that of multiply-adds: for forward and
@@ -377,19 +382,20 @@ def invalid_wgrad(problem: ConvProblem, tiling: ChannelsWgradTiling, machine: Ma
 def _estimate(problem: ConvProblem, direction: str, machine: Machine, in_place: bool) -> float:
     """Seconds on one core, without memory."""
     lanes, each = machine.lanes(problem.accumulator), problem.in_channels // problem.groups
-    plain = problem.is_depthwise or each == lanes  # repeating the one channel of a vector is part of its load
     if direction == BACKWARD_WEIGHT.name:
         shuffled, share, has = SHUFFLED_WGRAD_OVERHEAD, WGRAD_DOTS_SHARE, has_wgrad_dots(problem, machine)
     else:
         shuffled, share, has = SHUFFLED_SUM_OVERHEAD, DOTS_SHARE, has_dots(conv_spec(problem, direction), machine)
-    cycles = problem.macs / (machine.fmas * lanes) * (SUM_OVERHEAD if plain else shuffled)
+    overhead = SUM_OVERHEAD if problem.is_depthwise else GROUP_SUM_OVERHEAD if each == lanes else shuffled
+    cycles = problem.macs / (machine.fmas * lanes) * overhead
     if in_place and each > 1 and has:
         cycles *= share
     if not in_place:
         shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
-        cycles += (TRANSPOSE_CYCLES if problem.is_depthwise else GROUP_TRANSPOSE_CYCLES) * sum(
-            math.prod(int(e) for e in shape) for shape in shapes
-        )
+        transposed = GROUP_TRANSPOSE_CYCLES
+        if problem.is_depthwise:
+            transposed = TRANSPOSE_CYCLES * min(1.0, machine.transposed_store / SLOW_TRANSPOSED_STORE)
+        cycles += transposed * sum(math.prod(int(e) for e in shape) for shape in shapes)
     return cycles / Machine.clock
 
 

@@ -48,8 +48,16 @@ CONVERTED_TAPS = 5
 take 0.78 to 0.93 times as long so (wgrad of 5 taps 0.71 to 0.84 times); of 3 taps 1.0 to 1.1 times, and with strides of
 the source 1.2 to 1.4 times."""
 
-VECTOR_CYCLES = 3.0
+VECTOR_CYCLES = 2.6
 """Cycles of a vector of results besides its multiply-adds: loads that straddle cache lines, and the store."""
+
+STRIDED_CYCLES = 1.35
+"""Cycles of a vector of products where columns of the source have a stride of 2, and no dot products sum two of them:
+vectors are taken apart by shuffles. Fitted to 3 to 7 taps on an AMD Zen 5, in float32 and float16: half a cycle, as
+without strides, took up to 3 times as long as vectors of channels."""
+
+CONVERTED_CYCLES, CONVERTED_ROWS_CYCLES = 0.6, 1.0
+"""The same without a stride where elements of 16 bits are converted, of one row and of several rows a vector."""
 
 READ_CYCLES = {1: 1.6, 2: 2.2}
 """Cycles to read a vector of X in wgrad, by the stride."""
@@ -211,10 +219,17 @@ def _items(spec: ConvSpec) -> int:
 
 def _conv_cycles(spec: ConvSpec, kernel: DHW, tiling: ColumnsTiling, machine: Machine) -> float:
     """Cycles of forward or dgrad on one core, without memory."""
-    _, run = products_of(spec, tiling.tile_h, tiling.rows_per_vector, uses_dots(spec, machine))
+    dots = uses_dots(spec, machine)
+    _, run = products_of(spec, tiling.tile_h, tiling.rows_per_vector, dots)
+    each = 1 / machine.fmas
+    if not dots:
+        if spec.in_step[2] > 1:
+            each = STRIDED_CYCLES
+        elif spec.source.dtype != spec.dtype:
+            each = CONVERTED_CYCLES if tiling.rows_per_vector == 1 else CONVERTED_ROWS_CYCLES
     columns = max(phase[2].count for phases in spec.phases for phase in phases)
     cycles = (
-        run / machine.fmas * kernel[0] * spec.source_channels
+        run * each * kernel[0] * spec.source_channels
         + VECTOR_CYCLES * spec.result.extents[1] / tiling.rows_per_vector * spec.out_step[2]
     )
     return _items(spec) * -(-columns // machine.lanes(spec.dtype)) * cycles
