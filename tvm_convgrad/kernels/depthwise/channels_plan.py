@@ -39,6 +39,9 @@ TRANSPOSE_CYCLES, GROUP_TRANSPOSE_CYCLES, SLOW_TRANSPOSED_STORE = 0.55, 0.8, 12.
 groups. Those of depthwise kernels are fewer where `Machine.transposed_store` is below SLOW_TRANSPOSED_STORE: 0.25 to
 0.37 were measured on an AMD Zen 5."""
 
+CONVERTED_TRANSPOSE = 1.1
+"""The factor of small groups' where elements of 16 bits are converted on that way."""
+
 SUM_OVERHEAD, GROUP_SUM_OVERHEAD = 1.05, 1.4
 """The time of a piece of a row relative to its multiply-adds, for depthwise kernels, and for groups of a vector's
 lanes, where repeating a channel is part of its load."""
@@ -393,6 +396,8 @@ def _estimate(problem: ConvProblem, direction: str, machine: Machine, in_place: 
     if not in_place:
         shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
         transposed = GROUP_TRANSPOSE_CYCLES
+        if problem.data_dtype != problem.accumulator:
+            transposed *= CONVERTED_TRANSPOSE
         if problem.is_depthwise:
             transposed = TRANSPOSE_CYCLES * min(1.0, machine.transposed_store / SLOW_TRANSPOSED_STORE)
         cycles += transposed * sum(math.prod(int(e) for e in shape) for shape in shapes)
