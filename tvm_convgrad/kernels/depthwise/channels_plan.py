@@ -401,7 +401,8 @@ def _estimate(problem: ConvProblem, direction: str, machine: Machine, in_place: 
         if problem.is_depthwise:
             transposed = TRANSPOSE_CYCLES * min(1.0, machine.transposed_store / SLOW_TRANSPOSED_STORE)
         cycles += transposed * sum(math.prod(int(e) for e in shape) for shape in shapes)
-    return cycles / Machine.clock
+    filled = problem.in_channels / round_up(problem.in_channels, lanes)  # of the last vector, lanes may be empty
+    return cycles / filled / Machine.clock
 
 
 def _from_memory(problem: ConvProblem, limit: int) -> bool:
