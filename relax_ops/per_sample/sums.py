@@ -11,6 +11,7 @@ from tvm import relax
 from relax_ops.expressions import known_extents
 from relax_ops.per_sample.states import Emit, State, Summed, Zeros, leaves
 from relax_ops.rules import rules_of
+from relax_ops.rules.contract import OperatorRules
 from relax_ops.vmap.calls import mapped_call
 from relax_ops.vmap.emitter import Vmap
 from relax_ops.vmap.mapped_axis import Unknown
@@ -25,13 +26,9 @@ def passed_on(call: relax.Call, states: Sequence[State]) -> Summed | tuple[Summe
     if not isinstance(call.op, tvm.ir.Op):
         return Unknown("it is not an operator")
     rules = rules_of(call)
-    if rules is None:
-        return "it is not linear in a sum over the samples"
     summed = [number for number, state in enumerate(states) if _has_terms(state)]
-    if rules.linear_if is not None and not rules.linear_if(call):
-        return rules.refusal_of_sums
-    if not any(set(summed) <= set(together) and _are_sums(states, together) for together in rules.linear):
-        return rules.refusal_of_sums
+    if rules is None or not _is_linear(call, rules, states, summed):
+        return "it is not linear in a sum over the samples"
 
     def terms(builder: relax.BlockBuilder) -> relax.Expr:
         sums = [leaf for number in summed for leaf in leaves(states[number]) if isinstance(leaf, Summed)]
@@ -66,6 +63,13 @@ def _field_of(terms: Emit, index: int) -> Summed:
         return builder.emit(relax.TupleGetItem(whole, index))
 
     return Summed(field)
+
+
+def _is_linear(call: relax.Call, rules: OperatorRules, states: Sequence[State], summed: Sequence[int]) -> bool:
+    """Whether the call is linear in the arguments that are summed, with zeros in those that belong to them."""
+    if rules.linear_if is not None and not rules.linear_if(call):
+        return False
+    return any(set(summed) <= set(together) and _are_sums(states, together) for together in rules.linear)
 
 
 def _has_terms(state: State) -> bool:

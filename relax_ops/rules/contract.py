@@ -73,7 +73,6 @@ class OperatorRules:
             these arguments go through it term by term, by the rule `vmap`.
         linear_if: for which calls `linear` holds; None for all.
         isometric: whether it leaves the sum of squares of its argument as it is.
-        refusal_of_sums: why a sum over the samples does not go through it, where `linear` does not allow that.
         legalize: lowering to TIR functions or other operators.
         stock_fails: for which calls TVM's own gradient raises or is wrong, with the reason.
         always: whether layout and legalization here replace TVM's outside of `tvm_convgrad.rules()`, too.
@@ -89,7 +88,6 @@ class OperatorRules:
     linear: tuple[tuple[int, ...], ...] = ()
     linear_if: Callable[[relax.Call], bool] | None = None
     isometric: bool = False
-    refusal_of_sums: str = "it is not linear in a sum over the samples"
     legalize: LegalizationRule | None = None
     stock_fails: StockFails | None = None
     always: bool = False

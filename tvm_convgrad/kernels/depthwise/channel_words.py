@@ -32,15 +32,16 @@ def pack_words(loops: Loops, packed: Buffer, spec: ConvSpec, kernel: DHW, blocks
     return words
 
 
-def pack_member_words(loops: Loops, packed: Buffer, blocks: int, members: int, step: int, lanes: int) -> Buffer:
+def pack_member_words(loops: Loops, packed: Buffer, pairs: int, step: int, lanes: int) -> Buffer:
     """The words of two neighbouring members of a group each, [block][pair][tap][lane], of a packed W of small groups.
 
     Args:
         packed: W as float32 numbers of bfloat16, [block][member][tap][lane].
+        pairs: of all blocks.
         step: elements from a member to the next, of all taps.
     """
-    words = loops.panel("w_words", blocks * (members // 2) * step, WORD)
-    with loops.loop(blocks * (members // 2), "pair") as pair, loops.loop(step // lanes, "tap") as tap:
+    words = loops.panel("w_words", pairs * step, WORD)
+    with loops.loop(pairs, "pair") as pair, loops.loop(step // lanes, "tap") as tap:
         at = loops.let(pair * (2 * step) + tap * lanes, "w_row")
         low, high = (load(packed, at + member * step, lanes) for member in range(2))
         loops.store(words, pair * step + tap * lanes, high_halves(low, high))

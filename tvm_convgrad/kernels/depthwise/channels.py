@@ -111,7 +111,8 @@ class ChannelsKernel(DepthwiseKernel):
     """The loops of one kernel.
 
     A vector spans groups of `each` contiguous channels, 1 unless they are small groups; the side of more channels a
-    group has `multiple` of them for each channel of the vector.
+    group has `multiple` of them for each channel of the vector. W has `members` vectors for each tap of a block: one
+    for each of a group's source channels, or for two of them where they are words.
     """
 
     tiling: ChannelsTiling
@@ -119,6 +120,7 @@ class ChannelsKernel(DepthwiseKernel):
     def __init__(self, frame: KernelFrame, spec: ConvSpec, tiling: Tiling, kernel: DHW, machine: Machine) -> None:
         super().__init__(frame, spec, tiling, kernel, machine)
         self.each, self.multiple = min(self.inputs, self.outputs), max(self.inputs, self.outputs)
+        self.members = self.inputs
         if self.each > 1:
             self.outputs = 1
         self.channels = spec.groups * self.each
@@ -140,7 +142,8 @@ class ChannelsKernel(DepthwiseKernel):
                 self.words = pack_words(loops, self.packed, spec, self.kernel, self.blocks, self.lanes)
             else:
                 step = self.taps * self.lanes
-                self.words = pack_member_words(loops, self.packed, self.blocks, self.each, step, self.lanes)
+                self.members //= 2
+                self.words = pack_member_words(loops, self.packed, self.blocks * self.members, step, self.lanes)
         depths = -(-spec.result.extents[0] // spec.out_step[0])
         splits = -(-self.blocks // self._blocks_per_split()) if tiling.in_place else self.blocks
         with loops.loop(self.frame.batch * (depths * self.slabs * splits), "item", self.kind) as item:
@@ -186,8 +189,7 @@ class ChannelsKernel(DepthwiseKernel):
         to = loops.let(expr(n * spec.result.batch + block * self.lanes), "to")
         source = _Rows(Numbers(loops, self.source, self.dtype), origin, 0, *spec.source.spatial)
         result = _Rows(self.results, to, 0, *spec.result.spatial)
-        terms = self.inputs if self.each == 1 or self.words is None else self.each // 2
-        weights = loops.let(expr(block * (terms * self.taps * self.lanes)), "w")
+        weights = loops.let(expr(block * (self.members * self.taps * self.lanes)), "w")
         return _Block(source, result, weights, mask, block)
 
     def _if_depth(self, phase: Phase, qd: Index) -> contextlib.AbstractContextManager[None]:
@@ -404,17 +406,7 @@ class ChannelsKernel(DepthwiseKernel):
                 for i in pixels
             }
             halves, words = source.tensor.buffer, self.words
-            if words is not None and self.each > 1:
-                for pair in range(self.each // 2):
-                    factors = {tap: factor(tap, pair, words) for tap, pixels in enumerate(valid) if pixels}
-                    for column in sorted(set(columns.values())):
-                        place = at + column * source.column
-                        value = loops.let(member_words(loops, halves, place, pair, self.each, lanes, mask), "members")
-                        for (tap, i), its in columns.items():
-                            if its == column:
-                                accumulate_words(loops, tile[i], value, factors[tap])
-                return
-            if words is not None:
+            if words is not None and self.each == 1:
                 add_pairs(
                     loops,
                     tile,
@@ -430,13 +422,21 @@ class ChannelsKernel(DepthwiseKernel):
                     for i in pixels:
                         accumulate(loops, tile[i], read(columns[tap, i]) * by)
                 return
-            for member in range(self.inputs):
-                factors = {tap: factor(tap, member) for tap, pixels in enumerate(valid) if pixels}
+            for member in range(self.members):
+                factors = {tap: factor(tap, member, words) for tap, pixels in enumerate(valid) if pixels}
                 for column in sorted(set(columns.values())):
-                    value = loops.let(repeat_member(read(column), member, self.each, lanes), "member")
+                    if words is None:
+                        value = repeat_member(read(column), member, self.each, lanes)
+                    else:
+                        value = member_words(loops, halves, at + column * source.column, member, self.each, lanes, mask)
+                    value = loops.let(value, "member")
                     for (tap, i), its in columns.items():
-                        if its == column:
+                        if its != column:
+                            continue
+                        if words is None:
                             accumulate(loops, tile[i], value * factors[tap])
+                        else:
+                            accumulate_words(loops, tile[i], value, factors[tap])
 
 
 def emitted_products(spec: ConvSpec, tile_w: int) -> int:

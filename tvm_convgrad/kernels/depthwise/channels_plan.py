@@ -395,11 +395,11 @@ def _estimate(problem: ConvProblem, direction: str, machine: Machine, in_place: 
         cycles *= share
     if not in_place:
         shapes = [shape for name, (shape, _) in problem.tensors.items() if name != "weight"]
-        transposed = GROUP_TRANSPOSE_CYCLES
-        if problem.data_dtype != problem.accumulator:
-            transposed *= CONVERTED_TRANSPOSE
         if problem.is_depthwise:
             transposed = TRANSPOSE_CYCLES * min(1.0, machine.transposed_store / SLOW_TRANSPOSED_STORE)
+        else:
+            transposed = GROUP_TRANSPOSE_CYCLES
+            transposed *= 1.0 if problem.data_dtype == problem.accumulator else CONVERTED_TRANSPOSE
         cycles += transposed * sum(math.prod(int(e) for e in shape) for shape in shapes)
     filled = problem.in_channels / round_up(problem.in_channels, lanes)  # of the last vector, lanes may be empty
     return cycles / filled / Machine.clock
